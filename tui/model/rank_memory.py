@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.check.order.as_claimed import claimed_dims
+from shardviz.check.order.laid_out import claimed_dims
 from shardviz.check.values.copies import copies_of
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.dump.content import leaves

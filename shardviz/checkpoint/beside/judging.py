@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.order.case import Case
-from shardviz.check.order.rules.ids.places import check_places
+from shardviz.check.order.rules.places import check_places
 from shardviz.checkpoint.beside.reading import Reader
 from shardviz.checkpoint.comparing.changes import NARROW, WIDE
 from shardviz.checkpoint.comparing.equality import can_cast

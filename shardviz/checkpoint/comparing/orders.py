@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.check.order.infer.orders import name_order, transposed_digits
-from shardviz.check.order.infer.transpositions import transpositions
+from shardviz.check.order.infer.orders import name_order, transposed_digits, transpositions
 from shardviz.checkpoint.comparing.equality import BLOCK
 from shardviz.reference.lookup import locate
 from shardviz.reference.windows import UNPLACED

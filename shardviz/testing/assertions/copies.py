@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shardviz.check.values.copies import check_copies
-from shardviz.check.values.ties import check_ties
+from shardviz.check.values.storage import check_ties
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.find import meant
 from shardviz.dump.records.tensors import Stamp

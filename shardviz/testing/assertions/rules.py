@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.infer.labels import right_label
+from shardviz.check.order.infer.splits import right_label
 from shardviz.check.order.rules.intent import intended_text
 from shardviz.dump.find import fits, meant
 from shardviz.dump.validate import mesh_of

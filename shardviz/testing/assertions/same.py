@@ -14,11 +14,11 @@ import torch
 from torch import distributed
 
 from shardviz.check.order.case import Case
-from shardviz.check.order.rules.ids.places import check_places
-from shardviz.check.step.compared import Rounding, laid_out
-from shardviz.check.step.rules.gradients import check_unreduced
+from shardviz.check.order.rules.places import check_places
+from shardviz.check.step.compared import laid_out
+from shardviz.check.step.rules.factors import check_scale
 from shardviz.check.step.rules.order import check_order
-from shardviz.check.step.rules.ratios.scale import check_scale
+from shardviz.check.step.rules.reductions import check_unreduced
 from shardviz.dump.whole import whole_values
 from shardviz.errors import ShardvizError
 from shardviz.explain.assertions import (
@@ -43,6 +43,7 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import dtype_name
 from shardviz.reference.lookup import bits_of, locate
 from shardviz.reference.windows import UNPLACED
+from shardviz.relate.sides import Rounding
 from shardviz.relate.tolerance import ASSERT_CLOSE, ROUNDINGS_OF_ROLE, SAFETY
 from shardviz.relate.values import is_alike
 from shardviz.testing.assertions.message import ShardAssertionError, raise_for

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.no_gradient import check_no_gradient
-from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
+from shardviz.check.step.contradictions import check_no_gradient
+from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
 from shardviz.check.step.words import number

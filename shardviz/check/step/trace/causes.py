@@ -12,13 +12,12 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.compared import Compared, Rounding
+from shardviz.check.step.compared import Compared
 from shardviz.check.step.forward.sums import check_sum_beside_a_vector
-from shardviz.check.step.rules.gradients import check_unreduced
+from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.order import check_order
-from shardviz.check.step.rules.ratios.scale import size_in_words
-from shardviz.check.step.rules.related import check_related
-from shardviz.check.step.rules.terms import added_too_often, mixed_shards
+from shardviz.check.step.rules.reductions import check_unreduced
+from shardviz.check.step.rules.terms import added_too_often, check_related, mixed_shards
 from shardviz.check.step.trace.scale import check_times
 from shardviz.check.step.trace.slices import check_own_statistics
 from shardviz.dump.records.trace import of_point
@@ -30,6 +29,7 @@ from shardviz.explain.sums import RepeatedTerm, TermLeftOut
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
+from shardviz.relate.sides import Rounding
 from shardviz.relate.tolerance import NOISE, POINT_EPSILON
 from shardviz.text import named_ranks
 
@@ -99,7 +99,17 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
     values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
     for layout in _layouts(dump, calls, first, tensor, wanted.shape):
         regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in values}
-        yield Compared(point.module, role, layout.mesh, layout, wanted, values, regions, rounding, noise=noise)
+        yield Compared(
+            name=point.module,
+            role=role,
+            mesh=layout.mesh,
+            claimed=layout,
+            wanted=wanted,
+            values=values,
+            regions=regions,
+            rounding=rounding,
+            noise=noise,
+        )
 
 
 def _rounding(evidence: Evidence) -> Rounding:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.rules.ratios.factors import splits
-from shardviz.check.step.rules.ratios.scale import size_in_words
+from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text, size_clause
 from shardviz.explain.gradients import AveragedBackward, RepeatedBackwardSum
 from shardviz.explain.modules import AveragedForward, RepeatedForwardSum, ScaledBetweenModules, ScaledByMicroBatches
@@ -57,7 +56,7 @@ def _axes(result: Compared, ratio: Fraction) -> list[str]:
         return []
     named = size_in_words(result.mesh, ratio)
     return [
-        text for text in named.split(" or ") if text and not any(splits(result, axis) for axis in text.split(" * "))
+        text for text in named.split(" or ") if text and not any(result.is_split(axis) for axis in text.split(" * "))
     ]
 
 

@@ -1,53 +1,103 @@
 """`wrong-scale`: a result is the unsharded model's, times a number.
 
-A sum where a mean belongs multiplies by the number of ranks, a mean where a sum belongs divides by it. A number that is
-no axis's size comes of what ranks compute by themselves: clipping by the norm of their own shard, a loss scale.
-`rules.common` looks at all gradients together, `rules.factors` says what an axis's size comes of.
+A sum where a mean belongs multiplies by the number of ranks, a mean where a sum belongs divides by it. Whether an axis
+splits the batch, and whether it splits the tensor, tells apart what multiplies: FSDP reduces what it splits and has a
+setting of its own, copies are reduced by the training loop, and along an axis whose ranks see the same batch nothing is
+averaged at all. A reduction over an axis that splits a tensor is never advised: it mixes shards. A number that is no
+axis's size comes of what ranks compute by themselves: clipping by the norm of their own shard, a loss scale.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import combinations
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from shardviz.check.step.compared import ranks_by_part
-from shardviz.check.step.rules.ratios.factors import Over, batch_of, cause_of_axes, splits
-from shardviz.check.step.words import WHAT, claimed_text, size_clause
 from shardviz.explain.factors import (
+    AveragedNotSummed,
     ClippedByParts,
+    DividedByWorldSize,
+    DividedShardGradient,
+    FsdpDividedAgain,
+    FsdpSumsGradients,
     LossScaleLeft,
     LostContributions,
+    RepeatedSum,
     ScaledByOwnCount,
     ScaledForward,
     ScaledInStep,
     ScaledSharedPart,
     SummedContributions,
+    SummedNotAveraged,
+    UndividedShardGradient,
 )
 from shardviz.explain.losses import DividedMean, SummedValue, UnsummedValue
 from shardviz.explain.templates import number, times_text
-from shardviz.relate.factors import factor_of, ratio_near
-from shardviz.relate.tolerance import EXPLAINED, SINGLE, least_factor, near_ratio
+from shardviz.relate.measures import axes_of_size, factors_of_ranks, ratio_of
+from shardviz.relate.tolerance import SINGLE, near_ratio
 from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from shardviz.check.step.compared import Compared
-    from shardviz.check.step.rules.ratios.factors import Batch
-    from shardviz.check.step.rules.ratios.part import Part
+    from shardviz.check.step.rules.all_gradients import Part
+    from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
+    from shardviz.explain.factors import FactorOfAxes
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
+
+    Batch = Mapping[str, bool]
 
 MAX_LISTED = 3
 LOSS_SCALE = 16
 """Gradients that are larger by this power of two or a higher one on some ranks only may carry a loss scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Axes whose sizes multiply to a factor.
+
+    Attributes:
+        axes: The axes.
+        size: The product of their sizes.
+        batch: Whether each of them splits the batch; None if that is not known.
+        splits: Whether one of them splits a gradient that has the factor.
+        labeled: Whether that gradient is a DTensor, as FSDP's are.
+    """
+
+    axes: tuple[str, ...]
+    size: int
+    batch: bool | None
+    splits: bool
+    labeled: bool
+
+    @property
+    def text(self) -> str:
+        """The axes, as sentences call them."""
+        return " * ".join(self.axes)
+
+
+def batch_axes(dump: Dump) -> Batch | None:
+    """Return for each axis of the run whether it splits the batch, over which the loss is an average.
+
+    Returns:
+        None if the dump has no loss, or one without a claim.
+    """
+    loss = dump.find("step", "scalar", "loss")
+    claimed = loss.claimed if loss is not None else None
+    if claimed is None or dump.files.mesh is None:
+        return None
+    pending = {axis for axis, _ in claimed.partial}
+    return {axis: axis in pending for axis in dump.files.mesh.axes}
+
+
+def batch_of(axes: Sequence[str], batch: Batch | None) -> bool | None:
+    """Return whether all of some axes split the batch, or none of them; None if that differs or is not known."""
+    known = {batch.get(axis) for axis in axes} if batch is not None else {None}
+    return known.pop() if len(known) == 1 else None
 
 
 def check_scale(
@@ -61,7 +111,7 @@ def check_scale(
         part: The gradients that have the same factor; None if the others are not known.
         is_mean: Whether the value is known to be a mean over the batch, as the loss is.
     """
-    ratio = ratio_to_wanted(result, result.reduced)
+    ratio = ratio_of(result)
     if ratio is None or ratio == 1:
         return _by_numbers(result, part)
     axes = overs([result], ratio, batch)
@@ -72,13 +122,8 @@ def check_scale(
         if result.role == "scalar"
         else _of_shared(result, ratio) or _of_gradient(ratio, axes, of_all=of_all)
     )
-    return cause.finding(
-        result.name,
-        result.wrong,
-        f"the {WHAT[result.role]} is {times_text(ratio)} {result.whose}{size_clause(ratio, size)}",
-        details=(part.text,) if part is not None and part.text else (),
-        claimed=claimed_text(result),
-    )
+    sentence = f"the {result.what} is {times_text(ratio)} {result.whose}{size_clause(ratio, size)}"
+    return result.finding(cause, sentence, details=(part.text,) if part is not None and part.text else ())
 
 
 def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> Cause:
@@ -96,7 +141,7 @@ def _of_gradient(ratio: Fraction, axes: Sequence[Over], *, of_all: bool) -> Caus
 
 def _of_shared(result: Compared, ratio: Fraction) -> Cause | None:
     """Return the cause if the factor is the number of ranks that hold each part, and these are those of no axis."""
-    holders = ranks_by_part(result)
+    holders = result.holders
     count = len(holders[0]) if holders else 0
     is_shared = count > 1 and all(len(ranks) == count for ranks in holders) and len(holders) > 1
     axes = [group for axis in result.mesh.axes for group in result.mesh.groups(axis)]
@@ -120,60 +165,56 @@ def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -
 
     Axes along which some ranks have no such gradient, as stages of a pipeline, are left out: nothing reduces over them.
     """
-    first = gradients[0]
-    spread = [axis for axis in first.mesh.axes if any(_spread(one, axis) for one in gradients)]
+    mesh = gradients[0].mesh
+    spread = {axis for axis in mesh.axes for one in gradients if one.has_group(axis)}
     return [
         Over(
             axes,
             _size(ratio),
             batch_of(axes, batch),
-            any(splits(one, axis) for one in gradients for axis in axes),
-            any(one.claimed is not None and any(splits(one, axis) for axis in axes) for one in gradients),
+            any(one.is_split(axis) for one in gradients for axis in axes),
+            any(one.claimed is not None and any(one.is_split(axis) for axis in axes) for one in gradients),
         )
-        for axes in _products(first.mesh, ratio)
-        if set(axes) <= set(spread)
+        for axes in _products(mesh, ratio)
+        if set(axes) <= spread
     ]
 
 
-def _spread(result: Compared, axis: str) -> bool:
-    return axis in result.mesh.axes and any(
-        all(rank in result.reduced for rank in group) for group in result.mesh.groups(axis)
-    )
+def cause_of_axes(ratio: Fraction, axes: Sequence[Over], *, of_all: bool, or_else: Cause | None = None) -> Cause:
+    """Return the cause of gradients that have a factor, with all axes that it may come of.
+
+    Args:
+        ratio: The factor.
+        axes: The axes.
+        of_all: Whether all gradients of the step have it; what all come from, as the loss, cannot be off by it else.
+        or_else: What else it may come of.
+    """
+    first, *others = ((_too_large if ratio > 1 else _too_small)(over, of_all=of_all) for over in axes)
+    return replace(first, or_over=tuple(others), or_else=or_else)
 
 
-def ratio_to_wanted(result: Compared, values: Mapping[int, NDArray[np.float64]]) -> Fraction | None:
-    """Return the one ratio of small numbers of every rank's values to those wanted; None if there is none."""
-    ratios = {_small(result, rank, got) for rank, got in values.items() if not _are_zeros(result, rank, got)}
-    return ratios.pop() if len(ratios) == 1 else None
+def _too_large(over: Over, *, of_all: bool) -> FactorOfAxes:
+    axes, size = over.text, over.size
+    if over.batch is False:
+        return RepeatedSum(axes)
+    if over.splits:
+        return (FsdpSumsGradients if over.labeled else UndividedShardGradient)(axes, size, of_all)
+    return SummedNotAveraged(axes)
 
 
-def _are_zeros(result: Compared, rank: int, got: NDArray[np.float64]) -> bool:
-    """Whether zeros are wanted and there, which any ratio gives."""
-    wanted = result.wanted_of(rank)
-    return not np.any(wanted) and result.near(got, wanted)
-
-
-def _small(result: Compared, rank: int, got: NDArray[np.float64]) -> Fraction | None:
-    wanted = result.wanted_of(rank)
-    factor = factor_of(got, wanted)
-    ratio = ratio_near(factor, result.mesh.size, near_ratio(result.rounding.epsilon)) if factor is not None else None
-    return ratio if ratio is not None and result.near(got, wanted * float(ratio), scale=float(ratio)) else None
+def _too_small(over: Over, *, of_all: bool) -> FactorOfAxes:
+    axes, size = over.text, over.size
+    if over.batch is False and not over.splits:
+        return DividedByWorldSize(axes)
+    if over.splits and over.labeled and over.batch is not False:
+        return FsdpDividedAgain(axes, size, of_all)
+    return DividedShardGradient(axes, size) if over.splits else AveragedNotSummed(axes)
 
 
 def _by_numbers(result: Compared, part: Part | None) -> Finding | None:
     """Return the finding if every rank's values are those wanted, times any number."""
-    factors: dict[int, float] = {}
-    for rank, got in result.reduced.items():
-        wanted = result.wanted_of(rank)
-        factor = factor_of(got, wanted)
-        if np.count_nonzero(wanted) < 2:  # any number is some other times a factor
-            continue
-        if not factor or not result.near(got, wanted * factor, scale=abs(factor)):
-            return None
-        factors[rank] = factor
-    if len(factors) < 2 or max(abs(factor - 1) for factor in factors.values()) < least_factor(result.rounding.epsilon):
-        return None
-    if not _explains(result, factors):
+    factors = factors_of_ranks(result)
+    if not factors:
         return None
     low, high = min(factors.values()), max(factors.values())
     alike = high - low <= near_ratio(result.rounding.epsilon) * abs(high)
@@ -185,17 +226,7 @@ def _by_numbers(result: Compared, part: Part | None) -> Finding | None:
     if alike:
         of_all = part is None or not part.is_beside_right
         cause = ScaledForward() if result.role == "output" else ScaledInStep(of_all)
-    summary = f"the {WHAT[result.role]} is {times}"
-    return cause.finding(result.name, result.wrong, summary, claimed=claimed_text(result))
-
-
-def _explains(result: Compared, factors: Mapping[int, float]) -> bool:
-    """Whether factors leave little of the differences, and of what is there: rounding alone has some factor, too."""
-    pairs = [(result.reduced[rank], result.wanted_of(rank), factor) for rank, factor in factors.items()]
-    off = sum(float(np.sum(np.square(got - wanted))) for got, wanted, _ in pairs)
-    left = sum(float(np.sum(np.square(got - factor * wanted))) for got, wanted, factor in pairs)
-    there = sum(float(np.sum(np.square(got))) for got, _, _ in pairs)
-    return left <= EXPLAINED * min(off, there)
+    return result.finding(cause, f"the {result.what} is {times}")
 
 
 def _is_loss_scale(factors: Iterable[float]) -> bool:
@@ -216,13 +247,10 @@ def _size(ratio: Fraction) -> int:
 
 
 def _products(mesh: Mesh, ratio: Fraction) -> list[tuple[str, ...]]:
-    size = _size(ratio)
-    if size < 2 or ratio not in (Fraction(size), Fraction(1, size)):
-        return []
-    for count in range(1, mesh.ndim + 1):
-        fitting = [
-            axes for axes in combinations(mesh.axes, count) if math.prod(mesh.axis_size(axis) for axis in axes) == size
-        ]
-        if fitting:
-            return fitting
-    return []
+    """Return the sets of the fewest axes whose sizes multiply to the ratio, or to one over it."""
+    return axes_of_size(mesh, _size(ratio)) if 1 in (ratio.numerator, ratio.denominator) else []
+
+
+def size_clause(ratio: Fraction | float, axes: str) -> str:
+    """Return the clause that names the axes whose size a ratio is, or one over it; empty if there are none."""
+    return f", {'' if ratio > 1 else '1 over '}the size of {axes}" if axes else ""

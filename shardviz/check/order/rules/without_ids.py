@@ -1,8 +1,12 @@
-"""Tensors that were rewritten while the model was sharded, which is not a disorder: not checked, for a step to judge.
+"""Tensors whose order nobody can check: rewritten after they were stamped, or captured without ids and a reference.
 
 A buffer that every rank computes again (rotary frequencies, a mask) has no ids left, and the same numbers everywhere.
 A plain tensor that is zero on some ranks and whole on others is either a term of a sum that one rank adds, as the bias
-of a row-wise layer, or a copy that was never written: the ids do not show which.
+of a row-wise layer, or a copy that was never written: the ids do not show which. That copies agree and that shards
+differ says nothing about where their elements belong, so that no such tensor may be called in order.
+
+If a step is wrong for no reason that a rule knows, they are the first thing to look at. What is wrong with them shows
+in the output, which names the first odd module instead. As long as the step is right, they are right.
 """
 
 from __future__ import annotations
@@ -13,14 +17,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.values.numbers import flat_values
+from shardviz.check.values.copies import flat_values
+from shardviz.dump.records.base import WEIGHTS
+from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding
+from shardviz.explain.whole import UncheckedWeights
+from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
     from shardviz.check.order.case import Case
+    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.mesh import Coord
 
 
@@ -107,3 +119,91 @@ def _is_computed_alike(case: Case, ids: Mapping[Coord, NDArray[np.int64]]) -> bo
     index = initial.index(case.name)
     digests = {shard.digest(index) for shard in initial.shards.values()}
     return len(digests) == 1 and "" not in digests
+
+
+WHY = (
+    "placement: it has no ids and no reference; give its checkpoint (shardviz run --reference, or reference= of "
+    "shardviz.capture), or stamp the model before it is sharded"
+)
+
+COMPLEX = (
+    "placement: it has no reference, and no stamp is complex; copies of it are compared. If a checkpoint has it, give "
+    "that (shardviz run --reference, or reference= of shardviz.capture)"
+)
+
+
+def check_unplaced(dump: Dump, known: AbstractSet[str]) -> Iterator[NotChecked]:
+    """Yield the weights without ids, but for those of a single element, which has one place only.
+
+    Args:
+        dump: The dump.
+        known: Names that were already reported, as wrong or as not checked.
+    """
+    weights = [tensor for tensor in dump.at("stamped") if tensor.role in WEIGHTS]
+    stamped = {name for tensor in weights for name in tensor.names}
+    for tensor in dump.at("initial"):
+        if tensor.role in WEIGHTS and math.prod(tensor.shape) > 1 and not (stamped and _is_whole(tensor)):
+            why = COMPLEX if tensor.dtype.startswith("complex") else WHY
+            yield from (NotChecked(name, why, "order") for name in tensor.names if name not in stamped | known)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether every rank has all of a plain tensor: in a stamped model one without ids has a dtype that holds none."""
+    shards = tensor.shards.values()
+    return all(shard.layout is None and shard.body.local_shape == tensor.shape for shard in shards)
+
+
+MAX_LISTED = 3
+
+
+def with_suspects(
+    of_step: Iterable[Finding | NotChecked], laid_out: LaidOut, weights: Iterable[Finding]
+) -> list[Finding | NotChecked]:
+    """Return a step's results with the weights to look at first in those that no rule explains.
+
+    Args:
+        of_step: What was found of the step.
+        laid_out: The stamped tensors.
+        weights: What was found of the weights: the step of a model that lacks some shows nothing.
+    """
+    results = list(of_step)
+    if not any(map(_is_unexplained, results)):
+        return results
+    absent = [one.tensor for one in weights if one.kind == "incomplete" and one.tensor and not one.ranks]
+    if absent:
+        why = f"the step: its numbers come from a model without {listed(absent, MAX_LISTED)}"
+        kept = [one for one in results if one.tensor and not _is_unexplained(one)]
+        return [*kept, NotChecked("", why, "step")]
+    suspects = list(_suspects(laid_out))
+    return [_blamed(one, suspects) if suspects and _is_unexplained(one) else one for one in results]
+
+
+def _is_unexplained(result: Finding | NotChecked) -> bool:
+    return isinstance(result, Finding) and result.kind == "wrong-value" and result.generic
+
+
+def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, str, str]]:
+    """Yield names of plain tensors whose values were not checked, each with what is odd and what to compare."""
+    for tensor in laid_out.dump.at("stamped"):
+        for name in tensor.names if tensor.claimed is None else ():
+            try:
+                cases = laid_out.cases(tensor, name)
+            except ShardvizError:  # it is not checked for that reason already
+                continue
+            if any(any(check_recomputed(case)) for case in cases):
+                yield (
+                    name,
+                    "computed again on every rank once the model was built",
+                    "numbers with the unsharded model's",
+                )
+            elif any(any(check_zeros(case)) for case in cases):
+                yield (
+                    name,
+                    "zero on some ranks only",
+                    "use: is it a term of a sum over ranks, or a copy to be broadcast",
+                )
+
+
+def _blamed(result: Finding | NotChecked, suspects: list[tuple[str, str, str]]) -> Finding | NotChecked:
+    assert isinstance(result, Finding)
+    return result.because(UncheckedWeights(tuple(suspects), result.explanation))

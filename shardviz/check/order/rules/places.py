@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.explain import explain
-from shardviz.check.order.infer.labels import disorder_between, splitting
 from shardviz.check.order.infer.layout import same_region
-from shardviz.check.order.rules.ids.counts import CountError, Counts, count_ids
-from shardviz.check.order.rules.ids.plain import explain_plain
+from shardviz.check.order.infer.splits import disorder_between, splitting
+from shardviz.check.order.rules.counts import CountError, Counts, count_ids
+from shardviz.check.order.rules.plain import explain_plain
 from shardviz.explain.order import Scrambled, UnreadOrder
 from shardviz.explain.splits import (
     AcrossSegments,
@@ -30,7 +30,7 @@ from shardviz.explain.splits import (
 from shardviz.layout.region import indices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from shardviz.check.order.case import Case
     from shardviz.check.order.infer.fit import Fit
@@ -71,19 +71,16 @@ def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
         where = case.index(counts.first_missing)
         copies = "copies" if counts.copies > 1 else "copy"
         how = "are on no rank" if counts.least == 0 else f"have fewer than {counts.copies:,} {copies}"
-        ranks = tuple(sorted(shard.rank for shard in case.shards.values()))
+        ranks = tuple(map(case.rank, case.shards))
         text = f"{counts.num_missing:,} of {case.numel:,} elements {how}, the first at {where}"
         yield _finding(case, "missing", ranks, text, fits)
     if counts.num_duplicated:
-        where, ranks = case.index(counts.first_duplicated), _holders(case, counts.first_duplicated)
+        where = case.index(counts.first_duplicated)
+        ranks = tuple(case.rank(coord) for coord in case.shards if _has(case, coord, counts.first_duplicated))
         often = f"up to {counts.most:,} copies instead of {counts.copies:,}"
         often += f" and {counts.num_missing:,} have fewer" if is_told and counts.num_missing else ""
         text = f"{counts.num_duplicated:,} of {case.numel:,} elements have {often}, the first at {where}"
         yield _finding(case, "duplicated", ranks, text, fits)
-
-
-def _holders(case: Case, element: int) -> tuple[int, ...]:
-    return tuple(sorted(case.rank(coord) for coord in case.shards if _has(case, coord, element)))
 
 
 def _has(case: Case, coord: Coord, element: int) -> bool:
@@ -106,16 +103,15 @@ def _cause(case: Case, fits: list[Fit]) -> Disorder:
     return first.cause
 
 
-def _finding(case: Case, kind: Kind, ranks: tuple[int, ...], sentence: str, fits: list[Fit]) -> Finding:
+def _finding(case: Case, kind: Kind, ranks: Sequence[int], sentence: str, fits: list[Fit]) -> Finding:
     """Return the finding of what fits a case, the likeliest first."""
     first, *others = fits
-    return _cause(case, fits).finding(
-        case.name,
+    return case.finding(
+        _cause(case, fits),
         ranks,
         f"{sentence}{first.clause}",
         kind=kind,
         details=first.details,
-        claimed=case.claimed_text,
         held=first.held,
         also=tuple(other.held for other in others),
     )

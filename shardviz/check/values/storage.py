@@ -1,8 +1,12 @@
-"""`untied`: names that shared storage in the unsharded model and are two tensors now.
+"""`untied` and `write-not-applied`: storage that is not shared any more, and writes that never reached it.
 
-They start equal and drift apart, each with a part of the gradient. A name that is gone is not a finding (torch lists a
-shared parameter once), and neither are empty shards, which have no storage to share. Stages of a pipeline cannot share
-storage: if no rank has both names, the check says that it could not be made.
+Names that shared storage in the unsharded model and are two tensors now start equal and drift apart, each with a part
+of the gradient. A name that is gone is not a finding (torch lists a shared parameter once), and neither are empty
+shards, which have no storage to share. Stages of a pipeline cannot share storage: if no rank has both names, the check
+says that it could not be made.
+
+torch loses in-place writes through some views and subclasses, silently: a loader that copies into one leaves the tensor
+as it was. Stamping reads every fill back, so the loss shows before anything is sharded.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.report import NotChecked
-from shardviz.explain.values import BrokenTie
+from shardviz.explain.content import NeverInitialized
+from shardviz.explain.values import BrokenTie, LostWrite
+from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +36,9 @@ def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
     names = {rank: _names_with_storage(record) for rank, record in dump.files.ranks.items()}
     for stamp in stamps:
         both = [rank for rank, own in names.items() if stamp.name in own and stamp.tied_to in own]
-        untied = tuple(sorted(rank for rank in both if not _tied(dump.files.ranks[rank], stamp)))
+        both_names = {stamp.name, stamp.tied_to}
+        tied = {rank for rank in both if any(both_names <= {*group} for group in dump.files.ranks[rank].tied)}
+        untied = tuple(sorted(rank for rank in both if rank not in tied))
         if untied:
             yield _finding(stamp, untied, len(both))
         elif not both and all(any(name in own for own in names.values()) for name in (stamp.name, stamp.tied_to)):
@@ -52,10 +60,6 @@ def _names_with_storage(record: RankRecord) -> set[str]:
     return names
 
 
-def _tied(record: RankRecord, stamp: Stamp) -> bool:
-    return any(stamp.name in group and stamp.tied_to in group for group in record.tied)
-
-
 def _finding(stamp: Stamp, ranks: tuple[int, ...], num_both: int) -> Finding:
     """Return the finding, of which both names are members."""
     own, other = (_of_name(stamp, name, ranks, num_both) for name in (stamp.name, stamp.tied_to))
@@ -70,3 +74,31 @@ def _of_name(stamp: Stamp, name: str, ranks: tuple[int, ...], num_both: int) -> 
         f"{name} shared storage with {other} before sharding, and no longer does on "
         f"{'all' if len(ranks) == num_both else f'{len(ranks):,} of the'} {num_both:,} ranks that have both",
     )
+
+
+def check_writes(dump: Dump) -> Iterator[Finding]:
+    """Yield every tensor that did not read back as it was filled."""
+    ranks_of: dict[tuple[str, str], list[int]] = {}
+    for rank, record in sorted(dump.files.ranks.items()):
+        for name, reason in record.not_applied:
+            ranks_of.setdefault((name, reason), []).append(rank)
+    for (name, reason), ranks in ranks_of.items():
+        yield LostWrite().finding(name, tuple(ranks), f"an in-place fill did not take: {reason}")
+
+
+def check_unwritten(dump: Dump) -> Iterator[Finding]:
+    """Yield a finding for each parameter that some ranks never wrote to."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, record in sorted(dump.files.ranks.items()):
+        for name in record.unwritten:
+            ranks_of.setdefault(name, []).append(rank)
+    for name in filter(dump.first_captured.__contains__, ranks_of):
+        claimed, ranks = dump.first_captured[name].claimed, ranks_of[name]
+        yield NeverInitialized().finding(
+            name,
+            tuple(ranks),
+            "nothing was written to it between to_empty and the model's first call: its values are what was in the "
+            "memory before",
+            claimed=write(claimed) if claimed else "",
+            held="memory that was never written",
+        )

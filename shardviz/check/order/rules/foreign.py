@@ -4,6 +4,9 @@ Zeros are padding or memory that nothing was written to; a value that is not an 
 another tensor identifies that tensor. Where ranks hold whole tensors that differ in their numbers only, another one on
 each rank, the name itself means different tensors: `name-collision`. A pending sum (Partial) may hold zeros anywhere; a
 plain tensor may end in padding as long as every id of it is held, and is `missing` some otherwise.
+
+How far a whole shard of zeros goes says what went wrong: all weights of the model on all ranks, one weight on all
+ranks, or some ranks. Only zeros beside a tensor that is complete are padding.
 """
 
 from __future__ import annotations
@@ -13,15 +16,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.elements import explain_elements
-from shardviz.check.order.rules.ids.counts import count_ids
-from shardviz.check.order.rules.ids.zeros import cause_of_zeros
+from shardviz.check.order.rules.counts import count_ids
 from shardviz.explain.content import (
     AnotherCheckpoint,
+    BufferNotWritten,
     LoadedOnOneRank,
     LocalNumbering,
+    NoWeightLoaded,
     OtherTensor,
+    PartNotWritten,
     RanksNotLoaded,
+    RanksNotWritten,
     RewrittenAfterStamping,
+    WeightNotLoaded,
+    ZerosAmongElements,
 )
 from shardviz.layout.region import index_of
 from shardviz.text import listed, natural_key, starred
@@ -87,13 +95,8 @@ def _collision(case: Case) -> Finding:
     by_rank = owners_of(case)
     named = listed((f"{name} on rank {rank}" for rank, name in by_rank.items()), 3)
     distinct = len(set(by_rank.values()))
-    return LocalNumbering().finding(
-        case.name,
-        tuple(sorted(by_rank)),
-        f"ranks use this name for {distinct} different tensors of the unsharded model: {named}",
-        claimed=case.claimed_text,
-        held="a different tensor on each rank",
-    )
+    sentence = f"ranks use this name for {distinct} different tensors of the unsharded model: {named}"
+    return case.finding(LocalNumbering(), by_rank, sentence, held="a different tensor on each rank")
 
 
 def _may_be_renumbered(case: Case, names: Iterable[str]) -> bool:
@@ -106,12 +109,11 @@ def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], names: Se
     coord = next(iter(foreign))
     at = case.owner(-1 - int(foreign[coord].flat[0]))[1]
     of_it = "it" if len(names) == 1 else _owner(case, foreign[coord])
-    return OtherTensor(may_be_copy=case.tensor.role == "buffer").finding(
-        case.name,
-        _ranks(case, foreign),
+    return case.finding(
+        OtherTensor(may_be_copy=case.tensor.role == "buffer"),
+        map(case.rank, foreign),
         f"{len(foreign):,} of {len(case.shards):,} ranks hold {listed(names, MAX_RANKS)} under this name: rank "
         f"{case.rank(coord)} starts with element {at} of {of_it}",
-        claimed=case.claimed_text,
         held=f"the elements of {listed(names, MAX_RANKS)}",
     )
 
@@ -121,7 +123,6 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     zeros = sum(int(np.count_nonzero(ids == 0)) for ids in foreign.values())
     none = sum(int(np.count_nonzero(ids == -1)) for ids in foreign.values())
     others = sum(int(np.count_nonzero(ids < -1)) for ids in foreign.values())
-    total = sum(ids.size for ids in case.ids.values()) + sum(region.size for region in case.regions.values())
     unknown = f"values that are not {f'in {reference}' if reference else 'ids'}"
     parts = [f"{count:,} {what}" for count, what in ((zeros, "zeros"), (none, unknown)) if count]
     if others:
@@ -133,14 +134,13 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     cause, clause = _explained(case, zeros, none)
     where = "lost" if counts.copies == 1 or not counts.least else "not in every copy"
     details = (f"{lost:,} of its own {case.numel:,} elements are {where}{clause}",) if lost else ()
-    return cause.finding(
-        case.name,
-        _ranks(case, foreign),
-        f"{' and '.join(parts)} among the {total:,} elements held, the first at {first} of rank {case.rank(coord)}'s "
-        f"shard{'' if lost else clause}",
+    return case.finding(
+        cause,
+        map(case.rank, foreign),
+        f"{' and '.join(parts)} among the {case.num_held:,} elements held, the first at {first} of rank "
+        f"{case.rank(coord)}'s shard{'' if lost else clause}",
         kind="foreign",
         details=details,
-        claimed=case.claimed_text,
         generic=all(np.all(ids == -1) for ids in foreign.values()) or _is_of_another(case.dump),
     )
 
@@ -157,21 +157,17 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
         return shifted.cause, shifted.clause
     if case.dump.files.run.reference and (none or _is_of_another(case.dump)):
         ranks = sorted(case.rank(coord) for coord, ids in case.ids.items() if np.mean(ids > 0) <= CHANCE)
-        not_loaded = _not_loaded(case, ranks) if any(_is_right(case, coord) for coord in case.regions) else None
+        claimed = case.claimed
+        is_some_right = claimed is not None and any(
+            region.size and region == claimed.region(coord) for coord, region in case.regions.items()
+        )
+        not_loaded = _not_loaded(case, ranks) if is_some_right else None
         return not_loaded or AnotherCheckpoint(case.dump.files.run.reference), ""
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
         return _rewritten(case), ""
     if none:
         return RewrittenAfterStamping(), ""
     return cause_of_zeros(case) if zeros else OtherTensor(), ""
-
-
-def _is_right(case: Case, coord: Coord) -> bool:
-    return (
-        bool(case.regions[coord].size)
-        and case.claimed is not None
-        and case.regions[coord] == case.claimed.region(coord)
-    )
 
 
 def _not_loaded(case: Case, ranks: Sequence[int]) -> Disorder | None:
@@ -193,5 +189,15 @@ def _first_other(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> str:
     return f"the first is element {at} of {name}"
 
 
-def _ranks(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> tuple[int, ...]:
-    return tuple(sorted(case.rank(coord) for coord in foreign))
+def cause_of_zeros(case: Case) -> Disorder:
+    """Return why a case holds zeros and no other foreign values."""
+    shards = [coord for coord, shard in case.shards.items() if 0 not in shard.body.local_shape]
+    blank = [coord for coord in shards if coord in case.ids and not case.ids[coord].any()]
+    if not blank:
+        return PartNotWritten() if count_ids(case).num_missing else ZerosAmongElements()
+    if len(blank) < len(shards):
+        return RanksNotWritten(tuple(sorted(map(case.rank, blank))))
+    if case.tensor.role != "param":
+        return BufferNotWritten()
+    is_nothing_loaded = case.dump.all_without_ids == "zeros" and len(case.dump.without_ids) > 1
+    return NoWeightLoaded() if is_nothing_loaded else WeightNotLoaded()

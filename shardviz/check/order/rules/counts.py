@@ -18,12 +18,9 @@ from shardviz.errors import ShardvizError
 from shardviz.layout.region import Ranges, indices
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from numpy.typing import NDArray
 
     from shardviz.check.order.case import Case
-    from shardviz.layout.mesh import Coord
     from shardviz.layout.region import Region
 
 MAX_CELLS = 1 << 27
@@ -76,19 +73,9 @@ def count_ids(case: Case) -> Counts:
     for ids in case.ids.values():
         grid.add_ids(ids)
     if case.claimed is None:
-        return grid.counts(grid.usual(any(varies(case, axis) for axis in range(case.mesh.ndim))), claimed=False)
+        return grid.counts(grid.usual(bool(case.changing_axes)), claimed=False)
     axes = (*case.claimed.replicate_axes, *(axis for axis, _ in case.claimed.partial))
     return grid.counts(math.prod(case.mesh.axis_size(axis) for axis in axes), claimed=True)
-
-
-def varies(case: Case, axis: int) -> bool:
-    """Whether two coordinates that differ on one axis of the mesh only hold something else."""
-    seen: dict[Coord, Hashable] = {}
-    for coord in case.shards:
-        own = case.regions[coord] if coord in case.regions else case.ids[coord].tobytes()
-        if seen.setdefault((*coord[:axis], *coord[axis + 1 :]), own) != own:
-            return True
-    return False
 
 
 class _Grid:
