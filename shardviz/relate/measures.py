@@ -111,7 +111,7 @@ def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = No
         if ranks is None or rank in ranks
     ]
     factor = common_factor((held, wanted) for _, held, wanted in pairs)
-    if factor is None or not all(one.near(held, factor * wanted, scale=abs(factor)) for one, held, wanted in pairs):
+    if not factor or not all(one.near(held, factor * wanted, scale=abs(factor)) for one, held, wanted in pairs):
         return None
     return factor
 

@@ -179,9 +179,8 @@ def _nearness(gradients: Sequence[Compared]) -> float:
 def _factor(gradients: Sequence[Compared]) -> float | None:
     factor = factor_of_all(gradients)
     num_known = sum(np.count_nonzero(one.wanted_of(rank)) for one in gradients for rank in one.reduced)
-    if not factor or abs(factor - 1) < least_factor(gradients[0].rounding.epsilon) or num_known < 2:
-        return None
-    return factor
+    is_far = factor is not None and abs(factor - 1) >= least_factor(gradients[0].rounding.epsilon)
+    return factor if is_far and num_known > 1 else None
 
 
 def _clipped_to(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> float:
