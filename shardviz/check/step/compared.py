@@ -214,9 +214,9 @@ class Agreement:
 
 def agreement(dump: Dump) -> Agreement | None:
     """Return how near the step came; None if the dump has none."""
-    found = [one for one in compared(dump) if not one.incomparable] if dump.at("reference") else []
-    losses = [one for one in found if one.role == "scalar" and one.name == "loss" and one.reduced]
-    gradients = [one for one in found if one.role == "grad"]
+    results = [result for result in compared(dump) if not result.incomparable] if dump.at("reference") else []
+    losses = [result for result in results if result.role == "scalar" and result.name == "loss" and result.reduced]
+    gradients = [result for result in results if result.role == "grad"]
     if not losses and not gradients:
         return None
     of_rank = {rank: float(value) for rank, value in losses[0].reduced.items()} if losses else {}
@@ -224,6 +224,6 @@ def agreement(dump: Dump) -> Agreement | None:
     loss = of_rank[next(iter((*odd, *of_rank)))] if of_rank else math.nan
     odd_rank = odd[0] if 0 < len(odd) < len(of_rank) else None
     wanted = float(losses[0].wanted) if losses else math.nan
-    right, wrong = ([one for one in gradients if bool(one.wrong) == is_wrong] for is_wrong in (False, True))
-    near, far = (max((one.farthest for one in ones), default=0.0) for ones in (right, wrong))
+    right, wrong = ([result for result in gradients if bool(result.wrong) == is_wrong] for is_wrong in (False, True))
+    near, far = (max((result.farthest for result in ones), default=0.0) for ones in (right, wrong))
     return Agreement(loss, odd_rank, wanted, len(right), near, len(wrong), far)

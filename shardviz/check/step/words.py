@@ -1,4 +1,4 @@
-"""Numbers, indices and claims of a step, as findings say them, and the finding about all ranks of one result."""
+"""Numbers, indices and copies that differ, as findings of a step say them."""
 
 from __future__ import annotations
 
