@@ -105,13 +105,13 @@ def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = No
         ranks: The ranks to look at; None for all.
     """
     pairs = [
-        (one, held, one.wanted_of(rank))
-        for one in results
-        for rank, held in one.reduced.items()
+        (result, held, result.wanted_of(rank))
+        for result in results
+        for rank, held in result.reduced.items()
         if ranks is None or rank in ranks
     ]
     factor = common_factor((held, wanted) for _, held, wanted in pairs)
-    if factor is None or not all(one.near(held, factor * wanted, scale=abs(factor)) for one, held, wanted in pairs):
+    if not factor or not all(result.near(held, factor * wanted, scale=abs(factor)) for result, held, wanted in pairs):
         return None
     return factor
 

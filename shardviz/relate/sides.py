@@ -251,8 +251,8 @@ class Sides:
     def _differs(self, group: tuple[int, ...]) -> bool:
         present = [rank for rank in group if rank in self.reduced]
         return any(
-            self.regions[one] == self.regions[other] and not self._equal(self.reduced[one], self.reduced[other])
-            for one, other in pairwise(present)
+            self.regions[low] == self.regions[high] and not self._equal(self.reduced[low], self.reduced[high])
+            for low, high in pairwise(present)
         )
 
     @property

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.order.rules.intent import order_of
-from shardviz.check.step.words import WHAT
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region
 from shardviz.relate.sides import Elements, Rounding, Sides
@@ -19,15 +18,19 @@ from shardviz.relate.tolerance import EPSILON
 from shardviz.relate.values import padded_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
-    from shardviz.dump.records.base import Role
+    from shardviz.dump.records.base import Moment, Role
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.relate.pair import Related
+
+
+WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
+"""What a step computes, as sentences call it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +95,23 @@ class Compared(Sides):
         )
 
 
-def compared(dump: Dump) -> Iterator[Compared]:
-    """Yield every tensor of the step that the unsharded model's step has too, with the same shape."""
+def compared(
+    dump: Dump, roles: Sequence[str] = tuple(WHAT), *, at: Moment = "step", reference: Moment = "reference"
+) -> Iterator[Compared]:
+    """Yield every tensor of some roles that the unsharded model has too.
+
+    Args:
+        dump: The dump.
+        roles: The roles; those of what a step computes if not given.
+        at: When ranks had it.
+        reference: When the unsharded model had it.
+    """
     rounding = rounding_of(dump)
-    for tensor in dump.at("step"):
-        for name in tensor.names:
-            reference = dump.find("reference", tensor.role, name)
-            if reference is not None and tensor.role in ("grad", "output", "scalar"):
-                wanted = dump.values(reference.first, name)
-                yield laid_out(dump, tensor, name, wanted, rounding)
+    for tensor in dump.at(at):
+        for name in tensor.names if tensor.role in roles else ():
+            wanted = dump.find(reference, tensor.role, name)
+            if wanted is not None:
+                yield laid_out(dump, tensor, name, dump.values(wanted.first, name), rounding)
 
 
 def rounding_of(dump: Dump) -> Rounding:
@@ -203,9 +214,9 @@ class Agreement:
 
 def agreement(dump: Dump) -> Agreement | None:
     """Return how near the step came; None if the dump has none."""
-    found = [one for one in compared(dump) if not one.incomparable] if dump.at("reference") else []
-    losses = [one for one in found if one.role == "scalar" and one.name == "loss" and one.reduced]
-    gradients = [one for one in found if one.role == "grad"]
+    results = [result for result in compared(dump) if not result.incomparable] if dump.at("reference") else []
+    losses = [result for result in results if result.role == "scalar" and result.name == "loss" and result.reduced]
+    gradients = [result for result in results if result.role == "grad"]
     if not losses and not gradients:
         return None
     of_rank = {rank: float(value) for rank, value in losses[0].reduced.items()} if losses else {}
@@ -213,6 +224,6 @@ def agreement(dump: Dump) -> Agreement | None:
     loss = of_rank[next(iter((*odd, *of_rank)))] if of_rank else math.nan
     odd_rank = odd[0] if 0 < len(odd) < len(of_rank) else None
     wanted = float(losses[0].wanted) if losses else math.nan
-    right, wrong = ([one for one in gradients if bool(one.wrong) == is_wrong] for is_wrong in (False, True))
-    near, far = (max((one.farthest for one in ones), default=0.0) for ones in (right, wrong))
+    right, wrong = ([result for result in gradients if bool(result.wrong) == is_wrong] for is_wrong in (False, True))
+    near, far = (max((result.farthest for result in ones), default=0.0) for ones in (right, wrong))
     return Agreement(loss, odd_rank, wanted, len(right), near, len(wrong), far)

@@ -39,7 +39,7 @@ class Evidence:
     @cached_property
     def outputs_are_right(self) -> bool:
         """Whether there are outputs, and all were compared and are the unsharded model's."""
-        outputs = [one for one in self.results if one.role == "output"]
+        outputs = [result for result in self.results if result.role == "output"]
         return bool(outputs) and all(map(is_right, outputs))
 
     @cached_property
@@ -50,18 +50,18 @@ class Evidence:
     @cached_property
     def loss(self) -> Compared | None:
         """The loss, if it can be compared."""
-        losses = (one for one in self.results if (one.role, one.name) == ("scalar", "loss"))
-        return next((one for one in losses if not one.incomparable), None)
+        losses = (result for result in self.results if (result.role, result.name) == ("scalar", "loss"))
+        return next((result for result in losses if not result.incomparable), None)
 
     @cached_property
     def gradients(self) -> Mapping[str, Compared]:
         """The gradients that can be compared, by name."""
-        return {one.name: one for one in self.results if one.role == "grad" and not one.incomparable}
+        return {result.name: result for result in self.results if result.role == "grad" and not result.incomparable}
 
     @cached_property
     def ratios(self) -> Mapping[str, Fraction | None]:
         """What every gradient is the unsharded model's times; None if it is not a ratio of small numbers."""
-        of_wrong = {name: ratio_of(one) for name, one in self.gradients.items() if one.wrong}
+        of_wrong = {name: ratio_of(result) for name, result in self.gradients.items() if result.wrong}
         return {name: of_wrong.get(name, Fraction(1)) for name in self.gradients}
 
     @cached_property
@@ -106,8 +106,8 @@ class Evidence:
     @cached_property
     def divergence(self) -> Divergence | None:
         """The first wrong module: in forward where an output is wrong, in backward where all of forward is right."""
-        outputs = [one for one in self.results if one.role == "output"]
-        if any(not is_right(one) for one in outputs):
+        outputs = [result for result in self.results if result.role == "output"]
+        if any(not is_right(result) for result in outputs):
             return first_in_forward(self.calls)
         if not self.loss_is_right:
             return first_in_forward(self.calls) if not outputs else None

@@ -19,7 +19,7 @@ import numpy as np
 
 from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked
-from shardviz.check.step.compared import laid_out, rounding_of
+from shardviz.check.step.compared import compared
 from shardviz.check.step.contradictions import check_absent_gradients
 from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of, with_copies
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.values.copies import Groups
     from shardviz.dump.dump import Dump, Shard, Tensor
-    from shardviz.dump.records.base import Moment
     from shardviz.dump.records.step import MaskRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
@@ -146,10 +145,10 @@ ROLES = ("output", "scalar", "grad")
 def check_training(dump: Dump) -> Iterator[Finding]:
     """Yield the first of output, loss and gradients whose copies differ after a step in training mode."""
     for role in ROLES:
-        in_eval = {one.name: one for one in _of_role(dump, role, "step")}
+        in_eval = {one.name: one for one in compared(dump, (role,))}
         apart = [
             one
-            for one in _of_role(dump, role, "training")
+            for one in compared(dump, (role,), at="training")
             if not one.incomparable and one.copies_differ_along and _has_equal_copies(in_eval.get(one.name))
         ]
         if apart:
@@ -161,15 +160,6 @@ def check_training(dump: Dump) -> Iterator[Finding]:
 def _has_equal_copies(result: Compared | None) -> bool:
     """Whether copies agreed in `eval()`: else another finding names the cause."""
     return result is not None and not result.incomparable and not result.copies_differ_along
-
-
-def _of_role(dump: Dump, role: str, moment: Moment) -> Iterator[Compared]:
-    rounding = rounding_of(dump)
-    for tensor in dump.at(moment):
-        for name in tensor.names if tensor.role == role else ():
-            reference = dump.find("reference", role, name)
-            if reference is not None:
-                yield laid_out(dump, tensor, name, dump.values(reference.first, name), rounding)
 
 
 def _in_training(result: Compared, others: int) -> Finding:

@@ -112,10 +112,12 @@ def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
     return replace(
         finding,
         tensor="",
-        ranks=tuple(sorted({rank for one in gradients for rank in one.wrong})),
+        ranks=tuple(sorted({rank for gradient in gradients for rank in gradient.wrong})),
         sentence=finding.sentence.replace("the gradient is", f"{every} gradients are", 1),
         pairs=tuple(gradients),
-        members=tuple(replace(finding, tensor=one.name, ranks=one.wrong, pairs=(one,)) for one in gradients),
+        members=tuple(
+            replace(finding, tensor=gradient.name, ranks=gradient.wrong, pairs=(gradient,)) for gradient in gradients
+        ),
     )
 
 
@@ -129,7 +131,7 @@ def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:
     """Return a norm of parts that is a round number once gradients are clipped; empty if there is none."""
     for what, norm in norms_of_parts(list(gradients)):
         left = _round_norm(1.0, norm, _nearness(gradients))
-        if left and not math.isclose(norm, total(one.wanted for one in gradients)):
+        if left and not math.isclose(norm, total(gradient.wanted for gradient in gradients)):
             return what, left
     return "", 0.0
 
@@ -151,7 +153,7 @@ class Multiplied:
 
 def multiplied(evidence: Evidence) -> Multiplied | None:
     """Return the one number that multiplies all gradients beside a loss that is right; None if there is none."""
-    gradients = tuple(one for one in evidence.gradients.values() if np.any(one.wanted) or one.wrong)
+    gradients = tuple(gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted) or gradient.wrong)
     factor = _factor(gradients) if evidence.loss_is_right else None
     return None if factor is None else Multiplied(gradients, factor, _clipped_to(evidence, gradients, factor))
 
@@ -173,24 +175,25 @@ def _round_norm(factor: float, norm: float, near: float) -> float:
 
 def _nearness(gradients: Sequence[Compared]) -> float:
     """Return how far a norm of gradients may be off by rounding, relative to it."""
-    return max(EXACT, SAFETY * max(one.rounding.epsilon for one in gradients))
+    return max(EXACT, SAFETY * max(gradient.rounding.epsilon for gradient in gradients))
 
 
 def _factor(gradients: Sequence[Compared]) -> float | None:
     factor = factor_of_all(gradients)
-    num_known = sum(np.count_nonzero(one.wanted_of(rank)) for one in gradients for rank in one.reduced)
-    if not factor or abs(factor - 1) < least_factor(gradients[0].rounding.epsilon) or num_known < 2:
-        return None
-    return factor
+    num_known = sum(np.count_nonzero(gradient.wanted_of(rank)) for gradient in gradients for rank in gradient.reduced)
+    is_far = factor is not None and abs(factor - 1) >= least_factor(gradients[0].rounding.epsilon)
+    return factor if is_far and num_known > 1 else None
 
 
 def _clipped_to(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> float:
     """Return the round norm that gradients were clipped to; 0 if they were not."""
     if not 0 < factor < 1:
         return 0.0
-    distinct = [one for one in gradients if not any(name < one.name for name in evidence.tied_to(one.name))]
+    distinct = [
+        gradient for gradient in gradients if not any(name < gradient.name for name in evidence.tied_to(gradient.name))
+    ]
     near = _nearness(gradients)
-    norms = [total(one.wanted for one in some) for some in (gradients, distinct)]
+    norms = [total(gradient.wanted for gradient in some) for some in (gradients, distinct)]
     return next((found for norm in norms if (found := _round_norm(factor, norm, near))), 0.0)
 
 
@@ -214,16 +217,16 @@ class Part:
     @property
     def is_beside_right(self) -> bool:
         """Whether any other gradient is right, so that nothing that all come from is wrong."""
-        return any(not one.wrong for one in self.others)
+        return any(not gradient.wrong for gradient in self.others)
 
     @cached_property
     def text(self) -> str:
         """How many have it, and what only they have in common; empty if all do."""
         if self.is_all:
             return ""
-        names = {one.name for one in self.have}
-        common = [text for text, those in self._traits() if {one.name for one in those} == names]
-        which = " and ".join(common) or listed((one.name for one in self.have), MAX_LISTED)
+        names = {gradient.name for gradient in self.have}
+        common = [text for text, those in self._traits() if {gradient.name for gradient in those} == names]
+        which = " and ".join(common) or listed((gradient.name for gradient in self.have), MAX_LISTED)
         have = "has" if len(self.have) == 1 else "have"
         return f"{len(self.have):,} of {len(self.have) + len(self.others):,} gradients {have} this factor: {which}"
 
@@ -231,14 +234,14 @@ class Part:
         """Yield what gradients may have in common, each with all that have it."""
         every = (*self.have, *self.others)
         if inside := _module_of(self.have):
-            yield f"all those of {inside}", [one for one in every if one.name.startswith(f"{inside}.")]
+            yield f"all those of {inside}", [gradient for gradient in every if gradient.name.startswith(f"{inside}.")]
         last = self.have[0].name.rpartition(".")[2]
-        yield f"all those named {last}", [one for one in every if one.name.rpartition(".")[2] == last]
+        yield f"all those named {last}", [gradient for gradient in every if gradient.name.rpartition(".")[2] == last]
         for axis in self.have[0].mesh.axes:
-            yield f"all that {axis} splits", [one for one in every if one.is_split(axis)]
-            yield f"all that are whole along {axis}", [one for one in every if not one.is_split(axis)]
-        yield "all plain tensors", [one for one in every if one.claimed is None]
-        yield "all DTensors", [one for one in every if one.claimed is not None]
+            yield f"all that {axis} splits", [gradient for gradient in every if gradient.is_split(axis)]
+            yield f"all that are whole along {axis}", [gradient for gradient in every if not gradient.is_split(axis)]
+        yield "all plain tensors", [gradient for gradient in every if gradient.claimed is None]
+        yield "all DTensors", [gradient for gradient in every if gradient.claimed is not None]
 
 
 @dataclass(frozen=True)
@@ -260,15 +263,15 @@ class Parts:
 
     @cached_property
     def _known(self) -> tuple[Compared, ...]:
-        return tuple(one for one in self.gradients if np.any(one.wanted))
+        return tuple(gradient for gradient in self.gradients if np.any(gradient.wanted))
 
     @cached_property
     def _by_ratio(self) -> Mapping[Fraction | None, Part]:
-        ratios = dict.fromkeys(ratio for one in self._known if (ratio := self.ratios[one.name]) is not None)
+        ratios = dict.fromkeys(ratio for gradient in self._known if (ratio := self.ratios[gradient.name]) is not None)
         return {
             ratio: Part(
-                tuple(one for one in self._known if self.ratios[one.name] == ratio),
-                tuple(one for one in self._known if self.ratios[one.name] != ratio),
+                tuple(gradient for gradient in self._known if self.ratios[gradient.name] == ratio),
+                tuple(gradient for gradient in self._known if self.ratios[gradient.name] != ratio),
             )
             for ratio in ratios
         }
@@ -280,12 +283,12 @@ class Parts:
 
     @cached_property
     def _positions(self) -> Mapping[str, int]:
-        return {one.name: position for position, one in enumerate(self._known)}
+        return {gradient.name: position for position, gradient in enumerate(self._known)}
 
 
 def _module_of(have: Sequence[Compared]) -> str:
     """Return the innermost module that all are in; empty if that is the model."""
-    modules = [one.name.split(".")[:-1] for one in have]
+    modules = [gradient.name.split(".")[:-1] for gradient in have]
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))
     return ".".join(parts[0] for parts in alike)
 
@@ -340,7 +343,7 @@ def _is(result: Compared, values: Values, *, root: bool = False) -> bool:
 
 def _square(gradients: list[Compared], rank: int) -> NDArray[np.float64]:
     """Return the sum of the squares of what a rank has."""
-    squares = [float(np.sum(one.reduced[rank] ** 2)) for one in gradients if rank in one.reduced]
+    squares = [float(np.sum(gradient.reduced[rank] ** 2)) for gradient in gradients if rank in gradient.reduced]
     return np.array(sum(squares))
 
 
@@ -355,4 +358,4 @@ def _of_squares(result: Compared, gradients: list[Compared], axes: tuple[str, ..
 
 def _names(gradients: list[Compared], axis: str, *, split: bool = True) -> Iterator[str]:
     """Yield the gradients that an axis splits, or those that it keeps copies of."""
-    yield from (one.name for one in gradients if one.is_split(axis) == split)
+    yield from (gradient.name for gradient in gradients if gradient.is_split(axis) == split)

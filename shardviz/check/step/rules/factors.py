@@ -166,14 +166,16 @@ def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -
     Axes along which some ranks have no such gradient, as stages of a pipeline, are left out: nothing reduces over them.
     """
     mesh = gradients[0].mesh
-    spread = {axis for axis in mesh.axes for one in gradients if one.has_group(axis)}
+    spread = {axis for axis in mesh.axes for gradient in gradients if gradient.has_group(axis)}
     return [
         Over(
             axes,
             _size(ratio),
             batch_of(axes, batch),
-            any(one.is_split(axis) for one in gradients for axis in axes),
-            any(one.claimed is not None and any(one.is_split(axis) for axis in axes) for one in gradients),
+            any(gradient.is_split(axis) for gradient in gradients for axis in axes),
+            any(
+                gradient.claimed is not None and any(gradient.is_split(axis) for axis in axes) for gradient in gradients
+            ),
         )
         for axes in _products(mesh, ratio)
         if set(axes) <= spread

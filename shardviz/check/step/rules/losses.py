@@ -101,7 +101,9 @@ def unexplained_value(evidence: Evidence, result: Compared) -> UnexplainedLoss |
 
 def unexplained_loss(evidence: Evidence) -> UnexplainedLoss:
     """Return what is known of a wrong loss of right outputs; tokens in an order of their own suggest the labels'."""
-    reordered = next((one.name for one in evidence.activations.by_name.values() if one.state == "reordered"), "")
+    reordered = next(
+        (module.name for module in evidence.activations.by_name.values() if module.state == "reordered"), ""
+    )
     return UnexplainedLoss(reordered)
 
 
@@ -115,10 +117,14 @@ def _of_padding(output: Compared) -> Cause:
 
 def _may_split_words(evidence: Evidence, axis: str) -> bool:
     """Whether an axis splits the outputs, or a weight that has a row for each of their last dim, as a head has."""
-    outputs = [one for one in evidence.results if one.role == "output" and one.wanted.ndim]
-    words = {one.wanted.shape[-1] for one in outputs}
-    heads = [one for one in evidence.gradients.values() if one.wanted.shape[:1] and one.wanted.shape[0] in words]
-    return not outputs or any(one.is_split(axis) for one in (*outputs, *heads))
+    outputs = [output for output in evidence.results if output.role == "output" and output.wanted.ndim]
+    words = {output.wanted.shape[-1] for output in outputs}
+    heads = [
+        gradient
+        for gradient in evidence.gradients.values()
+        if gradient.wanted.shape[:1] and gradient.wanted.shape[0] in words
+    ]
+    return not outputs or any(result.is_split(axis) for result in (*outputs, *heads))
 
 
 def _logarithm(result: Compared) -> Cause | None:
@@ -167,13 +173,13 @@ def check_function(evidence: Evidence, result: Compared) -> Finding | None:
 def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
     """Yield a warning if the ranks' losses have the mean that they should, and the whole batch's mean differs."""
     whole = evidence.dump.find("reference", "scalar", WHOLE_LOSS)
-    losses = [one for one in evidence.results if one.role == "scalar" and one.name == "loss"]
-    if whole is None or not evidence.loss_is_right:
+    loss = evidence.loss
+    if whole is None or loss is None or loss.wrong:
         return
-    mean, due = (float(values) for values in (losses[0].wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
+    mean, due = (float(values) for values in (loss.wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
     yield MeanOfMeans().finding(
         "loss",
-        tuple(sorted(losses[0].values)),
+        tuple(sorted(loss.values)),
         f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is {due:.6g}, of "
         "equal outputs",
         severity="warning",

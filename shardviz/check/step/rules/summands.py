@@ -150,7 +150,7 @@ def _cause(evidence: Evidence, names: list[str], weights: Weights) -> Cause:
 
 def _summed_again(evidence: Evidence, names: list[str], weights: Weights) -> str:
     """Name the axes whose size is the ratio of each weight to the next; empty if there is none."""
-    ratios = {round(one / other, DIGITS) for one, other in pairwise(weights)}
+    ratios = {round(weight / following, DIGITS) for weight, following in pairwise(weights)}
     mesh = evidence.gradients[names[0]].mesh
     fitting = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and {mesh.axis_size(axis)} == ratios]
     return " or ".join(fitting) or ("all ranks" if ratios == {mesh.size} else "")
@@ -210,7 +210,7 @@ def _weights_of_terms(
 
 def _odd_term(evidence: Evidence, wrong: Sequence[Compared], terms: Mapping[str, Parts], count: int) -> int | None:
     """Return the one term that reaches all wrong gradients, if each other one alone reaches a right one."""
-    names = {one.name for one in wrong}
+    names = {result.name for result in wrong}
 
     def reach(name: str) -> set[int]:
         tolerance = evidence.gradients[name].tolerance

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.compared import laid_out, rounding_of
+from shardviz.check.step.compared import compared, laid_out
 from shardviz.check.step.update.reasons import factors_of_steps, scaled
 from shardviz.check.step.words import apart_text, kind_of
 from shardviz.check.values.copies import with_copies
@@ -43,28 +43,24 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
         dump: The dump.
         step: What was found of the step: wrong gradients make other weights.
     """
-    tensors = [tensor for tensor in dump.at("step") if tensor.role == "param"]
+    tensors = dump.by_name("step", "param")
     if not tensors or not dump.at("reference"):
         return
     if step:
         why = f"the weights after the optimizer's step: it began with what is wrong ({kind_of(step[0])})"
         yield NotChecked("", why, "step")
         return
-    rounding, seen = rounding_of(dump), []
-    for tensor in tensors:
-        for name in tensor.names:
-            before = dump.find("reference", "param", name)
-            if before is not None:
-                result = laid_out(dump, tensor, name, dump.values(before.first, name), rounding)
-                idle = _not_stepped_by(dump, result)
-                if result.incomparable:
-                    yield NotChecked(name, f"its value after the optimizer's step: {result.incomparable}", "step")
-                elif idle and _is_meant_to_move(dump, result, idle):
-                    yield _left_out(result, idle) if _with_gradient(dump, result) else _not_written(result, idle)
-                elif result.copies_differ_along:
-                    yield with_copies(_differing(dump, result), dump, tensor)
-                elif len(idle) < len(result.values):  # else it is left alone on purpose
-                    seen.append(result)
+    seen = []
+    for result in compared(dump, ("param",)):
+        idle = _not_stepped_by(dump, result)
+        if result.incomparable:
+            yield NotChecked(result.name, f"its value after the optimizer's step: {result.incomparable}", "step")
+        elif idle and _is_meant_to_move(dump, result, idle):
+            yield _left_out(result, idle) if _with_gradient(dump, result) else _not_written(result, idle)
+        elif result.copies_differ_along:
+            yield with_copies(_differing(dump, result), dump, tensors[result.name])
+        elif len(idle) < len(result.values):  # else it is left alone on purpose
+            seen.append(result)
     yield from _check_moved(dump, seen)
 
 
@@ -117,15 +113,14 @@ def _differing(dump: Dump, result: Compared) -> Finding:
 
 def _differing_states(dump: Dump, result: Compared) -> list[str]:
     """Return the kinds of state of a weight whose copies differ along the axes along which the weight's do."""
-    rounding, kinds = result.rounding, []
-    for tensor in dump.at("step"):
-        for name in tensor.names if tensor.role == "optim" else ():
-            weight, _, kind = name.rpartition(".")
-            updated = dump.find("updated", "optim", name) if weight == result.name else None
-            if updated is not None:
-                state = laid_out(dump, tensor, name, dump.values(updated.first, name), rounding)
-                if not state.incomparable and set(state.copies_differ_along) & set(result.copies_differ_along):
-                    kinds.append(kind)
+    kinds = []
+    for name, tensor in dump.by_name("step", "optim").items():
+        weight, _, kind = name.rpartition(".")
+        updated = dump.find("updated", "optim", name) if weight == result.name else None
+        if updated is not None:
+            state = laid_out(dump, tensor, name, dump.values(updated.first, name), result.rounding)
+            if not state.incomparable and set(state.copies_differ_along) & set(result.copies_differ_along):
+                kinds.append(kind)
     return kinds
 
 

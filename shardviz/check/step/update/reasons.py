@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.compared import laid_out
+from shardviz.check.step.compared import compared
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
 from shardviz.check.step.words import number
 from shardviz.explain.factors import ClippedByParts, NormOverWrongAxes
@@ -312,11 +312,7 @@ def _is_equal(left: float, right: float) -> bool:
 
 def _other_weights(dump: Dump, result: Compared) -> Iterator[Compared]:
     """Yield the other weights of which both models' steps are known."""
-    for tensor in dump.at("step"):
-        for name in tensor.names if tensor.role == "param" else ():
-            after = dump.find("updated", "param", name)
-            if name != result.name and after is not None:
-                yield laid_out(dump, tensor, name, dump.values(after.first, name), result.rounding)
+    return (one for one in compared(dump, ("param",), reference="updated") if one.name != result.name)
 
 
 def _is_stepped_once(dump: Dump, result: Compared) -> bool:
