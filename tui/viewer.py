@@ -171,7 +171,8 @@ class Viewer(App[None], Generic[Opened]):
 
         async def leave(target: Target | None) -> None:
             if target is not None:
-                await self.go(target)
+                with self.batch_update():
+                    await self.go(target)
 
         if (document := self.document) is not None:
             entries = document.entries
@@ -182,7 +183,8 @@ class Viewer(App[None], Generic[Opened]):
                 self.chosen_name,
                 document.mesh,
             )
-            await self.push_screen(GotoScreen(known, partial(about, document)), leave)
+            with self.batch_update():  # or the screen below would be painted again with each layout of the dialog
+                await self.push_screen(GotoScreen(known, partial(about, document)), leave)
 
     @on(TensorChosen)
     def _tensor_chosen(self, message: TensorChosen) -> None:
@@ -232,7 +234,8 @@ class Viewer(App[None], Generic[Opened]):
         """Show the help for the focused widget."""
         from .screens.dialogs import help_for
 
-        await self.push_screen(help_for(self.screen))
+        with self.batch_update():
+            await self.push_screen(help_for(self.screen))
 
     def copy(self, text: str, title: str = "Copied") -> None:
         """Copy a text, and say so."""

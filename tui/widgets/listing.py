@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ..keys import KeySpec
-    from ..model.filters import Entry
-    from ..model.tree import TreeLine
+    from ..model.filters import Entry, Kept
+    from ..model.tree import Node, TreeLine
 
 
 LEAST_NAME = 8
@@ -145,6 +145,11 @@ class Listing(Box):
     _listed: tuple[Sequence[Entry], Filters] | None = None
     _chosen = (0, "")
 
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._trees: dict[Filters, tuple[Kept, Node]] = {}
+        """The trees of the entries that were listed, by their filters: clearing a filter shows one again."""
+
     def compose(self) -> ComposeResult:
         """Put the search line above the tree."""
         self.set_titles("Tensors")
@@ -168,10 +173,15 @@ class Listing(Box):
 
     def _list(self) -> None:
         entries, filters = self._entries, self.filters
+        if self._listed is None or self._listed[0] is not entries:
+            self._trees.clear()
         self._listed = (entries, filters)
-        kept, tree = filters.kept(entries), self.query_one(TensorTree)
+        if filters not in self._trees:
+            kept = filters.kept(entries)
+            self._trees[filters] = (kept, tree_of(entries, kept))
+        (kept, root), tree = self._trees[filters], self.query_one(TensorTree)
         tree.entries = entries
-        tree.show_tree(tree_of(entries, kept), tree.order)
+        tree.show_tree(root, tree.order)
         self._entitle(sum(map(len, kept.values())), sum(len(entry.names) for entry in entries))
         chosen, name = self._chosen
         if kept and (chosen not in kept or (filters.text and name not in kept[chosen])):

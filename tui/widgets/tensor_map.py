@@ -129,6 +129,7 @@ outermost split, the shade that along the next; the mesh has the same colors.
         """Fit the map into its room."""
         frame = self.frame
         width, height = (frame.cols.extent, frame.rows.extent) if frame else (0, 0)
+        self.styles.overflow_x = self.styles.overflow_y = "auto" if self.level else "hidden"  # a whole one has no bars
         self.virtual_size = Size(self._gutter + width, HEADER + height)
         self.refresh()
         self.scroll_to_cursor()
