@@ -22,17 +22,15 @@ from shardviz.text import counted, printable
 
 from .colors import verdict_style
 from .keys import keys
-from .model.messages import TensorOpened
 from .model.names import shortened
-from .model.selection import Selection, carried_over, of_entry
+from .model.selection import Selection, TensorOpened, carried_over, of_entry
 from .model.stored import StoredDocument, file_line, named, title_text, where
 from .viewer import Viewer, run
-from .widgets.box import Box, ScrollBox
 from .widgets.finding_card import Room, finding_body
+from .widgets.frame import Box, KeyBar, ScrollBox
 from .widgets.grid import Lines
 from .widgets.listing import SEARCHING, TO_TREE, Listing, Searching
 from .widgets.tensor_map import TensorMap
-from .widgets.words import KeyBar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from .model.target import Target
+    from .model.selection import Target
 
 
 FIX_FIRST = 1

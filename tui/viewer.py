@@ -23,9 +23,20 @@ from .colors import ON_DARK_16, ON_LIGHT, THEMES, Inks, PlainCharacters, shows_u
 from .export import copy, remember_theme, remembered_theme, save, screen_svg, screen_text
 from .keys import AT_CURSOR, keys
 from .loading import Stamps, stamps_of
-from .model.messages import PlaceChosen, PlaneTurned, RankChosen, SideChosen, TensorChosen
-from .model.selection import Selection, about, at_target, name_of, next_plane, of_entry
-from .model.target import Known
+from .model.selection import (
+    Known,
+    PlaceChosen,
+    PlaneTurned,
+    RankChosen,
+    Selection,
+    SideChosen,
+    TensorChosen,
+    about,
+    at_target,
+    name_of,
+    next_plane,
+    of_entry,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -35,8 +46,8 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from .model.document import Document
+    from .model.selection import Target
     from .model.stored import StoredDocument
-    from .model.target import Target
 
 
 LOOK_AGAIN = 1.0

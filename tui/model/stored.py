@@ -17,7 +17,7 @@ from shardviz.text import bytes_text, counted, nearest, printable
 
 from ..colors import rank_style, verdict_style
 from .names import fitted, shortened
-from .target import Known, Target, parse_target
+from .selection import Known, Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,15 +13,13 @@ from textual.widgets import Static
 from shardviz.text import bytes_text, counted, printable
 
 from ..keys import keys
-from ..model.filters import after
-from ..model.mesh_plan import takes_part
-from ..model.messages import PassChosen
-from ..model.selection import rank_of
+from ..model.selection import PassChosen, rank_of
 from ..model.step import Collective, Modules, Step, axes_text, modules_of, moment_line, moments, numbers_text
+from ..model.tree import after
 from ..model.usage import bar
-from ..widgets.box import Box, ScrollBox
+from ..widgets.frame import Box, ScrollBox
 from ..widgets.grid import Lines
-from ..widgets.mesh_grid import MeshGrid
+from ..widgets.mesh_grid import MeshGrid, takes_part
 from ..widgets.schedule_grid import LEGEND, ScheduleGrid, pass_text, pipeline_text
 from .view import View
 
