@@ -18,7 +18,7 @@ from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
 
-from .rank_memory import who_has
+from .rank import who_has
 from .step import Step, step_of
 from .usage import Usage, usage_of
 
