@@ -14,7 +14,7 @@ from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RunRecord
 from shardviz.dump.write import TRACE_FOLDER, write_rank, write_run
 from shardviz.live.capture.capture import Capture
-from shardviz.live.run.tracing.writing import groups_of
+from shardviz.live.run.tracing import groups_of
 from shardviz.live.step.step import gradients
 from shardviz.live.step.trace.points import add_points
 
