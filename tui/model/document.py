@@ -217,7 +217,7 @@ class Document:
     @cached_property
     def of_a_step(self) -> dict[str, int]:
         """What a plan's step adds to a rank's memory at its fullest moment, at most; empty without a plan."""
-        from shardviz.plan.counting.amounts import OF_A_STEP, Amounts
+        from shardviz.plan.counting import OF_A_STEP, Amounts
 
         planned = self.dump.files.planned
         if planned is None:
