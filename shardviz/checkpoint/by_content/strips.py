@@ -140,7 +140,10 @@ def constant(tensor: Tensor) -> float | None:
     first = bits.flat[0]
     if not (start == first).all() or not (bits == first).all():
         return None
-    return float(values_of(np.array([first]), tensor.dtype)[0])
+    try:
+        return float(values_of(np.array([first]), tensor.dtype)[0])
+    except TypeError:  # numpy has no such type: the scales of MX formats, floats of eight bits without infinity
+        return None
 
 
 def are_near(tensor: View, other: View) -> bool:
