@@ -29,6 +29,7 @@ from shardviz.layout.notation import parse
 from shardviz.layout.placements import parse_placement
 from tests.check.records import add_values, change_rank, change_run, read_rank
 from tests.contract import store
+from tests.contract.by_axes import cast
 from tests.contract.judge import IN_MEMORY, judge_room, record
 from tests.dumps import Made, make_dump
 
@@ -132,10 +133,13 @@ def noise(size: float) -> Callable[[Array], Array]:
 
 
 def bfloat16(part: Array) -> Array:
+    """Return values rounded to bfloat16, and of two that are as near to the even one."""
+    return np.asarray(cast(np.asarray(part, np.float64), "BF16")[1])
+
+
+def truncated(part: Array) -> Array:
     """Return values of which the bits behind bfloat16's are cut off."""
-    bits = np.asarray(part, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
-    found: Array = bits.view(np.float32).astype(np.float64)
-    return found
+    return np.asarray(cast(np.asarray(part, np.float64), "BF16", truncated=True)[1])
 
 
 def term(at: int, size: int) -> float:
@@ -162,6 +166,7 @@ CHANGES: Mapping[str, Change] = {
     "all NaN": each(lambda part: part * np.nan),
     "infinite on the last rank": on_last(lambda part: with_at(part, 0, np.inf)),
     "rounded": each(bfloat16),
+    "truncated": each(truncated),
     "constant": each(np.ones_like),
     "squared": each(np.square),
     "the exponential": each(np.exp),
@@ -443,6 +448,15 @@ class Scene:
             step.stamps[2] = Stamp(names[2], 1, SHAPE, tied_to=names[0])
 
 
+INITIAL = (
+    *("times 1", "last rank's halved", "last rank's zero", "own values along dp", "own values along tp", "all NaN"),
+    *("the first's along tp", "the first's along dp", "constant", "noise 1e-07", "infinite on the last rank"),
+    *("last rank's a row less", "last rank's missing", "each rank's times its number"),
+)
+"""What is done to the values that a tensor has before the step."""
+CHANGES_OF_FIRST = dict(changes(MESHES[0]))
+
+
 def cases() -> Iterator[tuple[str, Step]]:
     """Yield every change in every role, with layouts, meshes and what is beside it in turn."""
     turn = count()
@@ -457,14 +471,10 @@ def cases() -> Iterator[tuple[str, Step]]:
                 size = "x".join(map(str, mesh.shape))
                 with contextlib.suppress(ValueError, IndexError):  # a number has no rows
                     yield f"{role} {name}, {layout}, {beside}, {size}", scene.made()
-
-
-INITIAL = (
-    *("times 1", "last rank's halved", "last rank's zero", "own values along dp", "own values along tp", "all NaN"),
-    *("the first's along tp", "the first's along dp", "constant", "noise 1e-07", "infinite on the last rank"),
-    *("last rank's a row less", "last rank's missing", "each rank's times its number"),
-)
-"""What is done to the values that a tensor has before the step."""
+    for role, name, placements in product(("grad", "output", "loss", "grad_norm"), INITIAL[1:], ((R, R), (R, S0))):
+        scene = Scene(MESHES[0], role, placements, CHANGES_OF_FIRST[name], "no reference", of_step=False)
+        with contextlib.suppress(ValueError, IndexError):
+            yield f"{role} {name}, {' '.join(placements)}, no reference, copies", scene.made()
 
 
 def initial() -> Iterator[tuple[str, Step]]:
