@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
-from shardviz.checkpoint.comparing.agreement import equal
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
+from shardviz.checkpoint.comparing.equality import equal
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from shardviz.errors import ShardvizError

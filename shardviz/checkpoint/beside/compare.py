@@ -8,19 +8,17 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.beside.given import Given, given_of
 from shardviz.checkpoint.beside.job import Job, Live
 from shardviz.checkpoint.beside.judging import judge
+from shardviz.checkpoint.beside.reading import Given, given_of
 from shardviz.checkpoint.beside.searching import MOST_READ, Search
 from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
-from shardviz.checkpoint.comparing.elsewhere import stale
-from shardviz.checkpoint.comparing.elsewhere.moved import with_ties
-from shardviz.checkpoint.comparing.elsewhere.one_file import is_open, odd_file
+from shardviz.checkpoint.comparing.moved import with_ties
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
 from shardviz.checkpoint.comparing.padded import padding_notes
 from shardviz.checkpoint.comparing.pairs import Pair, paired
-from shardviz.checkpoint.maps.made import Made, leaves
-from shardviz.checkpoint.maps.padding import has_padding
+from shardviz.checkpoint.comparing.steps import is_open, odd_file, opened, siblings
+from shardviz.checkpoint.maps.made import Made, has_padding, leaves
 from shardviz.checkpoint.optimizer import state_names
 from shardviz.checkpoint.records import Checkpoint, Saved
 from shardviz.explain.files import FileOfAnotherSave
@@ -32,8 +30,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.pairs import Pairs
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.records import Chunk
-    from shardviz.checkpoint.tensor import Entry, Tensor
+    from shardviz.checkpoint.records import Chunk, Entry, Tensor
     from shardviz.layout.region import Region
 
     Side: TypeAlias = Job | Checkpoint
@@ -68,7 +65,7 @@ def compare_with_job(
     assert isinstance(checkpoint, Checkpoint), "and the other is not"
     pairs = paired(before, after, rules, _states)
     refuse_strangers(pairs, before, after)
-    steps = [*also, *stale.opened(stale.siblings(checkpoint.path), [checkpoint.path])]
+    steps = [*also, *opened(siblings(checkpoint.path), [checkpoint.path])]
     search = Search(checkpoint.tensors, steps)
     judged: list[tuple[Outcome, Live, Entry]] = []
     both, given = _both(pairs)

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.beside.given import Given
-from shardviz.checkpoint.beside.reading import Reader
-from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
+from shardviz.checkpoint.beside.reading import Given, Reader
+from shardviz.checkpoint.comparing.steps import tensor_in
 from shardviz.errors import DumpError, LayoutError
 from shardviz.layout.ids import region_of
 from shardviz.layout.region import Region
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardviz.checkpoint.beside.job import Live, Piece
-    from shardviz.checkpoint.records import Checkpoint
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Checkpoint, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.splits import Chain
 

@@ -9,18 +9,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.by_content.inferring import inferred
-from shardviz.checkpoint.by_content.writing import lines_of, rules_from
-from shardviz.checkpoint.comparing.agreement import agree, can_cast, is_same, narrower
-from shardviz.checkpoint.comparing.changed.changes import change_of
-from shardviz.checkpoint.comparing.changed.numbers import overflown
-from shardviz.checkpoint.comparing.elsewhere.contents import Contents
-from shardviz.checkpoint.comparing.elsewhere.left_over import with_left_over
-from shardviz.checkpoint.comparing.elsewhere.moved import with_fused, with_moved
+from shardviz.checkpoint.by_content.numbered import lines_of, rules_from
+from shardviz.checkpoint.comparing.changes import change_of, overflown
+from shardviz.checkpoint.comparing.equality import Contents, agree, can_cast, is_same, narrower
+from shardviz.checkpoint.comparing.moved import with_fused, with_moved
 from shardviz.checkpoint.comparing.objects import compare_objects
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
 from shardviz.checkpoint.comparing.padded import padded_otherwise, padding_notes, trimmed
 from shardviz.checkpoint.comparing.pairs import paired
 from shardviz.checkpoint.comparing.scaled import scaled, unscaled
+from shardviz.checkpoint.comparing.steps import with_left_over
 from shardviz.checkpoint.maps.families import family_of, find_map
 from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.made import Made
@@ -36,8 +34,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.records import Checkpoint
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Checkpoint, Tensor
 
     Outcomes = list[tuple[Outcome, Pair]]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.checkpoint.formats.archive import read_object
-from shardviz.checkpoint.formats.machine import Made
+from shardviz.checkpoint.formats.pickled import Made
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import is_setting, state_names
 from shardviz.errors import DumpError

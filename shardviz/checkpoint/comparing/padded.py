@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.changed.changes import change_of
-from shardviz.checkpoint.maps.made import Made, Op
+from shardviz.checkpoint.comparing.changes import change_of
+from shardviz.checkpoint.maps.made import PAD, Made, Op, padding_text, unused_texts, without_padding
 from shardviz.checkpoint.maps.numbering import starred
-from shardviz.checkpoint.maps.padding import PAD, padding_text, unused_texts, without_padding
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.outcome import Change
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.maps.made import Node
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Tensor
 
 
 def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[str]:

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardviz.checkpoint.comparing.agreement import is_same
+from shardviz.checkpoint.comparing.equality import is_same
+from shardviz.checkpoint.maps.families import numbers_beside
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
 from shardviz.checkpoint.maps.made import Made, leaves
-from shardviz.checkpoint.maps.matching import apply, is_turned
-from shardviz.checkpoint.maps.named import named, pattern_of
-from shardviz.checkpoint.maps.settings import numbers_beside
+from shardviz.checkpoint.maps.matching import apply, is_turned, named, pattern_of
 from shardviz.checkpoint.optimizer import IN_BUCKETS, is_bucket, state_names, state_of
 from shardviz.errors import ShardvizError
 from shardviz.reference.names import Matching, matched
@@ -23,9 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.checkpoint.maps.language import Expression, Rule
-    from shardviz.checkpoint.maps.matching import Mapped
-    from shardviz.checkpoint.maps.named import Named
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.maps.matching import Mapped, Named
+    from shardviz.checkpoint.records import Tensor
 
 FEW = 4
 """Tensors in which a number is looked for that no settings have."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.elsewhere.contents import dtype_of
+from shardviz.checkpoint.comparing.equality import dtype_of
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.explain.conversion import WrongQuantizationScales
 from shardviz.layout.region import index_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.comparing.pairs import Pair
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Tensor
 
 WIDE = ("float64", "float32", "bfloat16", "float16")
 BLOCKS = (128, 64, 32, 16, 256, 512)

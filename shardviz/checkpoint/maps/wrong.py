@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
-from shardviz.checkpoint.comparing.agreement import agree
-from shardviz.checkpoint.comparing.changed.changes import change_of
+from shardviz.checkpoint.comparing.changes import change_of
+from shardviz.checkpoint.comparing.equality import agree
 from shardviz.checkpoint.comparing.outcome import Change
-from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE
+from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MisfitError
 from shardviz.checkpoint.maps.made import Made, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
-from shardviz.checkpoint.maps.views import MisfitError
-from shardviz.checkpoint.tensor import Held
+from shardviz.checkpoint.records import Held
 from shardviz.explain.conversion import (
     AnotherSourceTensor,
     FusedShardsJoined,
@@ -36,9 +35,9 @@ from shardviz.text import counted, listed, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardviz.checkpoint.comparing.elsewhere.contents import Contents
+    from shardviz.checkpoint.comparing.equality import Contents
     from shardviz.checkpoint.maps.made import Node
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Tensor
     from shardviz.explain.cause import Cause
 
 MAX_NAMED = 3

@@ -13,9 +13,8 @@ from shardviz.layout.notation import write
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.step.step import gradients
-from shardviz.testing.assertions.gathering import gather
 from shardviz.testing.assertions.message import ShardAssertionError
-from shardviz.testing.assertions.subjects import device_mesh_of
+from shardviz.testing.assertions.subjects import device_mesh_of, gather
 
 if TYPE_CHECKING:
     from torch import nn

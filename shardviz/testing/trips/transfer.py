@@ -11,22 +11,26 @@ import numpy as np
 import torch
 from torch import distributed, nn
 
-from shardviz.checkpoint.maps.padding import has_padding, padding_in, padding_text
-from shardviz.checkpoint.tensor import Held
+from shardviz.checkpoint.maps.made import has_padding, padding_in, padding_text
+from shardviz.checkpoint.records import Held
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group, together
 from shardviz.live.capture.locals import of_tensor
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.assertions.subjects import device_mesh_of
-from shardviz.testing.trips import filling
-from shardviz.testing.trips.contents import Contents, contents_of
-from shardviz.testing.trips.cutting import Cut, fused_findings
-from shardviz.testing.trips.findings import Received, Words, findings_of, message_of
-from shardviz.testing.trips.judging import Target, parts_of_all, places
-from shardviz.testing.trips.mapping import made_of, names_of, padded_by_rank, rules_of, without_padding
-from shardviz.testing.trips.roundtrip import refuse_unchecked
-from shardviz.testing.trips.trip import RoundTrip
+from shardviz.testing.trips.contents import Contents, contents_of, fill, old_entries, region_of, salt_of, sent_by_all
+from shardviz.testing.trips.judging import Received, Target, Words, findings_of, message_of, parts_of_all, places
+from shardviz.testing.trips.pieces import (
+    Cut,
+    fused_findings,
+    made_of,
+    names_of,
+    padded_by_rank,
+    rules_of,
+    without_padding,
+)
+from shardviz.testing.trips.roundtrip import RoundTrip, refuse_unchecked
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
@@ -36,8 +40,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.maps.made import Node
     from shardviz.reference.files import Entry
-    from shardviz.testing.trips.cutting import Piece
-    from shardviz.testing.trips.mapping import AnyMap
+    from shardviz.testing.trips.pieces import AnyMap, Piece
 
 Weights = nn.Module | Mapping[str, torch.Tensor] | None
 MOST = 3
@@ -131,15 +134,15 @@ class Transfer:
     def after(self, sync: Callable[[], object]) -> tuple[str, RoundTrip]:
         """Fill both sides, send, and compare. Every rank calls this."""
         ours, theirs = weights_of(self.source), weights_of(self.target)
-        sent = filling.sent_by_all(ours)
+        sent = sent_by_all(ours)
         before = {name: local.values.clone() for name, local in ours.tensors.items()}
-        salt = filling.salt_of("sync", *sorted(sent))
-        old = filling.old_entries(theirs, salt)
-        filling.fill(theirs, old, 0)
+        salt = salt_of("sync", *sorted(sent))
+        old = old_entries(theirs, salt)
+        fill(theirs, old, 0)
         spoiled = {name: bits_of_tensor(local.values).copy() for name, local in theirs.tensors.items()}
         rank = distributed.get_rank()
         mine = {name: sent[name].entry(salt, rank) for name in ours.tensors}
-        refused = filling.fill(ours, mine, 0)
+        refused = fill(ours, mine, 0)
         of_all_ranks(None)
         sync()
         of_all_ranks(None)
@@ -242,7 +245,7 @@ def _whole(ours: Contents) -> dict[str, Entry]:
     """Put together what ranks have of the source. Every rank calls this, and has the memory for all of it."""
     mine = {}
     for name, local in ours.tensors.items():
-        region = filling.region_of(local)
+        region = region_of(local)
         if region is not None and not local.flat:
             mine[name] = (local.shape, dtype_name(local.values.dtype), region, bits_of_tensor(local.values))
     entries: dict[str, Entry] = {}

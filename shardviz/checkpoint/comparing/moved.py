@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.elsewhere.contents import Contents
+from shardviz.checkpoint.comparing.equality import Contents
 from shardviz.checkpoint.findings import are_embeddings
 from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.numbering import against, renumbered
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.maps.numbering import Renumbered
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Tensor
     from shardviz.explain.cause import Cause
 
     Outcomes = list[tuple[Outcome, Pair]]
