@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.checkpoint.comparing.equality import can_cast, narrower
-from shardviz.checkpoint.maps.functions import FUNCTIONS
+from shardviz.checkpoint.maps.functions import views_in
 from shardviz.errors import DumpError
 from shardviz.reference.windows import line_hashes
 from shardviz.relate.casts import cast, values_of
-from shardviz.relate.values import is_alike
+from shardviz.relate.values import is_alike, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,9 +34,6 @@ WIDTH = 16
 FEWEST = 8
 """Values that tell slices apart: shorter slices are looked up with those behind them."""
 
-SAMPLES = 256
-"""Values that two tensors of nearly the same values are compared by."""
-
 UNKNOWN = -2
 """The place of a slice that is there several times, or whose values are all alike."""
 
@@ -46,7 +43,7 @@ LEAST_PART = 0.5
 """The part of all slices that must be where they are expected: a few of them may be wrong."""
 
 ALIKE = 0.8
-"""The correlation of two tensors of nearly the same values; that of 256 unrelated ones is below 0.4."""
+"""The correlation of two tensors of nearly the same values; that of 256 unrelated samples is below 0.4."""
 
 MOST_PARTS = 16
 """Tensors of other names that one is made of."""
@@ -159,17 +156,15 @@ def constant(tensor: Tensor) -> float | None:
         return None
     if not bits.size:
         return None
-    start = bits[(slice(0, 8),) * bits.ndim]
-    first = bits.flat[0]
-    if not (start == first).all() or not (bits == first).all():
+    if not is_alike(bits[(slice(0, 8),) * bits.ndim]) or not is_alike(bits):
         return None
-    return float(values_of(np.array([first]), tensor.dtype)[0])
+    return float(values_of(np.array([bits.flat[0]]), tensor.dtype)[0])
 
 
 def are_near(tensor: View, other: View) -> bool:
     """Whether two tensors of one shape have nearly the same values, such as those of two steps, or one scaled."""
     try:
-        sides = [_spread(view) for view in (tensor, other)]
+        sides = [values_of(sampled(view.bits), view.tensor.dtype) for view in (tensor, other)]
     except (DumpError, OSError):
         return False
     if len(sides[0]) < 2 * FEWEST or not np.isfinite(sides).all():
@@ -177,12 +172,6 @@ def are_near(tensor: View, other: View) -> bool:
     centered = [values - values.mean() for values in sides]
     norms = [float(np.linalg.norm(values)) for values in centered]
     return bool(min(norms) > 0 and abs(float(centered[0] @ centered[1])) >= ALIKE * norms[0] * norms[1])
-
-
-def _spread(view: View) -> NDArray[np.float64]:
-    bits = view.bits
-    places = np.unique(np.linspace(0, bits.size - 1, SAMPLES).astype(np.int64))
-    return values_of(bits[np.unravel_index(places, bits.shape)], view.tensor.dtype)
 
 
 @dataclass(frozen=True)
@@ -272,7 +261,7 @@ def recipes(whole: Tensor, numbers: Numbers, sources: Sequence[Link], strips: St
         stacked = [
             (link, parts)
             for link, parts in near
-            if len(link.extra) >= depth and _shape_of(parts) is not None and _counts(parts, depth, whole.shape)
+            if len(link.extra) >= depth and parts and _counts(parts, depth, whole.shape)
         ]
         for at in (0, -1) if stacked and depth else (0,):
             index = tuple(size - 1 if at else 0 for size in whole.shape[:depth])
@@ -284,10 +273,6 @@ def recipes(whole: Tensor, numbers: Numbers, sources: Sequence[Link], strips: St
             yield from found
             if found:
                 return
-
-
-def _shape_of(parts: Mapping[Numbers, Tensor]) -> tuple[int, ...] | None:
-    return next((one.shape for one in parts.values()), None)
 
 
 def _counts(parts: Mapping[Numbers, Tensor], depth: int, shape: tuple[int, ...]) -> bool:
@@ -321,8 +306,10 @@ def _parts(
 ) -> Iterator[_Part]:
     """Yield the parts whose slices are in a tensor, most of them."""
     for link, members in sources:
-        shape = _shape_of(members)
-        if shape is None or len(shape) != len(view.shape) or shape[dim] > view.shape[dim] or 0 in shape:
+        if not members:
+            continue
+        shape = next(iter(members.values())).shape
+        if len(shape) != len(view.shape) or shape[dim] > view.shape[dim] or 0 in shape:
             continue
         if shape[:dim] + shape[dim + 1 :] != view.shape[:dim] + view.shape[dim + 1 :]:
             continue
@@ -413,20 +400,16 @@ def _rotary(part: _Part, start: int, dim: int, turned: bool) -> tuple[str, int] 
 
 def _reordered(kind: str, size: int, head: int) -> NDArray[np.int64]:
     """Return where each row is after it was reordered by heads."""
-    views = FUNCTIONS[kind].views
-    assert views is not None
-    (view,) = views(np.arange(size), [(size,)], (head,))
+    (view,) = views_in(np.arange(size), kind, [(size,)], (head,))
     return np.asarray(view.reshape(-1))
 
 
 def _blocks(parts: Sequence[_Part]) -> int:
     """Return of how many blocks each parts come in turns; 0 if they do not."""
     total, common = sum(part.size for part in parts), math.gcd(*(part.size for part in parts))
-    views = FUNCTIONS["interleave"].views
-    assert views is not None
     for blocks in range(2, common + 1):
         if common % blocks == 0:
-            expected = views(np.arange(total), [(part.size,) for part in parts], (0, blocks))
+            expected = views_in(np.arange(total), "interleave", [(part.size,) for part in parts], (0, blocks))
             if all(
                 part.is_alike or fits(part.places, view.reshape(-1)) for part, view in zip(parts, expected, strict=True)
             ):

@@ -64,13 +64,11 @@ def _joined(shapes: Sequence[Shape], dim: int) -> Shape:
     return (*first[:dim], sum(shape[dim] for shape in shapes), *first[dim + 1 :])
 
 
-def cat_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
-    """Return the shape of tensors one after the other along a dim."""
+def _cat_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     return _joined(shapes, _dim(numbers, 0, shapes[0]))
 
 
-def cat_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
-    """Return the view of each part in the whole."""
+def _cat_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     dim, start, views = _dim(numbers, 0, shapes[0]), 0, []
     for shape in shapes:
         views.append(whole[_cut(dim, start, start + shape[dim])])
@@ -78,16 +76,14 @@ def cat_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> 
     return views
 
 
-def stack_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
-    """Return the shape of tensors one after the other along a new dim."""
+def _stack_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     dim = _dim(numbers, 0, shapes[0], extra=1)
     if other := next((shape for shape in shapes if shape != shapes[0]), None):
         raise MisfitError(f"{list(shapes[0])} and {list(other)} are not of one shape")
     return (*shapes[0][:dim], len(shapes), *shapes[0][dim:])
 
 
-def stack_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
-    """Return the view of each part in the whole."""
+def _stack_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     dim = _dim(numbers, 0, shapes[0], extra=1)
     return [whole[_at(dim, at)] for at in range(len(shapes))]
 
@@ -99,16 +95,14 @@ def _blocks(shapes: Sequence[Shape], numbers: Sequence[int], dim: int) -> int:
     return blocks
 
 
-def interleave_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
-    """Return the shape of tensors whose blocks come in turns."""
+def _interleave_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     dim = _dim(numbers, 0, shapes[0])
     shape = _joined(shapes, dim)
     _blocks(shapes, numbers, dim)
     return shape
 
 
-def interleave_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
-    """Return the view of each part's blocks in the whole."""
+def _interleave_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     dim = _dim(numbers, 0, shapes[0])
     blocks = _blocks(shapes, numbers, dim)
     shape = whole.shape
@@ -121,8 +115,7 @@ def interleave_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[in
     return views
 
 
-def split_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
-    """Return the shape of one of several equal parts."""
+def _split_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     (shape,), (count, which, *_) = shapes, numbers
     dim = _dim(numbers, 2, shape)
     if count < 1 or shape[dim] % count or not 0 <= which < count:
@@ -130,16 +123,14 @@ def split_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     return (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
 
 
-def split_taken(operand: Array, numbers: Sequence[int]) -> Array:
-    """Return that part."""
+def _split_taken(operand: Array, numbers: Sequence[int]) -> Array:
     count, which = numbers[:2]
     dim = _dim(numbers, 2, operand.shape)
     size = operand.shape[dim] // count
     return operand[_cut(dim, which * size, (which + 1) * size)]
 
 
-def take_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
-    """Return the shape of a tensor at one index of a dim."""
+def _take_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     (shape,) = shapes
     dim = _dim(numbers, 1, shape)
     if not 0 <= numbers[0] < shape[dim]:
@@ -147,14 +138,12 @@ def take_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     return (*shape[:dim], *shape[dim + 1 :])
 
 
-def take_taken(operand: Array, numbers: Sequence[int]) -> Array:
-    """Return the tensor at that index."""
+def _take_taken(operand: Array, numbers: Sequence[int]) -> Array:
     found: Array = operand[_at(_dim(numbers, 1, operand.shape), numbers[0])]
     return found
 
 
-def slice_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
-    """Return the shape of a stretch of a dim."""
+def _slice_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     (shape,), (start, stop, *_) = shapes, numbers
     dim = _dim(numbers, 2, shape)
     if not 0 <= start <= stop <= shape[dim]:
@@ -162,13 +151,11 @@ def slice_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     return (*shape[:dim], stop - start, *shape[dim + 1 :])
 
 
-def slice_taken(operand: Array, numbers: Sequence[int]) -> Array:
-    """Return that stretch."""
+def _slice_taken(operand: Array, numbers: Sequence[int]) -> Array:
     return operand[_cut(_dim(numbers, 2, operand.shape), numbers[0], numbers[1])]
 
 
-def pad_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
-    """Return the shape of a tensor with padding behind the last index of a dim."""
+def _pad_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     (shape,), (size, *_) = shapes, numbers
     dim = _dim(numbers, 1, shape)
     if size < shape[dim]:
@@ -176,7 +163,7 @@ def pad_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
-def pad_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
+def _pad_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     """Return where the tensor is: all but the padding."""
     dim = _dim(numbers, 1, shapes[0])
     return [whole[_cut(dim, 0, shapes[0][dim])]]
@@ -188,21 +175,19 @@ def _pair(shape: Shape, numbers: Sequence[int]) -> tuple[int, int]:
     return _dim(numbers, 0, shape, -2), _dim(numbers, 1, shape, -1)
 
 
-def transpose_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
-    """Return the shape of a tensor with two dims exchanged."""
+def _transpose_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     one, other = _pair(shapes[0], numbers)
     shape = list(shapes[0])
     shape[one], shape[other] = shape[other], shape[one]
     return tuple(shape)
 
 
-def transpose_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
+def _transpose_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     """Return the whole with the two dims exchanged back."""
     return [whole.swapaxes(*_pair(shapes[0], numbers))]
 
 
-def permute_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
-    """Return the shape of a tensor with its dims in another order."""
+def _permute_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     (shape,) = shapes
     dims = [_dim([number], 0, shape) for number in numbers]
     if sorted(dims) != list(range(len(shape))):
@@ -210,13 +195,13 @@ def permute_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     return tuple(shape[dim] for dim in dims)
 
 
-def permute_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
+def _permute_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     """Return the whole with its dims in their first order."""
     dims = [number % len(shapes[0]) for number in numbers]
     return [whole.transpose([dims.index(dim) for dim in range(len(dims))])]
 
 
-def reshape_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
+def _reshape_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     """Return another shape of the same elements; -1 stands for what is left."""
     (shape,) = shapes
     size = math.prod(shape)
@@ -228,12 +213,12 @@ def reshape_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     return made
 
 
-def reshape_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
+def _reshape_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     """Return the whole: its elements keep their order."""
     return [whole]
 
 
-def rotary_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
+def _rotary_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     """Return the shape of rows of heads: reordering them keeps it."""
     (shape,), (head,) = shapes, numbers
     if not shape or head < 2 or head % 2 or shape[0] % head:
@@ -241,13 +226,13 @@ def rotary_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     return shape
 
 
-def rotary_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
+def _rotary_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     """Return the whole with the halves of each head taken for pairs."""
     half = numbers[0] // 2
     return [whole.reshape(-1, 2, half, *whole.shape[1:]).swapaxes(1, 2)]
 
 
-def unrotary_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
+def _unrotary_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     """Return the whole with the pairs of each head taken for halves."""
     half = numbers[0] // 2
     return [whole.reshape(-1, half, 2, *whole.shape[1:]).swapaxes(1, 2)]
@@ -286,73 +271,67 @@ class Function:
 
 
 FUNCTIONS = {
-    "cat": Function("cat(a, b, dim)", "one after the other along a dim", (1, MANY), (0, 1), cat_shape, views=cat_views),
+    "cat": Function("cat(a, b, dim)", "one after the other along a dim", (1, MANY), (0, 1), _cat_shape, _cat_views),
     "stack": Function(
-        "stack(a, b, dim)",
-        "one after the other along a new dim",
-        (1, MANY),
-        (0, 1),
-        stack_shape,
-        views=stack_views,
+        "stack(a, b, dim)", "one after the other along a new dim", (1, MANY), (0, 1), _stack_shape, _stack_views
     ),
     "interleave": Function(
         "interleave(q, k, v, dim, n)",
         "alternating: the first of n blocks of each, then the second, ...; without n, single indices",
         (2, MANY),
         (0, 2),
-        interleave_shape,
-        views=interleave_views,
+        _interleave_shape,
+        _interleave_views,
     ),
     "split": Function(
-        "split(a, n, i, dim)",
-        "part i, from 0, of n equal ones",
-        (1, 1),
-        (2, 3),
-        split_shape,
-        taken=split_taken,
+        "split(a, n, i, dim)", "part i, from 0, of n equal ones", (1, 1), (2, 3), _split_shape, taken=_split_taken
     ),
     "slice": Function(
         "slice(a, from, to, dim)",
         "the indices from `from` up to, and without, `to`",
         (1, 1),
         (2, 3),
-        slice_shape,
-        taken=slice_taken,
+        _slice_shape,
+        taken=_slice_taken,
     ),
     "pad": Function(
         "pad(a, n, dim)",
         "n indices, the last ones padding: these are not compared",
         (1, 1),
         (1, 2),
-        pad_shape,
-        views=pad_views,
+        _pad_shape,
+        _pad_views,
     ),
-    "take": Function("take(a, i, dim)", "index i, without that dim", (1, 1), (1, 2), take_shape, taken=take_taken),
+    "take": Function("take(a, i, dim)", "index i, without that dim", (1, 1), (1, 2), _take_shape, taken=_take_taken),
     "transpose": Function(
         "transpose(a, dim, dim)",
         "two dims exchanged; by default the last two",
         (1, 1),
         (0, 2),
-        transpose_shape,
-        transpose_views,
+        _transpose_shape,
+        _transpose_views,
     ),
-    "permute": Function("permute(a, 0, 2, 1)", "dims in this order", (1, 1), (1, MANY), permute_shape, permute_views),
+    "permute": Function("permute(a, 0, 2, 1)", "dims in this order", (1, 1), (1, MANY), _permute_shape, _permute_views),
     "reshape": Function(
-        "reshape(a, 8, -1)",
-        "the same elements in another shape",
-        (1, 1),
-        (1, MANY),
-        reshape_shape,
-        reshape_views,
+        "reshape(a, 8, -1)", "the same elements in another shape", (1, 1), (1, MANY), _reshape_shape, _reshape_views
     ),
     "rotary": Function(
         "rotary(a, head_dim)",
         "rows of each head from pairs (Meta) to halves (Hugging Face)",
         (1, 1),
         (1, 1),
-        rotary_shape,
-        rotary_views,
+        _rotary_shape,
+        _rotary_views,
     ),
-    "unrotary": Function("unrotary(a, head_dim)", "from halves to pairs", (1, 1), (1, 1), rotary_shape, unrotary_views),
+    "unrotary": Function(
+        "unrotary(a, head_dim)", "from halves to pairs", (1, 1), (1, 1), _rotary_shape, _unrotary_views
+    ),
 }
 """Every function of the language, by its name."""
+
+
+def views_in(whole: Array, function: str, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
+    """Return the view of each operand in what a function makes of them; it must be one that uses all of them."""
+    views = FUNCTIONS[function].views
+    assert views is not None, "the caller knows the function"
+    return views(whole, shapes, numbers)

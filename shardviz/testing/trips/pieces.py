@@ -20,7 +20,7 @@ from torch import distributed
 
 from shardviz.checkpoint.maps import language
 from shardviz.checkpoint.maps.families import find_map
-from shardviz.checkpoint.maps.functions import interleave_views
+from shardviz.checkpoint.maps.functions import views_in
 from shardviz.checkpoint.maps.language import Name, Rule, names_in
 from shardviz.checkpoint.maps.made import PAD, Made, Op, called, dim_of, has_padding, leaves, padding_in
 from shardviz.checkpoint.maps.matching import apply, filled, named, pattern_of, towards
@@ -457,7 +457,7 @@ def _joined(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[
     """Yield the way in which a rank's right parts are put together: in turns, or in another order."""
     sizes = [part.shape[dim] for part in parts]
     for blocks in [one for one in range(2, math.gcd(*sizes) + 1) if math.gcd(*sizes) % one == 0][:MOST_BLOCKS]:
-        views = interleave_views(got, [part.shape for part in parts], (dim, blocks))
+        views = views_in(got, "interleave", [part.shape for part in parts], (dim, blocks))
         if all(np.array_equal(view.reshape(part.shape), part) for view, part in zip(views, parts, strict=True)):
             rows = " and ".join(dict.fromkeys(f"{size // blocks:,}" for size in sizes))
             yield f"its parts come in turns, in blocks of {rows} along dim {dim}", FusedCutOtherwise("turns")
