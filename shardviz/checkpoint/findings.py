@@ -33,7 +33,7 @@ from shardviz.text import counted, listed, natural_key, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
-    from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Saved
+    from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
 
     Entries = dict[str, list[tuple[Saved, Chunk]]]
     Span = tuple[int, int, str]
@@ -235,22 +235,16 @@ def foreign_files(checkpoint: Checkpoint) -> dict[str, Finding]:
         for chunk in tensor.chunks:
             if chunk.place is not None and chunk.place.archive and not chunk.place.transformed:
                 entries.setdefault(chunk.place.file, []).append((tensor, chunk))
-    for place in (*_places(entries), *checkpoint.objects.values()):
+                ends[chunk.place.file] = max(ends.get(chunk.place.file, 0), chunk.place.start + chunk.place.size)
+    for place in checkpoint.objects.values():
         ends[place.file] = max(ends.get(place.file, 0), place.start + place.size)
     sizes = checkpoint.file_sizes
     long = [file for file in entries if (size := sizes[file]) is not None and size > ends[file]]
     return {
-        file: _finding(file, sizes[file] or 0, ends[file], entries[file]) for file in long if _is_odd(entries[file])
+        file: _finding(file, sizes[file] or 0, ends[file], entries[file])
+        for file in long
+        if not any(_is_readable(tensor, chunk) for tensor, chunk in entries[file][:TRIED])
     }
-
-
-def _places(entries: Entries) -> Iterator[Place]:
-    return (chunk.place for own in entries.values() for _, chunk in own if chunk.place is not None)
-
-
-def _is_odd(entries: list[tuple[Saved, Chunk]]) -> bool:
-    """Whether none of a file's first entries can be read."""
-    return not any(_is_readable(tensor, chunk) for tensor, chunk in entries[:TRIED])
 
 
 def _is_readable(tensor: Saved, chunk: Chunk) -> bool:

@@ -187,7 +187,11 @@ def _optimizers(checkpoint: Checkpoint) -> dict[str, _Optimizer]:
         if (parts := _split(name)) is not None:
             optimizer = optimizers.setdefault(parts["before"], _Optimizer(parts["before"]))
             optimizer.states.setdefault(parts["name"], []).append((parts["key"], tensor))
-    optimizers = {before: one for before, one in optimizers.items() if _is_optimizer(one)}
+    optimizers = {  # a model may have a module called `state` too
+        before: one
+        for before, one in optimizers.items()
+        if any(key in OF_OPTIMIZERS for states in one.states.values() for key, _ in states)
+    }
     for name, place in checkpoint.objects.items():
         if (parts := _STATE.fullmatch(name)) is not None and parts["before"] in optimizers:
             optimizers[parts["before"]].plain.setdefault(parts["name"], set()).add(parts["key"])
@@ -211,11 +215,6 @@ def state_names(checkpoint: Checkpoint) -> frozenset[str]:
     every = _optimizers(checkpoint).values()
     named = (state.name for one in every for states in one.states.values() for _, state in states)
     return frozenset([*named, *filter(is_bucket, checkpoint.tensors)])
-
-
-def _is_optimizer(optimizer: _Optimizer) -> bool:
-    """Whether names are an optimizer's: a model may have a module called `state` too."""
-    return any(key in OF_OPTIMIZERS for states in optimizer.states.values() for key, _ in states)
 
 
 def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:
@@ -316,7 +315,9 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         if parts is None or not tensor.size or not tensor.chunks:
             continue
         key = parts[1]
-        state = known.setdefault(_without(name, key), _Known())
+        # torch writes the key last, Megatron before the parameter
+        whose = name.removesuffix(f".{key}") if name.endswith(f".{key}") else name.replace(f".{key}.", ".", 1)
+        state = known.setdefault(whose, _Known())
         is_step = key == "step" and tensor.size == 1 and tensor.files
         is_moment = key in MOMENTS and not is_whole(tensor.dtype)  # codes of 8 bits may be negative
         values = _some(tensor) if is_step or is_moment else None
@@ -329,11 +330,6 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
             state.squares = (tensor, bool(values.any())) if key in SQUARES else state.squares
     yield from _steps([(one.step[1].files[0], one.step[0]) for one in known.values() if one.step])
     yield from _beside_steps(list(known.values()))
-
-
-def _without(name: str, key: str) -> str:
-    """Return a state's name without its key, which torch writes last and Megatron before the parameter."""
-    return name.removesuffix(f".{key}") if name.endswith(f".{key}") else name.replace(f".{key}.", ".", 1)
 
 
 def _some(tensor: Saved) -> NDArray[np.float64] | None:

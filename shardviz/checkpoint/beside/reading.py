@@ -24,7 +24,7 @@ from shardviz.relate.values import part_of
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -75,7 +75,10 @@ class Reader:
         if self._turn is None and isinstance(self.entry, Saved) and self.entry.shape == self.shape:
             content = self.entry.read(region)
         else:
-            content = part_of(self._all(), region)
+            if self._whole is None:
+                whole = self.entry.bits if self._turn is None else self._turn(self.entry.bits)
+                self._whole = whole.reshape(self.shape)
+            content = part_of(self._whole, region)
         for dtype, to in pairwise(self._steps):
             there = cast(content, dtype, to)
             if there is None:
@@ -83,12 +86,6 @@ class Reader:
             content = there
         self.read_bytes += content.nbytes
         return content
-
-    def _all(self) -> NDArray[Any]:
-        if self._whole is None:
-            whole = self.entry.bits if self._turn is None else self._turn(self.entry.bits)
-            self._whole = whole.reshape(self.shape)
-        return self._whole
 
     def digest(self, region: Region) -> str:
         """Return the hash that a rank's record has if the rank holds this part.
@@ -171,9 +168,10 @@ class Given:
             if made.shape != tensor.shape:
                 text = f"{printable(tensor.name)} is {list(tensor.shape)}, and {made.name} makes {list(made.shape)}"
                 raise DumpError(text, f"see {made.where}")
-            for part, at in _parts_in(made.node, tensor.bits, self.live):
-                _target(whole, at)[...] = part
-                _target(seen, at)[...] = True
+            for part, at in parts_of(made.node, tensor.bits):
+                if next(leaves(at)) is self.live:
+                    _target(whole, at)[...] = part
+                    _target(seen, at)[...] = True
         if not seen.all():
             lost = int(seen.size - seen.sum())
             raise DumpError(
@@ -184,13 +182,6 @@ class Given:
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part, in the region's order."""
         return part_of(self.bits, region)
-
-
-def _parts_in(node: Node, bits: NDArray[Any], live: Live) -> Iterator[tuple[NDArray[Any], Node]]:
-    """Yield the parts of an array that a node makes and that are of one tensor, each with what it is of that."""
-    for part, at in parts_of(node, bits):
-        if next(leaves(at)) is live:
-            yield part, at
 
 
 def _target(whole: NDArray[Any], node: Node) -> NDArray[Any]:

@@ -133,16 +133,13 @@ def _aligned(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> I
     """Yield which numbers may be which: the same ones; if those of one side begin elsewhere, first in their order."""
     mine, theirs = sorted(numbers_of_side), sorted(others)
     if mine != theirs and len(mine) == len(theirs):
-        columns = [_column(*pair) for pair in zip(zip(*mine, strict=True), zip(*theirs, strict=True), strict=True)]
+        pairs = zip(zip(*mine, strict=True), zip(*theirs, strict=True), strict=True)
+        columns = [dict(zip(sorted({*own}), sorted({*other}), strict=False)) for own, other in pairs]
         known = {numbers: tuple(columns[at].get(one, -1) for at, one in enumerate(numbers)) for numbers in mine}
         if sorted(known.values()) == theirs:
             yield known
     if shared := set(mine) & set(theirs):
         yield {numbers: numbers for numbers in sorted(shared)}
-
-
-def _column(mine: Iterable[int], theirs: Iterable[int]) -> dict[int, int]:
-    return dict(zip(sorted(set(mine)), sorted(set(theirs)), strict=False))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.equality import narrower
 from shardviz.checkpoint.comparing.orders import name_change
-from shardviz.checkpoint.comparing.outcome import Change
 from shardviz.checkpoint.records import Saved
 from shardviz.explain.conversion import (
     CutOffDigits,
@@ -32,15 +31,13 @@ from shardviz.relate.values import blocks, is_alike, part_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.records import Tensor
     from shardviz.layout.region import Region
 
     _Bits = tuple[NDArray[Any], str]
 
 SIDES = ("the first", "the second")
-
-EXPONENTS = {"float64": 0x7FF0 << 48, "float32": 0x7F80 << 16, "float16": 0x7C00, "bfloat16": 0x7F80}
-"""The bits of a value that are its exponent."""
 
 NARROW = ("bfloat16", "float16")
 
@@ -53,10 +50,11 @@ MAX_RANKS = 1024
 """Ranks that may each have padded their own part."""
 
 
-def change_of(before: Tensor, after: Tensor, names: tuple[str, str] = SIDES) -> Change:
+def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str, str] = SIDES) -> Outcome:
     """Say what became of a tensor.
 
     Args:
+        outcome: Its names.
         before: What it was.
         after: What it is: not that, in a type to which values are known to be rounded.
         names: What the two are called.
@@ -70,18 +68,18 @@ def change_of(before: Tensor, after: Tensor, names: tuple[str, str] = SIDES) -> 
     assert theirs is not None, "can_cast says so"
     types = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
     cuts = tuple(side for side in (after, before) if isinstance(side, Saved))
-    if change := name_change(mine, theirs, cuts):
-        return Change("permuted", f"{change}{types}")
-    if changed := repeated(mine, theirs, names):
+    if order := name_change(mine, theirs, cuts):
+        return outcome.became("permuted", f"{order}{types}")
+    if changed := repeated(outcome, mine, theirs, names):
         shapes = f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
         return replace(changed, why=f"{shapes}: {changed.why}")
-    if changed := padding(mine, theirs, names):
+    if changed := padding(outcome, mine, theirs, names):
         return replace(changed, why=f"{changed.why}{types}")
-    if changed := rounded(before, after, names):
+    if changed := rounded(outcome, before, after, names):
         return changed
-    if changed := shifted(mine, theirs, narrow, names):
+    if changed := shifted(outcome, mine, theirs, narrow, names):
         return replace(changed, why=f"{changed.why}{types}")
-    return Change("other", counted_differences(before, after, mine, theirs, names))
+    return outcome.became("other", counted_differences(before, after, mine, theirs, names))
 
 
 def counted_differences(
@@ -102,7 +100,7 @@ def counted_differences(
     for name, side in zip(names, (before, after), strict=True):
         if mine.size > 1 and (number := _only(side, box)):
             words += f"; all values of {name} {'there ' if box is not None else ''}are {number}"
-        elif broken := _not_finite(side):
+        elif side.dtype in FLOATS and (broken := _not_finite(side)):
             words += f"; {broken:,} values of {name} are nan or infinite"
     return words
 
@@ -126,49 +124,46 @@ def _text(bits: NDArray[Any], dtype: str) -> str:
 
 
 def _not_finite(side: Tensor) -> int:
-    """Return how many values are nan or infinite: all bits of their exponents are set."""
-    mask = EXPONENTS.get(side.dtype, 0)
-    return sum(int(((part & mask) == mask).sum()) for part in blocks(side.bits)) if mask else 0
+    return sum(int((~np.isfinite(values_of(part, side.dtype))).sum()) for part in blocks(side.bits))
 
 
-def rounded(before: Tensor, after: Tensor, names: tuple[str, str]) -> Change | None:
+def rounded(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str, str]) -> Outcome | None:
     """Say how values lost digits: through a narrower type, or cut off although torch rounds; None if they did not."""
     mine, theirs = before.bits, after.bits
     if before.shape != after.shape or is_alike(mine):
         return None
     sides = (mine, before.dtype), (theirs, after.dtype)
-    return _narrowed(*sides, names[1]) or _narrowed(*sides[::-1], names[0])
+    return _narrowed(outcome, *sides, names[1]) or _narrowed(outcome, *sides[::-1], names[0])
 
 
-def _narrowed(old: _Bits, new: _Bits, name: str) -> Change | None:
+def _narrowed(outcome: Outcome, old: _Bits, new: _Bits, name: str) -> Outcome | None:
     """Say how one side's values became those of the side that has a name."""
     (mine, dtype), (theirs, to) = old, new
     is_usual = dtype in WIDE and to in (dtype, *NARROW)
     if is_usual and (relation := rounding_between(mine, dtype, theirs, to, NARROW)) is not None:
         after, narrow = "" if dtype == to else f" to {to}", relation.dtype
         why = f"{name} has {dtype} values that were rounded to {narrow} on the way{after}"
-        return Change("cast", why, NarrowedOnTheWay(narrow, dtype, "" if dtype == to else to))
+        return outcome.became("cast", why, NarrowedOnTheWay(narrow, dtype, "" if dtype == to else to))
     if to == "bfloat16" and dtype in CUT and is_cut_off(mine, theirs, CUT[dtype]):
-        return Change("cast", f"{name} has {dtype} cut off to bfloat16, where torch rounds", CutOffDigits())
+        why = f"{name} has {dtype} cut off to bfloat16, where torch rounds"
+        return outcome.became("cast", why, CutOffDigits())
     return None
 
 
-def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Change | None:
+def padding(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
     """Say which side has more at the end of one dim, and is else equal; None if neither is that."""
     if (longer := _longer(mine, theirs)) is None:
         return None
     dim, is_longer, short, long = longer
     size, rest = len(short), long[len(short) :]
     if not np.array_equal(long[:size], short):
-        return _padding_between(dim, short, long, names[is_longer])
+        return _padding_between(outcome, dim, short, long, names[is_longer])
     what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
     why = f"equal in the first {size:,} indices of dim {dim}; {names[is_longer]} has {len(rest):,} more, {what}"
-    if not is_longer:
-        return Change("padded", why, CutOffEnd())
-    return Change("padded", why, PaddedEnd(is_plain=what != "not alike"))
+    return outcome.became("padded", why, PaddedEnd(is_plain=what != "not alike") if is_longer else CutOffEnd())
 
 
-def _padding_between(dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> Change | None:
+def _padding_between(outcome: Outcome, dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> Outcome | None:
     """Say that one side was padded part by part: the other's parts, divided as torch divides them, with more behind."""
     size = len(long)
     for ranks in [count for count in range(2, min(size, MAX_RANKS) + 1) if size % count == 0]:
@@ -178,11 +173,11 @@ def _padding_between(dim: int, short: NDArray[Any], long: NDArray[Any], name: st
         if part < room and all(np.array_equal(own, there[: len(own)]) for own, there in parts):
             more = "1 more index" if room - part == 1 else f"{room - part:,} more indices"
             why = f"{name} has {more} of dim {dim} behind every {part:,}"
-            return Change("padded", why, PaddedParts(ranks))
+            return outcome.became("padded", why, PaddedParts(ranks))
     return None
 
 
-def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Change | None:
+def repeated(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
     """Say that one side has blocks of the other several times, as heads of k and v are; None if it has not."""
     if (longer := _longer(mine, theirs)) is None:
         return None
@@ -194,7 +189,7 @@ def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -
         once = short.reshape(-1, 1, block, *short.shape[1:])
         if (long.reshape(-1, times, block, *short.shape[1:]) == once).all():
             why = f"{names[is_longer]} has every {block:,} indices of dim {dim} {times} times, one after the other"
-            return Change("other", why, RepeatedHeads(times))
+            return outcome.became("other", why, RepeatedHeads(times))
     return None
 
 
@@ -213,27 +208,25 @@ def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArra
     return odd[0], is_longer, short, long
 
 
-def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[str, str]) -> Change | None:
+def shifted(
+    outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[str, str]
+) -> Outcome | None:
     """Say that all values of one side are those of the other times a factor, or with a number added.
 
-    Returns:
-        The words; None if it is not so.
+    None if it is not so.
     """
     relation = line_between(mine, theirs, dtype)
+    if relation is None:
+        return None
     if isinstance(relation, Scaled):
-        return _multiplied(relation.factor, names)
-    return None if relation is None else _added(relation.number, names)
-
-
-def _multiplied(factor: float, names: tuple[str, str]) -> Change:
-    why = f"every value of {names[1]} is {factor_text(factor)} times that of {names[0]}"
-    return Change("other", why, ForgottenFactor(factor_text(1 / factor)))
-
-
-def _added(added: float, names: tuple[str, str]) -> Change:
-    size, (how, undo) = factor_text(abs(added)), ("more", "subtract") if added > 0 else ("less", "add")
+        why = f"every value of {names[1]} is {factor_text(relation.factor)} times that of {names[0]}"
+        return outcome.became("other", why, ForgottenFactor(factor_text(1 / relation.factor)))
+    size, (how, undo) = (
+        factor_text(abs(relation.number)),
+        ("more", "subtract") if relation.number > 0 else ("less", "add"),
+    )
     why = f"every value of {names[1]} is {size} {how} than in {names[0]}"
-    return Change("other", why, ForgottenOffset(undo, size))
+    return outcome.became("other", why, ForgottenOffset(undo, size))
 
 
 def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:

@@ -15,13 +15,12 @@ from shardviz.checkpoint.comparing.equality import Contents, agree, can_cast, is
 from shardviz.checkpoint.comparing.moved import with_fused, with_moved
 from shardviz.checkpoint.comparing.objects import compare_objects
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
-from shardviz.checkpoint.comparing.padded import padded_otherwise, padding_notes, trimmed
-from shardviz.checkpoint.comparing.pairs import paired
+from shardviz.checkpoint.comparing.pairs import padding_notes, paired
 from shardviz.checkpoint.comparing.scaled import scaled, unscaled
 from shardviz.checkpoint.comparing.steps import with_left_over
 from shardviz.checkpoint.maps.families import family_of, find_map
 from shardviz.checkpoint.maps.language import rules_of
-from shardviz.checkpoint.maps.made import Made
+from shardviz.checkpoint.maps.made import PAD, Made, Op
 from shardviz.checkpoint.maps.wrong import instead_of
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError, ShardvizError
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
     from shardviz.checkpoint.maps.language import Rule
+    from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.records import Checkpoint, Tensor
 
     Outcomes = list[tuple[Outcome, Pair]]
@@ -99,7 +99,7 @@ def _compared(
     whole: dict[int, Pair] = {}
     for done, pair in enumerate(pairs.both):
         progress(done, len(pairs.both))
-        cut = trimmed(pair)  # what is looked for under other names has no padding
+        cut = pair.trimmed()  # what is looked for under other names has no padding
         if (by_scale := scaled(pair, tensors)) is not None:
             scales.add(by_scale[1])
         results.append((unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
@@ -162,27 +162,32 @@ def _outcome(pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome
 
 
 def _judged(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome:
-    tensor, other = _of_both(pair)
+    tensor, other = pair.both
     if not can_cast(tensor.dtype, other.dtype):
         why = f"it is {tensor.dtype} and {other.dtype}, and how one is rounded to the other is not known"
         return outcome.became("not-compared", why)
     if agree(tensor, other):
         return outcome if tensor.dtype == other.dtype else _cast(outcome, tensor, other)
-    if (change := padded_otherwise(tensor, other)) is not None:
-        return outcome.became(change.verdict, change.why, change.explanation)
-    tensor, other = _of_both(cut)
+    if (padded := _padded_otherwise(outcome, tensor, other)) is not None:
+        return padded
+    tensor, other = cut.both
     for at, (made, held) in enumerate(((tensor, other), (other, tensor))):
-        if isinstance(made, Made) and (instead := instead_of(made, held, sides[at])) is not None:
-            why = f"in the {('second', 'first')[at]}, {instead.why}"
-            return outcome.became(instead.verdict, why, instead.explanation)
-    change = change_of(tensor, other)
-    return outcome.became(change.verdict, change.why, change.explanation)
+        if isinstance(made, Made) and (instead := instead_of(outcome, made, held, sides[at])) is not None:
+            return replace(instead, why=f"in the {SIDES[1 - at]}, {instead.why}")
+    return change_of(outcome, tensor, other)
 
 
-def _of_both(pair: Pair) -> tuple[Tensor, Tensor]:
-    assert pair.first is not None
-    assert pair.second is not None
-    return pair.first, pair.second
+def _padded_otherwise(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome | None:
+    """Return how a tensor was padded if the map pads its end; None if it was not padded."""
+    inner = _inner(before), _inner(after)
+    if inner == (before, after) or isinstance(inner[0], Op) or isinstance(inner[1], Op):
+        return None
+    change = change_of(outcome, inner[0], inner[1])
+    return change if change.verdict == "padded" else None
+
+
+def _inner(side: Tensor) -> Node:
+    return side.node.parts[0] if isinstance(side, Made) and side.node.function == PAD else side
 
 
 def _cast(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome:
@@ -216,7 +221,7 @@ def _as_master(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair], owner:
     if len(fits) != 1 or master is None:
         return outcome
     at = int(pair.first is not None)
-    weight = (fits[0].first, fits[0].second)[at]
+    weight = fits[0].sides[at]
     if weight is None or weight.dtype != master.dtype or weight.shape != master.shape:
         return outcome
     side, name = SIDES[at], printable(weight.name)

@@ -12,9 +12,10 @@ from shardviz.checkpoint.beside.job import Live
 from shardviz.checkpoint.beside.reading import is_of
 from shardviz.checkpoint.maps.made import Made, pieces
 from shardviz.errors import DumpError
+from shardviz.layout.dtypes import itemsize
 from shardviz.machine import cores
 from shardviz.relate.casts import cast, is_narrower, is_whole
-from shardviz.relate.values import is_alike
+from shardviz.relate.values import is_alike, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -42,9 +43,6 @@ SHARED = 1 << 22
 
 WORKERS = min(4, cores())
 
-SAMPLES = 64
-"""Values of a tensor that are looked up."""
-
 
 def narrower(dtype: str, other: str) -> str:
     """Return which of two types the other is rounded to: never the integer type if the other is not one."""
@@ -56,13 +54,8 @@ def narrower(dtype: str, other: str) -> str:
 def can_cast(first: str, second: str) -> bool:
     """Whether it is known how values of one of two types are rounded to the other."""
     narrow = narrower(first, second)
-    return all(cast(np.empty(0, f"<u{_width(dtype)}"), dtype, narrow) is not None for dtype in (first, second))
-
-
-def _width(dtype: str) -> int:
-    from shardviz.layout.dtypes import itemsize
-
-    return itemsize(dtype) or 1
+    sides = ((np.empty(0, f"<u{itemsize(dtype) or 1}"), dtype) for dtype in (first, second))
+    return all(cast(bits, dtype, narrow) is not None for bits, dtype in sides)
 
 
 def agree(first: Tensor, second: Tensor) -> bool:
@@ -208,18 +201,16 @@ class Contents:
         if key not in self._tables:
             table: dict[bytes, list[Tensor]] = {}
             for tensor in self.by_shape[shape]:
-                sample = self._sample(tensor) if dtype_of(tensor) == dtype else None
+                if dtype_of(tensor) != dtype:
+                    continue
+                if id(tensor) not in self._samples:
+                    self._samples[id(tensor)] = sample_of(tensor)
+                sample = self._samples[id(tensor)]
                 turned = None if sample is None else cast(sample, dtype, narrow)
                 if turned is not None:
                     table.setdefault(turned.tobytes(), []).append(tensor)
             self._tables[key] = table
         return self._tables[key]
-
-    def _sample(self, tensor: Tensor) -> NDArray[Any] | None:
-        """Return some of a tensor's values; None if it cannot be read, or has none."""
-        if id(tensor) not in self._samples:
-            self._samples[id(tensor)] = sample_of(tensor)
-        return self._samples[id(tensor)]
 
 
 def sample_of(tensor: Tensor) -> NDArray[Any] | None:
@@ -228,11 +219,7 @@ def sample_of(tensor: Tensor) -> NDArray[Any] | None:
         bits = tensor.bits
     except (DumpError, OSError):
         return None
-    if not bits.size or not bits.ndim:
-        return np.array(bits).reshape(-1) if bits.size else None
-    places = np.linspace(0, bits.size - 1, SAMPLES).astype(np.int64)
-    found: NDArray[Any] = bits[np.unravel_index(places, bits.shape)]
-    return found
+    return sampled(bits if bits.ndim else bits.reshape(1)) if bits.size else None
 
 
 def dtype_of(tensor: Tensor) -> str:

@@ -73,12 +73,7 @@ def with_moved(outcomes: Outcomes) -> Outcomes:
         mine,
         theirs,
         frozenset(id(pair.first) for outcome, pair in outcomes if outcome.verdict == "missing"),
-        {
-            id(side)
-            for outcome, pair in outcomes
-            if outcome.verdict in (*KEPT, "tied")
-            for side in (pair.first, pair.second)
-        },
+        {id(side) for outcome, pair in outcomes if outcome.verdict in (*KEPT, "tied") for side in pair.sides},
     )
     placed = [_placed(outcome, pair, where) for outcome, pair in outcomes]
     sources = {id(source) for _, source in placed if source is not None}
@@ -245,15 +240,10 @@ def _tiled(whole: Saved, known: dict[_Key, list[Saved]], taken: set[str]) -> lis
     at = 0
     while at < len(keys):
         candidates = [part for part in known.get(keys[at], ()) if part.name not in taken and part.name not in names]
-        part = next((part for part in candidates[:MAX_CANDIDATES] if _is_at(whole, part, at)), None)
+        behind, few = _lines(whole)[at:], candidates[:MAX_CANDIDATES]
+        part = next((part for part in few if np.array_equal(behind[: len(_lines(part))], _lines(part))), None)
         if part is None:
             return []
         names.append(part.name)
         at += len(_lines(part))
     return names
-
-
-def _is_at(whole: Saved, part: Saved, at: int) -> bool:
-    """Whether a tensor has all lines of a part, from a line on."""
-    lines = _lines(part)
-    return np.array_equal(_lines(whole)[at : at + len(lines)], lines)

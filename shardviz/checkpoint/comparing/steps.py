@@ -207,7 +207,7 @@ class _Steps:
         key = side, id(step)
         if key not in self._same:
             self._same[key] = any(
-                (mine := (pair.first, pair.second)[side]) is not None
+                (mine := pair.sides[side]) is not None
                 and not is_alike(mine.bits)
                 and tensor_in(step, mine) is not None
                 and not has(step, mine, mine)
@@ -236,18 +236,14 @@ def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, al
     first, second = ([*also, *opened(siblings(one.path), [it.path for it in sides])] for one in sides)
     steps = _Steps(sides, (first, second), outcomes)
     seen = [steps_with(pair, first, second) if is_open(one) else None for one, pair in outcomes]
-    whole = _whole([one for one, (outcome, _) in zip(seen, outcomes, strict=True) if is_open(outcome)])
+    each = [one for one, (outcome, _) in zip(seen, outcomes, strict=True) if is_open(outcome)]
+    whole = set.intersection(*({(one[0], id(step)) for step in one[1]} if one is not None else set() for one in each))
     judged = [
         (outcome if one is None else _judged(outcome, steps, pair, *one, whole), pair)
         for one, (outcome, pair) in zip(seen, outcomes, strict=True)
     ]
-    return with_whole_file(with_odd_file(with_merged(judged, also), steps.others))
-
-
-def _whole(seen: Sequence[tuple[int, tuple[Checkpoint, ...]] | None]) -> set[tuple[int, int]]:
-    """Return the sides and steps for which all tensors that differ are of that step."""
-    each = [{(one[0], id(step)) for step in one[1]} if one is not None else set() for one in seen]
-    return set.intersection(*each)
+    merged = [(_merged(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in judged]
+    return with_whole_file(with_odd_file(merged, steps.others))
 
 
 def _judged(
@@ -276,7 +272,7 @@ def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpo
     side = 1 - held
     number, other = (steps.number(one, side) for one in (steps.sides[side], step))
     is_later = number is not None and other is not None and other > number
-    mine = (pair.first, pair.second)[side]
+    mine = pair.sides[side]
     thirds = (one for one in steps.others[side] if one is not step)
     is_sure = mine is not None and any(tensor_in(one, mine) is not None for one in thirds)
     doubt = "" if is_sure else SIDES[side]
@@ -284,17 +280,11 @@ def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpo
     return outcome.became("stale", f"the {SIDES[held]} has here what {step.path} has", cause)
 
 
-def with_merged(outcomes: Outcomes, also: Sequence[Checkpoint]) -> Outcomes:
-    """Say of tensors that differ how often they have what lies between the other side and a third checkpoint."""
-    return [(_merged(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in outcomes]
-
-
 def _merged(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome:
+    """Say how often a tensor has what lies between the other side and a third checkpoint."""
     for step in also if pair.first is not None and pair.second is not None else ():
-        assert pair.first is not None
-        assert pair.second is not None
-        third = tensor_in(step, pair.first)
-        if third is not None and (times := _times([pair.first, pair.second, third])) is not None:
+        third = tensor_in(step, pair.both[0])
+        if third is not None and (times := _times([*pair.both, third])) is not None:
             return _named_merged(outcome, times, printable(step.path.name))
     return outcome
 
@@ -385,7 +375,7 @@ def _alone(same: Counter[str], odd: Counter[str]) -> str | None:
 
 def _files(outcome: Outcome, pair: Pair, at: int) -> tuple[set[str], set[str]]:
     """Return the files that have equal parts of a tensor, and those that have different ones."""
-    tensor, other = (pair.first, pair.second) if at == 0 else (pair.second, pair.first)
+    tensor, other = pair.sides[at], pair.sides[1 - at]
     if not isinstance(tensor, Saved) or other is None:
         return set(), set()
     if outcome.verdict in SAME:
@@ -429,7 +419,7 @@ def _of_step(outcome: Outcome, odd: OddFile, step: Checkpoint) -> Outcome:
 
 def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:
     """Whether another step, whose names are those of a side, has what the odd file has of a tensor."""
-    held, named = ((pair.first, pair.second)[one] for one in (odd.at, at))
+    held, named = pair.sides[odd.at], pair.sides[at]
     there = None if named is None else tensor_in(step, named)
     if there is None or not isinstance(held, Saved) or there.shape != held.shape:
         return False
@@ -456,7 +446,7 @@ def _whole_file(outcomes: Outcomes, at: int) -> tuple[str, int]:
     small: Counter[str] = Counter()
     odd: Counter[str] = Counter()
     for outcome, pair in outcomes:
-        tensor = (pair.first, pair.second)[at]
+        tensor = pair.sides[at]
         if outcome.verdict in LONE or not isinstance(tensor, Saved):
             continue
         if len(tensor.files) != 1 or not (_differs(outcome) or outcome.verdict in (*SAME, "cast")):

@@ -16,7 +16,7 @@ from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_o
 from shardviz.checkpoint.formats.headers import is_plain
 from shardviz.checkpoint.formats.pickled import Made, dict_of
 from shardviz.checkpoint.formats.torch_file import whole
-from shardviz.checkpoint.formats.zero_buffers import MASTER, Layout, RankFile, chunks_of, laid_out
+from shardviz.checkpoint.formats.zero_buffers import MASTER, RankFile, chunks_of, laid_out
 from shardviz.checkpoint.records import Checkpoint, Place, Problem, Saved
 from shardviz.errors import DumpError
 from shardviz.explain.files import UnfinishedUniversalCheckpoint
@@ -136,7 +136,10 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
         saved = whole(first, made, name, folder) if type(name) is str else None
         if saved is not None and (not is_3 or saved.size or not _is_partitioned(name, shapes, state)):
             part.tensors[printable(name)] = saved
-    _add_masters(part, layout, folder, weights=is_3)
+    for (name, kind), (shape, dtype, chunks) in layout.tensors.items():
+        # Under stage 3, whose module is empty, the masters are the weights.
+        called = printable(name) if is_3 and kind == MASTER else f"optimizer.state.{printable(name)}.{kind}"
+        part.tensors[called] = Saved(called, shape, dtype, tuple(chunks), folder)
     _add_frozen(part, archives, folder)
     _add_shared(part, state)
     return part
@@ -194,13 +197,6 @@ def _shapes(value: Any, path: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _add_masters(part: _Found, layout: Layout, folder: Path, *, weights: bool) -> None:
-    """Add masters and moments; under stage 3, whose module is empty, the masters are the weights."""
-    for (name, kind), (shape, dtype, chunks) in layout.tensors.items():
-        called = printable(name) if weights and kind == "fp32" else f"optimizer.state.{printable(name)}.{kind}"
-        part.tensors[called] = Saved(called, shape, dtype, tuple(chunks), folder)
-
-
 def _add_frozen(part: _Found, archives: Mapping[int, Archive], folder: Path) -> None:
     """Add the frozen weights of stage 3: each rank's model file has a stretch of them."""
     for dp, archive in sorted(archives.items()):
@@ -244,12 +240,15 @@ def read_universal(folder: Path, shapes: Shapes, *, weights: bool) -> tuple[dict
         DumpError: A file is damaged, or has what cannot be read safely.
     """
     tensors: dict[str, Saved] = {}
-    known: dict[str, Saved] = {}
+    known: set[str] = set()
     for name, kind, path in _files(folder / FOLDER):
         called = name if weights and kind == MASTER else f"optimizer.state.{name}.{kind}"
         tensors[called] = _saved_of_file(called, path, folder, shapes.get(name) if kind != "step" else None)
-        known.setdefault(name, tensors[called])
-    return tensors, list(_missing(shapes, known))
+        known.add(name)
+    lost = [name for name in shapes if printable(name) not in known]
+    what = f"{counted(len(lost), 'parameter')} of {len(shapes):,} have no folder in {FOLDER}/: "
+    text = what + listed(map(printable, lost), 3)
+    return tensors, [Problem("", text, UnfinishedUniversalCheckpoint())] if lost else []
 
 
 def _files(root: Path) -> Iterator[tuple[str, str, Path]]:
@@ -283,10 +282,3 @@ def _saved_of_file(name: str, path: Path, folder: Path, shape: tuple[int, ...] |
     own = shape if is_flat and shape is not None else stored.shape
     place = Place(str(path.relative_to(folder)), stored.start, 0)
     return Saved(name, own, stored.dtype, tuple(chunks_of(own, 0, math.prod(own), place, stored.dtype)), folder)
-
-
-def _missing(shapes: Shapes, known: Mapping[str, Saved]) -> Iterator[Problem]:
-    lost = [name for name in shapes if printable(name) not in known]
-    if lost:
-        text = f"{counted(len(lost), 'parameter')} of {len(shapes):,} have no folder in {FOLDER}/: "
-        yield Problem("", text + listed(map(printable, lost), 3), UnfinishedUniversalCheckpoint())

@@ -203,7 +203,9 @@ def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | 
         at = (0,) * len(shape)
         if offsets:
             at = offsets[name].saved_offsets if name in offsets else at
-            _refuse_misplaced(path, name, shape, at)
+            if len(at) != len(shape) or not all(0 <= place <= MAX_SIZE for place in at):
+                what = f"{printable(name)} of {list(shape)} is at {list(at)}"
+                raise DumpError(f"{path} is damaged: {what}", "copy it again")
         chunk = Chunk(
             at,
             shape,
@@ -214,11 +216,6 @@ def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | 
             chunks_by_name[name].append(chunk)
         else:
             chunks_by_name[name] = [chunk]
-
-
-def _refuse_misplaced(path: Path, name: str, shape: tuple[int, ...], at: tuple[int, ...]) -> None:
-    if len(at) != len(shape) or not all(0 <= place <= MAX_SIZE for place in at):
-        raise DumpError(f"{path} is damaged: {printable(name)} of {list(shape)} is at {list(at)}", "copy it again")
 
 
 def _header(text: bytes) -> tuple[Mapping[str, _Header], msgspec.Raw | None]:

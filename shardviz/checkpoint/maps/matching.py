@@ -263,7 +263,8 @@ class _Work:
     def add(self, rule: Rule, left: Named, *, strict: bool) -> None:
         """Apply one rule to all names that it fits and that no rule before it took."""
         if rule.left == NOTHING:
-            self._add_not_needed(rule)
+            for pattern in names_in(rule.right):
+                self.not_needed |= {name for name in self.right.tensors if pattern_of(pattern).fullmatch(name)}
             return
         fit = {name: match for name in left.tensors if (match := pattern_of(rule.left).fullmatch(name))}
         free = {name: match for name, match in fit.items() if self._is_free(name)}
@@ -275,7 +276,8 @@ class _Work:
         for name, match in free.items():
             self._add_one(rule, name, match.groups(), errors)
         if errors and len(errors) == len(free) and not rule.optional:
-            raise ShardvizError(f"{rule.where}: {next(iter(errors.values()))}", f"the line is {_written(rule)}")
+            line = printable(f"{rule.left} = {rule.right}")
+            raise ShardvizError(f"{rule.where}: {next(iter(errors.values()))}", f"the line is {line}")
         self.lacking.update(errors)
 
     def _is_free(self, name: str) -> bool:
@@ -310,10 +312,6 @@ class _Work:
             else:
                 self.known_as[name] = made.name
 
-    def _add_not_needed(self, rule: Rule) -> None:
-        for pattern in names_in(rule.right):
-            self.not_needed |= {name for name in self.right.tensors if pattern_of(pattern).fullmatch(name)}
-
     def _refuse_unused(self, rule: Rule, left: Named, fit: Collection[str]) -> None:
         if fit:
             other = self.rule_of[next(iter(fit))].where
@@ -347,10 +345,6 @@ class _Work:
             frozenset(full[name] for name in self.alone),
             frozenset(self.right.full[name] for name in self.not_needed),
         )
-
-
-def _written(rule: Rule) -> str:
-    return printable(f"{rule.left} = {rule.right}")
 
 
 def towards(rules: Iterable[Rule], names: Collection[str], others: Collection[str]) -> list[Rule]:

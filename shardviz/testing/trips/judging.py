@@ -15,6 +15,7 @@ from torch import distributed
 from shardviz.check.grouping import grouped
 from shardviz.check.run import report_on
 from shardviz.checkpoint.comparing.changes import shifted
+from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.dump.records.tensors import Stamp
 from shardviz.explain.conversion import NarrowedOnTheWay, PaddedParts
 from shardviz.explain.transfers import (
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.checkpoint.comparing.outcome import Change
     from shardviz.dump.records.base import Role
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding, Kind
@@ -133,7 +133,7 @@ class Part:
     wrong: int = 0
     size: int = 0
     padded: Padded | None = None
-    change: Change | None = None
+    change: Outcome | None = None
 
     @property
     def text(self) -> str:
@@ -162,7 +162,8 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     rows = rows_text(wrong, region) if region is not None and not local.flat else ""
     fate, why = _fate(local, target, got, wrong)
     padded = target.padded() if target.padded is not None else None
-    change = shifted(wanted, got, dtype, ("what was sent", "it")) if fate == "other" else None
+    outcome = Outcome(local.name, "", "other")
+    change = shifted(outcome, wanted, got, dtype, ("what was sent", "it")) if fate == "other" else None
     return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change)
 
 
@@ -352,7 +353,7 @@ class Received:
         wrong = [part.padded for part in self.parts[name] if part.fate != "right"]
         return all(wrong) and any(padded.first for padded in wrong if padded)
 
-    def change(self, name: str) -> Change | None:
+    def change(self, name: str) -> Outcome | None:
         """Return what was done to all values of every wrong part of a tensor; None if that is not one thing."""
         changes = {part.change for part in self.parts[name] if part.fate != "right"}
         return changes.pop() if len(changes) == 1 else None
