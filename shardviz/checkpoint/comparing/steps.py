@@ -332,7 +332,9 @@ def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequen
     """
     if not any(is_open(outcome) for outcome, _ in outcomes):
         return outcomes
-    odd = [one for at in (1, 0) if (one := find_odd_file(outcomes, at)) is not None]
+    both = [(outcome, pair) for outcome, pair in outcomes if outcome.verdict not in LONE]
+    sides = [odd_file(at, (_files(outcome, pair, at) for outcome, pair in both)) for at in (1, 0)]
+    odd = [side for side in sides if side is not None]
     if not odd:
         return outcomes
     return [(_named(outcome, pair, odd, others) if is_open(outcome) else outcome, pair) for outcome, pair in outcomes]
@@ -343,13 +345,13 @@ def is_open(outcome: Outcome) -> bool:
     return outcome.verdict == "other" and outcome.explanation is None
 
 
-def find_odd_file(outcomes: Outcomes, at: int) -> OddFile | None:
-    """Return the only file of a side in which tensors differ, or the only one in which none does; None without one."""
-    return odd_file(at, (_files(outcome, pair, at) for outcome, pair in outcomes if outcome.verdict not in LONE))
-
-
 def odd_file(at: int, parts: Iterable[tuple[set[str], set[str]]]) -> OddFile | None:
-    """Return that file of a side, by the files that have equal parts of each tensor, and those with different ones."""
+    """Return the only file of a side in which tensors differ, or the only one in which none does; None without one.
+
+    Args:
+        at: The side.
+        parts: For each tensor the files that have equal parts of it, and those that have different ones.
+    """
     same: Counter[str] = Counter()
     odd: Counter[str] = Counter()
     cut: Counter[str] = Counter()
@@ -380,6 +382,11 @@ def _files(outcome: Outcome, pair: Pair, at: int) -> tuple[set[str], set[str]]:
         return set(), set()
     if outcome.verdict in SAME:
         return set(tensor.files), set()
+    return files_of(tensor, other)
+
+
+def files_of(tensor: Saved, other: Tensor) -> tuple[set[str], set[str]]:
+    """Return the files that have parts of a tensor which another one has too, and those with different parts."""
     if tensor.shape != other.shape:
         return set(), set(tensor.files)
     parts: dict[bool, set[str]] = {True: set(), False: set()}

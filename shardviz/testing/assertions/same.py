@@ -312,13 +312,10 @@ def explained(dump: Dump, tensor: Tensor, result: Compared, far: Far, tolerance:
         return placed
     is_grad = result.role == "grad"
     alike = replace(result, role="grad" if is_grad else "scalar", whose="the reference's")
-    known = _of_step(alike if is_grad else replace(alike, role="output"), result.role) or check_scale(alike)
+    computed = alike if is_grad else replace(alike, role="output")
+    known = None if result.role in WEIGHTS else check_unreduced(computed) or check_order(computed)
+    known = known or check_scale(alike)
     return [_value(result, far, tolerance) if known is None else replace(known, ranks=tuple(far))]
-
-
-def _of_step(result: Compared, role: str) -> Finding | None:
-    """Return what the rules of a step say; weights are not computed."""
-    return None if role in WEIGHTS else check_unreduced(result) or check_order(result)
 
 
 def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
@@ -383,6 +380,7 @@ def _value(result: Compared, far: Far, tolerance: str) -> Finding:
     rank = max(far, key=lambda rank: float(np.max(apart[rank], initial=0.0)))
     at = int(np.argmax(apart[rank]))
     got, wanted = result.reduced[rank].ravel()[at], result.wanted_of(rank).ravel()[at]
+    place = index_of(int(result.regions[rank].flat_ids(result.wanted.shape).ravel()[at]), result.wanted.shape)
     box, is_part = box_of(off), all(2 * elements.sum() < elements.size for elements in far.values())
     cause = _of_part(result, far) if is_part else _of_values(result, far)
     return cause.finding(
@@ -390,7 +388,7 @@ def _value(result: Compared, far: Far, tolerance: str) -> Finding:
         tuple(far),
         f"{off.sum():,} of {counted(off.size, 'element')} {'is' if off.sum() == 1 else 'are'} not the reference's"
         f"{f', all of {box}' if box else ''}, on {len(far):,} of {counted(len(result.reduced), 'rank')}: at "
-        f"{_index(result, rank, at)} rank {rank} has {got:.6g}, the reference has {wanted:.6g} ({tolerance})",
+        f"{place} rank {rank} has {got:.6g}, the reference has {wanted:.6g} ({tolerance})",
         claimed=write(result.claimed) if result.claimed else "",
     )
 
@@ -428,9 +426,3 @@ def _apart(result: Compared, rank: int) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore"):
         apart = np.abs(got - wanted)
     return np.where(got == wanted, 0.0, np.where(np.isnan(apart), np.inf, apart))
-
-
-def _index(result: Compared, rank: int, at: int) -> list[int]:
-    """Return the global index of element number `at` of a rank's part."""
-    number = int(result.regions[rank].flat_ids(result.wanted.shape).ravel()[at])
-    return index_of(number, result.wanted.shape)

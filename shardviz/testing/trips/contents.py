@@ -122,18 +122,13 @@ def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Co
         return seen
     owners = {id(tensor): clean_name(name) for _, name, tensor in reversed(list(named_tensors(inner)))}
     strangers = 0
-    for owner, parameter, group in _stepped(optimizer, owners):
-        strangers += id(parameter) not in owners
-        _add_state(seen, owner, optimizer.state.get(parameter, {}), plain)
-        seen.settings.update({f"{owner} {key}": value for key, value in settings_of(group)})
-    return replace(seen, strangers=strangers)
-
-
-def _stepped(optimizer: Any, owners: dict[int, str]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Yield every parameter that an optimizer steps with its name, or its place where it is not the model's."""
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
-            yield owners.get(id(parameter), f"param_groups[{number}][{index}]"), parameter, group
+            strangers += id(parameter) not in owners
+            owner = owners.get(id(parameter), f"param_groups[{number}][{index}]")
+            _add_state(seen, owner, optimizer.state.get(parameter, {}), plain)
+            seen.settings.update({f"{owner} {key}": value for key, value in settings_of(group)})
+    return replace(seen, strangers=strangers)
 
 
 def _add_state(seen: Contents, owner: str, state: MutableMapping[str, Any], mesh: Mesh | None) -> None:
@@ -302,7 +297,9 @@ def fill(seen: Contents, entries: Mapping[str, Entry | None], number: float) -> 
         elif (part := part_of_entry(local, entry)) is None:
             refused[name] = "its placements do not say which elements this rank has"
         else:
-            _write(local.values, part)
+            bits = torch.from_numpy(part != 0) if entry.dtype == "bool" else from_bits(part, local.values.dtype)
+            with torch.no_grad():
+                local.values.copy_(bits)
     for one in seen.numbers.values():
         one.write(number)
     return refused | _not_applied(seen, entries, refused)
@@ -334,11 +331,6 @@ def region_of(local: Local) -> Region | None:
     """Return the part that this rank claims; None if that is not known."""
     shape = (int(np.prod(local.shape)),) if local.flat else local.shape
     return claimed_region(local, shape)
-
-
-def _write(values: torch.Tensor, bits: NDArray[Any]) -> None:
-    with torch.no_grad():
-        values.copy_(from_bits(bits, values.dtype) if values.dtype != torch.bool else torch.from_numpy(bits != 0))
 
 
 def old_entries(seen: Contents, salt: str) -> dict[str, Entry | None]:

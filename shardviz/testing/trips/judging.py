@@ -176,7 +176,8 @@ def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.boo
     old = target.old() if target.old is not None else None
     if local.values.dtype == torch.bool and not wrong.all():
         return "other", ""  # of two values one is the old one
-    if old is not None and old.shape == got.shape and int((old[wrong] == got[wrong]).sum()) >= _most(wrong):
+    most = max(1.0, (1 - FEW_EQUAL) * int(wrong.sum()))  # of narrow values some are equal by chance
+    if old is not None and old.shape == got.shape and int((old[wrong] == got[wrong]).sum()) >= most:
         return "kept", ""
     own, part = dtype_name(local.values.dtype), part_of_entry(local, target.entry)
     sent, narrower = target.entry.dtype, NARROWER.get(own, ())
@@ -187,11 +188,6 @@ def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.boo
     if got.size > 1 and is_alike(got) and wrong.all():
         return "zeros", f"{local.values.reshape(-1)[0].item():g}"
     return "other", ""
-
-
-def _most(wrong: NDArray[np.bool_]) -> float:
-    """How many of the wrong elements must be the old ones: of narrow values some are equal by chance."""
-    return max(1.0, (1 - FEW_EQUAL) * int(wrong.sum()))
 
 
 def rows_text(wrong: NDArray[np.bool_], region: Region) -> str:
@@ -374,17 +370,14 @@ def message_of(findings: Iterable[Finding]) -> str:
 
 def _with_rows(finding: Finding) -> Finding:
     """Return the finding of several tensors with the rows of each of them."""
-    rows = [(one.tensor, _wrong(one)) for one in finding.members]
+    wrong_of = {one.tensor: [text for text in one.details if text.startswith(WRONG)] for one in finding.members}
+    rows = [(name, some[0].removeprefix(WRONG) if some else "") for name, some in wrong_of.items()]
     if len({text for _, text in rows}) < 2:
         return finding
     more = [f"{len(rows) - MOST_ROWS} more tensors"] if len(rows) > MOST_ROWS else []
     each = ", ".join([*(f"{name} {text}" for name, text in rows[:MOST_ROWS]), *more])
     others = (one for one in finding.details if not one.startswith(WRONG))
     return replace(finding, details=(f"{WRONG}{each}", *others))
-
-
-def _wrong(finding: Finding) -> str:
-    return next((one.removeprefix(WRONG) for one in finding.details if one.startswith(WRONG)), "")
 
 
 def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Finding]:
@@ -398,20 +391,24 @@ def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Findi
     for name in padded:
         yield _padded(received, name)
     received = replace(received, parts={name: parts for name, parts in received.parts.items() if name not in padded})
-    kept = received.wrong("kept")
+    kept, trip = received.wrong("kept"), received.words.trip
     for name, parts in kept.items():
         yield _kept(received, name, parts)
     for name, parts in received.wrong("rounded").items():
         if name not in kept:
-            yield _rounded(received, name, parts)
+            text = f"its values were rounded to {parts[0].why} on the way on {_where(received, name, parts)}"
+            yield _finding(NarrowedOnTheWay(parts[0].why, trip=trip), received, name, parts, text)
     for name, parts in received.wrong("dtype").items():
-        yield _retyped(received, name, parts)
+        text = f"it is {parts[0].why} on {_where(received, name, parts)} after the {trip}, and was not before"
+        yield _finding(ReplacedDtype(trip), received, name, parts, text)
     for name, parts in received.wrong("shape").items():
         if name not in kept:
-            yield _misshapen(received, name, parts)
+            text = f"its shape is {parts[0].why}, on {_where(received, name, parts)}"
+            yield _finding(PartTakenForWhole(trip), received, name, parts, text)
     for name, parts in received.wrong("swapped").items():
         if whose := received.owner(name):
-            yield _swapped(received, name, parts, whose)
+            text = f"it has the values of {whose} on {_where(received, name, parts)}"
+            yield _finding(_why_swapped(received, name, whose), received, name, parts, text)
     explained = {finding.tensor for finding in placed} | {name for name in received.parts if received.owner(name)}
     for finding in placed:
         yield with_parts(_advised(finding, received), received.parts[finding.tensor])
@@ -466,24 +463,6 @@ def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
     return SkippedKey()
 
 
-def _rounded(received: Received, name: str, parts: Sequence[Part]) -> Finding:
-    dtype = parts[0].why
-    text = f"its values were rounded to {dtype} on the way on {_where(received, name, parts)}"
-    return _finding(NarrowedOnTheWay(dtype, trip=received.words.trip), received, name, parts, text)
-
-
-def _retyped(received: Received, name: str, parts: Sequence[Part]) -> Finding:
-    text = (
-        f"it is {parts[0].why} on {_where(received, name, parts)} after the {received.words.trip}, and was not before"
-    )
-    return _finding(ReplacedDtype(received.words.trip), received, name, parts, text)
-
-
-def _misshapen(received: Received, name: str, parts: Sequence[Part]) -> Finding:
-    text = f"its shape is {parts[0].why}, on {_where(received, name, parts)}"
-    return _finding(PartTakenForWhole(received.words.trip), received, name, parts, text)
-
-
 def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     words = received.words
     if (change := received.change(name)) and change.explanation:
@@ -513,11 +492,6 @@ def _advised(finding: Finding, received: Received) -> Finding:
     cause = _why_swapped(received, finding.tensor, whose) if whose else changed
     sentence = finding.sentence.replace("tensors of the unsharded model", "tensors")
     return replace(finding, sentence=sentence, details=details).because(cause)
-
-
-def _swapped(received: Received, name: str, parts: Sequence[Part], whose: str) -> Finding:
-    text = f"it has the values of {whose} on {_where(received, name, parts)}"
-    return _finding(_why_swapped(received, name, whose), received, name, parts, text)
 
 
 def _why_swapped(received: Received, name: str, whose: str) -> Cause:

@@ -309,13 +309,11 @@ class Cut:
                 )
             return {name: Piece(local, (name, None))}
         layout = self._layout(text, name, whole.shape)
-        parts = self._parts(name, local, text) if self._is_cut_apart(name, layout) else {}
-        return parts or {name: Piece(_labeled(local, name, layout), (name, None))}
-
-    def _is_cut_apart(self, name: str, layout: Layout) -> bool:
-        """Whether a tensor is put together along a dim that is split: then each of its parts is split."""
         made = self.made[name]
-        return isinstance(made, Op) and made.function == "cat" and bool(layout.chains[_dim_of(made, layout.shape)])
+        # Put together along a dim that is split, each of its parts is split.
+        is_cut_apart = isinstance(made, Op) and made.function == "cat" and layout.chains[_dim_of(made, layout.shape)]
+        parts = self._parts(name, local, text) if is_cut_apart else {}
+        return parts or {name: Piece(_labeled(local, name, layout), (name, None))}
 
     def _parts(self, name: str, local: Local, text: str) -> dict[str, Piece]:
         """Cut a fused tensor into what it is made of; nothing if its size is not that of all parts."""

@@ -34,6 +34,8 @@ from shardviz.testing.trips.roundtrip import RoundTrip, refuse_unchecked
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -183,8 +185,11 @@ class Transfer:
         received = Received(parts, dict.fromkeys(parts, "param"), (), WORDS, padded)
         placed = places(locals_, targets, received.unplaced, None, WORDS.sender) if received.unplaced else []
         findings = [*fused, *findings_of(received, placed)]
-        notes = (*_of_target(names, made), *_of_source(made, entries), *_once(not_known))
-        return message_of(findings), RoundTrip(len(of_all), 0, notes, _padded(made))
+        unknown = [f"{name}: {why}" for of_rank in of_all_ranks(not_known) for name, why in of_rank.items()]
+        notes = (*_left_out(names, made, entries), *dict.fromkeys(unknown))
+        texts = {name: padding_text(node) for name, node in made.items()}
+        left_out = tuple(f"{name}: padded: {text} are not compared" for name, text in texts.items() if text)
+        return message_of(findings), RoundTrip(len(of_all), 0, notes, left_out)
 
 
 def _of_piece(target: Target, piece: Piece, node: Node, old: Mapping[str, NDArray[Any]]) -> Target:
@@ -201,25 +206,13 @@ def _old_of(piece: Piece, old: Mapping[str, NDArray[Any]]) -> Callable[[], NDArr
     return None if bits is None else lambda: bits[piece.cut]
 
 
-def _padded(made: Mapping[str, Node]) -> tuple[str, ...]:
-    """Say what the map says is padding."""
-    texts = {name: padding_text(node) for name, node in made.items()}
-    return tuple(f"{name}: padded: {text} are not compared" for name, text in texts.items() if text)
-
-
-def _of_target(names: Sequence[str], made: Mapping[str, Node]) -> list[str]:
-    lone = [name for name in names if name not in made]
-    return [f"{counted(len(lone), 'tensor')} of the target: nothing is sent to {listed(lone, MOST)}"] if lone else []
-
-
-def _of_source(made: Mapping[str, Node], entries: Mapping[str, Entry]) -> list[str]:
+def _left_out(names: Sequence[str], made: Mapping[str, Node], entries: Mapping[str, Entry]) -> Iterator[str]:
+    """Yield which tensors of either side have nothing on the other."""
     used = {name for one in made.values() for name in names_of(one)}
-    lone = [name for name in entries if name not in used]
-    return [f"{counted(len(lone), 'tensor')} of the source: nothing is made of {listed(lone, MOST)}"] if lone else []
-
-
-def _once(not_known: Mapping[str, str]) -> list[str]:
-    return list(dict.fromkeys(f"{name}: {why}" for of_rank in of_all_ranks(not_known) for name, why in of_rank.items()))
+    if lone := [name for name in names if name not in made]:
+        yield f"{counted(len(lone), 'tensor')} of the target: nothing is sent to {listed(lone, MOST)}"
+    if lone := [name for name in entries if name not in used]:
+        yield f"{counted(len(lone), 'tensor')} of the source: nothing is made of {listed(lone, MOST)}"
 
 
 def weights_of(weights: Weights) -> Contents:
