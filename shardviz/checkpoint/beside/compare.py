@@ -12,9 +12,9 @@ from shardviz.checkpoint.beside.job import Job, Live
 from shardviz.checkpoint.beside.judging import judge
 from shardviz.checkpoint.beside.reading import Given, given_of
 from shardviz.checkpoint.beside.searching import MOST_READ, Search
-from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
+from shardviz.checkpoint.comparing.compare import hint, lonely_outcome, refuse_strangers
 from shardviz.checkpoint.comparing.moved import with_ties
-from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
+from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
 from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, paired
 from shardviz.checkpoint.comparing.steps import is_open, odd_file, opened, siblings
 from shardviz.checkpoint.maps.made import Made, has_padding, leaves
@@ -116,10 +116,7 @@ def _lonely(pairs: Sequence[Pair], job: Job, every: Pairs, search: Search) -> It
     kept = [(Outcome(name, "", "equal"), Pair(name, entry, entry)) for name, entry in known.items()]
     for pair in pairs:
         live = next((one for one in (pair.first, pair.second) if isinstance(one, Live)), None)
-        verdict: Verdict = "missing" if pair.second is None else "added"
-        which = "job" if live is not None else "checkpoint"
-        more = f"; as the map says, {pair.lacking}" if pair.lacking else ""
-        outcome = Outcome(pair.name, "", verdict, f"only the {which} has it{more}")
+        outcome = lonely_outcome(pair, "job" if live is not None else "checkpoint")
         if live is not None and live.role == "buffer":
             continue
         if live is not None:

@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
 
-OVERFLOWING = ("float16",)
-"""Types whose largest value is less than what weights may have."""
-
 ADAPTER = ".lora_"
 """What stands in the names of all tensors of an adapter."""
 
@@ -104,7 +101,8 @@ def _compared(
             scales.add(by_scale[1])
         results.append((unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
         whole[id(cut)] = pair
-    results += [(_lonely(pair), pair) for pair in pairs.lonely if pair.name not in scales]
+    lonely = [pair for pair in pairs.lonely if pair.name not in scales]
+    results += [(lonely_outcome(pair, SIDES[pair.second is not None]), pair) for pair in lonely]
     return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(with_masters(results)))]
 
 
@@ -144,9 +142,9 @@ def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, .
     return (WRITE_A_MAP,) if {"missing", "added"} <= set(verdicts) else ()
 
 
-def _lonely(pair: Pair) -> Outcome:
+def lonely_outcome(pair: Pair, which: str) -> Outcome:
+    """Return the outcome of a tensor that only one side has: `which` says which one."""
     verdict: Verdict = "missing" if pair.second is None else "added"
-    which = "first" if pair.second is None else "second"
     more = f"; as the map says, {pair.lacking}" if pair.lacking else ""
     return Outcome(pair.name, "", verdict, f"only the {which} has it{more}")
 
@@ -195,7 +193,7 @@ def _cast(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome:
     why = f"{before.dtype} became {after.dtype}, the values are equal after the cast"
     wide = after if is_narrower(before.dtype, after.dtype) else before
     narrow = narrower(before.dtype, after.dtype)
-    if lost := overflown(wide.bits, wide.dtype, narrow) if narrow in OVERFLOWING else "":
+    if lost := overflown(wide.bits, wide.dtype, narrow) if narrow == "float16" else "":
         return outcome.became("cast", f"{why}; {lost}", OverflowInFloat16(narrow))
     return outcome.became("cast", why)
 

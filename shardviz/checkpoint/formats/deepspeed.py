@@ -156,7 +156,16 @@ def _universal(folder: Path, models: Mapping[tuple[int, int], str]) -> _Found:
     state = dict_of(first.tree, first.path, "the file")
     groups = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
     shapes = {name: shape for group in groups for name, shape in group.items()}
-    part = _Found(*read_universal(folder, shapes, weights=_are_of_stage_3(models)))
+    part, weights = _Found(), _are_of_stage_3(models)  # then the masters are the weights: the module is empty
+    known: set[str] = set()
+    for name, kind, path in _files(folder / FOLDER):
+        called = name if weights and kind == MASTER else f"optimizer.state.{name}.{kind}"
+        part.tensors[called] = _saved_of_file(called, path, folder, shapes.get(name) if kind != "step" else None)
+        known.add(name)
+    if lost := [name for name in shapes if printable(name) not in known]:
+        text = f"{counted(len(lost), 'parameter')} of {len(shapes):,} have no folder in {FOLDER}/: "
+        text += listed(map(printable, lost), 3)
+        part.problems.append(Problem("", text, UnfinishedUniversalCheckpoint()))
     _add_shared(part, state)
     return part
 
@@ -226,29 +235,6 @@ def _add_shared(part: _Found, state: dict[str, Any]) -> None:
 def has_universal(folder: Path) -> bool:
     """Whether a step has such files; a link is not followed, which may lead out of the checkpoint."""
     return (folder / FOLDER).is_dir() and not (folder / FOLDER).is_symlink()
-
-
-def read_universal(folder: Path, shapes: Shapes, *, weights: bool) -> tuple[dict[str, Saved], list[Problem]]:
-    """Return the masters and moments of a universal checkpoint, and what is wrong.
-
-    Args:
-        folder: The folder of the step.
-        shapes: The shape of each parameter, as the model's file has it.
-        weights: Whether the masters are the weights, as from stage 3, whose module is empty.
-
-    Raises:
-        DumpError: A file is damaged, or has what cannot be read safely.
-    """
-    tensors: dict[str, Saved] = {}
-    known: set[str] = set()
-    for name, kind, path in _files(folder / FOLDER):
-        called = name if weights and kind == MASTER else f"optimizer.state.{name}.{kind}"
-        tensors[called] = _saved_of_file(called, path, folder, shapes.get(name) if kind != "step" else None)
-        known.add(name)
-    lost = [name for name in shapes if printable(name) not in known]
-    what = f"{counted(len(lost), 'parameter')} of {len(shapes):,} have no folder in {FOLDER}/: "
-    text = what + listed(map(printable, lost), 3)
-    return tensors, [Problem("", text, UnfinishedUniversalCheckpoint())] if lost else []
 
 
 def _files(root: Path) -> Iterator[tuple[str, str, Path]]:
