@@ -313,17 +313,6 @@ class Checkpoint:
         known, folder = self.sizes, self.folder
         return {name: known[name] if name in known else file_size(folder / name) for name in names}
 
-    def read(self, name: str, region: Region | None = None) -> NDArray[Any]:
-        """Return the bits of a tensor or of a part of it, as unsigned integers.
-
-        Raises:
-            DumpError: There is no such tensor, or it is damaged.
-        """
-        if name not in self.tensors:
-            raise DumpError(f"{self.path} has no tensor {printable(name)}", f"`shardviz show {self.path}` lists them")
-        found = self.tensors[name]
-        return found.bits if region is None else found.read(region)
-
 
 def file_size(path: Path) -> int | None:
     """Return the bytes of a file; None if there is none, or it is something else, such as a pipe."""

@@ -302,21 +302,6 @@ def with_parts(finding: Finding, parts: Sequence[Part]) -> Finding:
 
 
 @dataclass(frozen=True)
-class Words:
-    """How a trip is called in findings.
-
-    Attributes:
-        trip: What should have written the values: `load`, `sync`.
-        sender: Where they come from: `what was saved`, `the source`.
-        trips: Where it went, in words: `saved on (fsdp=2, tp=2), loaded on (fsdp=4)`.
-    """
-
-    trip: str
-    sender: str
-    trips: str = ""
-
-
-@dataclass(frozen=True)
 class Received:
     """What became of every tensor.
 
@@ -324,14 +309,18 @@ class Received:
         parts: Every rank's part of each, by name.
         roles: Their roles.
         each: Those of which each rank has one of its own.
-        words: How the trip is called.
+        trip: What should have written the values: `load`, `sync`.
+        sender: Where they come from: `what was saved`, `the source`.
+        trips: Where it went, in words: `saved on (fsdp=2, tp=2), loaded on (fsdp=4)`.
         padded: Those that a map pads.
     """
 
     parts: Mapping[str, Sequence[Part]]
     roles: Mapping[str, Role]
     each: Collection[str]
-    words: Words
+    trip: str
+    sender: str
+    trips: str = ""
     padded: Collection[str] = ()
 
     def wrong(self, *fates: str) -> dict[str, list[Part]]:
@@ -391,7 +380,7 @@ def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Findi
     for name in padded:
         yield _padded(received, name)
     received = replace(received, parts={name: parts for name, parts in received.parts.items() if name not in padded})
-    kept, trip = received.wrong("kept"), received.words.trip
+    kept, trip = received.wrong("kept"), received.trip
     for name, parts in kept.items():
         yield _kept(received, name, parts)
     for name, parts in received.wrong("rounded").items():
@@ -427,7 +416,7 @@ def _finding(
     """Return the finding with the rows of each rank, and with the kind that its cause has in a trip."""
     details = (
         f"{WRONG}{listed((part.text for part in parts), MOST)}",
-        *([received.words.trips] if received.words.trips else []),
+        *([received.trips] if received.trips else []),
     )
     return cause.finding(name, tuple(part.rank for part in parts), text, kind=kind, details=details)
 
@@ -441,16 +430,17 @@ def _padded(received: Received, name: str) -> Finding:
 
 
 def _kept(received: Received, name: str, parts: Sequence[Part]) -> Finding:
-    words = received.words
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
     much = "" if count == size else f"{count:,} of {size:,} elements of "
-    text = f"the {words.trip} did not write {much}it on {_where(received, name, parts)}: what was there before is there"
+    text = (
+        f"the {received.trip} did not write {much}it on {_where(received, name, parts)}: what was there before is there"
+    )
     return _finding(_why_kept(received, name, parts), received, name, parts, text)
 
 
 def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
     """Return the cause of old values: the whole trip, a rank, a kind of tensor or this one."""
-    trip, kept, role = received.words.trip, received.wrong("kept"), received.roles[name]
+    trip, kept, role = received.trip, received.wrong("kept"), received.roles[name]
     if any(part.wrong < part.size for part in parts):
         return PartialWrite(trip)
     if {part.rank for part in parts} < {part.rank for part in received.parts[name] if part.size}:
@@ -464,27 +454,25 @@ def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
 
 
 def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
-    words = received.words
     if (change := received.change(name)) and change.explanation:
         text = f"{change.why}, on {_where(received, name, parts)}"
         return _finding(change.explanation, received, name, parts, text)
     if all(part.fate == "zeros" for part in parts):
         number = next((part.why for part in parts if part.why), "")
         what = f"all of its values are {number}" if number else "it has zeros"
-        text = f"{what} on {_where(received, name, parts)}; {words.sender} has different values"
-        return _finding(WriteIntoCopies(words.trip, is_reset=True), received, name, parts, text, kind="foreign")
+        text = f"{what} on {_where(received, name, parts)}; {received.sender} has different values"
+        return _finding(WriteIntoCopies(received.trip, is_reset=True), received, name, parts, text, kind="foreign")
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
-    text = f"{count:,} of {size:,} elements are not those of {words.sender} on {_where(received, name, parts)}"
+    text = f"{count:,} of {size:,} elements are not those of {received.sender} on {_where(received, name, parts)}"
     cause = FileOfAnotherRank() if name in received.each else ChangedInTransfer()
     return _finding(cause, received, name, parts, text)
 
 
 def _advised(finding: Finding, received: Received) -> Finding:
     """Return a finding of places with the cause and the fix that fit a trip."""
-    words = received.words
-    details = (*finding.details, *([words.trips] if words.trips else []))
+    details = (*finding.details, *([received.trips] if received.trips else []))
     if finding.kind not in ("foreign", "name-collision"):
-        return replace(finding, details=details).because(MisplacedByTrip(finding.explanation, words.trip))
+        return replace(finding, details=details).because(MisplacedByTrip(finding.explanation, received.trip))
     text = f"{finding.sentence} {finding.held} "
     others = [name for name in received.parts if name != finding.tensor and f"{name} " in text]
     whose = max(others, key=len, default="")
