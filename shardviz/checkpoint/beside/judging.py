@@ -19,6 +19,7 @@ from shardviz.explain.conversion import NarrowedOnTheWay, OneSidedTie
 from shardviz.explain.files import NeverLoaded, ValuesOfAnotherStep
 from shardviz.layout.region import Region, index_of
 from shardviz.relate.casts import cast, is_narrower
+from shardviz.relate.values import padded
 from shardviz.text import counted, listed, named_ranks, printable
 
 if TYPE_CHECKING:
@@ -241,7 +242,8 @@ def _turns(shape: tuple[int, ...], stored: tuple[int, ...]) -> Iterator[tuple[Ve
     odd = [dim for dim, pair in enumerate(zip(shape, stored, strict=False)) if pair[0] != pair[1]]
     if len(shape) == len(stored) and len(odd) == 1 and math.prod(shape) <= MAX_PADDED:
         (dim,) = odd
-        yield "padded", _padded(dim, shape[dim], stored[dim]), lambda whole: _resized(whole, dim, shape[dim])
+        size, cut = shape[dim], (*(slice(None),) * dim, slice(shape[dim]))
+        yield "padded", _padded(dim, size, stored[dim]), lambda whole: padded(whole, dim, size)[cut]
     if len(shape) == len(stored) <= MAX_PERMUTED:
         for axes in permutations(range(len(stored))):
             if tuple(stored[axis] for axis in axes) == shape:
@@ -260,14 +262,6 @@ def _padded(dim: int, size: int, stored: int) -> str:
         else f"the checkpoint has {stored - size:,} more"
     )
     return f"{where}; {more}"
-
-
-def _resized(whole: NDArray[Any], dim: int, size: int) -> NDArray[Any]:
-    """Return an array with zeros behind a dim's end, or without the indices that are too many."""
-    if size <= whole.shape[dim]:
-        return whole[((slice(None),) * dim + (slice(0, size),))]
-    more = [(0, size - whole.shape[dim] if at == dim else 0) for at in range(whole.ndim)]
-    return np.pad(whole, more)
 
 
 def _odd_dim(live: Live, entry: Tensor) -> int | None:
