@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
 
-
 MAX_SIZE = 1 << 53
 """The largest number of a shape or of a place in a file that is believed."""
 

@@ -43,9 +43,7 @@ MAX_PADDED = 1 << 30
 """Elements of a tensor to which zeros are added."""
 
 AS_HASHED = "the dump has hashes of the job's values only"
-
 DIFFERENT = ("has what the checkpoint has", "have what the checkpoint has")
-
 MOST_PARTS = 3
 """Parts of a tensor that are named."""
 

@@ -38,11 +38,8 @@ if TYPE_CHECKING:
     _Bits = tuple[NDArray[Any], str]
 
 SIDES = ("the first", "the second")
-
 NARROW = ("bfloat16", "float16")
-
 WIDE = ("float32", "float64")
-
 CUT = {"float32": 16}
 """Bits that are cut off of a type to have the upper half of it, which is a bfloat16."""
 

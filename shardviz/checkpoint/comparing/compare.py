@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     Outcomes = list[tuple[Outcome, Pair]]
 
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
-
 ADAPTER = ".lora_"
 """What stands in the names of all tensors of an adapter."""
 
@@ -47,7 +46,6 @@ LONELY = 4
 """Where one in this many tensors is in one checkpoint only, or under another name, a map may be meant."""
 
 WRITE_A_MAP = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
-
 MASTERS = ("fp32", "fp32_param", "master_param", "param")
 SIDES = ("first", "second")
 

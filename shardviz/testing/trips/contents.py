@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
 
-
 NOT_SAVED = ("params", "param_names")
 """Entries of a group that are not hyperparameters."""
 
@@ -44,9 +43,7 @@ SAVED_FACTOR = 0.96875
 """What hyperparameters are multiplied by before a save: those that a load leaves alone differ."""
 
 OLD_FACTOR = 0.5
-
 SAVED_NUMBER = 1024
-
 OLD_NUMBER = 7
 """A step and its like: before a save and before a load. Small integers are exact in every type that holds steps."""
 

@@ -78,7 +78,6 @@ PLACED = "what was sent"
 """What ids stand for, in the words of findings."""
 
 MOST = 4
-
 MOST_ROWS = 12
 """Tensors of one cause whose rows are listed one by one."""
 

@@ -57,13 +57,9 @@ if TYPE_CHECKING:
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.worlds import AnyMesh
 
-
 What = Literal["param", "buffer", "optim", "setting", "disk"]
-
 ALL: tuple[What, ...] = ("param", "buffer", "optim", "setting", "disk")
-
 MOST = 3
-
 Transfer = Callable[[Any, Any, Path], Any]
 """Saves or loads: `(model, optimizer, folder)`. A load may return a new model, or a new model and optimizer."""
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from shardviz.stamping.fill import Fill
 
 MAX_LISTED = 3
-
 KEY = "shardviz/loaded"
 """In the job's store: that a rank has loaded something stamped."""
 
