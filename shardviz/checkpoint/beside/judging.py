@@ -12,7 +12,7 @@ import numpy as np
 from shardviz.check.order.case import Case
 from shardviz.check.order.rules.ids.places import check_places
 from shardviz.checkpoint.beside.reading import Reader
-from shardviz.checkpoint.comparing.changes import NARROW, WIDE
+from shardviz.checkpoint.comparing.changes import through_types
 from shardviz.checkpoint.comparing.equality import can_cast
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.conversion import NarrowedOnTheWay, OneSidedTie
@@ -187,7 +187,7 @@ def _other_name(live: Live, wrong: Sequence[Piece], entry: Tensor, search: Searc
 
 def _through(live: Live, wrong: Sequence[Piece], entry: Tensor) -> str:
     """Return the narrower type through which all shards' values went."""
-    for narrow in NARROW if live.dtype in WIDE and entry.dtype == live.dtype else ():
+    for narrow in through_types(live.dtype, live.dtype) if entry.dtype == live.dtype else ():
         turned = Reader(entry, live.dtype, live.index_shape, through=narrow)
         if all(piece.claimed and turned.is_held(piece.claimed, piece.digest) for piece in wrong):
             return narrow

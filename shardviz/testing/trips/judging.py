@@ -14,8 +14,9 @@ from torch import distributed
 
 from shardviz.check.grouping import grouped
 from shardviz.check.run import report_on
-from shardviz.checkpoint.comparing.changes import shifted
+from shardviz.checkpoint.comparing.changes import values_changed
 from shardviz.checkpoint.comparing.outcome import Outcome
+from shardviz.checkpoint.records import Held
 from shardviz.dump.records.tensors import Stamp
 from shardviz.explain.conversion import NarrowedOnTheWay, PaddedParts
 from shardviz.explain.transfers import (
@@ -40,7 +41,6 @@ from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.meshes import plain_mesh, without_axes
 from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
 from shardviz.reference.lookup import FEW_EQUAL
-from shardviz.relate.stored import rounding_between
 from shardviz.relate.values import is_alike, part_of
 from shardviz.testing.assertions.message import in_words
 from shardviz.testing.assertions.subjects import gather
@@ -65,14 +65,6 @@ if TYPE_CHECKING:
     from shardviz.testing.trips.pieces import Padded
 
     Fate = Literal["right", "kept", "rounded", "dtype", "zeros", "shape", "swapped", "other"]
-
-NARROWER = {
-    "float64": ("float32", "bfloat16", "float16"),
-    "float32": ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"),
-    "bfloat16": ("float8_e4m3fn", "float8_e5m2"),
-    "float16": ("bfloat16", "float8_e4m3fn", "float8_e5m2"),
-}
-"""The dtypes through which values may have gone on their way, by the type that they have."""
 
 PLACED = "what was sent"
 """What ids stand for, in the words of findings."""
@@ -159,10 +151,16 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     if target.padding is not None and region is not None:
         wrong &= ~part_of(target.padding(), region)
     rows = rows_text(wrong, region) if region is not None and not local.flat else ""
-    fate, why = _fate(local, target, got, wrong)
     padded = target.padded() if target.padded is not None else None
-    outcome = Outcome(local.name, "", "other")
-    change = shifted(outcome, wanted, got, dtype, ("what was sent", "it")) if fate == "other" else None
+    fate, why = _fate(local, target, got, wrong)
+    part, change = part_of_entry(local, target.entry), None
+    if fate in ("zeros", "other") and part is not None:
+        sides = Held(local.name, target.entry.dtype, part), Held(local.name, dtype, got)
+        change = values_changed(Outcome(local.name, "", "other"), *sides, ("what was sent", "it"))
+    if change is not None and isinstance(cause := change.explanation, NarrowedOnTheWay):
+        fate, why = "rounded", cause.narrow
+    elif change is not None:
+        fate, why = "other", ""
     return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change)
 
 
@@ -178,10 +176,6 @@ def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.boo
     most = max(1.0, (1 - FEW_EQUAL) * int(wrong.sum()))  # of narrow values some are equal by chance
     if old is not None and old.shape == got.shape and int((old[wrong] == got[wrong]).sum()) >= most:
         return "kept", ""
-    own, part = dtype_name(local.values.dtype), part_of_entry(local, target.entry)
-    sent, narrower = target.entry.dtype, NARROWER.get(own, ())
-    if part is not None and (relation := rounding_between(part, sent, got, own, narrower)) is not None:
-        return "rounded", relation.dtype
     if not got[wrong].any():
         return "zeros", ""
     if got.size > 1 and is_alike(got) and wrong.all():
