@@ -132,7 +132,6 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 MAX_LISTED = 3
-
 KEY = "shardviz/loaded"
 """In the job's store: that a rank has loaded something stamped."""
 
