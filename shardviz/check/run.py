@@ -36,11 +36,10 @@ from shardviz.check.order.rules.without_ids import (
     with_suspects,
 )
 from shardviz.check.report import NotChecked, Report
-from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
 from shardviz.check.step.contradictions import check_zero_gradients
 from shardviz.check.step.lines.naming import with_lines
-from shardviz.check.step.run import without_consequences_of_update
+from shardviz.check.step.run import check_step, without_consequences_of_update
 from shardviz.check.step.update.copies import check_update
 from shardviz.check.step.update.unsharded import check_unsharded_update
 from shardviz.check.values.copies import check_copies

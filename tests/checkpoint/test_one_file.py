@@ -14,7 +14,6 @@ from shardviz.checkpoint.beside.job import job_of
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.commands.common.dumps import read_dump
-from shardviz.explain.files import FileOnEitherSide
 from shardviz.layout.region import Region
 
 ODD = "__1_0.distcp"
@@ -41,16 +40,6 @@ def step(saved):
     return saved / "dcp"
 
 
-def test_a_file_of_another_save_is_named(step, tmp_path):
-    found = compared(step, trained(step, tmp_path / "mixed", ODD.__eq__))
-    assert {outcome.verdict for outcome in found} == {"other"}
-    assert all(f"All differences are in {ODD} of the second, in all " in outcome.cause for outcome in found)
-    assert all(
-        f"In the first, they are in {ODD}: one of the two files comes from another save" in one.cause for one in found
-    )
-    assert all(one.fix == FileOnEitherSide.how for one in found)
-
-
 def test_a_file_of_the_first_is_named_where_a_step_says_that_it_is_the_odd_one(step, tmp_path):
     newer = trained(step, tmp_path / "newer")
     mixed = trained(step, tmp_path / "mixed", ODD.__ne__)  # all but one file are the newer step's
@@ -69,20 +58,6 @@ def test_a_file_beside_a_checkpoint_that_is_not_cut_into_such_files_is_the_odd_o
     assert found
     words = "none in its 3 other files. The file comes from another save, or its rank did not load or train its parts"
     assert all(one.cause.endswith(words) for one in found), [(one.verdict, one.why, one.cause) for one in found]
-
-
-def test_the_step_of_such_a_file_is_named_where_it_is_known(step, tmp_path):
-    older = trained(step, tmp_path / "older")
-    found = compared(step, trained(step, tmp_path / "mixed", ODD.__eq__), [older])
-    assert {outcome.verdict for outcome in found} == {"stale"}
-    assert all(f"the second has there what {older} has" in outcome.why for outcome in found)
-    end = "The file comes from older, or its rank did not load or train its parts since"
-    assert all(outcome.cause.endswith(end) for outcome in found)
-
-
-def test_a_file_that_alone_stayed_as_it_was_is_named(step, tmp_path):
-    found = compared(step, trained(step, tmp_path / "mixed", ODD.__ne__))
-    assert all(f"{ODD} of the second matches the first" in outcome.cause for outcome in found)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
-from textual.containers import Horizontal
 
 from ..keys import keys
 from ..model.filters import after
@@ -67,9 +66,8 @@ class ExploreView(View, Searching):
 
     def compose(self) -> ComposeResult:
         """Put the tree on the left, the map on the right, the finding below both."""
-        with Horizontal():
-            yield Listing(id="tree-box")
-            yield MapPanel(id="map-panel")
+        yield Listing(id="tree-box")
+        yield MapPanel(id="map-panel")
         with CardBox(id="finding"):
             yield FindingCard(id="card")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
-from textual.containers import Horizontal, Vertical
+from textual.containers import Vertical
 from textual.widgets import Static
 
 from shardviz.picture.model.holders import ranks_in_words
@@ -88,15 +88,14 @@ class MeshView(View):
 
     def compose(self) -> ComposeResult:
         """Put the grid on the left, the rank's card over its map on the right."""
-        with Horizontal():
-            with Box(id="mesh-box"):
-                yield MeshGrid(id="mesh-grid")
-                yield Static(LEGEND, classes="legend", markup=False)
-            with Vertical(id="mesh-side"):
-                with ScrollBox(classes="boxed short", can_focus=False):
-                    yield RankCard(id="rank-card")
-                with Box(id="mesh-map-box"):
-                    yield TensorMap(id="mesh-map")
+        with Box(id="mesh-box"):
+            yield MeshGrid(id="mesh-grid")
+            yield Static(LEGEND, classes="legend", markup=False)
+        with Vertical(id="mesh-side"):
+            with ScrollBox(classes="boxed short", can_focus=False):
+                yield RankCard(id="rank-card")
+            with Box(id="mesh-map-box"):
+                yield TensorMap(id="mesh-map")
 
     def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen rank, and the ranks that hold the element under the map's cursor."""

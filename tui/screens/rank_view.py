@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
-from textual.containers import Horizontal, Vertical
+from textual.containers import Vertical
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
@@ -77,17 +77,16 @@ class RankView(View):
 
     def compose(self) -> ComposeResult:
         """Put the card over the lines on the left, the numbers on the right."""
-        with Horizontal():
-            with Vertical(id="rank-left"):
-                with Box(classes="boxed short"):
-                    yield RankCard(id="rank-of")
-                with Box(id="held-box"):
-                    yield Search(id="rank-search")
-                    yield HeldLines(id="held")
-            with Box(id="memory-box"):
-                yield ValuesGrid(id="memory")
-                yield TensorMap(id="rank-map")
-                yield Static(id="memory-note", markup=False, classes="legend")
+        with Vertical(id="rank-left"):
+            with Box(classes="boxed short"):
+                yield RankCard(id="rank-of")
+            with Box(id="held-box"):
+                yield Search(id="rank-search")
+                yield HeldLines(id="held")
+        with Box(id="memory-box"):
+            yield ValuesGrid(id="memory")
+            yield TensorMap(id="rank-map")
+            yield Static(id="memory-note", markup=False, classes="legend")
 
     def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen rank and tensor."""

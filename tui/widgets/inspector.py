@@ -57,7 +57,9 @@ class Inspector(Static):
     def on_resize(self) -> None:
         """Write as much as fits now."""
         if self._fitting is not None:
-            self.update(self._fitting(self.size.width or UNKNOWN_WIDTH), layout=False)
+            text = self._fitting(self.size.width or UNKNOWN_WIDTH)
+            if text != self.content:
+                self.update(text, layout=False)
 
 
 def inspector_text(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, cast, get_args
 
 from rich.segment import Segment
-from textual.containers import Horizontal, Vertical
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import WRONG
@@ -113,10 +112,8 @@ class MapPanel(Box):
     def compose(self) -> ComposeResult:
         """Put the sides above, the mesh beside the map, the words below."""
         yield SideBar(id="sides")
-        with Horizontal():
-            yield TensorMap(id="map")
-            with Vertical(id="panel-mesh"):
-                yield MeshGrid(id="small-mesh")
+        yield TensorMap(id="map")
+        yield MeshGrid(id="small-mesh")
         yield Inspector(id="inspector")
 
     def show(self, document: Document, selection: Selection) -> None:

@@ -82,7 +82,7 @@ most.
             self.virtual_size = Size(self._gutter + plan.columns[-1] + plan.cell, self._heads + plan.lines[-1] + 1)
         self.rank, self.lights, self._heat, self._coloring = rank, lights, heat, coloring or Coloring(mesh)
         self.refresh()
-        self.fit()
+        self.scroll_to_cursor()
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
         """Take as many columns as the mesh has, and one for the scroll bar."""
@@ -143,7 +143,7 @@ most.
             col = min(max(col + right, 0), grid.num_cols - 1)
             self.post_message(RankChosen(grid.rank_at(row, col)))
 
-    def fit(self) -> None:
+    def scroll_to_cursor(self) -> None:
         """Keep the cursor in view."""
         plan = self.plan
         if plan is not None and self.rank is not None and self.rank in plan.mesh:

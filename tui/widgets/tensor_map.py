@@ -131,7 +131,7 @@ outermost split, the shade that along the next; the mesh has the same colors.
         width, height = (frame.cols.extent, frame.rows.extent) if frame else (0, 0)
         self.virtual_size = Size(self._gutter + width, HEADER + height)
         self.refresh()
-        self._scroll_to_cursor()
+        self.scroll_to_cursor()
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Paint some lines of one frame."""
@@ -236,7 +236,7 @@ outermost split, the shade that along the next; the mesh has the same colors.
         if self.zoom is not None:
             self.level = min(max(level, 0), self.zoom.deepest(*self._room))
             self.fit()
-            self._scroll_to_cursor(center=True)
+            self.scroll_to_cursor(center=True)
 
     def go(self, place: tuple[int, ...]) -> None:
         """Put the cursor on an element, bring it into view, and say so."""
@@ -247,10 +247,11 @@ outermost split, the shade that along the next; the mesh has the same colors.
     def _move_to(self, place: tuple[int, ...]) -> None:
         if self.zoom is not None and place != self.place:
             self.zoom = replace(self.zoom, plane=replace(self.zoom.plane, at=place))
-            self._scroll_to_cursor()
+            self.scroll_to_cursor()
             self.refresh()
 
-    def _scroll_to_cursor(self, *, center: bool = False) -> None:
+    def scroll_to_cursor(self, *, center: bool = False) -> None:
+        """Keep the cursor in view, or in the middle."""
         if (frame := self.frame) is None:
             return
         row, col = self.place[frame.plane.rows], self.place[frame.plane.cols]

@@ -4,7 +4,3 @@
 sides have to do with each other. `rules` name the cause of that, and `run` goes through them and leaves out what
 follows from another finding.
 """
-
-from shardviz.check.step.run import check_step
-
-__all__ = ["check_step"]

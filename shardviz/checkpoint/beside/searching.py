@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.beside.given import Given
-from shardviz.checkpoint.beside.reading import Reader
-from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
+from shardviz.checkpoint.beside.reading import Given, Reader
+from shardviz.checkpoint.comparing.steps import tensor_in
 from shardviz.errors import DumpError, LayoutError
 from shardviz.layout.ids import region_of
 from shardviz.layout.region import Region
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardviz.checkpoint.beside.job import Live, Piece
-    from shardviz.checkpoint.records import Checkpoint
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Checkpoint, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.splits import Chain
 
@@ -87,16 +85,16 @@ class Search:
         """Return the parts of the first other layout by which any of the shards is what another rule would cut."""
         layout = live.dumped.claimed
         for other in other_layouts(layout) if layout is not None else ():
-            parts = {piece.rank: _part(other, piece.rank) for piece in lost}
-            found = {piece.rank: part for piece in lost if self._fits(piece, part := parts[piece.rank], reader)}
+            parts = [
+                (piece, other.region(other.mesh.coord_of(piece.rank))) for piece in lost if piece.rank in other.mesh
+            ]
+            found = {piece.rank: part for piece, part in parts if self._fits(piece, part, reader)}
             if found or self.is_over:
-                return {rank: part for rank, part in found.items() if part is not None}
+                return found
         return {}
 
-    def _fits(self, piece: Piece, region: Region | None, reader: Reader) -> bool:
-        if region is None or region.shape != piece.shape or self.is_over:
-            return False
-        return self._digest(reader, region) == piece.digest
+    def _fits(self, piece: Piece, region: Region, reader: Reader) -> bool:
+        return region.shape == piece.shape and not self.is_over and self._digest(reader, region) == piece.digest
 
     def _digest(self, reader: Reader, region: Region) -> str:
         before = reader.read_bytes
@@ -140,10 +138,6 @@ class Search:
                 if all(piece.claimed and self._digest(reader, piece.claimed) == piece.digest for piece in wrong):
                     return step
         return None
-
-
-def _part(layout: Layout, rank: int) -> Region | None:
-    return layout.region(layout.mesh.coord_of(rank)) if rank in layout.mesh else None
 
 
 def _located(piece: Piece, reader: Reader) -> Region | None:

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.checkpoint.by_content.numbered import Family, families_of, links
-from shardviz.checkpoint.by_content.solving import Recipe, recipes
-from shardviz.checkpoint.by_content.strips import Strips, View, are_near, constant, fits
-from shardviz.checkpoint.by_content.writing import Choice
+from shardviz.checkpoint.by_content.numbered import Choice, Family, families_of, links
+from shardviz.checkpoint.by_content.solving import Recipe, Strips, View, are_near, constant, fits, recipes
 from shardviz.checkpoint.findings import EMBEDDINGS, HEADS
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.text import listed, printable
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from shardviz.checkpoint.by_content.numbered import Link, Numbers
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Tensor
 
 MOST_ALONE = 1024
 """Tensors that are looked for one by one, where no family has them."""

@@ -24,8 +24,7 @@ from shardviz.live.run.options import Note, leave
 from shardviz.live.run.stamped.memory import filled
 from shardviz.reference.files import Reference, open_reference
 from shardviz.reference.names import matched
-from shardviz.stamping.dcp_copy import stamp_dcp
-from shardviz.stamping.safetensors_copy import stamp_safetensors
+from shardviz.stamping.copies import stamp_dcp, stamp_safetensors
 from shardviz.stamping.target import SAFETENSORS, is_stamped
 from shardviz.text import counted, listed
 

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.stamp import dtype_name, from_bits
 from shardviz.live.run.known.sources import tensors_in
+from shardviz.stamping.copies import is_weight
 from shardviz.stamping.fill import Fill
-from shardviz.stamping.plan import is_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
