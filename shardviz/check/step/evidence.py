@@ -54,6 +54,19 @@ class Evidence:
         return next((result for result in losses if not result.incomparable), None)
 
     @cached_property
+    def batch(self) -> Mapping[str, bool] | None:
+        """For each axis of the run whether it splits the batch, over which the loss is an average.
+
+        None if the dump has no loss, or one without a claim.
+        """
+        loss = self.dump.find("step", "scalar", "loss")
+        claimed = loss.claimed if loss is not None else None
+        if claimed is None or self.dump.files.mesh is None:
+            return None
+        pending = {axis for axis, _ in claimed.partial}
+        return {axis: axis in pending for axis in self.dump.files.mesh.axes}
+
+    @cached_property
     def gradients(self) -> Mapping[str, Compared]:
         """The gradients that can be compared, by name."""
         return {result.name: result for result in self.results if result.role == "grad" and not result.incomparable}
