@@ -130,7 +130,7 @@ def _not_logged(dump: Dump) -> Iterator[NotChecked]:
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
     """Say how many gradients are too small next to the others for a wrong factor to show in a narrow dtype."""
     narrow = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["float32"]}
-    lost = [one for one in gradients if one.is_lost and one.rounding.epsilon in narrow]
+    lost = [gradient for gradient in gradients if gradient.is_lost and gradient.rounding.epsilon in narrow]
     if lost:
         allowed = f"rounding to {narrow[lost[0].rounding.epsilon]} allows {number(lost[0].tolerance)}"
         yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger", "step")
@@ -169,7 +169,7 @@ def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChe
 
 def _has_right_loss(evidence: Evidence) -> bool:
     """Whether the loss is right, or none is compared: what a wrong loss makes of gradients shows nothing new."""
-    losses = [one for one in evidence.results if (one.role, one.name) == ("scalar", "loss")]
+    losses = [result for result in evidence.results if (result.role, result.name) == ("scalar", "loss")]
     return not losses or evidence.loss_is_right
 
 
@@ -224,7 +224,9 @@ def without_consequences(pairs: Sequence[Found]) -> Iterator[Finding | NotChecke
 def without_consequences_of_update(results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
     """Yield what is found after the optimizer's step and follows from nothing else that is found there."""
     results = list(results)
-    left = unhidden(results, [one for one in results if isinstance(one, Finding) and not one.generic], anywhere=True)
+    left = unhidden(
+        results, [result for result in results if isinstance(result, Finding) and not result.generic], anywhere=True
+    )
     yield from left
     left_out = [result.tensor for result in results if result not in left]
     if left_out:

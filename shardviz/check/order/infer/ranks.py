@@ -193,7 +193,7 @@ def _repeated(first_claimants: Numbers, seen: Mapping[int, int]) -> str:
         return ""
     counts = {text: _least_count(first_claimants, positions, sources, rule) for text, rule in REPEATING.items()}
     fitting = [(count, text) for text, count in counts.items() if count]
-    count, text = min(fitting, key=lambda one: one[0], default=(0, ""))
+    count, text = min(fitting, key=lambda pair: pair[0], default=(0, ""))
     return text.format(count=count)
 
 
@@ -293,15 +293,15 @@ Order = dict[int, int]
 
 def with_one_order(results: Sequence[Finding | NotChecked], laid_out: LaidOut) -> list[Finding | NotChecked]:
     """Return results in which tensors that one permutation of the ranks explains have it for their cause."""
-    places = [one for one in results if isinstance(one, Finding) and is_of_places(one)]
-    if len({type(one.explanation) for one in places}) < 2:
+    places = [finding for finding in results if isinstance(finding, Finding) and is_of_places(finding)]
+    if len({type(finding.explanation) for finding in places}) < 2:
         return list(results)
-    wrong = {one.tensor for one in places}
+    wrong = {finding.tensor for finding in places}
     cases = _cases(laid_out)
     order = _common_order([case for name, case in cases if name in wrong])
     if order is None or not all(_fits(case, order) for _, case in cases) or wrong - {name for name, _ in cases}:
         return list(results)
-    return [_explained(one, order) if one in places else one for one in results]
+    return [_explained(result, order) if result in places else result for result in results]
 
 
 def _cases(laid_out: LaidOut) -> list[tuple[str, Case]]:
