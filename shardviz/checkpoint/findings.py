@@ -39,11 +39,8 @@ if TYPE_CHECKING:
     Span = tuple[int, int, str]
 
 MAX_NAMES = 3
-
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "tok_embeddings.weight", "word_embeddings.weight", "shared.weight")
-
 HEADS = ("lm_head.weight", "output.weight", "embed_out.weight")
-
 TRIED = 3
 """Parts of tensors in a file that are looked for."""
 

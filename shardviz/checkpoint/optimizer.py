@@ -39,14 +39,11 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint, Saved
     from shardviz.explain.finding import Finding
 
-
 MAX_NAMES = 3
-
 IN_BUCKETS = (
     "they do not say which parameter an element is of; Megatron saves states by parameter with "
     "--dist-ckpt-optim-fully-reshardable"
 )
-
 KEYS = (
     "exp_avg",
     "exp_avg_sq",
@@ -61,7 +58,6 @@ KEYS = (
 """States that have the shape of their parameter."""
 
 OF_OPTIMIZERS = (*KEYS, "step", "sum", "acc_delta", "exp_inf", "eta", "ax", "exp_avg_sq_row", "exp_avg_sq_col", "mu")
-
 NUMBERS = ("step",)
 """States that are a number of each parameter, whatever its size."""
 
@@ -72,18 +68,13 @@ SURE = 3
 """Parameters that have a state which a single one lacks."""
 
 _STATE = re.compile(r"(?P<before>(?:.*?\.)?)state\.(?P<name>.+)\.(?P<key>[a-z_][a-z0-9_]*)")
-
 _OF_MEGATRON = re.compile(rf"(?P<before>(?:.*?\.)?)state\.(?P<key>{'|'.join(KEYS)})\.(?P<name>.+)")
-
 _BUCKET = re.compile(r".*\bdp_group_idx_\d+\.(?:gbuf_idx_\d+\..*bucket_idx_\d+\.[a-z_]+|param_state(?:/.*)?)")
-
 _GROUP = re.compile(r"(?P<before>(?:.*?\.)?)param_groups\.(?P<name>.+)\.(?P<key>[a-z_]+)")
-
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_avg_sq_row", "exp_avg_sq_col")
 """States that are means of squares."""
 
 MOMENTS = (*SQUARES, "exp_avg", "momentum_buffer")
-
 SAMPLES = 1024
 """Numbers of a state that are looked at."""
 

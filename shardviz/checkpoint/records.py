@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
 
-
 MAX_SIZE = 1 << 53
 """The largest number of a shape or of a place in a file that is believed."""
 
@@ -312,17 +311,6 @@ class Checkpoint:
         names |= dict.fromkeys([*(place.file for place in self.objects.values()), *self.indexed.values()])
         known, folder = self.sizes, self.folder
         return {name: known[name] if name in known else file_size(folder / name) for name in names}
-
-    def read(self, name: str, region: Region | None = None) -> NDArray[Any]:
-        """Return the bits of a tensor or of a part of it, as unsigned integers.
-
-        Raises:
-            DumpError: There is no such tensor, or it is damaged.
-        """
-        if name not in self.tensors:
-            raise DumpError(f"{self.path} has no tensor {printable(name)}", f"`shardviz show {self.path}` lists them")
-        found = self.tensors[name]
-        return found.bits if region is None else found.read(region)
 
 
 def file_size(path: Path) -> int | None:

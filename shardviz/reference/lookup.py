@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from shardviz.layout.region import Region
 
-
 MAX_SINGLE = 1 << 22
 """The largest reference, in elements, in which single values are looked up."""
 

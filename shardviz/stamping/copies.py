@@ -35,12 +35,10 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Chunk, Saved
     from shardviz.reference.files import Entry
 
-
 SAMPLE = 4096
 """Elements by which tensors that may be equal are found, before all are compared."""
 
 MOST_LISTED = 3
-
 WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".distcp"})
 """How files end that hold weights: copied beside the stamped ones, a loader might take them instead."""
 

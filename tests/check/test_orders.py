@@ -49,11 +49,6 @@ def test_an_order_in_groups_as_long_as_the_shards_says_that_they_are(tmp_path: P
     assert "within every 6 indices (the shard of a rank)" in found.summary
 
 
-def test_an_order_that_follows_no_rule_stays_without_one(tmp_path: Path) -> None:
-    index = [2, 9, 0, 15, 7, 4, 6, 12, 10, 8, 1, 11, 5, 3, 13, 14]
-    assert "no simple rule" in found_of(tmp_path, by_index(index), "[16/tp, 2]", "tp=4").cause
-
-
 @pytest.mark.parametrize(("count", "block", "start"), [(12, 1, 0), (12, 2, 0), (16, 3, 1), (110, 1, 0)])
 def test_numbers_sorted_as_text_are_recognized(count: int, block: int, start: int) -> None:
     blocks = [int(name) - start for name in sorted(map(str, range(start, start + count)))]
@@ -64,9 +59,3 @@ def test_no_other_order_is_one_of_text() -> None:
     assert as_text(np.array([0, 1, 3, 2])) is None
     assert as_text(np.array([0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 9, 8])) is None
     assert period_of(np.arange(12)[::-1]) == 12
-
-
-def test_experts_and_files_sorted_as_text_are_named(tmp_path: Path) -> None:
-    index = sorted(range(12), key=str)
-    assert "as text" in found_of(tmp_path, by_index(index), "[12/ep, 2]", "ep=4").cause
-    assert "as text" in found_of(tmp_path, by_index(index), "[12/tp, 2]", "tp=12").cause

@@ -70,33 +70,6 @@ def on_all(values):
     return dict.fromkeys(range(MESH.size), values)
 
 
-def test_copies_that_differ_along_an_axis_are_unreduced_and_their_mean_is_recognized(tmp_path):
-    apart = np.array([0.5, -0.5, 0.25, 0.0])
-    values = {0: WANTED + apart, 1: WANTED + apart, 2: WANTED - apart, 3: WANTED - apart}
-    (finding,) = check_step(step_dump(tmp_path, values), [])
-    assert finding.kind == "unreduced-gradient"
-    apart, whole = finding.summary.split("; ")
-    assert apart == "the gradient differs along dp: rank 0 and rank 2 are up to 1 apart"
-    assert whole == "their mean over dp is the unsharded model's"
-    assert finding.held == "each rank's own part (+dp:avg)"
-    assert "ReduceOp.AVG" in finding.fix
-
-
-def test_a_pending_sum_that_is_labeled_partial_is_no_finding(tmp_path):
-    part = np.array([1.0, 1.0, 1.0, 1.0])
-    values = {0: part, 1: WANTED - part, 2: part, 3: WANTED - part}
-    assert list(check_step(step_dump(tmp_path, values, placements=("Replicate()", "Partial()")), [])) == []
-
-
-def test_shards_of_a_gradient_are_compared_with_their_own_part(tmp_path):
-    right = {0: WANTED[:2], 1: WANTED[2:], 2: WANTED[:2], 3: WANTED[2:]}
-    swapped = {0: WANTED[2:], 1: WANTED[:2], 2: WANTED[2:], 3: WANTED[:2]}
-    placements = ("Replicate()", "Shard(0)")
-    assert list(check_step(step_dump(tmp_path / "a", right, placements=placements), [])) == []
-    (finding,) = check_step(step_dump(tmp_path / "b", swapped, placements=placements), [])
-    assert (finding.kind, finding.cause_id) == ("misordered", "part-of-another-rank")
-
-
 def test_a_model_with_a_vector_that_is_not_finite_is_judged(tmp_path):
     body = Body("param", "reference", (4,), (4,), "float64", values=[0.5, "nan", -1.0, "inf"])
     dump = step_dump(tmp_path, on_all(WANTED + 3), role="output", extra=[("out.bias", body)])

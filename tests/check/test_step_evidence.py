@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardviz.dump.records.tensors import LayoutRecord
-from tests.check.steps import COPIES, ROWS_OVER_TP, WANTED, Step, by_tp, on_all
+from tests.check.steps import COPIES, ROWS_OVER_TP, WANTED, Step, on_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,13 +16,6 @@ if TYPE_CHECKING:
 
 def step_with_right_outputs(path: Path) -> Step:
     return Step(path).add("output", "output", on_all(WANTED))
-
-
-def test_shards_of_an_output_that_ranks_have_of_each_other_are_misordered(tmp_path: Path) -> None:
-    first, second = np.split(WANTED, 2)
-    (found,), _ = Step(tmp_path).add("output", "output", by_tp(second, first), claim=ROWS_OVER_TP).check()
-    assert (found.kind, found.cause_id) == ("misordered", "part-of-another-rank")
-    assert "the output of rank 0 is the part that rank 1 along tp has" in found.summary
 
 
 def test_a_rank_that_claims_another_shape_than_the_others_is_not_compared(tmp_path: Path) -> None:

@@ -10,27 +10,10 @@ import pytest
 from shardviz.check.step.words import spans
 from shardviz.dump.records.tensors import LayoutRecord
 from shardviz.relate.orders import places_of
-from tests.check.steps import COPIES, MESH, ROWS_OVER_TP, WANTED, Step, on_all
+from tests.check.steps import COPIES, MESH, ROWS_OVER_TP, WANTED, Step
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-SHAPE = (4, 4)
-WRONG = WANTED**2 - 1
-
-
-def with_activation(step: Step, name: str, claim: tuple[str, ...] = COPIES, shape: tuple[int, ...] = SHAPE) -> Step:
-    """Let a module put out what is the unsharded model's under a claim."""
-    step.layouts.append(LayoutRecord(0, claim, shape))
-    for rank in MESH.ranks:
-        step._put(rank, name, "activation", "step", np.ones(shape), len(step.layouts) - 1, shape)
-    return step
-
-
-def with_odd(step: Step, name: str) -> Step:
-    for rank in MESH.ranks:
-        step.put(rank, name, "activation", "step", WRONG)
-    return step
 
 
 def test_terms_that_were_concatenated_are_told_from_copies(tmp_path: Path) -> None:
@@ -72,53 +55,6 @@ def test_a_dim_that_was_split_twice_is_not_called_whole(
     assert found.kind == "wrong-shape"
     assert cause in found.cause
     assert fix in found.fix
-
-
-def pipeline(path: Path, *layers: tuple[int, ...], odd: tuple[int, ...]) -> Step:
-    """Divide four layers over dp, whose last coordinate has a wrong output; some layers' own outputs are wrong."""
-    step = Step(path)
-    for number in range(4):
-        step.stamp(f"layers.{number}.weight", SHAPE)
-    for rank in MESH.ranks:
-        for number in layers[rank // 2]:
-            step.hold(rank, f"layers.{number}.weight", SHAPE, (0, 4), (0, 4))
-    for number in {number for own in layers for number in own}:
-        whole = LayoutRecord(0, COPIES, SHAPE)
-        step.layouts.append(whole)
-        for rank in MESH.ranks:
-            if number in layers[rank // 2]:
-                at = None if number in odd else len(step.layouts) - 1
-                step._put(rank, f"layers.{number}", "activation", "step", WRONG + number, at, SHAPE)
-    return step.add("output", "output", {2: WRONG, 3: WRONG})
-
-
-def test_stages_in_order_are_not_the_cause(tmp_path: Path) -> None:
-    (found,), _ = pipeline(tmp_path, (0, 1), (2, 3), odd=(3,)).check()
-    assert found.kind == "wrong-value"
-    assert found.cause_id == "unexplained-forward"
-
-
-def heads(path: Path, starts: tuple[int, int]) -> Step:
-    """Cut a query and a key weight over tp, the key's rows beginning at these."""
-    step = Step(path).stamp("wq.weight", SHAPE).stamp("wk.weight", SHAPE)
-    for rank in MESH.ranks:
-        step.hold(rank, "wq.weight", SHAPE, (2 * (rank % 2), 2 * (rank % 2) + 2), (0, 4))
-        step.hold(rank, "wk.weight", SHAPE, (starts[rank % 2], starts[rank % 2] + 2), (0, 4))
-        step.put(rank, "wk", "activation", "step", WANTED[:, starts[rank % 2] :][:, :2])
-    step.put(0, "wk", "activation", "reference", WANTED)
-    return step.add("output", "output", on_all(WRONG))
-
-
-def test_key_heads_that_a_right_module_has_read_are_not_the_cause(tmp_path: Path) -> None:
-    (found,), _ = with_odd(with_activation(heads(tmp_path, (2, 0)), "wo"), "up").check()
-    assert found.kind == "wrong-value"
-    assert found.cause_id == "unexplained-forward"
-
-
-def test_key_heads_in_order_are_not_the_cause(tmp_path: Path) -> None:
-    (found,), _ = with_odd(heads(tmp_path, (0, 2)), "wo").check()
-    assert found.kind == "wrong-value"
-    assert found.cause_id == "unexplained-forward"
 
 
 def test_slices_are_found_wherever_they_stand() -> None:

@@ -18,51 +18,16 @@ from shardviz.dump.records.tensors import GatherRecord, MeshRecord, Position
 from shardviz.dump.write import RUN_FILE
 from shardviz.errors import NotationError
 from shardviz.live.capture.intended import check_intended
-from tests.check.checking import arange, check_made, kinds, only, reordered
+from tests.check.checking import check_made, only
 from tests.check.records import change_rank, change_run
-from tests.dumps import Made
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.check.report import Report
+    from tests.dumps import Made
 
 MESH = "fsdp=2,tp=2"
-
-
-def with_intent(path: Path, made: Made | str, **intended: str) -> Report:
-    check_made(path, MESH, {"w": made})
-    change_run(path / "made.shardviz", intended=intended)
-    return check_dump(path / "made.shardviz")
-
-
-@pytest.mark.parametrize("text", ["[24/tp, 8]", "[*/tp, *] =fsdp", "[*/1/tp, 8]", "float32[24/tp, *]"])
-def test_what_is_as_intended_is_right_however_it_is_spelled(tmp_path: Path, text: str) -> None:
-    report = with_intent(tmp_path, "[24/tp, 8]", w=text)
-    assert (report.findings, report.not_checked) == ((), ())
-
-
-def test_a_plain_tensor_is_held_against_the_intention_too(tmp_path: Path) -> None:
-    plain = Made(None, held="[24/tp, 8]", shape=(24, 8))
-    assert kinds(with_intent(tmp_path, plain, w="[*/3/tp, *]")) == ["wrong-segment"]
-    assert kinds(with_intent(tmp_path, plain, w="[*/tp, *]")) == []
-
-
-def test_what_fsdp_makes_of_segments_that_are_split_already_can_be_intended(tmp_path: Path) -> None:
-    plain = Made(None, held="[(24/3/tp)/fsdp, 8]", shape=(24, 8))
-    assert kinds(with_intent(tmp_path, plain, w="[(*/3/tp)/fsdp, *]")) == []
-
-
-@pytest.mark.parametrize("claimed", ["[24/tp, 8]", "[24/tp/fsdp, 8]", "[24, 8/fsdp]"])
-def test_an_order_that_is_meant_is_the_one_that_is_looked_for(tmp_path: Path, claimed: str) -> None:
-    order = arange(24, 8).reshape(3, 8, 8)[[2, 0, 1]].reshape(24, 8)
-    made = reordered(order, claimed, MESH)
-    text = f"{claimed} order 0: 2 0 1"
-    assert kinds(with_intent(tmp_path / "without", made, w=claimed)) != []
-    report = with_intent(tmp_path / "meant", made, w=text)
-    assert (report.findings, report.not_checked) == ((), ())
-    assert kinds(with_intent(tmp_path / "own", claimed, w=text)) != []
-    assert kinds(with_intent(tmp_path / "other", made, w=f"{claimed} order 0: 1 2 0")) != []
 
 
 @pytest.mark.parametrize(

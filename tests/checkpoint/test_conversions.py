@@ -16,7 +16,6 @@ from tests.checkpoint.maps import (
     both,
     compared,
     meta,
-    notes,
     save,
     to_hf,
     weight,
@@ -30,12 +29,6 @@ GATE, UP = (f"model.layers.{{}}.mlp.{name}_proj.weight" for name in ("gate", "up
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return save(tmp_path_factory.mktemp("llama") / "meta", meta())
-
-
-def test_a_number_that_no_settings_have_is_reported(tmp_path, source):
-    hf = save(tmp_path / "hf", to_hf(meta()))
-    words = "head_dim is taken to be 8: no config.json next to either says, and it fits the contents"
-    assert notes(source, hf, "llama") == (words,)
 
 
 def test_without_a_map_the_one_that_knows_the_names_is_used(tmp_path, source, capsys):

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import numpy as np
-import torch
 from safetensors.numpy import save_file
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from shardviz.check.grouping import ungrouped
 from shardviz.checkpoint.findings import check_checkpoint
@@ -24,16 +20,6 @@ def found(path):
 
 
 # Chunks
-
-
-def test_chunks_of_a_ragged_cut_that_are_all_of_a_tensor_are_quiet(tmp_path):
-    dcp.save({"w": torch.arange(24.0).reshape(6, 4)}, checkpoint_id=tmp_path / "ckpt", no_dist=True)
-    path = tmp_path / "ckpt" / ".metadata"
-    metadata = pickle.loads(path.read_bytes())
-    cuts = [((0, 0), (4, 1)), ((0, 1), (1, 3)), ((1, 1), (3, 3)), ((4, 0), (2, 4))]
-    metadata.state_dict_metadata["w"].chunks = [ChunkStorageMetadata(*map(torch.Size, cut)) for cut in cuts]
-    path.write_bytes(pickle.dumps(metadata))
-    assert not {kind for kind, *_ in found(tmp_path / "ckpt")} & {"missing", "duplicated"}
 
 
 # Files
@@ -76,20 +62,6 @@ def test_tensors_of_a_missing_file_are_named_and_counted(tmp_path):
 
 
 # Optimizer state
-
-
-def test_optimizers_that_keep_other_states_of_some_parameters_are_quiet(tmp_path):
-    model = {**{f"m{at}": torch.zeros(2, 2) for at in range(5)}, **{f"v{at}": torch.zeros(2) for at in range(3)}}
-    rows = {"exp_avg_sq_row": torch.zeros(2), "exp_avg_sq_col": torch.zeros(2), "step": torch.tensor(1.0)}
-    both = {"exp_avg": torch.zeros(2), "step": torch.tensor(1.0)}
-    state = {name: dict(rows if name[0] == "m" else {"exp_avg_sq": torch.zeros(2), "step": 1}) for name in model}
-    dcp.save({"model": model, "optim": {"state": state}}, checkpoint_id=tmp_path / "adafactor", no_dist=True)
-    assert not found(tmp_path / "adafactor")
-    more = {"max_exp_avg_sq": torch.zeros(2)}
-    state = {f"v{at}": {**both, **(more if at else {})} for at in range(3)}
-    vectors = {name: one for name, one in model.items() if name in state}
-    dcp.save({"model": vectors, "optim": {"state": state}}, checkpoint_id=tmp_path / "amsgrad", no_dist=True)
-    assert not found(tmp_path / "amsgrad")
 
 
 # The bytes of a safetensors file

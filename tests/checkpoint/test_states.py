@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from msgspec import structs
@@ -19,52 +17,6 @@ from shardviz.checkpoint.optimizer import check_states
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def found(folder):
-    return check_checkpoint(open_checkpoint(folder)).findings
-
-
-def written(folder, key, change, is_in=lambda file: True):
-    """Change the states of a kind, in some files."""
-    for name, tensor in open_checkpoint(folder).tensors.items():
-        for chunk in tensor.chunks if name.endswith(f".{key}") else ():
-            if is_in(chunk.place.file):
-                start = tensor.stored(chunk).start
-                values = np.memmap(folder / chunk.place.file, "<f4", "r+", start, chunk.sizes or (1,))
-                values[...] = change(values)
-    return folder
-
-
-def test_steps_of_another_save_are_named_with_their_file(copied):
-    folder = written(copied("dcp"), "step", lambda step: step - 1, "__2_0.distcp".__eq__)
-    (finding,) = found(folder)
-    assert (finding.kind, finding.severity) == ("wrong-value", "warning")
-    assert "optimizer steps in __2_0.distcp are 1, and all of those in " in finding.summary
-    assert finding.summary.endswith("are 2")
-
-
-@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
-def test_moments_that_are_nan_are_found(copied, key):
-    folder = written(copied("dcp"), key, lambda values: values * np.float32("nan"))
-    (finding,) = found(folder)
-    assert (finding.kind, finding.severity) == ("wrong-value", "error")
-    assert "values that were looked at are nan or infinite" in finding.summary
-
-
-def test_steps_that_were_set_back_to_zero_are_found(copied):
-    folder = written(copied("dcp"), "step", lambda step: step * 0)
-    (finding,) = found(folder)
-    assert "has taken 0 steps of this parameter, and its squares are not zero" in finding.summary
-    assert not found(written(folder, "exp_avg_sq", lambda squares: squares * 0)), "nothing was stepped yet"
-
-
-def test_squares_that_are_all_zero_after_several_steps_are_found(copied):
-    folder = written(copied("dcp"), "exp_avg_sq", lambda squares: squares * 0)
-    (finding,) = found(folder)
-    assert finding.severity == "warning"
-    assert finding.summary.endswith("parameters are zero, after up to 2 steps")
-    assert not found(written(folder, "step", lambda step: step - 1)), "torch steps once to make states"
-
-
 def test_states_that_torch_made_to_be_saved_before_any_step_are_quiet(tmp_path):
     model = torch.nn.Linear(4, 4)
     state = get_optimizer_state_dict(model, torch.optim.AdamW(model.parameters()))
@@ -72,23 +24,6 @@ def test_states_that_torch_made_to_be_saved_before_any_step_are_quiet(tmp_path):
     report = check_checkpoint(open_checkpoint(tmp_path / "dcp"))
     assert not report.findings
     assert not [one.why for one in report.not_checked if "zero" in one.why]
-
-
-def saved_alone(folder, groups, size=8):
-    names = ["up", "down"]
-    states = {name: {"exp_avg": torch.ones(size), "step": torch.tensor(3.0)} for name in names}
-    optim = {"state": states, "param_groups": [{"lr": 0.1, "params": group} for group in groups]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = {name: torch.ones(size) for name in names}
-        dcp.save({"model": model, "optim": optim}, checkpoint_id=folder, no_dist=True)
-    return folder
-
-
-def test_a_group_that_was_lost_is_found(tmp_path):
-    (finding,) = found(saved_alone(tmp_path / "lost", [["up"]]))
-    assert finding.summary.startswith("1 parameter has optimizer state, and no group names them: down;")
-    assert not found(saved_alone(tmp_path / "whole", [["up"], ["down"]]))
 
 
 def test_states_in_lists_are_read(tmp_path):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from dataclasses import dataclass, field
-from itertools import count, product
+from itertools import chain, count, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from shardviz.layout.notation import parse
 from shardviz.layout.placements import parse_placement
 from tests.check.records import add_values, change_rank, change_run, read_rank
 from tests.contract import store
+from tests.contract.by_axes import cast
 from tests.contract.judge import IN_MEMORY, judge_room, record
 from tests.dumps import Made, make_dump
 
@@ -49,6 +50,7 @@ R, S0, S1, SUM, AVG = "Replicate()", "Shard(0)", "Shard(1)", "Partial()", "Parti
 LAYOUTS = ((R, R), (R, S0), (R, S1), (S0, R), (S0, S0), (S0, S1), (SUM, R), (AVG, S0), None)
 """Placements along the last two axes; None for a plain tensor."""
 SHAPE = (12, 6)
+VECTOR: Array = np.linspace(0.5, 2, 6)
 MOST_ALIKE = 3
 """Cases that are kept of those with one verdict."""
 ROLES = ("grad", "output", "param", "optim", "buffer", "loss", "grad_norm")
@@ -115,15 +117,29 @@ def with_at(values: Array, index: Any, number: float) -> Array:
     return changed
 
 
+def times(factor: float) -> Callable[[Array], Array]:
+    """Return what multiplies by a number."""
+    return lambda part: part * factor
+
+
+def plus(number: float) -> Callable[[Array], Array]:
+    """Return what adds a number."""
+    return lambda part: part + number
+
+
 def noise(size: float) -> Callable[[Array], Array]:
     """Return what adds noise, the same on every rank."""
-    return lambda part: part + size * np.random.default_rng(4).standard_normal(part.shape)
+    return lambda part: np.asarray(part + size * np.random.default_rng(4).standard_normal(part.shape))
 
 
 def bfloat16(part: Array) -> Array:
+    """Return values rounded to bfloat16, and of two that are as near to the even one."""
+    return np.asarray(cast(np.asarray(part, np.float64), "BF16")[1])
+
+
+def truncated(part: Array) -> Array:
     """Return values of which the bits behind bfloat16's are cut off."""
-    bits = np.asarray(part, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
-    return bits.view(np.float32).astype(np.float64)
+    return np.asarray(cast(np.asarray(part, np.float64), "BF16", truncated=True)[1])
 
 
 def term(at: int, size: int) -> float:
@@ -132,9 +148,9 @@ def term(at: int, size: int) -> float:
 
 
 CHANGES: Mapping[str, Change] = {
-    **{f"times {factor:g}": each(lambda part, by=factor: part * by) for factor in (0.5, 2, 3, 4, 0.25, -1, 0, 1.37)},
-    **{f"times {factor:g}": each(lambda part, by=factor: part * by) for factor in (65536, 1.02, 1 + 3e-5, 1 / 3, 6)},
-    **{f"plus {size:g}": each(lambda part, by=size: part + by) for size in (1.0, -0.25, 0.69314718, 1.09861229)},
+    **{f"times {factor:g}": each(times(factor)) for factor in (0.5, 2, 3, 4, 0.25, -1, 0, 1.37, 65536, 1.02, 6)},
+    **{f"times {factor:g}": each(times(factor)) for factor in (1 + 3e-5, 1 / 3)},
+    **{f"plus {size:g}": each(plus(size)) for size in (1.0, -0.25, 0.69314718, 1.09861229)},
     **{f"noise {size:g}": each(noise(size)) for size in (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.3)},
     "last rank's halved": on_last(lambda part: part / 2),
     "last rank's zero": on_last(lambda part: part * 0),
@@ -150,6 +166,7 @@ CHANGES: Mapping[str, Change] = {
     "all NaN": each(lambda part: part * np.nan),
     "infinite on the last rank": on_last(lambda part: with_at(part, 0, np.inf)),
     "rounded": each(bfloat16),
+    "truncated": each(truncated),
     "constant": each(np.ones_like),
     "squared": each(np.square),
     "the exponential": each(np.exp),
@@ -173,7 +190,6 @@ CHANGES: Mapping[str, Change] = {
     "each rank's times its number": lambda _, held: {rank: part * (1 + rank) for rank, part in held.items()},
     "norms made 1": each(lambda part: part / (np.linalg.norm(part) or 1.0)),
 }
-VECTOR = np.linspace(0.5, 2, 6)
 
 
 def changes(mesh: Mesh) -> Iterator[tuple[str, Change]]:
@@ -204,8 +220,8 @@ def changes(mesh: Mesh) -> Iterator[tuple[str, Change]]:
             f"times {axis}, pending",
             along(axis, lambda _, held, group, rank: held[rank] * term(group.index(rank), len(group)) * len(group)),
         )
-        yield f"plus the logarithm of {axis}", each(lambda part, by=far: part + by)
-        yield f"minus the logarithm of {axis}", each(lambda part, by=far: part - by)
+        yield f"plus the logarithm of {axis}", each(plus(far))
+        yield f"minus the logarithm of {axis}", each(plus(-far))
         yield (
             f"half of {axis} zero",
             along(axis, lambda _, held, group, rank: held[rank] * (group.index(rank) < len(group) / 2)),
@@ -222,11 +238,27 @@ class Step:
     layouts: list[LayoutRecord] = field(default_factory=list)
     stamps: list[Stamp] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
+    of_ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def hold(self, rank: int, name: str, shape: tuple[int, ...], *spans: tuple[tuple[int, int], ...]) -> None:
+        """Add which part of a stamped plain tensor a rank was seen to hold: the ranges of each dim."""
+        local = tuple(sum(stop - start for start, stop in ranges) for ranges in spans)
+        bodies = self.bodies.setdefault(rank, [])
+        bodies.append(Body("param", "stamped", shape, local, "float32", held=spans))
+        self.tensors.setdefault(rank, []).append(TensorRecord(name, len(bodies) - 1))
 
     def put(
-        self, role: Any, name: str, moment: Any, held: Held, layout: Layout | None = None, *, assumed: bool = False
+        self,
+        role: Any,
+        name: str,
+        moment: Any,
+        held: Held,
+        layout: Layout | None = None,
+        *,
+        dtype: str = "float32",
+        written: bool = True,
     ) -> None:
-        """Add what ranks have of a tensor."""
+        """Add what ranks have of a tensor: its values, or the hash of them alone."""
         index = None
         if layout is not None:
             placements = layout.placements()
@@ -235,18 +267,19 @@ class Step:
             self.layouts.append(claim)
             index = self.layouts.index(claim)
         for rank, part in held.items():
-            values = np.array(part, np.float32)
+            with np.errstate(over="ignore"):
+                values = np.array(part, dtype)
             whole = layout.tensor_shape if layout is not None else values.shape
             bodies = self.bodies.setdefault(rank, [])
             bodies.append(
                 Body(
-                    *(role, moment, whole, values.shape, "float32"),
+                    *(role, moment, whole, values.shape, dtype),
                     layout=index,
-                    values=_listed(values),
-                    assumed=assumed,
+                    values=_listed(values) if written else None,
+                    constant=values.size > 0 and not np.ptp(values),
                 )
             )
-            digest = hash_of(values, "float32", values.shape)
+            digest = hash_of(values, dtype, values.shape)
             self.tensors.setdefault(rank, []).append(TensorRecord(name, len(bodies) - 1, digests=digest))
 
     def write(self, folder: Path) -> Path:
@@ -264,6 +297,7 @@ class Step:
                     bodies=tuple(self.bodies.get(rank, ())),
                     tensors=tuple(self.tensors.get(rank, ())),
                     **self.fields,
+                    **self.of_ranks.get(rank, {}),
                 ),
             )
         return folder
@@ -410,8 +444,17 @@ class Scene:
         if self.beside == "micro-batches":
             step.fields = {"schedule": tuple(StageRecord(0, at, back) for at in (0, 1) for back in (False, True))}
         if self.beside == "stamped":
-            tied = {2: names[0]}
-            step.stamps = [Stamp(name, 1 + 100 * at, SHAPE, tied_to=tied.get(at, "")) for at, name in enumerate(names)]
+            step.stamps = [Stamp(name, 1 + 100 * at, SHAPE) for at, name in enumerate(names)]
+            step.stamps[2] = Stamp(names[2], 1, SHAPE, tied_to=names[0])
+
+
+INITIAL = (
+    *("times 1", "last rank's halved", "last rank's zero", "own values along dp", "own values along tp", "all NaN"),
+    *("the first's along tp", "the first's along dp", "constant", "noise 1e-07", "infinite on the last rank"),
+    *("last rank's a row less", "last rank's missing", "each rank's times its number"),
+)
+"""What is done to the values that a tensor has before the step."""
+CHANGES_OF_FIRST = dict(changes(MESHES[0]))
 
 
 def cases() -> Iterator[tuple[str, Step]]:
@@ -428,18 +471,45 @@ def cases() -> Iterator[tuple[str, Step]]:
                 size = "x".join(map(str, mesh.shape))
                 with contextlib.suppress(ValueError, IndexError):  # a number has no rows
                     yield f"{role} {name}, {layout}, {beside}, {size}", scene.made()
+    for role, name, placements in product(("grad", "output", "loss", "grad_norm"), INITIAL[1:], ((R, R), (R, S0))):
+        scene = Scene(MESHES[0], role, placements, CHANGES_OF_FIRST[name], "no reference", of_step=False)
+        with contextlib.suppress(ValueError, IndexError):
+            yield f"{role} {name}, {' '.join(placements)}, no reference, copies", scene.made()
+
+
+def initial() -> Iterator[tuple[str, Step]]:
+    """Yield tensors before the step, which nothing is compared with but their copies and their other shards."""
+    kinds = product(("param", "buffer", "optim"), (*LAYOUTS[:6], None), INITIAL)
+    for at, (role, placements, name) in enumerate(kinds):
+        mesh, dtype = MESHES[at % 3], ("float32", "float32", "float64", "int64", "float16")[at % 5]
+        claims = (*(R,) * (mesh.ndim - 2), *(placements or (R, R)))
+        layout = Layout.from_placements(mesh, SHAPE, tuple(map(parse_placement, claims)))
+        whole = np.random.default_rng(at % 4).standard_normal(SHAPE) * (10 if dtype == "int64" else 1)
+        place, step = Place(mesh, layout, whole, whole * 2), Step(mesh)
+        with np.errstate(all="ignore"):
+            held = (dict(changes(mesh)) | {"times 1": each(times(1))})[name](place, place.cut(whole))
+        if dtype == "int64" and not all(np.isfinite(part).all() for part in held.values()):
+            continue
+        for tensor, parts in {"w": held, "v": place.cut(whole + 3)}.items():
+            called = f"{tensor}.exp_avg" if role == "optim" else tensor
+            claim, written = layout if placements is not None else None, at % 4 < 3
+            step.put(role, called, "initial", parts, claim, dtype=dtype, written=written)
+            step.stamps += [Stamp(tensor, 1 + 100 * len(step.stamps), SHAPE)] * (at % 2)
+        shown = "values" if written else "hashes"
+        yield f"initial {role} {name}, {placements or 'plain'}, {dtype}, {shown}, {mesh.size} ranks", step
 
 
 def records() -> Iterator[tuple[str, Mapping[str, Made | str], dict[str, Any], dict[int, dict[str, Any]]]]:
     """Yield what ranks say of stamped tensors: the tensors, fields of the run, and fields of each rank's record."""
-    two = {name: Made("[8/fsdp, 4]") for name in ("a.weight", "b.weight")}
+    two: dict[str, Made | str] = {name: Made("[8/fsdp, 4]") for name in ("a.weight", "b.weight")}
     for ranks in ((1,), (0, 1)):
         for names in (("b.weight",), ("a.weight", "b.weight"), ("c.weight",)):
             yield f"{' '.join(names)} unwritten on {ranks}", two, {}, {rank: {"unwritten": names} for rank in ranks}
+            fields: dict[int, dict[str, Any]]
             fields = {rank: {"not_applied": tuple((name, "it is a view") for name in names)} for rank in ranks}
             yield f"{' '.join(names)} not filled on {ranks}", two, {}, fields
     stamps = (Stamp("a.fp32", 1, (5, 7), role="optim"), Stamp("b.fp32", 36, (20,), role="optim"))
-    flat = {"a.fp32": "[flat(5, 7) at 0 of 60/fsdp]", "b.fp32": "[flat(20) at 35 of 60/fsdp]"}
+    flat: dict[str, str] = {"a.fp32": "[flat(5, 7) at 0 of 60/fsdp]", "b.fp32": "[flat(20) at 35 of 60/fsdp]"}
     ids = {"late": np.array([32, 33, 34, 35, -1]), "of another weight": np.arange(36, 41), "zeros": np.zeros(5, int)}
     ids |= {"right": np.arange(31, 36), "no ids": np.full(5, -1), "half zeros": np.array([31, 32, 0, 0, 0])}
     for what, held in ids.items():
@@ -449,7 +519,7 @@ def records() -> Iterator[tuple[str, Mapping[str, Made | str], dict[str, Any], d
         yield f"a master copy, {what}, and zeros on the first rank", first, {"stamps": stamps}, {}
     for spans in (((0, 30), (25, 10)), ((0, 20), (25, 10)), ((0, 30), (30, 7)), ((0, 30), (30, 4)), ((0, 30), (30, 5))):
         fields = {rank: {"fragments": (FragmentRecord("a.fp32", (0, 1), *span),)} for rank, span in enumerate(spans)}
-        yield f"master copies that say {spans}", flat, {"stamps": stamps}, fields
+        yield f"master copies that say {spans}", dict(flat), {"stamps": stamps}, fields
 
 
 def add_records(room: store.Room, folder: Path) -> None:
@@ -479,7 +549,8 @@ def chosen(verdicts: Verdicts) -> list[str]:
     """Return the first few cases of each verdict: of the same findings, causes and tensors in the same role."""
     alike: dict[str, list[str]] = {}
     for name, rows in verdicts.items():
-        said = [{key: row.get(key) for key in ("in", "kind", "cause_id", "tensor", "exit")} for row in rows]
+        keys = ("in", "kind", "cause_id", "tensor", "exit", "verdict", "name")
+        said = [{key: row.get(key) for key in keys} for row in rows]
         alike.setdefault(f"{name.partition(' ')[0]} {said}", []).append(name)
     return [name for names in alike.values() for name in sorted(names)[:MOST_ALIKE]]
 
@@ -488,7 +559,7 @@ def main() -> None:
     """Make the room, judge it, and keep what is judged in many ways."""
     room = store.Room(ROOM)
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-        for at, (name, step) in enumerate(cases()):
+        for at, (name, step) in enumerate(chain(cases(), initial())):
             room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"{at}.shardviz")))])
         room.keep(chosen(judge_room(room)))
         add_records(room, Path(folder))

@@ -12,15 +12,11 @@ from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.picture.text.paint import Side
 
 from ..keys import keys
-from ..model.mesh_plan import drawn_side, lights_of
-from ..model.messages import PlaneTurned, SideChosen
-from ..model.selection import Selection, name_of, next_slice
-from .box import Box
+from ..model.selection import PlaneTurned, Selection, SideChosen, name_of, next_slice
+from .frame import CHOSEN, Box, Word, WordLine
 from .grid import DIM
-from .inspector import Inspector, hovered
-from .mesh_grid import LEGEND, MeshGrid
-from .tensor_map import TensorMap
-from .words import CHOSEN, Word, WordLine
+from .mesh_grid import LEGEND, MeshGrid, drawn_side, lights_of
+from .tensor_map import Inspector, TensorMap, hovered
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

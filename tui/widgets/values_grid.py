@@ -16,7 +16,7 @@ from .grid import DIM, Grid
 if TYPE_CHECKING:
     from textual.strip import Strip
 
-    from ..model.rank_memory import Beside, Memory
+    from ..model.rank import Beside, Memory
 
 
 SAMPLE = 64

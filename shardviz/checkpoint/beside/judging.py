@@ -12,13 +12,14 @@ import numpy as np
 from shardviz.check.order.case import Case
 from shardviz.check.order.rules.places import check_places
 from shardviz.checkpoint.beside.reading import Reader
-from shardviz.checkpoint.comparing.changes import NARROW, WIDE
+from shardviz.checkpoint.comparing.changes import through_types
 from shardviz.checkpoint.comparing.equality import can_cast
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.conversion import NarrowedOnTheWay, OneSidedTie
 from shardviz.explain.files import NeverLoaded, ValuesOfAnotherStep
 from shardviz.layout.region import Region, index_of
 from shardviz.relate.casts import cast, is_narrower
+from shardviz.relate.values import padded_to
 from shardviz.text import counted, listed, named_ranks, printable
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ MAX_PADDED = 1 << 30
 """Elements of a tensor to which zeros are added."""
 
 AS_HASHED = "the dump has hashes of the job's values only"
-
 DIFFERENT = ("has what the checkpoint has", "have what the checkpoint has")
-
 MOST_PARTS = 3
 """Parts of a tensor that are named."""
 
@@ -188,7 +187,7 @@ def _other_name(live: Live, wrong: Sequence[Piece], entry: Tensor, search: Searc
 
 def _through(live: Live, wrong: Sequence[Piece], entry: Tensor) -> str:
     """Return the narrower type through which all shards' values went."""
-    for narrow in NARROW if live.dtype in WIDE and entry.dtype == live.dtype else ():
+    for narrow in through_types(live.dtype, live.dtype) if entry.dtype == live.dtype else ():
         turned = Reader(entry, live.dtype, live.index_shape, through=narrow)
         if all(piece.claimed and turned.is_held(piece.claimed, piece.digest) for piece in wrong):
             return narrow
@@ -241,7 +240,8 @@ def _turns(shape: tuple[int, ...], stored: tuple[int, ...]) -> Iterator[tuple[Ve
     odd = [dim for dim, pair in enumerate(zip(shape, stored, strict=False)) if pair[0] != pair[1]]
     if len(shape) == len(stored) and len(odd) == 1 and math.prod(shape) <= MAX_PADDED:
         (dim,) = odd
-        yield "padded", _padded(dim, shape[dim], stored[dim]), lambda whole: _resized(whole, dim, shape[dim])
+        cut = (*(slice(None),) * dim, slice(shape[dim]))
+        yield "padded", _padded(dim, shape[dim], stored[dim]), lambda whole: padded_to(whole, shape)[cut]
     if len(shape) == len(stored) <= MAX_PERMUTED:
         for axes in permutations(range(len(stored))):
             if tuple(stored[axis] for axis in axes) == shape:
@@ -260,14 +260,6 @@ def _padded(dim: int, size: int, stored: int) -> str:
         else f"the checkpoint has {stored - size:,} more"
     )
     return f"{where}; {more}"
-
-
-def _resized(whole: NDArray[Any], dim: int, size: int) -> NDArray[Any]:
-    """Return an array with zeros behind a dim's end, or without the indices that are too many."""
-    if size <= whole.shape[dim]:
-        return whole[((slice(None),) * dim + (slice(0, size),))]
-    more = [(0, size - whole.shape[dim] if at == dim else 0) for at in range(whole.ndim)]
-    return np.pad(whole, more)
 
 
 def _odd_dim(live: Live, entry: Tensor) -> int | None:

@@ -37,25 +37,15 @@ BESIDE = "as that of its module"
 NUMBERED = "the same tensors under other numbers"
 
 
-@dataclass(frozen=True)
-class Inferred:
-    """What is which.
-
-    Attributes:
-        choices: What was found.
-        ambiguous: Tensors whose content several have, by their names, each with the reason.
-    """
-
-    choices: tuple[Choice, ...]
-    ambiguous: dict[str, str]
-
-
-def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> Inferred:
+def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[Choice], dict[str, str]]:
     """Find which tensors of two checkpoints are which, by what is in them.
 
     Args:
         first: Tensors of the first that the second lacks by their names.
         second: Tensors of the second that the first lacks.
+
+    Returns:
+        What was found; and tensors whose content several have, by their names, each with the reason.
     """
     work = _Work(([], []))
     for side, tensors in enumerate((first, second)):
@@ -69,7 +59,7 @@ def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> Inferred:
         work.by_content()
     work.by_modules()
     work.by_constants()
-    return Inferred(tuple(work.choices), work.ambiguous)
+    return work.choices, work.ambiguous
 
 
 def _constants(family: Family) -> tuple[float, ...]:

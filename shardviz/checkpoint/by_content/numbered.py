@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.records import Tensor
 
-
 NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
-
 MOST_EXTRA = 2
 """Numbers that become dims: those of layers and of experts."""
 
@@ -28,7 +26,6 @@ REPRESENTATIVES = 5
 """Tensors of a family that are looked at."""
 
 Numbers: TypeAlias = tuple[int, ...]
-
 MOST_LINES = 2048
 """Lines that are made shorter."""
 

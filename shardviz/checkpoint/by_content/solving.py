@@ -38,7 +38,6 @@ UNKNOWN = -2
 """The place of a slice that is there several times, or whose values are all alike."""
 
 MISSING = -1
-
 LEAST_PART = 0.5
 """The part of all slices that must be where they are expected: a few of them may be wrong."""
 
@@ -52,9 +51,7 @@ MOST_PADDING = 4
 """Padding that is not all alike is at most one in this many slices."""
 
 SMALLEST_HEAD = 4
-
 LARGEST_HEAD = 1024
-
 ROTARY = ("rotary", "unrotary")
 
 
@@ -158,7 +155,10 @@ def constant(tensor: Tensor) -> float | None:
         return None
     if not is_alike(bits[(slice(0, 8),) * bits.ndim]) or not is_alike(bits):
         return None
-    return float(values_of(np.array([bits.flat[0]]), tensor.dtype)[0])
+    try:
+        return float(values_of(np.array([bits.flat[0]]), tensor.dtype)[0])
+    except TypeError:  # numpy has no such type: the scales of MX formats, floats of eight bits without infinity
+        return None
 
 
 def are_near(tensor: View, other: View) -> bool:

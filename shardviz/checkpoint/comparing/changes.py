@@ -22,7 +22,7 @@ from shardviz.explain.conversion import (
     RepeatedHeads,
 )
 from shardviz.layout.region import box_of, index_of
-from shardviz.relate.casts import cast, values_of
+from shardviz.relate.casts import cast, is_narrower, values_of
 from shardviz.relate.relations import Scaled
 from shardviz.relate.stored import is_cut_off, line_between, rounding_between
 from shardviz.relate.tolerance import FLOATS, WHOLE_FACTOR
@@ -35,14 +35,9 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Tensor
     from shardviz.layout.region import Region
 
-    _Bits = tuple[NDArray[Any], str]
-
 SIDES = ("the first", "the second")
-
-NARROW = ("bfloat16", "float16")
-
-WIDE = ("float32", "float64")
-
+NARROW = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+MORE, LESS = ("more", "subtract"), ("less", "add")
 CUT = {"float32": 16}
 """Bits that are cut off of a type to have the upper half of it, which is a bfloat16."""
 
@@ -75,10 +70,8 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
         return replace(changed, why=f"{shapes}: {changed.why}")
     if changed := padding(outcome, mine, theirs, names):
         return replace(changed, why=f"{changed.why}{types}")
-    if changed := rounded(outcome, before, after, names):
+    if not is_alike(before.bits) and (changed := values_changed(outcome, before, after, names)):
         return changed
-    if changed := shifted(outcome, mine, theirs, narrow, names):
-        return replace(changed, why=f"{changed.why}{types}")
     return outcome.became("other", counted_differences(before, after, mine, theirs, names))
 
 
@@ -127,27 +120,45 @@ def _not_finite(side: Tensor) -> int:
     return sum(int((~np.isfinite(values_of(part, side.dtype))).sum()) for part in blocks(side.bits))
 
 
-def rounded(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str, str]) -> Outcome | None:
-    """Say how values lost digits: through a narrower type, or cut off although torch rounds; None if they did not."""
-    mine, theirs = before.bits, after.bits
-    if before.shape != after.shape or is_alike(mine):
+def values_changed(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str, str] = SIDES) -> Outcome | None:
+    """Say that all values lost digits, are times a factor, or have a number added; None if it is none of these."""
+    if before.shape != after.shape:
         return None
-    sides = (mine, before.dtype), (theirs, after.dtype)
-    return _narrowed(outcome, *sides, names[1]) or _narrowed(outcome, *sides[::-1], names[0])
+    for old, new, name in ((before, after, names[1]), (after, before, names[0])):
+        if changed := _narrowed(outcome, old, new, name):
+            return changed
+    narrow = narrower(before.dtype, after.dtype)
+    mine, theirs = (cast(side.bits, side.dtype, narrow) for side in (before, after))
+    relation = None if mine is None or theirs is None else line_between(mine, theirs, narrow)
+    if relation is None:
+        return None
+    types = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
+    if isinstance(relation, Scaled):
+        why = f"every value of {names[1]} is {factor_text(relation.factor)} times that of {names[0]}{types}"
+        return outcome.became("other", why, ForgottenFactor(factor_text(1 / relation.factor)))
+    size, (how, undo) = factor_text(abs(relation.number)), MORE if relation.number > 0 else LESS
+    why = f"every value of {names[1]} is {size} {how} than in {names[0]}{types}"
+    return outcome.became("other", why, ForgottenOffset(undo, size))
 
 
-def _narrowed(outcome: Outcome, old: _Bits, new: _Bits, name: str) -> Outcome | None:
-    """Say how one side's values became those of the side that has a name."""
-    (mine, dtype), (theirs, to) = old, new
-    is_usual = dtype in WIDE and to in (dtype, *NARROW)
-    if is_usual and (relation := rounding_between(mine, dtype, theirs, to, NARROW)) is not None:
-        after, narrow = "" if dtype == to else f" to {to}", relation.dtype
-        why = f"{name} has {dtype} values that were rounded to {narrow} on the way{after}"
+def _narrowed(outcome: Outcome, before: Tensor, after: Tensor, name: str) -> Outcome | None:
+    """Say how one tensor's values became those of the other, which has a name: rounded on the way, or cut off."""
+    dtype, to = before.dtype, after.dtype
+    through = through_types(dtype, to)
+    if through and (relation := rounding_between(before.bits, dtype, after.bits, to, through)) is not None:
+        end, narrow = "" if dtype == to else f" to {to}", relation.dtype
+        why = f"{name} has {dtype} values that were rounded to {narrow} on the way{end}"
         return outcome.became("cast", why, NarrowedOnTheWay(narrow, dtype, "" if dtype == to else to))
-    if to == "bfloat16" and dtype in CUT and is_cut_off(mine, theirs, CUT[dtype]):
+    if to == "bfloat16" and dtype in CUT and is_cut_off(before.bits, after.bits, CUT[dtype]):
         why = f"{name} has {dtype} cut off to bfloat16, where torch rounds"
         return outcome.became("cast", why, CutOffDigits())
     return None
+
+
+def through_types(dtype: str, to: str) -> list[str]:
+    """Return the narrower types through which values of one type may have gone on their way to another."""
+    are_floats = dtype in FLOATS and to in FLOATS
+    return [narrow for narrow in NARROW if are_floats and is_narrower(narrow, dtype) and narrow != to]
 
 
 def padding(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
@@ -206,27 +217,6 @@ def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArra
     is_longer = theirs.shape[odd[0]] > mine.shape[odd[0]]
     short, long = (np.moveaxis(one, odd[0], 0) for one in ((mine, theirs) if is_longer else (theirs, mine)))
     return odd[0], is_longer, short, long
-
-
-def shifted(
-    outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[str, str]
-) -> Outcome | None:
-    """Say that all values of one side are those of the other times a factor, or with a number added.
-
-    None if it is not so.
-    """
-    relation = line_between(mine, theirs, dtype)
-    if relation is None:
-        return None
-    if isinstance(relation, Scaled):
-        why = f"every value of {names[1]} is {factor_text(relation.factor)} times that of {names[0]}"
-        return outcome.became("other", why, ForgottenFactor(factor_text(1 / relation.factor)))
-    size, (how, undo) = (
-        factor_text(abs(relation.number)),
-        ("more", "subtract") if relation.number > 0 else ("less", "add"),
-    )
-    why = f"every value of {names[1]} is {size} {how} than in {names[0]}"
-    return outcome.became("other", why, ForgottenOffset(undo, size))
 
 
 def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:

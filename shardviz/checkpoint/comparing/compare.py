@@ -5,7 +5,7 @@ Two tensors are in memory at a time. Names are matched as a reference's are: by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.by_content.inferring import inferred
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     Outcomes = list[tuple[Outcome, Pair]]
 
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
-
 ADAPTER = ".lora_"
 """What stands in the names of all tensors of an adapter."""
 
@@ -47,7 +46,6 @@ LONELY = 4
 """Where one in this many tensors is in one checkpoint only, or under another name, a map may be meant."""
 
 WRITE_A_MAP = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
-
 MASTERS = ("fp32", "fp32_param", "master_param", "param")
 SIDES = ("first", "second")
 
@@ -73,17 +71,16 @@ def compare_checkpoints(
     """
     rules = rules_of(names, "names") if isinstance(names, dict) else tuple(names or ())
     pairs = paired(before, after, rules)
-    named = Named(pairs) if rules else with_map(pairs, before, after)
-    pairs = named.pairs
+    pairs = pairs if rules else with_map(pairs, before, after)
     refuse_strangers(pairs, before, after, "name or its values")
     judged = _compared(pairs, (before.tensors, after.tensors), progress)
     results = with_left_over(judged, before, after, also)
-    outcomes = (*(outcome for outcome, _ in results), *named.open)
-    objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or named.is_mapped))
-    more = () if rules or named.is_mapped else hint(before, after, outcomes)
+    outcomes = (*(outcome for outcome, _ in results), *pairs.open)
+    objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or pairs.is_mapped))
+    more = () if rules or pairs.is_mapped else hint(before, after, outcomes)
     padded = {pair.name for outcome, pair in results if outcome.verdict == "padded"}
-    notes = [*named.notes, *pairs.notes, *padding_notes(pairs.both, padded), *notes, *more]
-    return Comparison((*outcomes, *objects), tuple(notes), named.lines)
+    notes = [*pairs.notes, *padding_notes(pairs.both, padded), *notes, *more]
+    return Comparison((*outcomes, *objects), tuple(notes), pairs.lines)
 
 
 def _compared(
@@ -228,40 +225,23 @@ def _as_master(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair], owner:
     return outcome.became(outcome.verdict, f"{outcome.why}; the {side}'s weight {name} has other values")
 
 
-@dataclass(frozen=True)
-class Named:
-    """Which tensors are compared, and why those.
-
-    Attributes:
-        pairs: Them.
-        notes: The map that knows the names, or how many lines were found by content.
-        lines: The lines of a map that were found by content.
-        open: What became of tensors whose content several have, so that none is compared with one of them.
-        is_mapped: Whether a map was found.
-    """
-
-    pairs: Pairs
-    notes: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()
-    open: tuple[Outcome, ...] = ()
-    is_mapped: bool = False
-
-
-def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Named:
+def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
     """Return which tensors are compared: by their names, by the map that knows these, or by what is in them."""
     sides = [pair.first for pair in pairs.lonely], [pair.second for pair in pairs.lonely]
     first, second = ([one for one in side if one is not None] for side in sides)
     num_named = sum(state_of(pair.name) is None for pair in pairs.both)
     if min(sum(state_of(one.name) is None for one in side) for side in (first, second)) <= num_named:
-        return Named(pairs)  # most have one name: another name is a difference
+        return pairs  # most have one name: another name is a difference
     if family := family_of(before.tensors, after.tensors):
-        note = f"names: --map {family} knows them, and is used"
-        return Named(paired(before, after, find_map(family)), (note,), is_mapped=True)
-    inference = inferred(first, second)
-    lines = lines_of(inference.choices, (before.tensors, after.tensors))
+        again = paired(before, after, find_map(family))
+        return replace(again, notes=(f"names: --map {family} knows them, and is used", *again.notes), is_mapped=True)
+    choices, ambiguous = inferred(first, second)
+    lines = lines_of(choices, (before.tensors, after.tensors))
     again = paired(before, after, rules_from(lines)) if lines else pairs
-    is_open = [pair.name in inference.ambiguous for pair in again.lonely]
-    left = tuple(pair for pair, one in zip(again.lonely, is_open, strict=True) if not one)
-    open_ = [pair.name for pair, one in zip(again.lonely, is_open, strict=True) if one]
-    outcomes = tuple(Outcome(name, "", "not-compared", inference.ambiguous[name]) for name in open_)
-    return Named(replace(again, lonely=left), (), tuple(map(str, lines)), outcomes, is_mapped=bool(lines))
+    left, outcomes = [], []
+    for pair in again.lonely:
+        if why := ambiguous.get(pair.name):
+            outcomes.append(Outcome(pair.name, "", "not-compared", why))
+        else:
+            left.append(pair)
+    return replace(again, lonely=tuple(left), lines=tuple(map(str, lines)), open=tuple(outcomes), is_mapped=bool(lines))

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.records import Saved
 
-
 MAX_LOCATED = 1 << 22
 """Elements of a tensor whose places are looked for one by one: that takes twenty times its memory."""
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.maps.language import Expression, Rule
     from shardviz.checkpoint.maps.matching import Mapped, Named
     from shardviz.checkpoint.records import Tensor
@@ -103,11 +104,17 @@ class Pairs:
         both: What both have.
         lonely: What one of them has.
         notes: What the names were taken for, and what was left out.
+        lines: The lines of a map that were found by content.
+        open: What became of tensors whose content several have, so that none is compared with one of them.
+        is_mapped: Whether a map was found, by the names or by content.
     """
 
     both: tuple[Pair, ...]
     lonely: tuple[Pair, ...]
     notes: tuple[str, ...]
+    lines: tuple[str, ...] = ()
+    open: tuple[Outcome, ...] = ()
+    is_mapped: bool = False
 
 
 def paired(

@@ -59,7 +59,6 @@ LEVELS = 2
 """Folders above a checkpoint whose names may have its step: `checkpoint-100/model`."""
 
 MAX_ENTRIES = 4096
-
 _STEP = re.compile(
     r"((?:.*(?:step|checkpoint|ckpt|iter|iteration|epoch)[-_=.]?)?)([0-9]{1,18})([^0-9]*)", re.IGNORECASE
 )
@@ -69,14 +68,11 @@ SHARED = ("equal", "cast", "permuted", "padded")
 """Verdicts on tensors whose values both checkpoints have."""
 
 MAX_STEPS = 3
-
 SIDES = ("first", "second")
-
 FEWEST = 2
 """Tensors that one file cuts into equal and different parts: a single one may be an embedding with unused rows."""
 
 SAME = ("equal", "tied")
-
 LONE = ("missing", "added", "not-compared")
 
 

@@ -17,11 +17,9 @@ from shardviz.layout.region import MAX_DIMS
 from shardviz.text import printable
 
 METADATA = ".metadata"
-
 _PREFIX = "torch.distributed.checkpoint."
 _TENSOR = f"{_PREFIX}metadata.TensorStorageMetadata"
 _ENDS = {_TENSOR: "tensor", f"{_PREFIX}metadata.BytesStorageMetadata": "object"}
-
 Places = dict[str, dict[tuple[int, ...] | None, Place]]
 """Where things are stored: by name, and a tensor's chunks by their offsets."""
 

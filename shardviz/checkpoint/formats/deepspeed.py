@@ -33,11 +33,8 @@ _MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d{1,6})_)?mp_rank_(?P<mp>\d{1,6})_
 _OPTIM = re.compile(r"(?:bf16_)?(?:fp16_)?zero_pp_rank_(?P<dp>\d{1,6})_mp_rank_(?P<mp>\d{1,6})_optim_states\.pt")
 _OTHER = re.compile(r"layer_.*-model_.*\.pt|layer_.*_expert_.*\.pt|expp_rank_.*\.pt")
 FOLDER = "zero"
-
 ENDING = ".pt"
-
 MAX_PARAMETERS = 1 << 18
-
 MAX_KINDS = 64
 """Files of one parameter."""
 

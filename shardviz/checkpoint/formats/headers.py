@@ -32,7 +32,6 @@ MAX_JSON = 1 << 28
 """Bytes of an index or of a model's settings."""
 
 INDEX = "model.safetensors.index.json"
-
 DTYPES = {
     **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "C64": "complex64"},
     **{"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8"},

@@ -37,7 +37,6 @@ STOP = b"."
 """The opcode that ends a pickle."""
 
 _DCP = "torch.distributed.checkpoint."
-
 _DEEPSPEED = (
     *("deepspeed.runtime.zero.config.ZeroStageEnum", "deepspeed.utils.tensor_fragment.fragment_address"),
     *(f"deepspeed.runtime.fp16.loss_scaler.{name}" for name in ("LossScaler", "DynamicLossScaler")),
@@ -47,7 +46,6 @@ _DEEPSPEED = (
 """Types of DeepSpeed's own files, and of what jobs put beside a model in them."""
 
 _STORAGES = ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool", "ComplexFloat")
-
 KNOWN = frozenset(
     {
         *(f"{_DCP}metadata.{name}" for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties")),
@@ -75,7 +73,6 @@ _OBJECT, _CONTAINER, _ITEM, _ENTRY = 64, 80, 8, 100
 """Bytes of an object, of a list or dict, of an item in a tuple, and of an entry of a dict or of the memo, about."""
 
 _SCALARS = (str, int, float, bool, bytes, type(None))
-
 MAX_BYTES = 1 << 28
 """Bytes of a pickle: a checkpoint of a million chunks has fewer."""
 
@@ -320,8 +317,6 @@ _BY_CODE: dict[str, Step] = {
     **{"q": _put, "r": _put, "\x94": _memoize, "h": _get, "j": _get},
     **{"c": _global, "\x93": _stack_global, "R": _reduce, "\x81": _reduce, "b": _build, "Q": _outside},
 }
-
-
 STEPS: dict[bytes, tuple[Step, Reader]] = {
     opcode.code.encode("latin-1"): (_BY_CODE[opcode.code], opcode.arg.reader if opcode.arg else None)
     for opcode in pickletools.opcodes

@@ -26,7 +26,6 @@ BY_ITSELF = "pass a file of torch.save that has tensors alone"
 MAX_DEPTH = 8
 """Levels of nested state dicts: an optimizer's states are on the third."""
 MAX_TENSORS = 1 << 20
-
 Parts = tuple[str, ...]
 
 

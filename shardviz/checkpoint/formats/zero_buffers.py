@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.formats.archive import Archive, Stored
 
-
 Box = tuple[tuple[int, ...], tuple[int, ...], int]
 """The offsets and sizes of a box, and the number of elements of the stretch before it."""
 
 MASTER = "fp32"
-
 Shapes = dict[str, tuple[int, ...]]
 
 

@@ -20,18 +20,13 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.records import Tensor
 
-
 ENDING = ".map"
-
 FOLDER = Path(__file__).parent
-
 MOST = 0.9
 """The part of all names that a map has to know to be the one for them."""
 
 FILES = ("config.json", "params.json")
-
 MAX_BYTES = 1 << 24
-
 LARGEST = 1 << 20
 """No model has more heads, or larger ones."""
 

@@ -17,17 +17,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-
 Shape: TypeAlias = tuple[int, ...]
-
 Array: TypeAlias = "NDArray[Any]"
-
 Shaped: TypeAlias = "Callable[[Sequence[Shape], Sequence[int]], Shape]"
-
 Views: TypeAlias = "Callable[[Array, Sequence[Shape], Sequence[int]], list[Array]]"
-
 Taken: TypeAlias = "Callable[[Array, Sequence[int]], Array]"
-
 MANY = 1 << 30
 """As many tensors or numbers as are written."""
 

@@ -28,11 +28,8 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Tensor
     from shardviz.layout.region import Region
 
-
 Node: TypeAlias = "Op | Tensor"
-
 PAD = "pad"
-
 Spans: TypeAlias = "dict[tuple[int, int], tuple[Tensor, list[tuple[int, int]]]]"
 """Stretches of tensors along a dim, by the tensor's identity and the dim."""
 

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.records import Tensor
 
-
 SAMPLE = 512
 """Names that are looked at for what stands before all of them."""
 
 _NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
-
 MAX_PARTS = 1 << 16
 """Tensors that one is made of."""
 

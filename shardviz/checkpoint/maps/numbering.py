@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
 
 _NUMBER = re.compile(r"(?<![^.\s(])[0-9]+(?=\.)|(?<=\.)[0-9]+(?![^.\s,)])")
-
 SEVERAL = 3
 """Tensors that move together are a layer, even where no other layer moves."""
 

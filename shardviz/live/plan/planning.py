@@ -22,7 +22,7 @@ from shardviz.live.plan.job import PlanJob, load
 from shardviz.live.plan.rank import answer
 from shardviz.machine import cores
 from shardviz.plan.choice import Row, row_of
-from shardviz.plan.counting.amounts import Amounts
+from shardviz.plan.counting import Amounts
 from shardviz.text import counted
 
 if TYPE_CHECKING:

@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     Key = tuple[Role, str]
 
 WEIGHTS = ("param", "buffer", "optim")
-
 Far = Mapping[int, "NDArray[np.bool_]"]
 """The ranks whose values are too far from the reference's, each with the elements that are."""
 

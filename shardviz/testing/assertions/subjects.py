@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.live.capture.locals import Local
 
-
 Subject = nn.Module | torch.Tensor | Optimizer | Mapping[str, torch.Tensor]
-
 UNNAMED = "tensor"
 """The name of a tensor that was passed without one."""
 

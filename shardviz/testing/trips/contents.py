@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
 
-
 NOT_SAVED = ("params", "param_names")
 """Entries of a group that are not hyperparameters."""
 
@@ -44,9 +43,7 @@ SAVED_FACTOR = 0.96875
 """What hyperparameters are multiplied by before a save: those that a load leaves alone differ."""
 
 OLD_FACTOR = 0.5
-
 SAVED_NUMBER = 1024
-
 OLD_NUMBER = 7
 """A step and its like: before a save and before a load. Small integers are exact in every type that holds steps."""
 
@@ -162,25 +159,10 @@ def settings_of(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
                 yield (f"{key}[{index}]" if isinstance(value, tuple | list) else key), float(one)
 
 
-def with_settings(group: dict[str, Any], factor: float) -> None:
-    """Multiply the hyperparameters of a group; zeros, which may switch something off, stay zeros."""
-    for key, value in group.items():
-        if key in NOT_SAVED:
-            continue
-        if isinstance(value, tuple | list):
-            group[key] = type(value)(_times(one, factor) for one in value)
-        elif _is_fraction(value):
-            group[key] = _times(value, factor)
-
-
 def _is_fraction(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and value.is_floating_point()
     return isinstance(value, float)
-
-
-def _times(value: Any, factor: float) -> Any:
-    return value * factor if _is_fraction(value) else value
 
 
 def give_state(optimizer: Any) -> None:
@@ -343,9 +325,13 @@ def old_entries(seen: Contents, salt: str) -> dict[str, Entry | None]:
 
 
 def settings_times(optimizer: Any, factor: float) -> None:
-    """Multiply an optimizer's hyperparameters."""
+    """Multiply an optimizer's hyperparameters; zeros, which may switch something off, stay zeros."""
     for group in optimizer.param_groups if optimizer is not None else ():
-        with_settings(group, factor)
+        for key, value in group.items():
+            if key not in NOT_SAVED and isinstance(value, tuple | list):
+                group[key] = type(value)(one * factor if _is_fraction(one) else one for one in value)
+            elif key not in NOT_SAVED and _is_fraction(value):
+                group[key] = value * factor
 
 
 def salt_of(*parts: object) -> str:

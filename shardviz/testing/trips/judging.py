@@ -14,8 +14,9 @@ from torch import distributed
 
 from shardviz.check.grouping import grouped
 from shardviz.check.run import report_on
-from shardviz.checkpoint.comparing.changes import shifted
+from shardviz.checkpoint.comparing.changes import values_changed
 from shardviz.checkpoint.comparing.outcome import Outcome
+from shardviz.checkpoint.records import Held
 from shardviz.dump.records.tensors import Stamp
 from shardviz.explain.conversion import NarrowedOnTheWay, PaddedParts
 from shardviz.explain.transfers import (
@@ -40,7 +41,6 @@ from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.meshes import plain_mesh, without_axes
 from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
 from shardviz.reference.lookup import FEW_EQUAL
-from shardviz.relate.stored import rounding_between
 from shardviz.relate.values import is_alike, part_of
 from shardviz.testing.assertions.message import in_words
 from shardviz.testing.assertions.subjects import gather
@@ -66,19 +66,10 @@ if TYPE_CHECKING:
 
     Fate = Literal["right", "kept", "rounded", "dtype", "zeros", "shape", "swapped", "other"]
 
-NARROWER = {
-    "float64": ("float32", "bfloat16", "float16"),
-    "float32": ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"),
-    "bfloat16": ("float8_e4m3fn", "float8_e5m2"),
-    "float16": ("bfloat16", "float8_e4m3fn", "float8_e5m2"),
-}
-"""The dtypes through which values may have gone on their way, by the type that they have."""
-
 PLACED = "what was sent"
 """What ids stand for, in the words of findings."""
 
 MOST = 4
-
 MOST_ROWS = 12
 """Tensors of one cause whose rows are listed one by one."""
 
@@ -160,10 +151,16 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     if target.padding is not None and region is not None:
         wrong &= ~part_of(target.padding(), region)
     rows = rows_text(wrong, region) if region is not None and not local.flat else ""
-    fate, why = _fate(local, target, got, wrong)
     padded = target.padded() if target.padded is not None else None
-    outcome = Outcome(local.name, "", "other")
-    change = shifted(outcome, wanted, got, dtype, ("what was sent", "it")) if fate == "other" else None
+    fate, why = _fate(local, target, got, wrong)
+    part, change = part_of_entry(local, target.entry), None
+    if fate in ("zeros", "other") and part is not None:
+        sides = Held(local.name, target.entry.dtype, part), Held(local.name, dtype, got)
+        change = values_changed(Outcome(local.name, "", "other"), *sides, ("what was sent", "it"))
+    if change is not None and isinstance(cause := change.explanation, NarrowedOnTheWay):
+        fate, why = "rounded", cause.narrow
+    elif change is not None:
+        fate, why = "other", ""
     return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change)
 
 
@@ -179,10 +176,6 @@ def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.boo
     most = max(1.0, (1 - FEW_EQUAL) * int(wrong.sum()))  # of narrow values some are equal by chance
     if old is not None and old.shape == got.shape and int((old[wrong] == got[wrong]).sum()) >= most:
         return "kept", ""
-    own, part = dtype_name(local.values.dtype), part_of_entry(local, target.entry)
-    sent, narrower = target.entry.dtype, NARROWER.get(own, ())
-    if part is not None and (relation := rounding_between(part, sent, got, own, narrower)) is not None:
-        return "rounded", relation.dtype
     if not got[wrong].any():
         return "zeros", ""
     if got.size > 1 and is_alike(got) and wrong.all():
@@ -302,21 +295,6 @@ def with_parts(finding: Finding, parts: Sequence[Part]) -> Finding:
 
 
 @dataclass(frozen=True)
-class Words:
-    """How a trip is called in findings.
-
-    Attributes:
-        trip: What should have written the values: `load`, `sync`.
-        sender: Where they come from: `what was saved`, `the source`.
-        trips: Where it went, in words: `saved on (fsdp=2, tp=2), loaded on (fsdp=4)`.
-    """
-
-    trip: str
-    sender: str
-    trips: str = ""
-
-
-@dataclass(frozen=True)
 class Received:
     """What became of every tensor.
 
@@ -324,14 +302,18 @@ class Received:
         parts: Every rank's part of each, by name.
         roles: Their roles.
         each: Those of which each rank has one of its own.
-        words: How the trip is called.
+        trip: What should have written the values: `load`, `sync`.
+        sender: Where they come from: `what was saved`, `the source`.
+        trips: Where it went, in words: `saved on (fsdp=2, tp=2), loaded on (fsdp=4)`.
         padded: Those that a map pads.
     """
 
     parts: Mapping[str, Sequence[Part]]
     roles: Mapping[str, Role]
     each: Collection[str]
-    words: Words
+    trip: str
+    sender: str
+    trips: str = ""
     padded: Collection[str] = ()
 
     def wrong(self, *fates: str) -> dict[str, list[Part]]:
@@ -391,7 +373,7 @@ def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Findi
     for name in padded:
         yield _padded(received, name)
     received = replace(received, parts={name: parts for name, parts in received.parts.items() if name not in padded})
-    kept, trip = received.wrong("kept"), received.words.trip
+    kept, trip = received.wrong("kept"), received.trip
     for name, parts in kept.items():
         yield _kept(received, name, parts)
     for name, parts in received.wrong("rounded").items():
@@ -427,7 +409,7 @@ def _finding(
     """Return the finding with the rows of each rank, and with the kind that its cause has in a trip."""
     details = (
         f"{WRONG}{listed((part.text for part in parts), MOST)}",
-        *([received.words.trips] if received.words.trips else []),
+        *([received.trips] if received.trips else []),
     )
     return cause.finding(name, tuple(part.rank for part in parts), text, kind=kind, details=details)
 
@@ -441,16 +423,17 @@ def _padded(received: Received, name: str) -> Finding:
 
 
 def _kept(received: Received, name: str, parts: Sequence[Part]) -> Finding:
-    words = received.words
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
     much = "" if count == size else f"{count:,} of {size:,} elements of "
-    text = f"the {words.trip} did not write {much}it on {_where(received, name, parts)}: what was there before is there"
+    text = (
+        f"the {received.trip} did not write {much}it on {_where(received, name, parts)}: what was there before is there"
+    )
     return _finding(_why_kept(received, name, parts), received, name, parts, text)
 
 
 def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
     """Return the cause of old values: the whole trip, a rank, a kind of tensor or this one."""
-    trip, kept, role = received.words.trip, received.wrong("kept"), received.roles[name]
+    trip, kept, role = received.trip, received.wrong("kept"), received.roles[name]
     if any(part.wrong < part.size for part in parts):
         return PartialWrite(trip)
     if {part.rank for part in parts} < {part.rank for part in received.parts[name] if part.size}:
@@ -464,27 +447,25 @@ def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
 
 
 def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
-    words = received.words
     if (change := received.change(name)) and change.explanation:
         text = f"{change.why}, on {_where(received, name, parts)}"
         return _finding(change.explanation, received, name, parts, text)
     if all(part.fate == "zeros" for part in parts):
         number = next((part.why for part in parts if part.why), "")
         what = f"all of its values are {number}" if number else "it has zeros"
-        text = f"{what} on {_where(received, name, parts)}; {words.sender} has different values"
-        return _finding(WriteIntoCopies(words.trip, is_reset=True), received, name, parts, text, kind="foreign")
+        text = f"{what} on {_where(received, name, parts)}; {received.sender} has different values"
+        return _finding(WriteIntoCopies(received.trip, is_reset=True), received, name, parts, text, kind="foreign")
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
-    text = f"{count:,} of {size:,} elements are not those of {words.sender} on {_where(received, name, parts)}"
+    text = f"{count:,} of {size:,} elements are not those of {received.sender} on {_where(received, name, parts)}"
     cause = FileOfAnotherRank() if name in received.each else ChangedInTransfer()
     return _finding(cause, received, name, parts, text)
 
 
 def _advised(finding: Finding, received: Received) -> Finding:
     """Return a finding of places with the cause and the fix that fit a trip."""
-    words = received.words
-    details = (*finding.details, *([words.trips] if words.trips else []))
+    details = (*finding.details, *([received.trips] if received.trips else []))
     if finding.kind not in ("foreign", "name-collision"):
-        return replace(finding, details=details).because(MisplacedByTrip(finding.explanation, words.trip))
+        return replace(finding, details=details).because(MisplacedByTrip(finding.explanation, received.trip))
     text = f"{finding.sentence} {finding.held} "
     others = [name for name in received.parts if name != finding.tensor and f"{name} " in text]
     whose = max(others, key=len, default="")

@@ -62,7 +62,6 @@ MOST_ORDERED = 4
 """Parts that are tried in every order."""
 
 MOST_BLOCKS = 256
-
 MOST_ROWS = 12
 
 

@@ -40,7 +40,7 @@ from shardviz.testing.trips.contents import (
     sent_by_all,
     settings_times,
 )
-from shardviz.testing.trips.judging import Received, Target, Words, findings_of, message_of, parts_of_all, places
+from shardviz.testing.trips.judging import Received, Target, findings_of, message_of, parts_of_all, places
 from shardviz.testing.trips.pieces import renamed, rules_of
 from shardviz.testing.trips.state_rules import Facts, check_states, facts_of
 from shardviz.testing.trips.worlds import on_mesh
@@ -57,13 +57,9 @@ if TYPE_CHECKING:
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.worlds import AnyMesh
 
-
 What = Literal["param", "buffer", "optim", "setting", "disk"]
-
 ALL: tuple[What, ...] = ("param", "buffer", "optim", "setting", "disk")
-
 MOST = 3
-
 Transfer = Callable[[Any, Any, Path], Any]
 """Saves or loads: `(model, optimizer, folder)`. A load may return a new model, or a new model and optimizer."""
 
@@ -231,7 +227,7 @@ class Trip:
         parts = parts_of_all(now.tensors, targets)
         roles = {name: before.sent[name].role for name in parts}
         each = {name for name in parts if before.sent[name].each}
-        received = Received(parts, roles, each, Words(trip="load", sender="what was saved", trips=trips))
+        received = Received(parts, roles, each, "load", "what was saved", trips)
         placed = places(now.tensors, targets, received.unplaced, mesh) if received.unplaced else []
         state_findings = check_states(before.facts, old, now, self.of, trips)
         findings = [*before.findings, *findings_of(received, placed), *state_findings]

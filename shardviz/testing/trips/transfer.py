@@ -20,7 +20,7 @@ from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.assertions.subjects import device_mesh_of
 from shardviz.testing.trips.contents import Contents, contents_of, fill, old_entries, region_of, salt_of, sent_by_all
-from shardviz.testing.trips.judging import Received, Target, Words, findings_of, message_of, parts_of_all, places
+from shardviz.testing.trips.judging import Received, Target, findings_of, message_of, parts_of_all, places
 from shardviz.testing.trips.pieces import (
     Cut,
     fused_findings,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Weights = nn.Module | Mapping[str, torch.Tensor] | None
 MOST = 3
-WORDS = Words(trip="sync", sender="the source")
+SENDER = "the source"
 
 
 def assert_transferred(
@@ -182,8 +182,8 @@ class Transfer:
         padded = [name for name, of in of_all.items() if has_padding(cut.node(*of))]
         fused, settled = fused_findings(cut, theirs.tensors, pieces, parts)
         parts = {name: one for name, one in parts.items() if name not in settled}
-        received = Received(parts, dict.fromkeys(parts, "param"), (), WORDS, padded)
-        placed = places(locals_, targets, received.unplaced, None, WORDS.sender) if received.unplaced else []
+        received = Received(parts, dict.fromkeys(parts, "param"), (), "sync", SENDER, padded=padded)
+        placed = places(locals_, targets, received.unplaced, None, SENDER) if received.unplaced else []
         findings = [*fused, *findings_of(received, placed)]
         unknown = [f"{name}: {why}" for of_rank in of_all_ranks(not_known) for name, why in of_rank.items()]
         notes = (*_left_out(names, made, entries), *dict.fromkeys(unknown))
