@@ -86,8 +86,7 @@ def run(args: argparse.Namespace) -> int:
         0 if nothing is; 1 if something is, a rank was not read, or with --strict something was not compared; 2
         if nothing was compared.
     """
-    from shardviz.commands.common.checkpoints import diff_checkpoints, kinds_of
-    from shardviz.commands.common.drawing import FORMATS, refuse_picture
+    from shardviz.commands.common.checkpoints import FORMATS, diff_checkpoints, kinds_of, refuse_picture
     from shardviz.commands.common.dumps import format_of, refuse_other_files
 
     refuse_other_files(args.output)
@@ -140,7 +139,7 @@ def compared(
         DumpError: One of them is not a dump.
     """
     from shardviz.check.diff import compare
-    from shardviz.commands.common.drawing import refuse_picture
+    from shardviz.commands.common.checkpoints import refuse_picture
     from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer, write_json, write_markup
     from shardviz.picture.html.difference import difference_html
     from shardviz.picture.model.step_heat import step_json

@@ -41,8 +41,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.commands.common.job import run_job
-from shardviz.commands.common.job_report import keep_trace, report_job
+from shardviz.commands.common.job import keep_trace, report_job, run_job
 from shardviz.commands.common.parser import seconds
 from shardviz.commands.common.streams import talk
 from shardviz.dump.write import SUFFIX, check_folder

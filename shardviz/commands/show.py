@@ -187,7 +187,7 @@ def _planned(dump: Dump, terminal: Terminal) -> list[Text]:
         return []
     from shardviz.picture.text.plans import memory_lines
     from shardviz.picture.text.terminal import line
-    from shardviz.plan.counting.amounts import Amounts
+    from shardviz.plan.counting import Amounts
 
     return [*memory_lines(Amounts(dump.files.planned), terminal.width), line("")]
 

@@ -24,7 +24,7 @@ from shardviz.text import printable
 if TYPE_CHECKING:
     import argparse
 
-    from shardviz.stamping.plan import Plan
+    from shardviz.stamping.copies import Plan
 
 DCP = ".metadata"
 """The file by which a folder of torch.distributed.checkpoint is known."""
@@ -56,12 +56,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stamp(source: str, target: Path, *, force: bool) -> Plan:
-    from shardviz.stamping.safetensors_copy import stamp_safetensors
+    from shardviz.stamping.copies import stamp_safetensors
     from shardviz.stamping.target import SAFETENSORS
 
     path = Path(source)
     if (path / DCP).is_file():
-        from shardviz.stamping.dcp_copy import stamp_dcp
+        from shardviz.stamping.copies import stamp_dcp
 
         return stamp_dcp(path, target, force=force)
     if path.is_dir() or path.suffix == SAFETENSORS:
@@ -74,8 +74,7 @@ def _stamp(source: str, target: Path, *, force: bool) -> Plan:
 
 def _stamp_model(source: str, target: Path, *, force: bool) -> Plan:
     from shardviz.live.outline import tensors_of
-    from shardviz.stamping.plan import plan
-    from shardviz.stamping.safetensors_copy import write_model
+    from shardviz.stamping.copies import plan, write_model
 
     tensors, tied = tensors_of(source)
     made = plan(tensors, tied, source)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.plan.counting.amounts import OF_A_STEP, ROLES, Amounts
-from shardviz.plan.counting.traffic import crossing, received_along
+from shardviz.plan.counting import OF_A_STEP, ROLES, Amounts, crossing, received_along
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.layout.mesh import Mesh
-from shardviz.plan.counting.amounts import Amounts
-from shardviz.plan.counting.traffic import crossing
+from shardviz.plan.counting import Amounts, crossing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from shardviz.checkpoint.beside.compare import compare_with_job
 from shardviz.checkpoint.beside.job import job_of
-from shardviz.checkpoint.extents import extents
 from shardviz.checkpoint.open import open_checkpoint
+from shardviz.checkpoint.records import extents
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.checkpoint.comparing.elsewhere.stale import siblings
+from shardviz.checkpoint.comparing.steps import siblings
 from shardviz.cli import main
 from tests.checkpoint.maps import (
     SETTINGS,

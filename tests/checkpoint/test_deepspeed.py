@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.findings import check_checkpoint
-from shardviz.checkpoint.formats.flat import boxes
+from shardviz.checkpoint.formats.zero_buffers import boxes
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from shardviz.errors import DumpError

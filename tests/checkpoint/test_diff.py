@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
-from shardviz.checkpoint.comparing.agreement import equal
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
+from shardviz.checkpoint.comparing.equality import equal
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
@@ -52,6 +52,85 @@ def test_exchanged_halves_are_named(saved, capsys):
     assert main(["diff", str(saved / "dcp"), str(saved / "moved"), "--format", "json"]) == 1
     outcomes = json.loads(capsys.readouterr().out)["tensors"]
     assert [one["verdict"] for one in outcomes].count("permuted") == 1
+
+
+CHANGES = {
+    "joined in the order of ranks": (
+        (24, 16),
+        lambda w: torch.cat([torch.cat([part.chunk(2)[rank] for part in w.chunk(3)]) for rank in range(2)]),
+        "as when shards of [24/3/ranks] from 2 ranks are joined as [24/ranks]",
+    ),
+    "interleaved rows saved in the order of ranks": (
+        (192, 8),
+        lambda w: w.view(2, 48, 2, 8).permute(2, 1, 0, 3).reshape(192, 8),
+        "0 96 2 98 4 100 6 102 ...: view(2, 48, 2).permute(2, 1, 0)",
+    ),
+    "slices of a fused tensor taken apart": (
+        (32, 8),
+        lambda w: torch.cat([torch.cat([part.chunk(4)[at] for part in w.chunk(2)]) for at in range(4)]),
+        "or those of [32/ranks] from 2 ranks as [32/4/ranks]",
+    ),
+    "rotary": ((32, 16), lambda w: w.view(4, 2, 4, 16).transpose(1, 2).reshape(32, 16), "view(4, 2, 4, 1)"),
+    "transposed": ((24, 16), lambda w: w.t(), "permute(1, 0)"),
+    "transposed square": ((16, 16), lambda w: w.t(), "permute(1, 0)"),
+    "fused in another order": (
+        (24, 16),
+        lambda w: torch.cat([w[8:16], w[:8], w[16:]]),
+        "blocks of 8 come in the order 1 0 2",
+    ),
+    "experts numbered anew": ((4, 8, 16), lambda w: w[[2, 0, 1, 3]], "dim 0's indices come in the order 2 0 1 3"),
+    "columns exchanged": ((8, 32), lambda w: torch.cat(w.chunk(2, 1)[::-1], 1), "dim 1's halves are exchanged"),
+    "one shard twice": ((16, 16), lambda w: torch.cat([w[:8], w[:8]]), "dim 0 has only 8 of its 16 indices"),
+    "reshaped": ((8, 4, 6), lambda w: w.reshape(32, 6), "reshaped from [8, 4, 6] to [32, 6]"),
+    "experts transposed": ((4, 8, 16), lambda w: w.transpose(1, 2), "permute(0, 2, 1)"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_conversion_did_is_named(tmp_path, change, dtype):
+    shape, done, words = CHANGES[change]
+    one = weight(*shape).to(dtype)
+    found = compared(*files(tmp_path, {"w": one}, {"w": done(one)}))
+    assert found["w"][0] == "permuted"
+    assert words in found["w"][1]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.int16], ids=str)
+def test_a_permutation_of_narrow_numbers_is_named(tmp_path, dtype):
+    one = (weight(24, 16) * 100).abs().to(dtype)
+    turned = one.view(torch.uint8).flip(0).view(dtype) if one.itemsize == 1 else one.flip(0)
+    assert compared(*files(tmp_path, {"w": one}, {"w": turned}))["w"][0] == "permuted"
+
+
+def test_a_permutation_under_a_cast_is_named(tmp_path):
+    one = weight(24, 16)
+    found = compared(*files(tmp_path, {"w": one}, {"w": one.flip(0).bfloat16()}))
+    assert found["w"] == ("permuted", "dim 0 is reversed; float32 and bfloat16")
+
+
+def test_whole_shards_that_are_exchanged_are_named(tmp_path, saved):
+    one = {
+        name: torch.from_numpy(np.array(open_checkpoint(saved / "dcp").tensors[name].bits.view(np.float32)))
+        for name in ["app.model.0.weight"]
+    }
+    order = torch.cat([one["app.model.0.weight"].chunk(4)[at] for at in (0, 2, 3, 1)])
+    save_file({"app.model.0.weight": order}, tmp_path / "m.safetensors")
+    verdict, why = compared(saved / "dcp", tmp_path / "m.safetensors")["app.model.0.weight"]
+    assert verdict == "permuted"
+    assert why == "the 4 shards that were saved of dim 0 come in the order 0 2 3 1"
+
+
+def test_other_values_are_counted_and_their_place_is_given(tmp_path):
+    one = weight(8, 16)
+    other = one.clone()
+    other[3, 4] += 1
+    assert compared(*files(tmp_path, {"w": one}, {"w": other})) == {
+        "w": ("other", "1 of 128 elements differ, the first at [3, 4]")
+    }
+    found = compared(*files(tmp_path, {"w": one}, {"w": torch.zeros(8, 16)}))
+    assert "all values of the second are 0" in found["w"][1]
+    assert compared(*files(tmp_path, {"w": one}, {"w": weight(8, 16, seed=1)}))["w"][0] == "other"
 
 
 def test_experts_that_are_tensors_and_were_numbered_anew_are_named(tmp_path):

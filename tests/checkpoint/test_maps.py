@@ -11,10 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.checkpoint.comparing.agreement import agree
+from shardviz.checkpoint.comparing.equality import agree
 from shardviz.checkpoint.maps.families import families, find_map
 from shardviz.checkpoint.maps.functions import FUNCTIONS
-from shardviz.checkpoint.maps.inverse import inverted
 from shardviz.checkpoint.maps.language import (
     LANGUAGE,
     MAX_MAP,
@@ -27,8 +26,7 @@ from shardviz.checkpoint.maps.language import (
     rules_of,
 )
 from shardviz.checkpoint.maps.made import Made, Op, value_of
-from shardviz.checkpoint.maps.matching import apply
-from shardviz.checkpoint.maps.named import named
+from shardviz.checkpoint.maps.matching import apply, inverted, named
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
 from tests.checkpoint.maps import compared, permuted, save, weight

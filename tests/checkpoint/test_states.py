@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
-from shardviz.checkpoint.states import check_states
+from shardviz.checkpoint.optimizer import check_states
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

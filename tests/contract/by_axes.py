@@ -274,9 +274,48 @@ def pairs() -> Iterator[tuple[str, bytes, bytes]]:
                     yield f"{dtype} {what} {text}", file({"w": (dtype, first), **rest}), second
 
 
+def scales_of(values: Array, dtype: str, block: tuple[int, int], kind: str) -> tuple[Array, Array]:
+    """Return the scale of each block of a matrix, as a file has it and spread over the elements."""
+    rows, columns = (np.arange(size) // by for size, by in zip(values.shape, block, strict=True))
+    sizes = np.zeros((rows[-1] + 1, columns[-1] + 1))
+    np.maximum.at(sizes, (rows[:, None], columns[None, :]), np.abs(values))
+    sizes = sizes / values_of_codes(dtype)[-1]
+    if kind == "F8_E8M0":
+        powers = np.ceil(np.log2(sizes))
+        return (powers + 127).astype(np.uint8), (2.0**powers)[np.ix_(rows, columns)]
+    codes, exact = cast(sizes, kind)
+    return codes, exact[np.ix_(rows, columns)]
+
+
+def quantized() -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield weights beside those in eight bits with scales: of all, of rows or of blocks, rightly and with a slip."""
+    values = np.random.default_rng(6).standard_normal((12, 8)) * np.linspace(0.5, 3, 12)[:, None]
+    blocks = {"all": (12, 8), "rows": (1, 8), "columns": (12, 1), "blocks": (6, 4), "uneven blocks": (5, 8)}
+    names = ("w_scale_inv", "w_scale", "w.scale", "w_scales", "w.scale_inv")
+    kinds, wides = ("F32", "F8_E8M0", "BF16", "F16"), ("F32", "BF16", "F16", "F64")
+    for at, (coded, (what, block)) in enumerate(product(("F8_E4M3", "F8_E5M2"), blocks.items())):
+        kind, wide, name = kinds[at % 4], wides[at // 2 % 4], names[at % 5]
+        first, exact = cast(values, wide)
+        scales, spread = scales_of(exact, coded, block, kind)
+        with np.errstate(over="ignore"):
+            codes = cast(exact / spread, coded)[0]
+        slips: dict[str, tuple[Array, Array]] = {"right": (codes, scales), "one value": (codes.copy(), scales)}
+        slips["one value"][0][4, 3] ^= 0x11
+        slips["a scale for more"] = codes, np.concatenate([scales, scales])
+        slips["scales turned"] = codes, np.ascontiguousarray(scales[::-1, ::-1])
+        slips["a flat scale"] = codes, scales.reshape(-1)
+        slips["truncated"] = cast(exact / spread, coded, truncated=True)[0], scales
+        slips["no scale"] = codes, scales[:0]
+        if scales.size == 1:
+            slips["a number"] = codes, scales.reshape(())
+        for slip, (held, its) in slips.items():
+            second = {"w_qdata" if at % 3 == 2 else "w": (coded, held), name: (kind, its)}
+            yield f"{wide} in {coded} by {what}, {name} of {kind}, {slip}", file({"w": (wide, first)}), file(second)
+
+
 def add_pairs(room: store.Room) -> None:
     """Add every pair."""
-    for name, first, second in pairs():
+    for name, first, second in (*pairs(), *quantized()):
         command = ("diff", "{0}.safetensors", "{1}.safetensors")
         room.add_content(name, command, [{"": first}, {"": second}])
 

@@ -128,7 +128,7 @@ def text_of(case: Case, inputs: Sequence[Path]) -> str:
 
 def _run(case: Case, inputs: Sequence[Path], form: str) -> tuple[int, str, str]:
     """Return the exit code of a case's command, and what it prints on both streams."""
-    command = [_with_inputs(text, inputs) for text in case.command]
+    command = [with_inputs(text, inputs) for text in case.command]
     out, talk = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(talk), _own_environment():
         try:
@@ -172,7 +172,8 @@ def _own_environment() -> Iterator[None]:
         os.environ.update(kept)
 
 
-def _with_inputs(text: str, inputs: Sequence[Path]) -> str:
+def with_inputs(text: str, inputs: Sequence[Path]) -> str:
+    """Return a word of a case's command with the path of the input that it names."""
     for number, path in enumerate(inputs):
         mark = f"{{{number}}}"
         if text.startswith(mark):

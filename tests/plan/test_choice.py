@@ -19,7 +19,7 @@ from shardviz.layout.mesh import Mesh
 from shardviz.live.plan.planning import PlanJob, plan, rows
 from shardviz.picture.text.fits import choice_lines
 from shardviz.plan.choice import Row, fitting, meshes
-from shardviz.plan.counting.amounts import Amounts
+from shardviz.plan.counting import Amounts
 from shardviz.text import bytes_text
 from tests.lanes import at_night, nightly
 

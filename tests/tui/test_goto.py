@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.layout.mesh import parse_mesh
-from shardviz.tui.model.target import Known, Target, parse_place, parse_target
+from shardviz.tui.model.selection import Known, Target, parse_place, parse_target
 from tests.tui.driving import walk, walk_on
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
 
-from .rank_memory import who_has
+from .rank import who_has
 from .step import Step, step_of
 from .usage import Usage, usage_of
 
@@ -217,7 +217,7 @@ class Document:
     @cached_property
     def of_a_step(self) -> dict[str, int]:
         """What a plan's step adds to a rank's memory at its fullest moment, at most; empty without a plan."""
-        from shardviz.plan.counting.amounts import OF_A_STEP, Amounts
+        from shardviz.plan.counting import OF_A_STEP, Amounts
 
         planned = self.dump.files.planned
         if planned is None:

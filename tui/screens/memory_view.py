@@ -17,9 +17,9 @@ from shardviz.text import bytes_text, counted
 from ..keys import keys
 from ..model.selection import rank_of
 from ..model.usage import bar
-from ..widgets.box import Box
+from ..widgets.frame import Box
 from ..widgets.grid import Lines
-from ..widgets.module_tree import ModuleTree
+from ..widgets.listing import ModuleTree
 from .view import View
 
 if TYPE_CHECKING:

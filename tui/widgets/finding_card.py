@@ -20,7 +20,7 @@ from shardviz.text import counted, printable
 
 from ..colors import ink, verdict_style
 from ..model.names import shortened
-from .box import ScrollBox
+from .frame import ScrollBox
 
 if TYPE_CHECKING:
     from shardviz.explain.finding import Finding

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.step import CollectiveRecord
 
 UNPLACED = (
     "no placements of {whole}, {whose}, give every rank what it holds (rank {rank}: {held}); the loss and the "
@@ -35,14 +34,12 @@ def laid_out_by_value(results: Sequence[Compared], dump: Dump | None = None) -> 
     if loss is None or loss.incomparable:
         return tuple(results)
     records = dump.files.ranks.values() if dump is not None else ()
-    called = {axis for record in records for one in record.collectives if _is_of_loss(one) for axis in one.axes}
+    collectives = (one for record in records for one in record.collectives)
+    called = {
+        axis for one in collectives if not (one.module or one.backward) for axis in one.axes
+    }  # by a loss function
     apart = set(loss.copies_differ_along) - called
     return tuple(_by_value(one, loss, apart) if one.is_assumed else one for one in results)
-
-
-def _is_of_loss(collective: CollectiveRecord) -> bool:
-    """Whether a collective may be one of the loss function's: those of modules and of backward are not."""
-    return not collective.module and not collective.backward
 
 
 def _by_value(result: Compared, loss: Compared, apart: set[str]) -> Compared:
@@ -102,12 +99,10 @@ def why_unplaced(evidence: Evidence, result: Compared) -> str:
     odd = [rank for rank, values in result.values.items() if values.shape != result.wanted.shape]
     if not (result.is_assumed and result.incomparable and is_right and odd) or evidence.without_gradient:
         return ""
-    if not all(_may_be_part(values.shape, result.wanted.shape) for values in result.values.values()):
-        return ""  # larger than the whole, as copies side by side are
+    whole = result.wanted.shape
+    for shape in (values.shape for values in result.values.values()):
+        if len(shape) != len(whole) or any(own > size for own, size in zip(shape, whole, strict=True)):
+            return ""  # larger than the whole, as copies side by side are
     rank = min(odd)
-    held, whole = list(result.values[rank].shape), list(result.wanted.shape)
-    return UNPLACED.format(rank=rank, held=held, whole=whole, whose=result.whose)
-
-
-def _may_be_part(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    return len(shape) == len(whole) and all(own <= size for own, size in zip(shape, whole, strict=True))
+    held = list(result.values[rank].shape)
+    return UNPLACED.format(rank=rank, held=held, whole=list(whole), whose=result.whose)

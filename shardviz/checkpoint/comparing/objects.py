@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.checkpoint.formats.archive import read_object
-from shardviz.checkpoint.formats.machine import Made
+from shardviz.checkpoint.formats.pickled import Made
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import is_setting, state_names
 from shardviz.errors import DumpError
@@ -47,7 +47,10 @@ def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> 
         if rest:
             some = listed(map(printable, rest), MAX_NAMES)
             notes.append(f"not compared: {counted(len(rest), 'object')} that only the {side} has, such as {some}")
-    return outcomes, [*notes, *_files(before, after)]
+    if files := list(dict.fromkeys([*before.unread, *after.unread])):
+        some = listed(map(printable, files), MAX_NAMES)
+        notes.append(f"not compared: files next to the weights ({some}): {BY_ITSELF}")
+    return outcomes, notes
 
 
 def _names(checkpoint: Checkpoint) -> dict[str, None]:
@@ -60,13 +63,6 @@ def _lost(names: Collection[str], other: Checkpoint) -> Iterator[str]:
     for name in names:
         if PIECE not in name and (has_states or not is_setting(name)):
             yield name
-
-
-def _files(before: Checkpoint, after: Checkpoint) -> Iterator[str]:
-    names = list(dict.fromkeys([*before.unread, *after.unread]))
-    if names:
-        some = listed(map(printable, names), MAX_NAMES)
-        yield f"not compared: files next to the weights ({some}): {BY_ITSELF}"
 
 
 def _compared(name: str, before: Checkpoint, after: Checkpoint) -> Outcome | None:

@@ -22,11 +22,11 @@ from shardviz.live.plan.job import PlanJob, load
 from shardviz.live.plan.rank import answer
 from shardviz.machine import cores
 from shardviz.plan.choice import Row, row_of
-from shardviz.plan.counting.amounts import Amounts
+from shardviz.plan.counting import Amounts
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.choosing import Replies
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanJob", "plan", "rows"]
 
+NO_STEP = "--no-step was given"
 IDLE = "stages of {} would have no parameters"
 
 
@@ -64,11 +65,11 @@ def _planned(job: PlanJob, loaded: Loaded, most: int = 0, *, needs_step: bool = 
     """Ask ranks, as many at a time as is said, and return the plan."""
     _check_mesh(job, loaded)
 
-    def ask_ranks(ranks: Sequence[int], with_step: bool) -> dict[int, Reply]:
-        asked = replace(job, with_step=with_step and job.with_step)
-        return ask(ranks, lambda rank: answer(asked, loaded, rank), most)
+    def ask_ranks(ranks: Sequence[int], stepped: Collection[int]) -> dict[int, Reply]:
+        return ask(ranks, lambda rank: answer(replace(job, with_step=rank in stepped), loaded, rank), most)
 
-    return _record(job, choose(job.mesh, ask_ranks, loaded.stage_axes, needs_step=needs_step))
+    why = "" if job.with_step else NO_STEP
+    return _record(job, choose(job.mesh, ask_ranks, loaded.stage_axes, without_step=why, needs_step=needs_step))
 
 
 def _check_mesh(job: PlanJob, loaded: Loaded) -> None:
@@ -86,10 +87,9 @@ def _record(job: PlanJob, replies: Replies) -> PlanRecord:
     stands = f"{counted(len(replies.by_rank), 'rank')} of {job.mesh.size:,} asked"
     apart = f"; the code tells ranks apart along {', '.join(replies.axes)}" if replies.axes else ""
     notes = dict.fromkeys([*(line for reply, _ in replies.parts for line in reply.how), *replies.notes()])
-    failed = replies.failed if job.with_step else "--no-step was given"
     optimizer = next((reply.optimizer for reply, _ in replies.parts if reply.optimizer), "")
     how = (stands + apart, *notes)
-    return PlanRecord(SCHEMA, parts, run_id, job.node, optimizer, how, failed, replies.step_fails)
+    return PlanRecord(SCHEMA, parts, run_id, job.node, optimizer, how, replies.failed, replies.step_fails)
 
 
 def rows(job: PlanJob, tried: Sequence[Mesh], memory: int, ended: Callable[[], None] = lambda: None) -> Iterator[Row]:

@@ -19,11 +19,10 @@ from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import clean_name, ddp_buckets, fake_world, fsdp_units, is_compiled, without_compiling
 from shardviz.live.plan.building import sharded, size_of, unsharded
-from shardviz.live.plan.optimizers import states
+from shardviz.live.plan.optimizers import states, taken_apart
 from shardviz.live.plan.reads import places_read
 from shardviz.live.plan.step.answers import TRIED, Answers
 from shardviz.live.plan.step.planned import planned_step
-from shardviz.live.plan.wrapped import taken_apart
 from shardviz.live.step.step import gradients
 from shardviz.live.world.torchrun import environment_of
 

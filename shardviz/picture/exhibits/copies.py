@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.as_claimed import claimed_dims
+from shardviz.check.order.laid_out import claimed_dims
 from shardviz.check.values.copies import Copies
 from shardviz.errors import ShardvizError
 from shardviz.layout.region import Region, index_of

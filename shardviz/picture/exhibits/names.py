@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.rules.ids.foreign import owners_of
+from shardviz.check.order.rules.foreign import owners_of
 from shardviz.check.whole.rank_order import differing
 from shardviz.layout.notation import write
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of

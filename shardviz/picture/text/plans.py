@@ -11,8 +11,7 @@ from shardviz.picture.text.schedule import bubble_text
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line, wrapped
 from shardviz.plan.choice import NO_STEP
-from shardviz.plan.counting.amounts import OF_A_STEP, ROLES, Amounts, gathered, uneven, whole
-from shardviz.plan.counting.traffic import crossing, sent, where
+from shardviz.plan.counting import OF_A_STEP, ROLES, Amounts, crossing, gathered, sent, uneven, where, whole
 from shardviz.plan.folding import fold_again, fold_all, kind_of
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
 
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.planned.ranks import PlannedRanks
     from shardviz.dump.records.plan import PlanPart, PlanRecord
-    from shardviz.plan.counting.amounts import Uneven, Whole
-    from shardviz.plan.counting.traffic import Sent
+    from shardviz.plan.counting import Sent, Uneven, Whole
 
 MOST = 8
 """Tensors that are named of each kind."""

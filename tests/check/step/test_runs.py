@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from shardviz.check.diff import compare
-from shardviz.check.step.runs.unsharded import Pair
+from shardviz.check.step.runs.compare import Pair
 from shardviz.dump.arrays.sketch import sketch
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files

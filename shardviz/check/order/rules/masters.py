@@ -42,25 +42,16 @@ def check_master(case: Case) -> Iterator[Finding]:
         return
     texts = {case.rank(coord): _held(case, coord, ids) for coord, ids in wrong.items()}
     elsewhere = {rank: text for rank, text in texts.items() if text}
-    ranks = tuple(sorted(texts))
+    ranks = tuple(texts)
     of = f"{len(ranks):,} of {len(case.shards):,} ranks"
     if elsewhere:
         sentence = "; ".join(f"rank {rank} has {text}" for rank, text in sorted(elsewhere.items())[:MAX_LISTED])
-        yield MisplacedMaster().finding(
-            case.name,
-            ranks,
-            f"{of} do not have the elements in the master copy that they claim: {sentence}",
-            claimed=case.claimed_text,
-        )
+        text = f"{of} do not have the elements in the master copy that they claim: {sentence}"
+        yield case.finding(MisplacedMaster(), ranks, text)
         return
     lost = sum(int(np.count_nonzero(ids != _wanted(case, coord))) for coord, ids in wrong.items())
-    yield StaleMaster().finding(
-        case.name,
-        ranks,
-        f"the master copy on {of} is not the weight's: cast to its element type, "
-        f"{lost:,} of {counted(case.numel, 'element')} differ from it",
-        claimed=case.claimed_text,
-    )
+    text = f"cast to its element type, {lost:,} of {counted(case.numel, 'element')} differ from it"
+    yield case.finding(StaleMaster(), ranks, f"the master copy on {of} is not the weight's: {text}")
 
 
 def _differing(case: Case, coord: Coord) -> NDArray[np.int64] | None:

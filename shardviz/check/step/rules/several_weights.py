@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
-from shardviz.check.step.words import claimed_text
 from shardviz.explain.gradients import TiedShardsMisaligned, UnsummedTiedGradients
 from shardviz.explain.sums import MixedLayers
+from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
@@ -42,7 +41,9 @@ def check_other_layers(evidence: Evidence, result: Compared) -> Finding | None:
     for axis in result.mesh.axes:
         for other in evidence.wrong_gradients.near(result, axis):
             if other.name not in tied and other.mesh == result.mesh and _is_shared(result, other, axis):
-                return _finding(result, other, axis)
+                others = tuple(name for name in result.mesh.axes if name != axis and result.mesh.axis_size(name) > 1)
+                which = f"that of {other.name}, another weight, which other ranks along {axis} have"
+                return result.finding(MixedLayers(axis, others), f"the gradient is equal to {which}")
     return None
 
 
@@ -96,32 +97,12 @@ def _is_shared(result: Compared, other: Compared, axis: str) -> bool:
     """Whether along an axis ranks have one of two tensors each, and one gradient for both."""
     for group in result.mesh.groups(axis):
         for rank in set(group) & set(result.wrong):
-            equal = any(
-                at != rank
-                and at not in result.reduced
-                and rank not in other.reduced
-                and _equal(result, other, rank, at)
-                for at in group
-                if at in other.reduced
-            )
-            if not equal:
+            own = result.reduced[rank]
+            elsewhere = [other.reduced[at] for at in group if at in other.reduced and at not in result.reduced]
+            equal = any(own.shape == values.shape and result.near(own, values) for values in elsewhere)
+            if not equal or not np.any(own) or rank in other.reduced:
                 return False
     return bool(result.wrong)
-
-
-def _equal(result: Compared, other: Compared, rank: int, at: int) -> bool:
-    own, values = result.reduced[rank], other.reduced[at]
-    return own.shape == values.shape and bool(np.any(own)) and result.near(own, values)
-
-
-def _finding(result: Compared, other: Compared, axis: str) -> Finding:
-    others = tuple(other for other in result.mesh.axes if other != axis and result.mesh.axis_size(other) > 1)
-    return MixedLayers(axis, others).finding(
-        result.name,
-        result.wrong,
-        f"the gradient is equal to that of {other.name}, another weight, which other ranks along {axis} have",
-        claimed=claimed_text(result),
-    )
 
 
 def check_tied(evidence: Evidence, result: Compared) -> Finding | None:
@@ -133,25 +114,18 @@ def check_tied(evidence: Evidence, result: Compared) -> Finding | None:
     if not all(_sum_is_right(result, rank, others) for rank in result.reduced):
         return _summed_as_they_lie(result, others)
     listed = " and ".join(other.name for other in others)
-    if ratio_to_wanted(result, result.reduced) == Fraction(1, 1 + len(others)):
-        return _averaged(result, listed, 1 + len(others))
-    return UnsummedTiedGradients().finding(
-        result.name,
-        result.wrong,
+    if ratio_of(result) == Fraction(1, 1 + len(others)):
+        uses = 1 + len(others)
+        return result.finding(
+            UnsummedTiedGradients(uses),
+            f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
+            kind="wrong-scale",
+            details=(f"it was one tensor with {listed}, which other ranks have",),
+        )
+    return result.finding(
+        UnsummedTiedGradients(),
         f"the gradient is of this name's use only: it was one tensor with {listed}, which other ranks have, and the "
         "sum of their gradients is the unsharded model's",
-        claimed=claimed_text(result),
-    )
-
-
-def _averaged(result: Compared, listed: str, uses: int) -> Finding:
-    return UnsummedTiedGradients(uses).finding(
-        result.name,
-        result.wrong,
-        f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
-        kind="wrong-scale",
-        details=(f"it was one tensor with {listed}, which other ranks have",),
-        claimed=claimed_text(result),
     )
 
 
@@ -160,12 +134,10 @@ def _summed_as_they_lie(result: Compared, others: list[Compared]) -> Finding | N
     other = next((other for other in others if all(_shared(result, rank, other) for rank in result.wrong)), None)
     if other is None:
         return None
-    return TiedShardsMisaligned().finding(
-        result.name,
-        result.wrong,
+    return result.finding(
+        TiedShardsMisaligned(),
         f"the gradient is equal to that of {other.name} on other ranks, with which it was one tensor: but the local "
         "shards are different parts of it",
-        claimed=claimed_text(result),
     )
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.words import WHAT, claimed_text
 from shardviz.explain.modules import StatisticsOfPart
 from shardviz.relate.factors import factors_of_rows
 from shardviz.relate.tolerance import EXPLAINED_BY_LINE, LEAST_STATISTIC
@@ -68,12 +67,9 @@ def _grouped(values: NDArray[np.float64], dims: tuple[int, ...]) -> NDArray[np.f
 
 def _of_statistics(result: Compared, dims: tuple[int, ...], axes: str) -> Finding:
     per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
-    return StatisticsOfPart(axes).finding(
-        result.name,
-        result.wrong,
-        f"on each rank every {per} of the {WHAT[result.role]} is the unsharded model's with a different "
-        "factor and offset",
-        claimed=claimed_text(result),
+    which = f"on each rank every {per} of the {result.what}"
+    return result.finding(
+        StatisticsOfPart(axes), f"{which} is the unsharded model's with a different factor and offset"
     )
 
 

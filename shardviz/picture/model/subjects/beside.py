@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.outcome import DIFFERENT
-from shardviz.checkpoint.extents import extents
+from shardviz.checkpoint.records import extents
 from shardviz.errors import DumpError
 from shardviz.picture.exhibits.exhibit import Cell, Row, exhibit, title_of
 from shardviz.picture.model.holders import Holders, mask_of

@@ -1,0 +1,570 @@
+"""`python -m tests.contract.by_step`: the room `results`, of one training step's numbers, made by rule.
+
+A dump has two or three gradients, an output, a loss and weights with an optimizer's state before and after the step.
+One of them, or all of a role, is changed: by a factor, an order, a reduction that is missing or was made twice, zeros,
+NaN, another part or tensor. Every change is made in each role, and layouts, meshes and what is right beside it take
+turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from dataclasses import dataclass, field
+from itertools import chain, count, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import structs
+
+from shardviz.dump.digests import hash_of
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.step import NoiseRecord, StageRecord, of_loss_term, of_micro_batch
+from shardviz.dump.records.tensors import Body, FragmentRecord, LayoutRecord, MeshRecord, Stamp, TensorRecord
+from shardviz.dump.write import prepare_folder, write_rank, write_run
+from shardviz.layout.layout import Layout
+from shardviz.layout.mesh import Mesh, parse_mesh
+from shardviz.layout.notation import parse
+from shardviz.layout.placements import parse_placement
+from tests.check.records import add_values, change_rank, change_run, read_rank
+from tests.contract import store
+from tests.contract.by_axes import cast
+from tests.contract.judge import IN_MEMORY, judge_room, record
+from tests.dumps import Made, make_dump
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from tests.contract.judge import Verdicts
+
+    Array = NDArray[Any]
+    Held = dict[int, Array]
+    Change = Callable[["Place", Held], Held]
+
+ROOM = "results"
+MESHES = tuple(map(parse_mesh, ("dp=2,tp=2", "dp=2,tp=3", "pp=2,dp=2,tp=2")))
+R, S0, S1, SUM, AVG = "Replicate()", "Shard(0)", "Shard(1)", "Partial()", "Partial('avg')"
+LAYOUTS = ((R, R), (R, S0), (R, S1), (S0, R), (S0, S0), (S0, S1), (SUM, R), (AVG, S0), None)
+"""Placements along the last two axes; None for a plain tensor."""
+SHAPE = (12, 6)
+VECTOR: Array = np.linspace(0.5, 2, 6)
+MOST_ALIKE = 3
+"""Cases that are kept of those with one verdict."""
+ROLES = ("grad", "output", "param", "optim", "buffer", "loss", "grad_norm")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor's place: its mesh, its layout, all of its values, and those of another tensor of its shape."""
+
+    mesh: Mesh
+    layout: Layout
+    whole: Array
+    other: Array
+
+    def cut(self, whole: Array) -> Held:
+        """Return each rank's part; of a sum that is pending, a part of it that differs from rank to rank."""
+        held = {}
+        for rank in self.mesh.ranks:
+            coord = self.mesh.coord_of(rank)
+            ids = self.layout.region(coord).flat_ids(self.layout.tensor_shape)
+            part = whole.ravel()[ids]
+            for axis, op in self.layout.partial:
+                size, at = self.mesh.axis_size(axis), coord[self.mesh.axes.index(axis)]
+                part = part * (1 + at - (size - 1) / 2) / (size if op == "sum" else 1)
+            held[rank] = part
+        return held
+
+    def group(self, axis: str, rank: int) -> tuple[int, ...]:
+        """Return the ranks along an axis."""
+        return self.mesh.group_of(rank, axis)
+
+
+def each(change: Callable[[Array], Array]) -> Change:
+    """Change what each rank has."""
+    return lambda _, held: {rank: change(part) for rank, part in held.items()}
+
+
+def of_whole(change: Callable[[Place], Array]) -> Change:
+    """Change the tensor before it is cut."""
+    return lambda place, _: place.cut(change(place))
+
+
+def on_last(change: Callable[[Array], Array]) -> Change:
+    """Change what the last rank has."""
+    return lambda _, held: held | {max(held): change(held[max(held)])}
+
+
+def along(axis: str, change: Callable[[Place, Held, tuple[int, ...], int], Array]) -> Change:
+    """Change what each rank has by what the ranks along an axis have."""
+    return lambda place, held: {rank: change(place, held, place.group(axis, rank), rank) for rank in held}
+
+
+def alike(held: Held, group: tuple[int, ...]) -> list[Array]:
+    """Return what ranks have, if the shapes are the same; else that of the first."""
+    parts = [held[rank] for rank in group]
+    return parts if len({part.shape for part in parts}) == 1 else parts[:1]
+
+
+def with_at(values: Array, index: Any, number: float) -> Array:
+    """Return values of which some are another number."""
+    changed = values.copy()
+    if changed.size:
+        changed.reshape(-1)[index] = number
+    return changed
+
+
+def times(factor: float) -> Callable[[Array], Array]:
+    """Return what multiplies by a number."""
+    return lambda part: part * factor
+
+
+def plus(number: float) -> Callable[[Array], Array]:
+    """Return what adds a number."""
+    return lambda part: part + number
+
+
+def noise(size: float) -> Callable[[Array], Array]:
+    """Return what adds noise, the same on every rank."""
+    return lambda part: np.asarray(part + size * np.random.default_rng(4).standard_normal(part.shape))
+
+
+def bfloat16(part: Array) -> Array:
+    """Return values rounded to bfloat16, and of two that are as near to the even one."""
+    return np.asarray(cast(np.asarray(part, np.float64), "BF16")[1])
+
+
+def truncated(part: Array) -> Array:
+    """Return values of which the bits behind bfloat16's are cut off."""
+    return np.asarray(cast(np.asarray(part, np.float64), "BF16", truncated=True)[1])
+
+
+def term(at: int, size: int) -> float:
+    """Return the share of one rank of a sum that nothing has reduced."""
+    return (1 + at) / (size * (size + 1) / 2)
+
+
+CHANGES: Mapping[str, Change] = {
+    **{f"times {factor:g}": each(times(factor)) for factor in (0.5, 2, 3, 4, 0.25, -1, 0, 1.37, 65536, 1.02, 6)},
+    **{f"times {factor:g}": each(times(factor)) for factor in (1 + 3e-5, 1 / 3)},
+    **{f"plus {size:g}": each(plus(size)) for size in (1.0, -0.25, 0.69314718, 1.09861229)},
+    **{f"noise {size:g}": each(noise(size)) for size in (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.3)},
+    "last rank's halved": on_last(lambda part: part / 2),
+    "last rank's zero": on_last(lambda part: part * 0),
+    "last rank's scaled by a loss scale": on_last(lambda part: part * 1024),
+    "one element of the last rank's": on_last(lambda part: with_at(part, -1, 9)),
+    "last rank's reversed": on_last(lambda part: part[::-1] if part.ndim else -part),
+    "last rank's a row less": on_last(lambda part: part[:-1] if part.ndim else part + 1),
+    "last rank's missing": lambda _, held: {rank: part for rank, part in held.items() if rank != max(held)},
+    "all but the first missing": lambda _, held: {min(held): held[min(held)]},
+    "one element": of_whole(lambda place: with_at(place.whole, 3, 2.5)),
+    "two elements zero": of_whole(lambda place: with_at(place.whole, [1, -1], 0)),
+    "NaN": of_whole(lambda place: with_at(place.whole, 1, np.nan)),
+    "all NaN": each(lambda part: part * np.nan),
+    "infinite on the last rank": on_last(lambda part: with_at(part, 0, np.inf)),
+    "rounded": each(bfloat16),
+    "truncated": each(truncated),
+    "constant": each(np.ones_like),
+    "squared": each(np.square),
+    "the exponential": each(np.exp),
+    "of another tensor": of_whole(lambda place: place.other),
+    "plus another tensor": of_whole(lambda place: place.whole + place.other),
+    "plus half another tensor": of_whole(lambda place: place.whole + 0.5 * place.other),
+    "plus a vector": each(lambda part: part + VECTOR[: part.shape[-1]] if part.ndim > 1 else part + 1),
+    "minus a vector": each(lambda part: part - VECTOR[: part.shape[-1]] if part.ndim > 1 else part - 1),
+    "rows reversed": of_whole(lambda place: place.whole[::-1] if place.whole.ndim else -place.whole),
+    "columns reversed": of_whole(lambda place: place.whole[..., ::-1] if place.whole.ndim else 2 - place.whole),
+    "rows interleaved": of_whole(lambda place: np.concatenate([place.whole[::2], place.whole[1::2]])),
+    "halves exchanged": each(lambda part: np.roll(part, len(part) // 2, 0) if part.ndim else part * 1.5),
+    "two rows exchanged": of_whole(lambda place: place.whole[[1, 0, *range(2, SHAPE[0])]]),
+    "transposed": of_whole(lambda place: place.whole.T.reshape(place.whole.shape)),
+    "two rows zero": of_whole(lambda place: place.whole * (np.arange(SHAPE[0])[:, None] >= 2)),
+    "a column zero": of_whole(lambda place: place.whole * (np.arange(SHAPE[1]) > 0)),
+    "first half repeated": of_whole(lambda place: np.concatenate([place.whole[:6], place.whole[:6]])),
+    "whole on all": lambda place, held: dict.fromkeys(held, place.whole),
+    "flat": each(lambda part: part.reshape(-1)),
+    "turned": each(lambda part: part.T),
+    "each rank's times its number": lambda _, held: {rank: part * (1 + rank) for rank, part in held.items()},
+    "norms made 1": each(lambda part: part / (np.linalg.norm(part) or 1.0)),
+}
+
+
+def changes(mesh: Mesh) -> Iterator[tuple[str, Change]]:
+    """Yield every change, and those along an axis."""
+    yield from CHANGES.items()
+    for axis in mesh.axes[-2:]:
+        far = float(np.log(mesh.axis_size(axis)))
+        yield (
+            f"a term each along {axis}",
+            along(axis, lambda _, held, group, rank: held[rank] * term(group.index(rank), len(group))),
+        )
+        yield (
+            f"own values along {axis}",
+            along(axis, lambda _, held, group, rank: held[rank] + 0.5 * (group.index(rank) - (len(group) - 1) / 2)),
+        )
+        yield (
+            f"a norm each along {axis}",
+            along(axis, lambda _, held, group, rank: held[rank] * term(group.index(rank), len(group)) ** 0.5),
+        )
+        yield f"summed over {axis}", along(axis, lambda _, held, group, __: np.sum(alike(held, group), axis=0))
+        yield f"averaged over {axis}", along(axis, lambda _, held, group, __: np.mean(alike(held, group), axis=0))
+        yield f"the first's along {axis}", along(axis, lambda _, held, group, __: held[group[0]])
+        yield (
+            f"the next's along {axis}",
+            along(axis, lambda _, held, group, rank: held[group[(group.index(rank) + 1) % len(group)]]),
+        )
+        yield (
+            f"times {axis}, pending",
+            along(axis, lambda _, held, group, rank: held[rank] * term(group.index(rank), len(group)) * len(group)),
+        )
+        yield f"plus the logarithm of {axis}", each(plus(far))
+        yield f"minus the logarithm of {axis}", each(plus(-far))
+        yield (
+            f"half of {axis} zero",
+            along(axis, lambda _, held, group, rank: held[rank] * (group.index(rank) < len(group) / 2)),
+        )
+
+
+@dataclass
+class Step:
+    """A step's dump in the making."""
+
+    mesh: Mesh
+    bodies: dict[int, list[Body]] = field(default_factory=dict)
+    tensors: dict[int, list[TensorRecord]] = field(default_factory=dict)
+    layouts: list[LayoutRecord] = field(default_factory=list)
+    stamps: list[Stamp] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+    of_ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def hold(self, rank: int, name: str, shape: tuple[int, ...], *spans: tuple[tuple[int, int], ...]) -> None:
+        """Add which part of a stamped plain tensor a rank was seen to hold: the ranges of each dim."""
+        local = tuple(sum(stop - start for start, stop in ranges) for ranges in spans)
+        bodies = self.bodies.setdefault(rank, [])
+        bodies.append(Body("param", "stamped", shape, local, "float32", held=spans))
+        self.tensors.setdefault(rank, []).append(TensorRecord(name, len(bodies) - 1))
+
+    def put(
+        self,
+        role: Any,
+        name: str,
+        moment: Any,
+        held: Held,
+        layout: Layout | None = None,
+        *,
+        dtype: str = "float32",
+        written: bool = True,
+    ) -> None:
+        """Add what ranks have of a tensor: its values, or the hash of them alone."""
+        index = None
+        if layout is not None:
+            placements = layout.placements()
+            assert placements is not None
+            claim = LayoutRecord(0, tuple(map(str, placements)), layout.shape)
+            self.layouts.append(claim)
+            index = self.layouts.index(claim)
+        for rank, part in held.items():
+            with np.errstate(over="ignore"):
+                values = np.array(part, dtype)
+            whole = layout.tensor_shape if layout is not None else values.shape
+            bodies = self.bodies.setdefault(rank, [])
+            bodies.append(
+                Body(
+                    *(role, moment, whole, values.shape, dtype),
+                    layout=index,
+                    values=_listed(values) if written else None,
+                    constant=values.size > 0 and not np.ptp(values),
+                )
+            )
+            digest = hash_of(values, dtype, values.shape)
+            self.tensors.setdefault(rank, []).append(TensorRecord(name, len(bodies) - 1, digests=digest))
+
+    def write(self, folder: Path) -> Path:
+        """Write the dump."""
+        record_ = MeshRecord(self.mesh.axes, self.mesh.shape, self.mesh.ranks)
+        prepare_folder(folder, force=True)
+        write_run(folder, RunRecord(1, "test", "none", self.mesh.size, mesh=record_, stamps=tuple(self.stamps)))
+        for rank in self.mesh.ranks:
+            write_rank(
+                folder,
+                RankRecord(
+                    *(1, rank, self.mesh.size, "testhost"),
+                    meshes=(record_,),
+                    layouts=tuple(self.layouts),
+                    bodies=tuple(self.bodies.get(rank, ())),
+                    tensors=tuple(self.tensors.get(rank, ())),
+                    **self.fields,
+                    **self.of_ranks.get(rank, {}),
+                ),
+            )
+        return folder
+
+
+def _listed(values: Array) -> Any:
+    return np.where(np.isfinite(values), values.astype(object), values.astype(str)).tolist()
+
+
+BESIDE = (
+    *("alone", "right gradients", "right outputs", "all gradients alike", "loss alike", "loss wrong", "no loss"),
+    *("no reference", "no gradient of one", "narrow", "micro-batches", "terms of the loss", "no batch axis", "stamped"),
+)
+"""What is beside the tensor that is changed."""
+
+
+@dataclass
+class Scene:
+    """A step of which one tensor, or all gradients, are changed.
+
+    Attributes:
+        mesh: The mesh.
+        role: Of what is changed.
+        placements: Of gradients, and of what is changed, along the last two axes.
+        change: What is done to it.
+        beside: What is beside it.
+        of_step: Whether it is the optimizer's step of a weight that is changed, and not the weight.
+    """
+
+    mesh: Mesh
+    role: str
+    placements: tuple[str, ...] | None
+    change: Change
+    beside: str
+    of_step: bool
+    step: Step = field(init=False)
+    weights: dict[str, Array] = field(init=False)
+    gradients: dict[str, Array] = field(init=False)
+
+    def __post_init__(self) -> None:
+        random = np.random.default_rng(8)
+        names = ("up.weight", "down.weight", "head.weight")
+        self.step = Step(self.mesh)
+        self.weights = {name: random.standard_normal(SHAPE) for name in names}
+        self.gradients = {name: random.standard_normal(SHAPE) for name in names}
+
+    @property
+    def names(self) -> list[str]:
+        """The weights of the model."""
+        return list(self.weights)[: 1 if self.beside == "alone" else 3]
+
+    def made(self) -> Step:
+        """Return the step."""
+        has_output = self.role == "output" or self.beside not in ("alone", "loss wrong")
+        self._add_gradients()
+        if has_output:
+            is_changed = self.role == "output"
+            claim = self.placements if is_changed else (S0, R)
+            self._add("output", "output", self.weights["up.weight"] * 2, claim, is_changed=is_changed)
+        self._add_logged()
+        if self.role in ("param", "optim", "buffer"):
+            self._add_update()
+        if self.beside != "no reference":
+            self.step.put("param", "norm.bias", "reference", {0: VECTOR})
+        self._add_rest()
+        return self.step
+
+    def _add(
+        self,
+        role: str,
+        name: str,
+        wanted: Array,
+        claim: tuple[str, ...] | None,
+        *,
+        is_changed: bool,
+        is_after: bool = False,
+        start: Array | None = None,
+    ) -> None:
+        """Add a tensor, changed or as it should be, or of which the way from a start is changed."""
+        placements = (*(R,) * (self.mesh.ndim - 2), *(claim or (R, R)))
+        layout = Layout.from_placements(self.mesh, wanted.shape, tuple(map(parse_placement, placements)))
+        moved = wanted if start is None else wanted - start
+        other = self.gradients["down.weight"] if wanted.shape == SHAPE else moved * 2 + 1
+        place = Place(self.mesh, layout, moved, other)
+        held = place.cut(moved)
+        if is_changed:
+            with np.errstate(all="ignore"):
+                held = self.change(place, held)
+        if start is not None:
+            held = {rank: part + place.cut(start)[rank] for rank, part in held.items()}
+        self.step.put(role, name, "step", held, layout if claim is not None else None)
+        if self.beside != "no reference":
+            self.step.put(role, name, "updated" if is_after else "reference", {0: wanted})
+
+    def _add_gradients(self) -> None:
+        for name in self.names:
+            is_changed = self.role == "grad" and (name == self.names[0] or self.beside == "all gradients alike")
+            if self.beside != "no gradient of one" or name != self.names[-1]:
+                self._add("grad", name, self.gradients[name], self.placements, is_changed=is_changed)
+            else:
+                self.step.put("grad", name, "reference", {0: self.gradients[name]})
+
+    def _add_logged(self) -> None:
+        average = (AVG, R) if self.beside != "no batch axis" else (R, R)
+        is_wrong = self.role == "loss" or self.beside in ("loss alike", "loss wrong")
+        if self.beside != "no loss":
+            self._add("scalar", "loss", np.array(2.5), average, is_changed=is_wrong)
+        if self.role == "grad_norm" or self.beside == "right outputs":
+            norm = np.linalg.norm([np.linalg.norm(self.gradients[name]) for name in self.names])
+            claim = (R, R) if self.placements is not None else None
+            self._add("scalar", "grad_norm", np.array(norm), claim, is_changed=self.role == "grad_norm")
+
+    def _add_update(self) -> None:
+        """Add weights, states and buffers after the optimizer's step."""
+        claim, first = self.placements, self.names[0]
+        for name in self.names:
+            before, gradient = self.weights[name], self.gradients[name]
+            is_changed = self.role == "param" and name == first
+            self.step.put("param", name, "reference", {0: before})
+            start = before if is_changed and self.of_step else None
+            after = before - 0.1 * gradient
+            self._add("param", name, after, claim, is_changed=is_changed, is_after=True, start=start)
+            if self.role == "optim":
+                moment = 0.9 * self.gradients["head.weight"][::-1] + 0.1 * gradient
+                state = f"{name}.exp_avg"
+                self._add("optim", state, moment, claim, is_changed=name == first, is_after=True)
+        if self.role == "buffer":
+            mean = self.gradients[first][:, 0]
+            self._add("buffer", "norm.running_mean", mean, (R, R), is_changed=True, is_after=True)
+
+    def _add_rest(self) -> None:
+        """Add what some steps have besides."""
+        step, names = self.step, self.names
+        if self.beside == "narrow":
+            noise = tuple(NoiseRecord("grad", name, 0.01, 0.003) for name in names)
+            step.fields = {"narrowed_to": ("bfloat16",), "narrow_sums": ("bfloat16",), "noise": noise}
+        for name in names:
+            first = 0.4 * self.gradients[name] + 0.3 * np.sin(self.gradients[name] * 9)
+            for at, part in enumerate((first, self.gradients[name] - first)):
+                if self.beside == "micro-batches":
+                    step.put("activation", of_micro_batch(name, at), "reference", {0: part * 2})
+                if self.beside == "terms of the loss":
+                    step.put("activation", of_loss_term(name, at), "reference", {0: part})
+        if self.beside == "micro-batches":
+            step.fields = {"schedule": tuple(StageRecord(0, at, back) for at in (0, 1) for back in (False, True))}
+        if self.beside == "stamped":
+            step.stamps = [Stamp(name, 1 + 100 * at, SHAPE) for at, name in enumerate(names)]
+            step.stamps[2] = Stamp(names[2], 1, SHAPE, tied_to=names[0])
+
+
+INITIAL = (
+    *("times 1", "last rank's halved", "last rank's zero", "own values along dp", "own values along tp", "all NaN"),
+    *("the first's along tp", "the first's along dp", "constant", "noise 1e-07", "infinite on the last rank"),
+    *("last rank's a row less", "last rank's missing", "each rank's times its number"),
+)
+"""What is done to the values that a tensor has before the step."""
+CHANGES_OF_FIRST = dict(changes(MESHES[0]))
+
+
+def cases() -> Iterator[tuple[str, Step]]:
+    """Yield every change in every role, with layouts, meshes and what is beside it in turn."""
+    turn = count()
+    for role in ROLES:
+        for number, name in enumerate(dict(changes(MESHES[0]))):
+            for again in range(2):
+                at = next(turn)
+                mesh, beside = MESHES[(at + again) % len(MESHES)], BESIDE[(3 * at + again) % len(BESIDE)]
+                placements = LAYOUTS[(2 * number + 5 * again) % len(LAYOUTS)]
+                scene = Scene(mesh, role, placements, dict(changes(mesh))[name], beside, of_step=again == 0)
+                layout = "plain" if placements is None else " ".join(placements)
+                size = "x".join(map(str, mesh.shape))
+                with contextlib.suppress(ValueError, IndexError):  # a number has no rows
+                    yield f"{role} {name}, {layout}, {beside}, {size}", scene.made()
+    for role, name, placements in product(("grad", "output", "loss", "grad_norm"), INITIAL[1:], ((R, R), (R, S0))):
+        scene = Scene(MESHES[0], role, placements, CHANGES_OF_FIRST[name], "no reference", of_step=False)
+        with contextlib.suppress(ValueError, IndexError):
+            yield f"{role} {name}, {' '.join(placements)}, no reference, copies", scene.made()
+
+
+def initial() -> Iterator[tuple[str, Step]]:
+    """Yield tensors before the step, which nothing is compared with but their copies and their other shards."""
+    kinds = product(("param", "buffer", "optim"), (*LAYOUTS[:6], None), INITIAL)
+    for at, (role, placements, name) in enumerate(kinds):
+        mesh, dtype = MESHES[at % 3], ("float32", "float32", "float64", "int64", "float16")[at % 5]
+        claims = (*(R,) * (mesh.ndim - 2), *(placements or (R, R)))
+        layout = Layout.from_placements(mesh, SHAPE, tuple(map(parse_placement, claims)))
+        whole = np.random.default_rng(at % 4).standard_normal(SHAPE) * (10 if dtype == "int64" else 1)
+        place, step = Place(mesh, layout, whole, whole * 2), Step(mesh)
+        with np.errstate(all="ignore"):
+            held = (dict(changes(mesh)) | {"times 1": each(times(1))})[name](place, place.cut(whole))
+        if dtype == "int64" and not all(np.isfinite(part).all() for part in held.values()):
+            continue
+        for tensor, parts in {"w": held, "v": place.cut(whole + 3)}.items():
+            called = f"{tensor}.exp_avg" if role == "optim" else tensor
+            claim, written = layout if placements is not None else None, at % 4 < 3
+            step.put(role, called, "initial", parts, claim, dtype=dtype, written=written)
+            step.stamps += [Stamp(tensor, 1 + 100 * len(step.stamps), SHAPE)] * (at % 2)
+        shown = "values" if written else "hashes"
+        yield f"initial {role} {name}, {placements or 'plain'}, {dtype}, {shown}, {mesh.size} ranks", step
+
+
+def records() -> Iterator[tuple[str, Mapping[str, Made | str], dict[str, Any], dict[int, dict[str, Any]]]]:
+    """Yield what ranks say of stamped tensors: the tensors, fields of the run, and fields of each rank's record."""
+    two: dict[str, Made | str] = {name: Made("[8/fsdp, 4]") for name in ("a.weight", "b.weight")}
+    for ranks in ((1,), (0, 1)):
+        for names in (("b.weight",), ("a.weight", "b.weight"), ("c.weight",)):
+            yield f"{' '.join(names)} unwritten on {ranks}", two, {}, {rank: {"unwritten": names} for rank in ranks}
+            fields: dict[int, dict[str, Any]]
+            fields = {rank: {"not_applied": tuple((name, "it is a view") for name in names)} for rank in ranks}
+            yield f"{' '.join(names)} not filled on {ranks}", two, {}, fields
+    stamps = (Stamp("a.fp32", 1, (5, 7), role="optim"), Stamp("b.fp32", 36, (20,), role="optim"))
+    flat: dict[str, str] = {"a.fp32": "[flat(5, 7) at 0 of 60/fsdp]", "b.fp32": "[flat(20) at 35 of 60/fsdp]"}
+    ids = {"late": np.array([32, 33, 34, 35, -1]), "of another weight": np.arange(36, 41), "zeros": np.zeros(5, int)}
+    ids |= {"right": np.arange(31, 36), "no ids": np.full(5, -1), "half zeros": np.array([31, 32, 0, 0, 0])}
+    for what, held in ids.items():
+        masters: dict[str, Made | str] = {"a.fp32": Made(flat["a.fp32"], ids={1: held}), "b.fp32": flat["b.fp32"]}
+        yield f"a master copy, {what}", masters, {"stamps": stamps}, {}
+        first = {"a.fp32": Made(flat["a.fp32"], ids={0: np.zeros(30, int), 1: held}), "b.fp32": flat["b.fp32"]}
+        yield f"a master copy, {what}, and zeros on the first rank", first, {"stamps": stamps}, {}
+    for spans in (((0, 30), (25, 10)), ((0, 20), (25, 10)), ((0, 30), (30, 7)), ((0, 30), (30, 4)), ((0, 30), (30, 5))):
+        fields = {rank: {"fragments": (FragmentRecord("a.fp32", (0, 1), *span),)} for rank, span in enumerate(spans)}
+        yield f"master copies that say {spans}", dict(flat), {"stamps": stamps}, fields
+
+
+def add_records(room: store.Room, folder: Path) -> None:
+    """Add what ranks say of stamped tensors; master copies are tensors of the optimizer."""
+    for at, (name, made, of_run, of_ranks) in enumerate(records()):
+        path = make_dump(folder / f"r{at}.shardviz", parse_mesh("fsdp=2"), made)
+        change_run(path, **of_run)
+        for rank in (0, 1):
+            bodies = read_rank(path, rank).bodies
+            as_state = tuple(structs.replace(body, role="optim") for body in bodies) if of_run else bodies
+            change_rank(path, rank, bodies=as_state, **of_ranks.get(rank, {}))
+        room.add(name, ("check", "{0}"), [store.files_of(path)])
+    for role, claim, same in product(("param", "optim"), ("[8/fsdp, 4]", "[8, 4/fsdp]", "[8, 4]"), (True, False)):
+        path = make_dump(folder / f"i{len(room.cases)}.shardviz", parse_mesh("fsdp=2"), {"w": claim})
+        whole, layout = np.random.default_rng(2).standard_normal((8, 4)), parse(claim).layout(parse_mesh("fsdp=2"))
+        parts = {rank: layout.region((rank,)).flat_ids((8, 4)) for rank in (0, 1)}
+        values = {rank: whole.ravel()[parts[0 if same else rank]].astype(np.float32) for rank in parts}
+        add_values(path, "w.exp_avg" if role == "optim" else "w", claim, values, role=role)  # type: ignore[arg-type]
+        room.add(
+            f"{role} {claim}, {'the same' if same else 'its own'} on each rank",
+            ("check", "{0}"),
+            [store.files_of(path)],
+        )
+
+
+def chosen(verdicts: Verdicts) -> list[str]:
+    """Return the first few cases of each verdict: of the same findings, causes and tensors in the same role."""
+    alike: dict[str, list[str]] = {}
+    for name, rows in verdicts.items():
+        keys = ("in", "kind", "cause_id", "tensor", "exit", "verdict", "name")
+        said = [{key: row.get(key) for key in keys} for row in rows]
+        alike.setdefault(f"{name.partition(' ')[0]} {said}", []).append(name)
+    return [name for names in alike.values() for name in sorted(names)[:MOST_ALIKE]]
+
+
+def main() -> None:
+    """Make the room, judge it, and keep what is judged in many ways."""
+    room = store.Room(ROOM)
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        for at, (name, step) in enumerate(chain(cases(), initial())):
+            room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"{at}.shardviz")))])
+        room.keep(chosen(judge_room(room)))
+        add_records(room, Path(folder))
+    record(room)
+
+
+if __name__ == "__main__":
+    main()
