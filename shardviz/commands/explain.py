@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.dump.costs.memory import elements_text
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from shardviz.commands.common.parser import Parser
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.placements import Placement
@@ -43,7 +43,7 @@ INDENT = 11
 MOST_SHAPES = 8
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument(
         "layout", metavar="LAYOUT|KIND|CAUSE", help='"[12/tp/fsdp, 12]", "(Shard(0), Replicate())", or a name'
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mesh", metavar="MESH", help="fsdp=2,tp=4; a layout needs one")
     parser.add_argument("--shape", metavar="SIZES", help="12,12; for torch's spelling, and for sizes written as *")
     parser.add_argument("--all", action="store_true", help="print every rank, however many there are")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file; as a picture if it is .svg")
+    parser.add_output("FILE", "write to a file; as a picture if it is .svg")
 
 
 def run(args: argparse.Namespace) -> int:

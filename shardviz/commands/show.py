@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.report import Report
     from shardviz.check.step.lines.types import Table
+    from shardviz.commands.common.parser import Parser
     from shardviz.dump.dump import Dump
     from shardviz.picture.model.step_tree import StepTree
     from shardviz.picture.text.terminal import Terminal
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 FORMATS = ("text", "svg", "html", "json")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("dump", type=Path, metavar="DUMP", help="a dump's folder, or a checkpoint")
     parser.add_argument("tensor", nargs="?", metavar="TENSOR", help="its name, the end of it, or a pattern with *")
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     tables.add_argument("--schedule", action="store_true", help="a pipeline's schedule, and its bubble")
     parser.add_argument("--all", action="store_true", help="print every rank or chunk, however many there are")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file")
+    parser.add_output("FILE", "write to a file")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardviz.check.diff import Change, Difference
     from shardviz.check.step.runs.departure import StepDifference
     from shardviz.picture.text.terminal import Terminal
-    from shardviz.plan.beside import Size
+    from shardviz.plan.alternatives import Size
 
 
 def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:

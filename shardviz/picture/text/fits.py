@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import line, wrapped
-from shardviz.plan.choice import fitting, is_failing, is_too_large
+from shardviz.plan.alternatives import fitting, is_failing, is_too_large
 from shardviz.text import bytes_text, printable
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.plan.choice import Row
+    from shardviz.plan.alternatives import Row
 
 _NUMBER = re.compile(r"[0-9]+")
 

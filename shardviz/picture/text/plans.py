@@ -10,7 +10,7 @@ from shardviz.layout.notation import write
 from shardviz.picture.text.schedule import bubble_text
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line, wrapped
-from shardviz.plan.choice import NO_STEP
+from shardviz.plan.alternatives import NO_STEP
 from shardviz.plan.counting import OF_A_STEP, ROLES, Amounts, crossing, gathered, sent, uneven, where, whole
 from shardviz.plan.folding import fold_again, fold_all, kind_of
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
