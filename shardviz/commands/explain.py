@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_CLEAN
     terminal = terminal_for(args.color, args.output)
     if args.to is not None:
-        from shardviz.picture.text.tables.route import route_lines
+        from shardviz.picture.text.costs import route_lines
 
         end, _ = read_layout(args.to, mesh, _shape(args.shape) or layout.shape)
         lines = route_lines(layout, end, dtype, terminal)
@@ -145,7 +145,7 @@ def _lines(layout: Layout, dtype: str, terminal: Terminal, *, all_ranks: bool) -
     from shardviz.layout import notation
     from shardviz.picture.model.subjects.subject import of_layout
     from shardviz.picture.text.page import picture_lines
-    from shardviz.picture.text.tables.ranks import rank_lines
+    from shardviz.picture.text.ranks import rank_lines
     from shardviz.picture.text.terminal import line
 
     subject = of_layout(layout, dtype)
@@ -204,7 +204,7 @@ def _other_placements(layout: Layout) -> tuple[Placement, ...] | None:
 
 def _local_shapes(layout: Layout) -> list[Text]:
     from shardviz.picture.model.holders import mask_of
-    from shardviz.picture.model.mesh.labels import ranks_label
+    from shardviz.picture.model.mesh import ranks_label
     from shardviz.picture.model.palette import Coloring
 
     coloring = Coloring(layout.mesh)

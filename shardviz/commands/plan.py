@@ -124,7 +124,7 @@ def _choose(args: argparse.Namespace) -> int:
     """
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.commands.common.streams import talk
-    from shardviz.picture.text.fits import choice_lines
+    from shardviz.picture.text.plans import choice_lines
     from shardviz.plan.alternatives import bytes_of, fitting
 
     if args.mesh or args.lock or args.output:

@@ -84,7 +84,7 @@ def _own_version() -> str:
 
 def _lines(probes: Sequence[Probe], terminal: Terminal) -> list[Text]:
     """Write a line for each probe; on a terminal what does not fit goes on below, in the column of the summaries."""
-    from shardviz.picture.text.tables.table import padded, widest
+    from shardviz.picture.text.table import padded, widest
     from shardviz.picture.text.terminal import DIM, line, wrapped
 
     names = widest(printable(probe.name) for probe in probes)

@@ -17,7 +17,7 @@ from shardviz.commands.plan import Doing
 from shardviz.dump.planned.ranks import PlannedRanks
 from shardviz.layout.mesh import Mesh
 from shardviz.live.plan.planning import PlanJob, plan, rows
-from shardviz.picture.text.fits import choice_lines
+from shardviz.picture.text.plans import choice_lines
 from shardviz.plan.alternatives import Row, fitting, meshes
 from shardviz.plan.counting import Amounts
 from shardviz.text import bytes_text
