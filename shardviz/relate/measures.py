@@ -7,15 +7,18 @@ if `Sides.related` does not say it: it keeps to one rank's own part of what is w
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from shardviz.layout.region import Region, indices
-from shardviz.relate.factors import common_factor, factor_of, ratio_near, whole_multiple
+from shardviz.relate.factors import common_factor, factor_of, factors_of_rows, ratio_near, whole_multiple
 from shardviz.relate.relations import Permuted
-from shardviz.relate.tolerance import EXPLAINED, least_factor, near_ratio
+from shardviz.relate.tolerance import EXACT, EXPLAINED, EXPLAINED_BY_LINE, LEAST_STATISTIC, least_factor, near_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +37,10 @@ Reduction = Literal["mean", "sum", "norm"]
 
 OPS: Mapping[Reduction, str] = {"mean": "avg", "sum": "sum", "norm": "sum"}
 """What a reduction does to the terms; the norm is the root of the sum of their squares."""
+
+
+MANY_IN_SLICE = 6
+"""Numbers that share a factor and an offset: any three are near to a line through two."""
 
 
 def axis_sets(axes: Sequence[str], least: int = 1) -> Iterator[tuple[str, ...]]:
@@ -114,6 +121,27 @@ def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = No
     if not factor or not all(result.near(held, factor * wanted, scale=abs(factor)) for result, held, wanted in pairs):
         return None
     return factor
+
+
+def factors_of_slices(sides: Sides, rank: int, dims: tuple[int, ...]) -> Values | None:
+    """Return the factor of each slice in some dims; None if these are not the wanted ones times a number plus one."""
+    got, due = (_rows(values, dims) for values in (sides.reduced[rank], sides.wanted_of(rank)))
+    if got.shape != due.shape or got.shape[1] < MANY_IN_SLICE or not np.all(np.isfinite(got)):
+        return None
+    centered, other = got - got.mean(1, keepdims=True), due - due.mean(1, keepdims=True)
+    factors = factors_of_rows(centered, other)
+    if factors is None:
+        return None
+    left = float(np.abs(centered - factors * other).max())
+    apart = float(np.abs(got - due).max())
+    fits = left <= min(4 * sides.tolerance * max(1.0, float(np.abs(factors).max())), EXPLAINED_BY_LINE * apart)
+    return factors.ravel() if fits and np.any(np.abs(factors - 1) > LEAST_STATISTIC) else None
+
+
+def _rows(values: Values, dims: tuple[int, ...]) -> Values:
+    """Return a row for every index in some dims."""
+    moved = np.moveaxis(values, dims, range(len(dims)))
+    return moved.reshape(int(np.prod(moved.shape[: len(dims)])), -1)
 
 
 def reduction_of(sides: Sides) -> tuple[Reduction, tuple[str, ...], Fraction] | None:
@@ -224,11 +252,100 @@ def owner_of(sides: Sides, rank: int) -> int | None:
     """Return the rank that should hold what another one holds, of a different part; None if there is none."""
     held = sides.reduced[rank]
     for other in sides.reduced:
-        if sides.regions[other] != sides.regions[rank]:
-            due = sides.wanted_of(other)
-            if held.shape == due.shape and sides.near(held, due):
-                return other
+        if sides.regions[other] != sides.regions[rank] and _is_as(sides, held, sides.wanted_of(other)):
+            return other
     return None
+
+
+def _is_as(sides: Sides, held: Values, due: Values) -> bool:
+    return held.shape == due.shape and sides.near(held, due)
+
+
+@dataclass(frozen=True)
+class WrongResults:
+    """The wrong ones among some results, found by what a rank holds without comparing each with each.
+
+    Attributes:
+        results: The results.
+    """
+
+    results: Sequence[Sides]
+
+    def near(self, sides: Sides, axis: str) -> list[Sides]:
+        """Return the results that ranks along an axis have in place of some sides and that may be near to these.
+
+        Near arrays have near means. So those that may be near are neighbors among the sorted means.
+        """
+        rank = next((rank for rank in sides.wrong if rank in sides.mesh), None)
+        if rank is None or (mean := _mean(sides.reduced[rank])) is None:
+            return []
+        allowed = sides.tolerance + EXACT * float(np.max(np.abs(sides.reduced[rank]), initial=0.0))
+        indices_near: set[int] = set()
+        for at in sides.mesh.group_of(rank, axis):
+            if at not in sides.reduced:
+                means, numbers = self._by_place.get((at, sides.reduced[rank].shape), ([], []))
+                indices_near.update(numbers[bisect_left(means, mean - allowed) : bisect_right(means, mean + allowed)])
+        return [self.results[number] for number in sorted(indices_near) if rank not in self.results[number].reduced]
+
+    @cached_property
+    def _by_place(self) -> Mapping[tuple[int, tuple[int, ...]], tuple[list[float], list[int]]]:
+        """For each rank and shape the means of what it holds, rising, and the numbers of the results."""
+        by_place: dict[tuple[int, tuple[int, ...]], list[tuple[float, int]]] = {}
+        for number, result in enumerate(self.results):
+            for rank, values in result.reduced.items() if result.wrong else ():
+                if (mean := _mean(values)) is not None:
+                    by_place.setdefault((rank, values.shape), []).append((mean, number))
+        pairs = ((place, sorted(means)) for place, means in by_place.items())
+        return {place: ([mean for mean, _ in means], [number for _, number in means]) for place, means in pairs}
+
+
+def _mean(values: Values) -> float | None:
+    """Return the mean; None if it is not finite, as NaN and infinite elements are near to nothing."""
+    if not np.isfinite(values).all():
+        return None
+    mean = float(np.mean(values)) if values.size else 0.0
+    return mean if math.isfinite(mean) else None
+
+
+def is_shared_with(sides: Sides, other: Sides, axis: str) -> bool:
+    """Whether along an axis ranks have one of two tensors each, and one value for both on all wrong ranks."""
+    for group in sides.mesh.groups(axis):
+        for rank in set(group) & set(sides.wrong):
+            own = sides.reduced[rank]
+            elsewhere = [other.reduced[at] for at in group if at in other.reduced and at not in sides.reduced]
+            equal = any(_is_as(sides, own, values) for values in elsewhere)
+            if not equal or not np.any(own) or rank in other.reduced:
+                return False
+    return bool(sides.wrong)
+
+
+def is_of_other_parts(sides: Sides, other: Sides) -> bool:
+    """Whether what every wrong rank holds is what another rank holds for a different part of another tensor."""
+
+    def is_elsewhere(rank: int) -> bool:
+        held = sides.reduced[rank]
+        return bool(np.any(held)) and any(
+            values.size == held.size
+            and other.regions[at] != sides.regions[rank]
+            and sides.near(held.ravel(), values.ravel())
+            for at, values in other.reduced.items()
+            if at != rank
+        )
+
+    return all(map(is_elsewhere, sides.wrong))
+
+
+def is_right_with(sides: Sides, others: Sequence[Sides]) -> bool:
+    """Whether every rank is right once the same part of some other tensors is added."""
+    for rank, total in sides.reduced.items():
+        for other in others:
+            holder = next((at for at in other.reduced if other.regions[at] == sides.regions[rank]), None)
+            if holder is None:
+                return False
+            total = total + other.reduced[holder]
+        if not sides.is_right(rank, total):
+            return False
+    return True
 
 
 def columns_of(sides: Sides, parts: Sequence[NDArray[Any]], rank: int) -> Values:

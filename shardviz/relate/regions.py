@@ -49,7 +49,7 @@ def layouts_of(
         segments: The numbers of segments of a dim to try, besides those that are claimed.
     """
     layouts: list[Layout] = []
-    if (claimed is None or claimed.flat is None) and all(one is None or len(one) == len(shape) for one in shapes):
+    if (claimed is None or claimed.flat is None) and all(held is None or len(held) == len(shape) for held in shapes):
         for ways in product(*(_splits(shapes, dim, mesh, shape[dim], claimed, segments) for dim in range(len(shape)))):
             axes = [link for way in ways for link in way if isinstance(link, str)]
             if len({*axes}) == len(axes):
@@ -57,7 +57,7 @@ def layouts_of(
         layouts.sort(key=lambda layout: sum(map(len, layout.chains)))
     if claimed is None:
         return layouts
-    return [replace(claimed, partial=()), *(one for one in layouts if not one.same_regions(claimed))]
+    return [replace(claimed, partial=()), *(layout for layout in layouts if not layout.same_regions(claimed))]
 
 
 def _splits(

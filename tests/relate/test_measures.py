@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
 from shardviz.relate.measures import (
+    WrongResults,
     axes_of_size,
     columns_of,
     factor_of_all,
     factors_of_ranks,
+    factors_of_slices,
+    is_of_other_parts,
+    is_right_with,
+    is_shared_with,
     lost_slices,
     mixed_over,
     moved_slices,
@@ -145,6 +150,42 @@ def test_weights_of_summands_are_found_unless_one_is_made_of_the_others(seed: in
     assert weights_between(columns_of(right, parts, 1), held) == pytest.approx([2.0, 0.0, -1.0])
     assert weights_between(columns_of(right, [*parts, parts[0] + parts[1]], 1), held) is None
     assert weights_between(columns_of(right, parts, 1), held * np.nan) is None
+
+
+@cases(20)
+@given(SEEDS)
+def test_slices_with_a_factor_and_an_offset_each_are_told_from_one_factor(seed: int) -> None:
+    right = sides(seed, "output")
+    factors = np.array([[0.5], [1.5], [2.0], [3.0]])
+    own = each(right, lambda rank, values: values * factors + rank)
+    assert factors_of_slices(own, 1, (0,)) == pytest.approx(factors.ravel())
+    assert factors_of_slices(right, 1, (0,)) is None
+    assert factors_of_slices(each(right, lambda _, values: values**3), 1, (0,)) is None
+
+
+@cases(20)
+@given(SEEDS)
+def test_values_of_another_tensor_are_found_without_comparing_each_with_each(seed: int) -> None:
+    layers = [sides(seed + number) for number in range(4)]
+    first, second = layers[:2]
+    # one stage of a pipeline has the first layer, the other the second, and what they hold was averaged
+    mean = {rank: (first.values[rank] + second.values[rank]) / 2 for rank in (0, 1)}
+    stages = with_held(first, mean), with_held(second, {rank + 2: values for rank, values in mean.items()})
+    known = WrongResults([*stages, *(each(layer, lambda _, values: values + 1) for layer in layers[2:])])
+    assert known.near(stages[0], "dp") == [stages[1]]
+    assert is_shared_with(*stages, "dp")
+    assert not is_shared_with(stages[0], with_held(second, {2: mean[0] + 1, 3: mean[1]}), "dp")
+
+
+@cases(20)
+@given(SEEDS)
+def test_uses_of_a_tied_weight_are_right_together_or_lie_elsewhere(seed: int) -> None:
+    right, other = sides(seed), sides(seed + 1)
+    use = each(right, lambda rank, values: values - other.values[rank])
+    assert is_right_with(use, [other])
+    assert not is_right_with(use, [other, other])
+    assert is_of_other_parts(with_held(right, {rank: other.values[rank ^ 1] for rank in range(4)}), other)
+    assert not is_of_other_parts(with_held(right, dict(other.values)), other)
 
 
 def test_the_fewest_axes_of_a_size_are_named() -> None:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.compared import rounding_of
 from shardviz.check.step.forward.activations import Activations
 from shardviz.check.step.rules.all_gradients import Parts
-from shardviz.check.step.rules.several_weights import WrongGradients
 from shardviz.check.step.trace.backward import blamed_by_weights, first_in_backward
 from shardviz.check.step.trace.calls import Calls
 from shardviz.check.step.trace.forward import first_in_forward, first_unlike_others
-from shardviz.relate.measures import ratio_of
+from shardviz.relate.measures import WrongResults, ratio_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,6 +53,19 @@ class Evidence:
         return next((result for result in losses if not result.incomparable), None)
 
     @cached_property
+    def batch(self) -> Mapping[str, bool] | None:
+        """For each axis of the run whether it splits the batch, over which the loss is an average.
+
+        None if the dump has no loss, or one without a claim.
+        """
+        loss = self.dump.find("step", "scalar", "loss")
+        claimed = loss.claimed if loss is not None else None
+        if claimed is None or self.dump.files.mesh is None:
+            return None
+        pending = {axis for axis, _ in claimed.partial}
+        return {axis: axis in pending for axis in self.dump.files.mesh.axes}
+
+    @cached_property
     def gradients(self) -> Mapping[str, Compared]:
         """The gradients that can be compared, by name."""
         return {result.name: result for result in self.results if result.role == "grad" and not result.incomparable}
@@ -65,9 +77,9 @@ class Evidence:
         return {name: of_wrong.get(name, Fraction(1)) for name in self.gradients}
 
     @cached_property
-    def wrong_gradients(self) -> WrongGradients:
+    def wrong_gradients(self) -> WrongResults:
         """The wrong gradients, by what ranks hold."""
-        return WrongGradients(tuple(self.gradients.values()))
+        return WrongResults(tuple(self.gradients.values()))
 
     @cached_property
     def parts(self) -> Parts:

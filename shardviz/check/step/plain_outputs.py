@@ -30,16 +30,14 @@ UNPLACED = (
 
 def laid_out_by_value(results: Sequence[Compared], dump: Dump | None = None) -> tuple[Compared, ...]:
     """Return results with the plain outputs laid out as their values are, if the loss was computed from them so."""
-    loss = next((one for one in results if (one.role, one.name) == ("scalar", "loss")), None)
+    loss = next((result for result in results if (result.role, result.name) == ("scalar", "loss")), None)
     if loss is None or loss.incomparable:
         return tuple(results)
     records = dump.files.ranks.values() if dump is not None else ()
-    collectives = (one for record in records for one in record.collectives)
-    called = {
-        axis for one in collectives if not (one.module or one.backward) for axis in one.axes
-    }  # by a loss function
-    apart = set(loss.copies_differ_along) - called
-    return tuple(_by_value(one, loss, apart) if one.is_assumed else one for one in results)
+    collectives = (call for record in records for call in record.collectives)
+    by_loss = (call for call in collectives if not (call.module or call.backward))
+    apart = set(loss.copies_differ_along) - {axis for call in by_loss for axis in call.axes}
+    return tuple(_by_value(result, loss, apart) if result.is_assumed else result for result in results)
 
 
 def _by_value(result: Compared, loss: Compared, apart: set[str]) -> Compared:

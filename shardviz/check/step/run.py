@@ -20,7 +20,7 @@ from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
 from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
-from shardviz.check.step.rules.factors import batch_axes, check_scale
+from shardviz.check.step.rules.factors import check_scale
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor
 from shardviz.check.step.rules.order import check_order, check_zero_slices
@@ -38,10 +38,12 @@ from shardviz.relate.tolerance import EPSILON, SINGLE
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump
+
+    Rule = Callable[[Evidence, Compared], Finding | None]
 
 Found = tuple["Compared", Finding]
 
@@ -128,7 +130,7 @@ def _not_logged(dump: Dump) -> Iterator[NotChecked]:
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
     """Say how many gradients are too small next to the others for a wrong factor to show in a narrow dtype."""
     narrow = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["float32"]}
-    lost = [one for one in gradients if one.is_lost and one.rounding.epsilon in narrow]
+    lost = [gradient for gradient in gradients if gradient.is_lost and gradient.rounding.epsilon in narrow]
     if lost:
         allowed = f"rounding to {narrow[lost[0].rounding.epsilon]} allows {number(lost[0].tolerance)}"
         yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger", "step")
@@ -157,10 +159,8 @@ def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChe
     elif result.incomparable:
         yield NotChecked(result.name, f"its {result.role}: {result.incomparable}", "step")
     elif result.wrong:
-        part = evidence.parts.part_with(result) if result.role == "grad" else None
-        scaled = check_scale(result, batch_axes(evidence.dump), part, is_mean=is_loss(evidence, result))
-        found = _by_role(evidence, result) or scaled or check_terms(evidence, result)
-        named = with_reason(evidence, result, found)
+        findings = (rule(evidence, result) for rule in RULES[result.role])
+        named = with_reason(evidence, result, next(filter(None, findings), None) or check_terms(evidence, result))
         is_first = result.role == "output" or (
             evidence.outputs_are_right and (result.role != "grad" or _has_right_loss(evidence))
         )
@@ -169,18 +169,37 @@ def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChe
 
 def _has_right_loss(evidence: Evidence) -> bool:
     """Whether the loss is right, or none is compared: what a wrong loss makes of gradients shows nothing new."""
-    losses = [one for one in evidence.results if (one.role, one.name) == ("scalar", "loss")]
+    losses = [result for result in evidence.results if (result.role, result.name) == ("scalar", "loss")]
     return not losses or evidence.loss_is_right
 
 
-def _by_role(evidence: Evidence, result: Compared) -> Finding | None:
-    """Return what rules of its role say of a wrong result."""
-    if result.role == "scalar":
-        return check_scalar(result) or check_norm(evidence, result) or check_function(evidence, result)
-    tied = check_tied(evidence, result) if result.role == "grad" else None
-    other = check_other_layers(evidence, result) if result.role == "grad" else None
-    lost = check_zero_slices(result) if result.role == "grad" else None
-    return tied or other or check_unreduced(result, batch_axes(evidence.dump)) or check_order(result) or lost
+def _check_scale(evidence: Evidence, result: Compared) -> Finding | None:
+    part = evidence.parts.part_with(result) if result.role == "grad" else None
+    return check_scale(result, evidence.batch, part, is_mean=is_loss(evidence, result))
+
+
+def _check_unreduced(evidence: Evidence, result: Compared) -> Finding | None:
+    return check_unreduced(result, evidence.batch)
+
+
+def _of_result(rule: Callable[[Compared], Finding | None]) -> Rule:
+    """Return the rule for one that looks at nothing but the result."""
+    return lambda _evidence, result: rule(result)
+
+
+RULES: Mapping[str, Sequence[Rule]] = {
+    "output": (_check_unreduced, _of_result(check_order), _check_scale),
+    "scalar": (_of_result(check_scalar), check_norm, check_function, _check_scale),
+    "grad": (
+        check_tied,
+        check_other_layers,
+        _check_unreduced,
+        _of_result(check_order),
+        _of_result(check_zero_slices),
+        _check_scale,
+    ),
+}
+"""The rules of each role, those that know most of the place first."""
 
 
 def without_consequences(pairs: Sequence[Found]) -> Iterator[Finding | NotChecked]:
@@ -205,7 +224,9 @@ def without_consequences(pairs: Sequence[Found]) -> Iterator[Finding | NotChecke
 def without_consequences_of_update(results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
     """Yield what is found after the optimizer's step and follows from nothing else that is found there."""
     results = list(results)
-    left = unhidden(results, [one for one in results if isinstance(one, Finding) and not one.generic], anywhere=True)
+    left = unhidden(
+        results, [result for result in results if isinstance(result, Finding) and not result.generic], anywhere=True
+    )
     yield from left
     left_out = [result.tensor for result in results if result not in left]
     if left_out:

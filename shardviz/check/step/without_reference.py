@@ -100,13 +100,13 @@ def _compared(dump: Dump, tensor: Tensor, name: str, group: list[Shard]) -> Find
         return None
     values = {shard.rank: np.asarray(dump.values(shard, name), np.float64) for shard in group}
     first = group[0].rank
-    apart = {rank: farthest(one, values[first]) for rank, one in values.items()}
-    largest = max(float(np.max(np.abs(one), initial=0.0, where=np.isfinite(one))) for one in values.values())
+    apart = {rank: farthest(held, values[first]) for rank, held in values.items()}
+    largest = max(float(np.max(np.abs(held), initial=0.0, where=np.isfinite(held))) for held in values.values())
     dtype = "float32" if tensor.role == "scalar" else group[0].body.dtype
     own = EPSILON.get(dtype, EPSILON["float32"])
     allowed = (ROUNDINGS_OF_ONE * own + ROUNDINGS_OF_SUM * min(own, EPSILON["float32"])) * largest
     wrong = [rank for rank, by in apart.items() if not by <= allowed]
-    if not wrong or all(np.array_equal(one, values[first], equal_nan=True) for one in values.values()):
+    if not wrong or all(np.array_equal(held, values[first], equal_nan=True) for held in values.values()):
         return None
     return _differing(dump, tensor, name, values, (first, max(wrong, key=lambda rank: apart[rank])))
 
@@ -121,7 +121,7 @@ def _differing(dump: Dump, tensor: Tensor, name: str, values: Values, pair: tupl
     axes = _joined(differing)
     summary = f"copies of its {tensor.role} differ along {axes}: {apart}"
     if tensor.role == "scalar":
-        summary = f"ranks log {listed(dict.fromkeys(number(float(one)) for one in values.values()), MAX_LISTED)}"
+        summary = f"ranks log {listed(dict.fromkeys(number(float(logged)) for logged in values.values()), MAX_LISTED)}"
     elif tensor.role == "grad":
         summary = f"the gradient differs along {axes}: {apart}"
     finding = CAUSES[tensor.role](differing).finding(
@@ -145,11 +145,11 @@ ROLES = ("output", "scalar", "grad")
 def check_training(dump: Dump) -> Iterator[Finding]:
     """Yield the first of output, loss and gradients whose copies differ after a step in training mode."""
     for role in ROLES:
-        in_eval = {one.name: one for one in compared(dump, (role,))}
+        in_eval = {result.name: result for result in compared(dump, (role,))}
         apart = [
-            one
-            for one in compared(dump, (role,), at="training")
-            if not one.incomparable and one.copies_differ_along and _has_equal_copies(in_eval.get(one.name))
+            result
+            for result in compared(dump, (role,), at="training")
+            if not result.incomparable and result.copies_differ_along and _has_equal_copies(in_eval.get(result.name))
         ]
         if apart:
             finding, tensor = _in_training(apart[0], len(apart) - 1), dump.find("training", role, apart[0].name)
@@ -201,7 +201,8 @@ def check_masks(dump: Dump) -> Iterator[Finding | NotChecked]:
     equal = [(row, axis) for row, axis in pairs if _are_equal(dump.files.mesh, row, axis)]
     seeded = [(row, axis) for row, axis in equal if _are_equal(dump.files.mesh, row, axis, again=True)]
     if seeded:
-        yield _of_masks(dump, len([row for row in rows if any(row is one for one, _ in seeded)]), count, seeded)
+        num_seeded = len({id(row) for row, _ in seeded})
+        yield _of_masks(dump, num_seeded, count, seeded)
     elif equal:
         yield NotChecked("", OF_THE_JOB, "step")
 
@@ -209,7 +210,7 @@ def check_masks(dump: Dump) -> Iterator[Finding | NotChecked]:
 def _splitting(mesh: Mesh, row: Row) -> tuple[str, ...]:
     """Return the axes that split what a mask is laid on; none if that is not known."""
     first = next(iter(row.values()))
-    if any((one.size, one.num_kept == one.size) != (first.size, False) for one in row.values()):
+    if any((mask.size, mask.num_kept == mask.size) != (first.size, False) for mask in row.values()):
         return ()
     axes = tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and _differ(mesh, row, axis))
     return axes if first.whole == first.size * math.prod(map(mesh.axis_size, axes)) else ()
@@ -221,7 +222,7 @@ def _differ(mesh: Mesh, row: Row, axis: str) -> bool:
 
 def _are_equal(mesh: Mesh, row: Row, axis: str, *, again: bool = False) -> bool:
     groups = [[row[rank] for rank in group] for group in mesh.groups(axis)]
-    alike = all(len({one.again if again else one.mask for one in group}) == 1 for group in groups)
+    alike = all(len({mask.again if again else mask.mask for mask in group}) == 1 for group in groups)
     return alike and all(_bits(group[0]) >= LEAST_BITS for group in groups)
 
 

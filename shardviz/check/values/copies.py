@@ -240,7 +240,7 @@ def _about_axes(dump: Dump, tensor: Tensor, mesh: Mesh, differing: Groups, index
     held = f"different values along {' and '.join(axes)}" if axes else "different values"
     if tensor.role == "buffer":
         return (UnsynchronizedBuffer(tuple(axes)), sentence, held)
-    is_plain = tensor.claimed is None and any(one.claimed is not None for one in dump.at("initial"))
+    is_plain = tensor.claimed is None and any(other.claimed is not None for other in dump.at("initial"))
     return ((PlainAmongShards if is_plain else RankDependentSeed)(tuple(axes)), sentence, held)
 
 
@@ -280,7 +280,7 @@ def _apart(right: Shard, wrong: Shard) -> str:
 def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
     """Return the axes along which copies differ: two coordinates that are equal on all other axes have other values."""
     of_groups = [
-        axes_of_change(mesh, {mesh.coord_of(one.rank): one.digest(index) for one in group if one.rank in mesh})
+        axes_of_change(mesh, {mesh.coord_of(shard.rank): shard.digest(index) for shard in group if shard.rank in mesh})
         for group in differing
     ]
     return [axis for axis in mesh.axes if any(axis in axes for axes in of_groups)]

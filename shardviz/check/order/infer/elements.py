@@ -116,9 +116,9 @@ def _without_strides(case: Case) -> Iterator[Fit]:
     parts = [(case.local_ids(coord), case.claimed_ids(coord)) for coord in case.shards]
     if any(own.shape != wanted.shape for own, wanted in parts):
         return
-    for one, other in combinations(range(len(case.shape)), 2):
-        if all(np.array_equal(own.ravel(), wanted.swapaxes(one, other).ravel()) for own, wanted in parts):
-            words = f"each shard's own transpose({one}, {other}), in the order of its memory"
+    for first, second in combinations(range(len(case.shape)), 2):
+        if all(np.array_equal(own.ravel(), wanted.swapaxes(first, second).ravel()) for own, wanted in parts):
+            words = f"each shard's own transpose({first}, {second}), in the order of its memory"
             yield Fit(WithoutStrides(), f"the ranks hold {words}", words)
             return
 
@@ -139,7 +139,7 @@ def explain_slices(case: Case) -> Iterator[Fit]:
         if not np.array_equal(places[dim], held[dim]) or not 0 < len(wrong) < size:
             continue
         inside = np.isin(places[dim], wrong)
-        named = _named(shape, dim, tuple(one[inside] for one in places), tuple(one[inside] for one in held))
+        named = _named(shape, dim, tuple(at[inside] for at in places), tuple(at[inside] for at in held))
         if named is not None:
             words, undo = named
             text = f"in slices {listed(wrong.tolist(), MAX_LISTED)} of dim {dim}, {len(wrong)} of {size}, {words}"
@@ -152,9 +152,9 @@ def _named(shape: tuple[int, ...], dim: int, places: Index, held: Index) -> tupl
     inner = tuple(size for other, size in enumerate(shape) if other != dim)
     rest = tuple(other for other in range(len(shape)) if other != dim)
     wanted, own = (np.ravel_multi_index([at[other] for other in rest], inner) for at in (places, held))
-    for one, other, text, content in transpositions(inner):
+    for first, second, text, content in transpositions(inner):
         if np.array_equal(content(wanted), own):
-            return f"each slice is transposed: its own {text}", f"slice.transpose({one}, {other})"
+            return f"each slice is transposed: its own {text}", f"slice.transpose({first}, {second})"
     for number, other in enumerate(rest):
         order = _order(places, held, other, shape[other])
         if order is not None:

@@ -170,7 +170,7 @@ def _rule_of_all(orders: Sequence[Order], dim: int) -> str:
 
     A shard of two indices that are exchanged is reversed, rolled, and has its halves exchanged; an odd one has none.
     """
-    named = {name_order(one, dim)[1] for one in orders}
+    named = {name_order(order, dim)[1] for order in orders}
     if len(named) == 1:
         return named.pop()
     first, size = int(orders[0][0]), len(orders[0])
@@ -181,7 +181,7 @@ def _rule_of_all(orders: Sequence[Order], dim: int) -> str:
     for count in sorted((-first, size - first), key=abs):
         rules[f"dim {dim} is rolled by {count}"] = partial(np.roll, shift=count)
     for words, rule in rules.items():
-        if all(np.array_equal(rule(np.arange(len(one))), one) for one in orders):
+        if all(np.array_equal(rule(np.arange(len(order))), order) for order in orders):
             return words
     return ""
 

@@ -80,20 +80,16 @@ def explain_ranks(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fit
 def _sources(claimed: Layout, held: Mapping[Coord, Region]) -> dict[Coord, Coord] | None:
     """Return for every coordinate the one that claims what it holds, with its own position along equal copies."""
     columns = [claimed.mesh.axis_index(axis) for axis in claimed.split_axes]
-    owners: dict[Region, Coord] = {}
-    for coord in claimed.mesh.coords():
-        owners.setdefault(claimed.region(coord), tuple(coord[column] for column in columns))
+    owners = {region: claimed.mesh.coord_of(ranks[0]) for region, ranks in claimed.holders().items()}
     sources: dict[Coord, Coord] = {}
     for coord, region in held.items():
         if not region.size and not claimed.region(coord).size:
             sources[coord] = coord
-            continue
-        if region not in owners:
+        elif region in owners:
+            owner = owners[region]
+            sources[coord] = tuple(owner[at] if at in columns else own for at, own in enumerate(coord))
+        else:
             return None
-        source = list(coord)
-        for column, position in zip(columns, owners[region], strict=True):
-            source[column] = position
-        sources[coord] = tuple(source)
     return sources
 
 
@@ -193,7 +189,7 @@ def _repeated(first_claimants: Numbers, seen: Mapping[int, int]) -> str:
         return ""
     counts = {text: _least_count(first_claimants, positions, sources, rule) for text, rule in REPEATING.items()}
     fitting = [(count, text) for text, count in counts.items() if count]
-    count, text = min(fitting, key=lambda one: one[0], default=(0, ""))
+    count, text = min(fitting, key=lambda pair: pair[0], default=(0, ""))
     return text.format(count=count)
 
 
@@ -293,15 +289,15 @@ Order = dict[int, int]
 
 def with_one_order(results: Sequence[Finding | NotChecked], laid_out: LaidOut) -> list[Finding | NotChecked]:
     """Return results in which tensors that one permutation of the ranks explains have it for their cause."""
-    places = [one for one in results if isinstance(one, Finding) and is_of_places(one)]
-    if len({type(one.explanation) for one in places}) < 2:
+    places = [finding for finding in results if isinstance(finding, Finding) and is_of_places(finding)]
+    if len({type(finding.explanation) for finding in places}) < 2:
         return list(results)
-    wrong = {one.tensor for one in places}
+    wrong = {finding.tensor for finding in places}
     cases = _cases(laid_out)
     order = _common_order([case for name, case in cases if name in wrong])
     if order is None or not all(_fits(case, order) for _, case in cases) or wrong - {name for name, _ in cases}:
         return list(results)
-    return [_explained(one, order) if one in places else one for one in results]
+    return [_explained(result, order) if result in places else result for result in results]
 
 
 def _cases(laid_out: LaidOut) -> list[tuple[str, Case]]:
@@ -327,14 +323,12 @@ def _order_of(case: Case) -> Order | None:
     claimed = case.claimed
     if claimed is None or case.ids or case.absent:
         return None
-    regions = {coord: claimed.region(coord) for coord in case.shards}
-    owners: dict[int, int] = {}
-    for coord, held in case.regions.items():
-        same = [other for other, region in regions.items() if same_region(held, region)]
-        if len(same) != 1:
-            return None
-        owners[case.rank(coord)] = case.rank(same[0])
-    return owners if sorted(owners) == sorted(owners.values()) else None
+    claimants = claimed.holders()
+    owners = {case.rank(coord): claimants.get(held, ()) for coord, held in case.regions.items()}
+    if any(len(ranks) != 1 for ranks in owners.values()):
+        return None
+    order = {rank: ranks[0] for rank, ranks in owners.items()}
+    return order if sorted(order) == sorted(order.values()) else None
 
 
 def _fits(case: Case, order: Mapping[int, int]) -> bool:

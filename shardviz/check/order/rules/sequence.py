@@ -92,14 +92,14 @@ class PairOfOrders:
 def check_sequence(laid_out: LaidOut) -> Iterator[Finding | NotChecked]:
     """Yield tensors whose positions on a rank differ from those of the other tensors of their sequence."""
     found = list(_orders(laid_out))
-    yield from (one for one in found if isinstance(one, NotChecked))
-    orders = [one for one in found if isinstance(one, Order) and one.is_split]
+    yield from (result for result in found if isinstance(result, NotChecked))
+    orders = [order for order in found if isinstance(order, Order) and order.is_split]
     if len(orders) < 2:
         return
-    times = Counter(_signature(one) for one in orders)
-    usual = max(orders, key=lambda one: (times[_signature(one)], one.leads))
-    for one in orders:
-        yield from _compare(laid_out.dump, one, usual)
+    times = Counter(_signature(order) for order in orders)
+    usual = max(orders, key=lambda order: (times[_signature(order)], order.leads))
+    for order in orders:
+        yield from _compare(laid_out.dump, order, usual)
 
 
 def _orders(laid_out: LaidOut) -> Iterator[Order | NotChecked]:

@@ -169,13 +169,15 @@ def with_suspects(
     results = list(of_step)
     if not any(map(_is_unexplained, results)):
         return results
-    absent = [one.tensor for one in weights if one.kind == "incomplete" and one.tensor and not one.ranks]
+    absent = [
+        finding.tensor for finding in weights if finding.kind == "incomplete" and finding.tensor and not finding.ranks
+    ]
     if absent:
         why = f"the step: its numbers come from a model without {listed(absent, MAX_LISTED)}"
-        kept = [one for one in results if one.tensor and not _is_unexplained(one)]
+        kept = [result for result in results if result.tensor and not _is_unexplained(result)]
         return [*kept, NotChecked("", why, "step")]
     suspects = list(_suspects(laid_out))
-    return [_blamed(one, suspects) if suspects and _is_unexplained(one) else one for one in results]
+    return [_blamed(result, suspects) if suspects and _is_unexplained(result) else result for result in results]
 
 
 def _is_unexplained(result: Finding | NotChecked) -> bool:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.rules.factors import batch_axes, cause_of_axes, overs, size_clause
+from shardviz.check.step.rules.factors import cause_of_axes, overs, size_clause
 from shardviz.explain.factors import ClippedByParts, NormOverWrongAxes, ScaledBackward, ScaledForward
 from shardviz.explain.losses import NormOfPart
 from shardviz.explain.templates import number, times_text
@@ -81,7 +81,7 @@ def _is_clipped(result: Compared, factor: float) -> bool:
 
 def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Finding:
     ratio = ratio_near(factor, gradients[0].mesh.size, near_ratio(gradients[0].rounding.epsilon))
-    axes = overs(gradients, ratio, batch_axes(evidence.dump)) if ratio else []
+    axes = overs(gradients, ratio, evidence.batch) if ratio else []
     size = " or ".join(over.text for over in axes)
     exact, is_in_loss = ratio or factor, _is_in_loss(evidence, factor)
     cause = _cause(gradients, factor, exact)

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.rules.all_gradients import Part
-    from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.factors import FactorOfAxes
     from shardviz.explain.finding import Finding
@@ -78,20 +77,6 @@ class Over:
     def text(self) -> str:
         """The axes, as sentences call them."""
         return " * ".join(self.axes)
-
-
-def batch_axes(dump: Dump) -> Batch | None:
-    """Return for each axis of the run whether it splits the batch, over which the loss is an average.
-
-    Returns:
-        None if the dump has no loss, or one without a claim.
-    """
-    loss = dump.find("step", "scalar", "loss")
-    claimed = loss.claimed if loss is not None else None
-    if claimed is None or dump.files.mesh is None:
-        return None
-    pending = {axis for axis, _ in claimed.partial}
-    return {axis: axis in pending for axis in dump.files.mesh.axes}
 
 
 def batch_of(axes: Sequence[str], batch: Batch | None) -> bool | None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.rules.factors import batch_axes
 from shardviz.check.step.rules.reductions import TORCH_OPS, Unreduced, own_part
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.losses import (
@@ -81,7 +80,7 @@ def cause_of_value(evidence: Evidence, result: Compared) -> Cause | None:
     padded = [output for output in evidence.results if output.role == "output" and output.padded is not None]
     if logarithm is None and padded and result.name == "loss":
         return _of_padding(padded[0])
-    batch = batch_axes(evidence.dump)
+    batch = evidence.batch
     gradients = list(evidence.gradients.values())
     others = [axis for axis in batch or () if any(gradient.is_split(axis) for gradient in gradients)]
     others = [axis for axis in others if batch and not batch[axis] and _may_split_words(evidence, axis)]
@@ -150,7 +149,7 @@ def _sizes(mesh: Mesh) -> Iterator[tuple[int, str]]:
 def check_function(evidence: Evidence, result: Compared) -> Finding | None:
     """Return the finding if a logged value is the mean of a function of each rank's loss, not of the mean loss."""
     loss = evidence.loss
-    batch = batch_axes(evidence.dump)
+    batch = evidence.batch
     if loss is None or result is loss or result.wanted.ndim or not batch:
         return None
     axes = [axis for axis in batch if batch[axis]]

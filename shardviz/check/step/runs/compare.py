@@ -69,7 +69,7 @@ def compare_steps(before: Dump, after: Dump, reports: tuple[Report, Report]) -> 
 
 def _precision(points: Mapping[Place, Pair]) -> tuple[str, ...]:
     both = [sorted({getattr(pair, side).dtype for pair in points.values()}) for side in ("ours", "theirs")]
-    return tuple(" and ".join(one) for one in both)
+    return tuple(" and ".join(dtypes) for dtypes in both)
 
 
 def _not_compared(points: Mapping[Place, Pair], begun: Sequence[Departure]) -> list[NotChecked]:
@@ -110,7 +110,7 @@ def _of_batch(points: Mapping[Place, Pair]) -> list[Departure]:
 
 def _weights(kind: Kind, differ: Sequence[tuple[str, Pair]], total: int, cause: Cause) -> Departure:
     name, pair = differ[0]
-    names = listed([one for one, _ in differ], MAX_LISTED)
+    names = listed([weight for weight, _ in differ], MAX_LISTED)
     sentence = f"{len(differ):,} of {total:,} weights differ before the step: {names}; {_apart(pair)}"
     return departure_for(cause, kind, name, sentence)
 
@@ -148,7 +148,7 @@ def _of_parting(first: Parting) -> Departure:
 
 def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> list[Departure]:
     """Return the first wrong module of one run's sharded step if the other run is right there."""
-    ours, theirs = (next((one for one in report.findings if one.module), None) for report in reports)
+    ours, theirs = (next((finding for finding in report.findings if finding.module), None) for report in reports)
     departures = []
     for number_, finding, other, dump in ((0, ours, theirs, before), (1, theirs, ours, after)):
         if finding is not None and (other is None or other.module != finding.module):
@@ -167,7 +167,9 @@ def _departure(finding: Finding, sentence: str, dump: Dump) -> Departure:
 
 def _num_odd(dump: Dump) -> int:
     """Return how many modules' calls have a wrong side on any rank."""
-    odd = {(one.module, one.call) for own in dump.files.ranks.values() for one in own.trace if one.state in ODD}
+    odd = {
+        (record.module, record.call) for own in dump.files.ranks.values() for record in own.trace if record.state in ODD
+    }
     return max(len(odd), 1)
 
 
@@ -192,8 +194,8 @@ class Pair:
     def allowed(self) -> float:
         """How far the two may be apart."""
         sides = self.ours, self.theirs
-        base = max(NORM.get(one.dtype, COARSEST_NORM) for one in sides)
-        noise = max(one.noise for one in sides)
+        base = max(NORM.get(side.dtype, COARSEST_NORM) for side in sides)
+        noise = max(side.noise for side in sides)
         return above_noise(noise, min(base, NORM["float32"]) if noise else base, times=SKETCH_NOISE)
 
     @cached_property
@@ -244,7 +246,7 @@ class Parting:
 def pairs_of(before: Dump, after: Dump) -> dict[Place, Pair]:
     """Return the weights and points that both runs' unsharded models have, in the first one's order."""
     ours, theirs = _by_place(before), _by_place(after)
-    return {place: Pair(one, theirs[place]) for place, one in ours.items() if place in theirs}
+    return {place: Pair(sketch, theirs[place]) for place, sketch in ours.items() if place in theirs}
 
 
 def has_sketches(dump: Dump) -> bool:
@@ -254,7 +256,7 @@ def has_sketches(dump: Dump) -> bool:
 
 def _by_place(dump: Dump) -> Mapping[Place, SketchRecord]:
     records = dump.files.ranks[0].sketches if 0 in dump.files.ranks else ()
-    return {(one.name, one.what, one.call, one.index): one for one in records}
+    return {(record.name, record.what, record.call, record.index): record for record in records}
 
 
 def first_parting(pairs: Mapping[Place, Pair]) -> Parting | None:

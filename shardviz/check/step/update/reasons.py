@@ -120,7 +120,12 @@ def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, floa
         if not norm or not _is_equal(factor, whole / norm) or _is_equal(norm, whole):
             continue
         times = f"the optimizer's step of it is {_times(factor)} the unsharded model's on every rank"
-        copied = [(one.name, axis) for one in gradients for axis in one.mesh.axes if not one.is_split(axis)]
+        copied = [
+            (gradient.name, axis)
+            for gradient in gradients
+            for axis in gradient.mesh.axes
+            if not gradient.is_split(axis)
+        ]
         copied = [pair for pair in copied if pair[1] in what.partition("over ")[2].partition(" of ")[0].split(" and ")]
         if "squares" in what and copied:
             cause: Cause = NormOverWrongAxes(*copied[0], "", "")
@@ -221,7 +226,7 @@ def _by_own_statistics(dump: Dump, result: Compared) -> Why | None:
 
 def _scales_across(got: NDArray[np.float64], due: NDArray[np.float64], dim: int) -> NDArray[np.float64] | None:
     """Return the numbers, alike all along a dim, by which one array is another; None if there are none."""
-    products, squares = (np.sum(one * due, axis=dim, keepdims=True) for one in (got, due))
+    products, squares = (np.sum(side * due, axis=dim, keepdims=True) for side in (got, due))
     scales: NDArray[np.float64] = products / np.where(squares, squares, 1.0)
     return scales if _is_near(got, due * scales) else None
 
@@ -301,7 +306,7 @@ def factor_to(got: NDArray[np.float64], due: NDArray[np.float64]) -> float | Non
 
 def _is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     """Whether two arrays are near to each other, measured by the larger one."""
-    size = max(float(np.max(np.abs(one), initial=0.0)) for one in (got, other))
+    size = max(float(np.max(np.abs(side), initial=0.0)) for side in (got, other))
     return bool(np.max(np.abs(got - other), initial=0.0) <= EXPLAINED_UPDATE * size)
 
 
@@ -312,7 +317,7 @@ def _is_equal(left: float, right: float) -> bool:
 
 def _other_weights(dump: Dump, result: Compared) -> Iterator[Compared]:
     """Yield the other weights of which both models' steps are known."""
-    return (one for one in compared(dump, ("param",), reference="updated") if one.name != result.name)
+    return (weight for weight in compared(dump, ("param",), reference="updated") if weight.name != result.name)
 
 
 def _is_stepped_once(dump: Dump, result: Compared) -> bool:

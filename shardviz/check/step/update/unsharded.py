@@ -21,7 +21,6 @@ from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.compared import compared, in_order, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
-from shardviz.check.step.rules.factors import batch_axes
 from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, why_weight
 from shardviz.check.step.words import number
 from shardviz.explain.finding import Finding
@@ -69,7 +68,7 @@ def check_unsharded_update(
         yield NotChecked("", why, "step")
         return
     rounding = rounding_of(dump)
-    splitting = tuple(axis for axis, is_batch in (batch_axes(dump) or {}).items() if is_batch)
+    splitting = tuple(axis for axis, is_batch in (evidence.batch or {}).items() if is_batch)
     known = set(judged)
     for role in WHAT:
         for tensor, name in _of_role(dump, role):
