@@ -49,12 +49,12 @@ def printed(name: str, names: Iterable[str]) -> dict[str, str]:
     room = store.load(name)
     room.keep(names)
     with tempfile.TemporaryDirectory(prefix="texts-", dir=IN_MEMORY) as made:
-        folder = Path(made)
+        folder, texts = Path(made), {}
         store.lay_out(room, folder / "files")
-        return {
-            case.name: text_of(case, store.place(case, folder / "files", folder / str(number))).rstrip()
-            for number, case in enumerate(room.cases.values())
-        }
+        for case in room.cases.values():  # each in a folder that is alone: what stands beside a checkpoint is read, too
+            with tempfile.TemporaryDirectory(prefix="case_", dir=folder) as own:
+                texts[case.name] = text_of(case, store.place(case, folder / "files", Path(own))).rstrip()
+        return texts
 
 
 def differences(name: str, before: str, now: str) -> list[str]:
