@@ -21,7 +21,7 @@ from .screens.compare_view import CompareView
 from .screens.explore_view import ExploreView
 from .screens.main import KEYS, VIEWS, MainScreen
 from .viewer import Viewer, run
-from .widgets.words import Opened
+from .widgets.frame import Opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from textual.binding import BindingType
 
-    from .model.selection import Selection
-    from .model.target import Target
+    from .model.selection import Selection, Target
 
 
 class ShardvizApp(Viewer[Document]):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.console import Group
 from rich.text import Text
 from textual import on
 from textual.containers import Horizontal, Vertical
@@ -15,32 +16,35 @@ from shardviz.check.report import Report
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.checkpoint.records import Checkpoint
 from shardviz.errors import ShardvizError
-from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
-from shardviz.picture.text.terminal import Terminal
+from shardviz.picture.text.terminal import UNICODE, Terminal
 from shardviz.text import counted, printable
 
 from .colors import verdict_style
 from .keys import keys
-from .model.messages import TensorOpened
 from .model.names import shortened
-from .model.selection import Selection, carried_over, of_entry
+from .model.selection import Selection, TensorOpened, carried_over, of_entry
 from .model.stored import StoredDocument, file_line, named, title_text, where
 from .viewer import Viewer, run
-from .widgets.box import Box, ScrollBox
+from .widgets.finding_card import Room, finding_body
+from .widgets.frame import Box, KeyBar, ScrollBox
 from .widgets.grid import Lines
 from .widgets.listing import SEARCHING, TO_TREE, Listing, Searching
 from .widgets.tensor_map import TensorMap
-from .widgets.words import KeyBar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from rich.console import RenderableType
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from .model.target import Target
+    from .model.selection import Target
+
+
+FIX_FIRST = 1
+"""Lines of a card that is too small for a finding's layouts above its fix."""
 
 
 class FileLines(Lines):
@@ -116,7 +120,10 @@ listed below with their sizes. Beside them is what is wrong.
         sizes, lines = checkpoint.file_sizes, self.query_one("#files", Lines)
         names = [*self._document.numbers]
         most = max((size or 0 for size in sizes.values()), default=0)
-        lines.show(len(names), lambda at: file_line(at, names[at], sizes[names[at]], most, lines.palette))
+        lines.show(
+            len(names),
+            lambda at: file_line(at, names[at], sizes[names[at]], most, lines.palette, lines.text_width),
+        )
         self.query_one("#files-box", Box).set_titles(f"Files: {len(names):,}")
         self.query_one("#findings-box", ScrollBox).set_titles("Findings")
         self.query_one("#stored-findings", Static).update(Text("… checking", "dim"))
@@ -141,12 +148,13 @@ listed below with their sizes. Beside them is what is wrong.
             box.set_titles(counted(len(item.findings), "finding").capitalize())
             width = max(box.size.width - 4, 20)
             self.query_one("#stored-findings", Static).update(findings_text(item, width))
+            self._entitle()
         elif isinstance(item, ShardvizError):
             self.note = printable(item.message)
 
     def _entitle(self) -> None:
         changed = f"changed {self.changed}" if self.changed else ""
-        title = title_text(self._document.checkpoint, self.note or changed)
+        title = title_text(self._document, self.note or changed)
         for static in self.query("#stored-title").results(Static):
             static.update(title)
 
@@ -209,13 +217,18 @@ listed below with their sizes. Beside them is what is wrong.
             self.query_one("#map").focus()
 
 
-def findings_text(report: Report, width: int) -> Text:
-    """Write what is wrong, or that nothing is."""
-    terminal = Terminal(width=width)
-    lines = [*findings_lines(report.findings, terminal), *not_checked_lines(report, terminal)]
-    if not lines:
+def findings_text(report: Report, width: int) -> RenderableType:
+    """Write what is wrong, the fix of each finding right below its sentence, or that nothing is."""
+    parts: list[RenderableType] = []
+    for finding in report.findings:
+        kind = (f"{UNICODE.of(finding.severity)} {finding.kind}", verdict_style(finding.severity))
+        parts += [Text("")] * bool(parts)
+        parts += [Text.assemble(kind, (f"  {printable(finding.title)}", "bold"))]
+        parts += [finding_body(finding, room=Room(width, FIX_FIRST))]
+    parts += not_checked_lines(report, Terminal(width=width))
+    if not parts:
         return Text(f"✓ the files have all of {counted(report.num_tensors, 'tensor')}", verdict_style("good"))
-    return Text("\n").join(lines)
+    return Group(*parts)
 
 
 def _read(checkpoint: Checkpoint, path: Path | None, show: Callable[[object], object]) -> None:

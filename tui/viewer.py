@@ -23,9 +23,20 @@ from .colors import ON_DARK_16, ON_LIGHT, THEMES, Inks, PlainCharacters, shows_u
 from .export import copy, remember_theme, remembered_theme, save, screen_svg, screen_text
 from .keys import AT_CURSOR, keys
 from .loading import Stamps, stamps_of
-from .model.messages import PlaceChosen, PlaneTurned, RankChosen, SideChosen, TensorChosen
-from .model.selection import Selection, about, at_target, name_of, next_plane, of_entry
-from .model.target import Known
+from .model.selection import (
+    Known,
+    PlaceChosen,
+    PlaneTurned,
+    RankChosen,
+    Selection,
+    SideChosen,
+    TensorChosen,
+    about,
+    at_target,
+    name_of,
+    next_plane,
+    of_entry,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -35,8 +46,8 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from .model.document import Document
+    from .model.selection import Target
     from .model.stored import StoredDocument
-    from .model.target import Target
 
 
 LOOK_AGAIN = 1.0
@@ -171,7 +182,8 @@ class Viewer(App[None], Generic[Opened]):
 
         async def leave(target: Target | None) -> None:
             if target is not None:
-                await self.go(target)
+                with self.batch_update():
+                    await self.go(target)
 
         if (document := self.document) is not None:
             entries = document.entries
@@ -182,7 +194,8 @@ class Viewer(App[None], Generic[Opened]):
                 self.chosen_name,
                 document.mesh,
             )
-            await self.push_screen(GotoScreen(known, partial(about, document)), leave)
+            with self.batch_update():  # or the screen below would be painted again with each layout of the dialog
+                await self.push_screen(GotoScreen(known, partial(about, document)), leave)
 
     @on(TensorChosen)
     def _tensor_chosen(self, message: TensorChosen) -> None:
@@ -232,7 +245,8 @@ class Viewer(App[None], Generic[Opened]):
         """Show the help for the focused widget."""
         from .screens.dialogs import help_for
 
-        await self.push_screen(help_for(self.screen))
+        with self.batch_update():
+            await self.push_screen(help_for(self.screen))
 
     def copy(self, text: str, title: str = "Copied") -> None:
         """Copy a text, and say so."""

@@ -10,39 +10,41 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.hiding import is_of_places, unhidden
-from shardviz.check.order.as_claimed import is_as_claimed
-from shardviz.check.order.laid_out import LaidOut, PairOfIds
-from shardviz.check.order.one_order import with_one_order
-from shardviz.check.order.rules.ids.foreign import check_foreign
-from shardviz.check.order.rules.ids.places import check_places
-from shardviz.check.order.rules.ids.plain_copies import check_plain_copies
+from shardviz.check.order.infer.ranks import with_one_order
+from shardviz.check.order.laid_out import LaidOut, PairOfIds, is_as_claimed
+from shardviz.check.order.rules.foreign import check_foreign
 from shardviz.check.order.rules.intent import (
     check_intent,
+    check_states,
     intended_text,
     is_intended,
+    of_states,
     unmatched,
     wanted_layout,
 )
 from shardviz.check.order.rules.masters import check_fragments, check_master, is_master, of_masters
+from shardviz.check.order.rules.places import check_places
+from shardviz.check.order.rules.plain import check_plain_copies
 from shardviz.check.order.rules.reassembly import check_gathered
-from shardviz.check.order.rules.rewritten import check_recomputed, check_redrawn, check_zeros
 from shardviz.check.order.rules.sequence import check_sequence
 from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label, is_padded_in_place
-from shardviz.check.order.rules.states import check_states, of_states
-from shardviz.check.order.rules.unplaced import check_unplaced
-from shardviz.check.order.suspects import with_suspects
+from shardviz.check.order.rules.without_ids import (
+    check_recomputed,
+    check_redrawn,
+    check_unplaced,
+    check_zeros,
+    with_suspects,
+)
 from shardviz.check.report import NotChecked, Report
-from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
-from shardviz.check.step.consequences import without_consequences_of_update
+from shardviz.check.step.contradictions import check_zero_gradients
 from shardviz.check.step.lines.naming import with_lines
-from shardviz.check.step.no_gradient import check_zero_gradients
+from shardviz.check.step.run import check_step, without_consequences_of_update
 from shardviz.check.step.update.copies import check_update
 from shardviz.check.step.update.unsharded import check_unsharded_update
 from shardviz.check.values.copies import check_copies
 from shardviz.check.values.identical_shards import check_identical_shards
-from shardviz.check.values.ties import check_ties
-from shardviz.check.values.writes import check_unwritten, check_writes
+from shardviz.check.values.storage import check_ties, check_unwritten, check_writes
 from shardviz.check.verdicts import is_of_model
 from shardviz.check.whole.completeness import check_completeness, check_missing_ranks
 from shardviz.check.whole.planned import check_planned

@@ -1,7 +1,7 @@
 """Checkpoints on disk, read offline with numpy alone: DCP folders, safetensors files and Hugging Face folders.
 
 `formats/` reads what torch and others wrote without running any of it, `open` finds out which format it is, `records`
-says what a checkpoint is, `extents` where in its files a part of a tensor is; `findings` and `optimizer` check it,
+says what a checkpoint is, and where in its files a part of a tensor is; `findings` and `optimizer` check it,
 `comparing/` lays two of them side by side, `beside/` a job and one; `maps/` says how the tensors of one are made of the
 other's.
 """

@@ -37,19 +37,13 @@ def is_checkpoint(path: Path) -> bool:
         names = [one.name for one in path.iterdir()]
     except OSError:
         return False
-    return any(map(_belongs, names)) and not any(map(_is_of_dump, names))
+    is_of_dump = any(name == RUN or (name.startswith("rank_") and name.endswith(".json")) for name in names)
+    files, endings = (METADATA, *LATEST, INDEX, SETTINGS), (".safetensors", ".distcp", *SUFFIXES)
+    return not is_of_dump and any(name in files or name.endswith(endings) for name in names)
 
 
 def _stands_for_its_folder(path: Path) -> bool:
     return path.name == METADATA or path.name.endswith(OF_INDEX)
-
-
-def _belongs(name: str) -> bool:
-    return name in (METADATA, *LATEST, INDEX, SETTINGS) or name.endswith((".safetensors", ".distcp", *SUFFIXES))
-
-
-def _is_of_dump(name: str) -> bool:
-    return name == RUN or (name.startswith("rank_") and name.endswith(".json"))
 
 
 def hint_at_checkpoints(folder: Path, otherwise: str) -> str:

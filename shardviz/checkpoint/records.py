@@ -1,4 +1,7 @@
-"""A checkpoint as data: its tensors, the chunks that each is in, and the bytes of a file that hold a chunk."""
+"""A checkpoint as data: its tensors, the chunks that each is in, and the bytes of a file that hold a chunk.
+
+An `Entry` is any tensor whose values are known: stored, made of others by a map, or filled by a stamp.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 import stat
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -15,10 +18,11 @@ from shardviz.checkpoint.formats.archive import Stored, find_tensor, strides_of
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import Region
+from shardviz.relate.values import part_of
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -28,6 +32,57 @@ if TYPE_CHECKING:
 
 MAX_SIZE = 1 << 53
 """The largest number of a shape or of a place in a file that is believed."""
+
+
+class Entry(Protocol):
+    """One tensor whose values are known: stored in a checkpoint, made of what is, or what a stamp fills."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def dtype(self) -> str:
+        """Its dtype, by torch's name."""
+
+    @property
+    def bits(self) -> NDArray[Any]:
+        """Its values as unsigned integers."""
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the values of a part, in the region's order."""
+
+
+class Tensor(Entry, Protocol):
+    """One that has a name."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Values in memory.
+
+    Attributes:
+        name: What they are called.
+        dtype: Their element type.
+        bits: They as unsigned integers.
+    """
+
+    name: str
+    dtype: str
+    bits: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Their shape."""
+        return tuple(self.bits.shape)
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the values of a part, in the region's order."""
+        return part_of(self.bits, region)
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
@@ -143,8 +198,8 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
             pieces += [(into, bits[own]) for into, own in shared]
         return pieces
 
-    def chunk_bits(self, chunk: Chunk) -> NDArray[Any]:
-        """Return the bits of a chunk, mapped and read-only.
+    def chunk_bits(self, chunk: Chunk, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
+        """Return the bits of a chunk, mapped: what is written to them in mode `r+` is written into the file.
 
         Raises:
             DumpError: They are not stored, or not as the checkpoint says.
@@ -163,11 +218,11 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
         last = sum((size - 1) * step for size, step in zip(stored.shape, stored.strides, strict=True))
         path = self.folder / chunk.place.file
         try:
-            flat = np.memmap(path, kind, "r", stored.start, (1 + last,))
+            flat = np.memmap(path, kind, mode, stored.start, (1 + last,))
         except OSError as error:
             raise DumpError(f"cannot read {path}: {error.strerror or error}", "copy the checkpoint again") from error
         steps = tuple(step * kind.itemsize for step in stored.strides)
-        return np.lib.stride_tricks.as_strided(flat, stored.shape, steps, writeable=False)
+        return np.lib.stride_tricks.as_strided(flat, stored.shape, steps, writeable=mode == "r+")
 
     def stored(self, chunk: Chunk) -> Stored:
         """Find out how a chunk is stored.
@@ -257,17 +312,6 @@ class Checkpoint:
         known, folder = self.sizes, self.folder
         return {name: known[name] if name in known else file_size(folder / name) for name in names}
 
-    def read(self, name: str, region: Region | None = None) -> NDArray[Any]:
-        """Return the bits of a tensor or of a part of it, as unsigned integers.
-
-        Raises:
-            DumpError: There is no such tensor, or it is damaged.
-        """
-        if name not in self.tensors:
-            raise DumpError(f"{self.path} has no tensor {printable(name)}", f"`shardviz show {self.path}` lists them")
-        found = self.tensors[name]
-        return found.bits if region is None else found.read(region)
-
 
 def file_size(path: Path) -> int | None:
     """Return the bytes of a file; None if there is none, or it is something else, such as a pipe."""
@@ -297,3 +341,52 @@ def _shared(region: Region, chunk: Chunk) -> list[tuple[tuple[slice, ...], tuple
             before += end - begin
         boxes = [((*into, one), (*own, other)) for into, own in boxes for one, other in along]
     return boxes
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The bytes of a file from the first element of a part to its last.
+
+    Attributes:
+        file: The file.
+        start: The first byte.
+        stop: One past the last.
+        is_full: Whether the part has all of them; other elements lie between otherwise.
+    """
+
+    file: str
+    start: int
+    stop: int
+    is_full: bool
+
+    def __str__(self) -> str:
+        return f"{'' if self.is_full else 'within '}bytes {self.start:,} to {self.stop:,}"
+
+
+def extents(tensor: Saved, region: Region) -> Iterator[Extent]:
+    """Yield where a part of a tensor lies, for each chunk that has any of it.
+
+    Raises:
+        DumpError: A file is missing, too short or damaged.
+    """
+    width = itemsize(tensor.dtype)
+    for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(tensor.chunks)}.values():
+        own = _own(chunk, region)
+        if chunk.place is not None and all(own):
+            yield _extent(chunk.place.file, tensor.stored(chunk), own, width)
+
+
+def _own(chunk: Chunk, region: Region) -> list[list[tuple[int, int]]]:
+    """Return what a chunk has of a part, counted from its own beginning, dim by dim."""
+    cuts = []
+    for ranges, start, size in zip(region.dims, chunk.offsets, chunk.sizes, strict=True):
+        cut = [(max(begin - start, 0), min(end - start, size)) for begin, end in ranges]
+        cuts.append([(low, high) for low, high in cut if low < high])
+    return cuts
+
+
+def _extent(file: str, stored: Stored, cuts: list[list[tuple[int, int]]], width: int) -> Extent:
+    first = sum(min(low for low, _ in cut) * step for cut, step in zip(cuts, stored.strides, strict=True))
+    last = sum((max(high for _, high in cut) - 1) * step for cut, step in zip(cuts, stored.strides, strict=True))
+    size = math.prod(sum(high - low for low, high in cut) for cut in cuts)
+    return Extent(file, stored.start + first * width, stored.start + (last + 1) * width, size == last - first + 1)

@@ -24,23 +24,22 @@ from shardviz.text import printable
 if TYPE_CHECKING:
     import argparse
 
-    from shardviz.stamping.plan import Plan
+    from shardviz.commands.common.parser import Parser
+    from shardviz.stamping.copies import Plan
 
 DCP = ".metadata"
 """The file by which a folder of torch.distributed.checkpoint is known."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument(
         "source",
         metavar="CHECKPOINT",
         help="a safetensors file, a folder of them, a DCP folder, FILE.py:FUNCTION that builds the model, or a probe",
     )
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="COPY", help="the copy: a folder, or a file for a file"
-    )
-    parser.add_argument("--force", action="store_true", help="replace COPY, if it is a stamped copy")
+    parser.add_output("COPY", "the copy: a folder, or a file for a file", required=True)
+    parser.add_force("replace COPY, if it is a stamped copy")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stamp(source: str, target: Path, *, force: bool) -> Plan:
-    from shardviz.stamping.safetensors_copy import stamp_safetensors
+    from shardviz.stamping.copies import stamp_safetensors
     from shardviz.stamping.target import SAFETENSORS
 
     path = Path(source)
     if (path / DCP).is_file():
-        from shardviz.stamping.dcp_copy import stamp_dcp
+        from shardviz.stamping.copies import stamp_dcp
 
         return stamp_dcp(path, target, force=force)
     if path.is_dir() or path.suffix == SAFETENSORS:
@@ -74,8 +73,7 @@ def _stamp(source: str, target: Path, *, force: bool) -> Plan:
 
 def _stamp_model(source: str, target: Path, *, force: bool) -> Plan:
     from shardviz.live.outline import tensors_of
-    from shardviz.stamping.plan import plan
-    from shardviz.stamping.safetensors_copy import write_model
+    from shardviz.stamping.copies import plan, write_model
 
     tensors, tied = tensors_of(source)
     made = plan(tensors, tied, source)

@@ -113,7 +113,7 @@ def _watch(args: argparse.Namespace) -> None:
         )
     if args.other is not None or args.rank is not None or args.web or args.print or not _on_a_screen():
         raise ShardvizError("--watch shows one probe, in this terminal", f"shardviz probe {args.dump} --watch prints")
-    from shardviz.commands.common.beside import probing
+    from shardviz.commands.common.watching import probing
     from shardviz.commands.probe import wanted
 
     args.probe, args.output = str(args.dump), None

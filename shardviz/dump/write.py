@@ -35,6 +35,9 @@ _OWN_FILE = re.compile(
 )
 TRACE_FOLDER = "trace"
 """A folder of a job's dump: what its ranks saw of one step, a dump itself."""
+UNSHARDED_FOLDER, MOVED_FOLDER = "unsharded", "moved"
+"""Folders of a probe's dump while its ranks wait for the judge: the step of the unsharded model, and in that the same
+from weights and batch that were moved by a rounding."""
 _ELSEWHERE = "choose another folder with -o"
 
 
@@ -165,8 +168,9 @@ def _is_own(entry: Path) -> bool:
 
 def _is_trace(entry: Path) -> bool:
     """Whether an entry of a dump's folder is the trace of a step, with nothing else in it."""
-    is_folder = entry.name == TRACE_FOLDER and entry.is_dir() and not entry.is_symlink()
-    return is_folder and all(map(_is_own, entry.iterdir()))
+    is_trace = entry.name in (TRACE_FOLDER, UNSHARDED_FOLDER, MOVED_FOLDER)
+    is_folder = is_trace and entry.is_dir() and not entry.is_symlink()
+    return is_folder and all(_is_own(inner) or _is_trace(inner) for inner in entry.iterdir())
 
 
 class _Marks(msgspec.Struct):

@@ -10,6 +10,8 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Placement, Replicate, Shard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
 
@@ -33,6 +35,27 @@ def placements_of(
         if region.shape == local:
             fitting.append((placements, region))
     return tuple(fitting)
+
+
+def shared_placements(
+    shape: tuple[int, ...],
+    local: Mapping[int, tuple[int, ...]],
+    mesh: Mesh,
+    fits: Callable[[int, Region], bool],
+) -> Placements | None:
+    """Return the placements with the fewest splits under which every rank's part fits; None if there are none.
+
+    Args:
+        shape: The shape of the whole tensor.
+        local: The shape of each rank's part.
+        mesh: The mesh.
+        fits: Whether a rank's part is that region of the whole.
+    """
+    regions = {rank: dict(placements_of(shape, own, mesh, rank)) for rank, own in local.items()}
+    for placements in next(iter(regions.values()), {}):
+        if all(placements in own and fits(rank, own[placements]) for rank, own in regions.items()):
+            return placements
+    return None
 
 
 def num_splits(placements: Placements) -> int:

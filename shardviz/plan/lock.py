@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
-from shardviz.plan.counting.amounts import Amounts
-from shardviz.plan.counting.traffic import sent, where
+from shardviz.plan.counting import Amounts, sent, where
 from shardviz.plan.folding import fold_again, kind_of, unfolded
 from shardviz.text import bytes_text, counted, natural_key, printable
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.dump.planned.ranks import PlannedRanks
-    from shardviz.plan.counting.traffic import Sent
+    from shardviz.plan.counting import Sent
 
 HEAD = "# shardviz layouts 1: mesh "
 

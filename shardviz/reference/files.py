@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardviz.checkpoint.coverage import coverage_of
 from shardviz.checkpoint.formats.headers import INDEX
 from shardviz.checkpoint.open import open_checkpoint
-from shardviz.checkpoint.tensor import Entry
+from shardviz.checkpoint.records import Entry
 from shardviz.errors import DumpError
 from shardviz.reference.names import matched
 from shardviz.stamping.target import is_stamped

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 MAX_LISTED = 3
-
 MIN_SHARED = 2
 """Names that stand behind the same beginning: one alone may be another tensor that ends alike."""
 
@@ -140,15 +139,11 @@ def _beginnings(names: Collection[str], others: Collection[str], least: int) -> 
         for dot in (match.end() for match in re.finditer(r"\.", other)):
             if other[dot:] in names:
                 counts[other[:dot]] += 1
-    fits = {before: count for before, count in counts.items() if not _has_numbers(before)}
+    # A beginning with a number chooses a layer: `0.weight` is not any layer's weight.
+    fits = {before: count for before, count in counts.items() if not any(map(str.isdigit, before.split(".")))}
     own = {before: count for before, count in fits.items() if not _OF_OPTIMIZERS.search(before)}
     best = max((own or fits).values(), default=0)
     return sorted(before for before, count in (own or fits).items() if count == best >= least)
-
-
-def _has_numbers(before: str) -> bool:
-    """Whether a beginning chooses a layer: `0.weight` is not any layer's weight."""
-    return any(part.isdigit() for part in before.split("."))
 
 
 def refuse_strangers(names: Collection[str], others: Collection[str], path: str, several: Collection[str]) -> NoReturn:

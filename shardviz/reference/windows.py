@@ -144,7 +144,7 @@ def _windowed(lines: Lines, whole: Lines) -> NDArray[np.int64]:
 
 def _looked_up(own: Lines, whole: Lines, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return for each window one place in the reference with the same hash, or -1; and how many there are."""
-    wanted = _hashed(own.at(starts))
+    wanted = _rolling(own.at(starts), own.width)[:, 0]
     keys, back = np.unique(wanted, return_inverse=True)
     table = np.zeros(1 << 16, bool)
     table[keys >> np.uint64(48)] = True
@@ -173,10 +173,6 @@ def _rolling(table: NDArray[Any], width: int) -> NDArray[np.uint64]:
         hashes *= _FACTOR
         hashes += table[:, offset : offset + count].astype(np.uint64) + np.uint64(offset + 1)
     return mixed(hashes)
-
-
-def _hashed(windows: NDArray[Any]) -> NDArray[np.uint64]:
-    return _rolling(windows, windows.shape[1])[:, 0]
 
 
 def _resolved(

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardviz.relate.relations import SURPRISE, Chain, Located, Padded, Pending, Transposed
 from shardviz.relate.sums import LIKELY, reduced
-from shardviz.relate.values import padded
+from shardviz.relate.values import padded_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -133,7 +133,6 @@ def _without_padding(pair: Pair, held: Mapping[int, Values]) -> Iterator[tuple[C
 def _sources(pair: Pair) -> Iterator[tuple[Chain, Values]]:
     """Yield the wanted tensor in each way in which it has the shape of the claim."""
     shape = index_shape_of(pair)
-    links: Chain = ()
     source = np.asarray(pair.wanted, np.float64)
     if pair.claimed is not None and pair.claimed.flat is not None and source.size == math.prod(shape):
         source = source.reshape(shape)
@@ -144,7 +143,6 @@ def _sources(pair: Pair) -> Iterator[tuple[Chain, Values]]:
         if turned.shape == shape:
             yield (() if list(dims) == sorted(dims) else (Transposed(dims),)), turned
     longer = [dim for dim, size in enumerate(shape) if size > source.shape[dim]]
-    for dim in longer:
-        links, source = (*links, Padded(dim, shape[dim])), padded(source, dim, shape[dim])
+    source = padded_to(source, shape)
     if longer and source.shape == shape:
-        yield links, source
+        yield tuple(Padded(dim, shape[dim]) for dim in longer), source

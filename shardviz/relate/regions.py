@@ -36,7 +36,9 @@ FEW_ELEMENTS = 512
 """Elements of each part that are compared to find out whose it is."""
 
 
-def layouts_of(shapes: Sequence[Shape | None], mesh: Mesh, shape: Shape, claimed: Layout | None) -> list[Layout]:
+def layouts_of(
+    shapes: Sequence[Shape | None], mesh: Mesh, shape: Shape, claimed: Layout | None, segments: Iterable[int] = SEGMENTS
+) -> list[Layout]:
     """Return the layouts that give most ranks their shapes: the claimed one in front, then those with fewest splits.
 
     Args:
@@ -44,34 +46,37 @@ def layouts_of(shapes: Sequence[Shape | None], mesh: Mesh, shape: Shape, claimed
         mesh: The mesh.
         shape: The shape of the whole tensor.
         claimed: The layout that is claimed.
+        segments: The numbers of segments of a dim to try, besides those that are claimed.
     """
     layouts: list[Layout] = []
-    if (claimed is None or claimed.flat is None) and all(one is None or len(one) == len(shape) for one in shapes):
-        for ways in product(*(_splits(shapes, dim, mesh, shape[dim], claimed) for dim in range(len(shape)))):
+    if (claimed is None or claimed.flat is None) and all(held is None or len(held) == len(shape) for held in shapes):
+        for ways in product(*(_splits(shapes, dim, mesh, shape[dim], claimed, segments) for dim in range(len(shape)))):
             axes = [link for way in ways for link in way if isinstance(link, str)]
             if len({*axes}) == len(axes):
                 layouts.append(Layout(mesh, shape, ways))
         layouts.sort(key=lambda layout: sum(map(len, layout.chains)))
     if claimed is None:
         return layouts
-    return [replace(claimed, partial=()), *(one for one in layouts if not one.same_regions(claimed))]
+    return [replace(claimed, partial=()), *(layout for layout in layouts if not layout.same_regions(claimed))]
 
 
-def _splits(shapes: Sequence[Shape | None], dim: int, mesh: Mesh, size: int, claimed: Layout | None) -> list[Splits]:
+def _splits(
+    shapes: Sequence[Shape | None], dim: int, mesh: Mesh, size: int, claimed: Layout | None, segments: Iterable[int]
+) -> list[Splits]:
     """Return the splits of a dim that give most ranks their sizes: every order of axes, behind segments too."""
     there = np.array([shape is not None for shape in shapes])
     wanted = np.array([-1 if shape is None else shape[dim] for shape in shapes])
     sizes = tuple(zip(mesh.axes, mesh.shape, strict=True))
     axes = [axis for axis, number in sizes if number > 1]
     orders = [order for count in range(len(axes) + 1) for order in permutations(axes, count)]
-    segments = {*SEGMENTS, *(link for link in (claimed.chains[dim] if claimed else ()) if isinstance(link, int))}
-    behind: list[Splits] = [(number, *order) for order in orders if order for number in segments if size % number == 0]
+    numbers = {*segments, *(link for link in (claimed.chains[dim] if claimed else ()) if isinstance(link, int))}
+    behind: list[Splits] = [(number, *order) for order in orders if order for number in numbers if size % number == 0]
     distinct: dict[object, Splits] = {}
     every: list[Splits] = [*(tuple(order) for order in orders), *behind]
     for splits in every:
         if np.mean(lengths(size, splits, sizes)[there] == wanted[there]) >= MOSTLY:
-            numbers = spread(sizes, [axis for axis in axes if axis in splits])
-            distinct.setdefault((parts_of(size, splits, sizes), numbers.tobytes()), splits)
+            coordinates = spread(sizes, [axis for axis in axes if axis in splits])
+            distinct.setdefault((parts_of(size, splits, sizes), coordinates.tobytes()), splits)
     return list(distinct.values())
 
 

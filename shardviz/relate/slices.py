@@ -40,11 +40,11 @@ class Slices:
     @staticmethod
     def joined(of_ranks: Sequence[Slices | None]) -> Slices | None:
         """Return what all ranks have together; None if one of them has something else than slices."""
-        present = [one for one in of_ranks if one is not None]
-        if len(present) < len(of_ranks) or len({one.dim for one in present}) != 1:
+        present = [slices for slices in of_ranks if slices is not None]
+        if len(present) < len(of_ranks) or len({slices.dim for slices in present}) != 1:
             return None
-        every = frozenset().union(*(one.at for one in present))
-        return Slices(present[0].dim, present[0].size, every, any(one.is_repeated for one in present))
+        every = frozenset().union(*(slices.at for slices in present))
+        return Slices(present[0].dim, present[0].size, every, any(slices.is_repeated for slices in present))
 
 
 def places_in(values: NDArray[np.float64], whole: NDArray[np.float64], near: float) -> Slices | None:

@@ -102,7 +102,7 @@ def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Seq
 
 
 def placements_of_sum(
-    terms: Mapping[int, Values], mesh: Mesh, fits: Callable[[int, Values], Iterable[Placements]], near: float | None
+    terms: Mapping[int, Values], mesh: Mesh, fits: Callable[[int, Values], Iterable[Placements]], near: float
 ) -> Placements | None:
     """Return the placements of terms whose sum along one axis is the right part on every rank; None if there are none.
 
@@ -111,7 +111,7 @@ def placements_of_sum(
         mesh: The mesh.
         fits: Returns the placements that give a rank these values.
         near: How far an element may be off. Terms that are as near to each other as this are one number times the
-            whole on every rank, and no terms of it; with None they are terms too.
+            whole on every rank, and no terms of it.
     """
     for axis in mesh.axes if terms and all(rank in mesh for rank in terms) else ():
         at = mesh.axis_index(axis)
@@ -127,13 +127,13 @@ def placements_of_sum(
     return None
 
 
-def _total(terms: Mapping[int, Values], group: Sequence[int], near: float | None) -> Values | None:
+def _total(terms: Mapping[int, Values], group: Sequence[int], near: float) -> Values | None:
     """Return the sum of a group's terms; None if one is missing or has a different shape, or if they are copies."""
     known = [terms[rank] for rank in group if rank in terms]
     if len(group) < 2 or len(known) < len(group) or len({term.shape for term in known}) > 1:
         return None
     stacked = np.stack(known)
-    if near is not None and bool(np.all(np.abs(stacked - stacked[:1]) <= near / len(group))):
+    if np.all(np.abs(stacked - stacked[:1]) <= near / len(group)):
         return None
     total: Values = stacked.sum(0)
     return total

@@ -49,12 +49,6 @@ def part_of(array: NDArray[Any], region: Region) -> NDArray[Any]:
     return whole
 
 
-def padded(values: NDArray[Any], dim: int, size: int) -> NDArray[Any]:
-    """Append zeros along a dim, up to a size."""
-    more = max(size - values.shape[dim], 0)
-    return np.pad(values, [(0, more if at == dim else 0) for at in range(values.ndim)])
-
-
 def is_alike(array: NDArray[Any]) -> bool:
     """Whether all elements are equal: such content does not say where it belongs."""
     return array.size == 0 or bool((array == array.flat[0]).all())

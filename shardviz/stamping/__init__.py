@@ -1,6 +1,5 @@
 """Stamped values: fills that say in any dtype where each value belongs, and checkpoints that are full of them.
 
-`fill` makes the values; `plan` says what a stamped copy has; `safetensors_copy` and `dcp_copy` write it in their
-formats. None needs torch: `live/outline.py` finds out what a model has that is not built yet, and `live/capture/` reads
-copies back.
+`fill` makes the values, `copies` writes checkpoints of them. Neither needs torch: `live/outline.py` finds out what a
+model has that is not built yet, and `live/capture/` reads copies back.
 """

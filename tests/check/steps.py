@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import structs
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step import check_step
+from shardviz.check.step.run import check_step
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord

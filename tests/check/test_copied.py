@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardviz.check.order.copied import as_own, counted_from
+from shardviz.check.order.case import as_own, counted_from
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord

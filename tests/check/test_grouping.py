@@ -5,23 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.diff import compare
 from shardviz.check.grouping import grouped, ungrouped
 from shardviz.check.report import Report
-from shardviz.dump.dump import dump_of
-from shardviz.dump.read import read_files
-from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.machine import report_github, report_junit
 from shardviz.picture.text.report import summary_line
 from shardviz.picture.text.terminal import Terminal
 from tests.check.checking import check_made, only
-from tests.dumps import Made, make_dump
+from tests.dumps import Made
 from tests.findings import finding_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
 
 NAMES = ("up.weight", "up.bias", "down.weight")
@@ -136,14 +131,3 @@ def test_every_format_counts_the_finding_once_and_names_every_tensor() -> None:
     assert report_github(report).count("::error") == 1
     assert "foreign up.weight%2C up.bias%2C down.weight" in report_github(report)
     assert report_junit(report, [*NAMES, "fine"]).count("<failure") == 3
-
-
-def test_a_difference_has_only_the_tensors_of_a_group_that_are_new(tmp_path: Path) -> None:
-    wrong, right = Made("[12/fsdp/tp, 4]", held="[12/tp/fsdp, 4]"), Made("[12/tp/fsdp, 4]")
-
-    def dump(name: str, **made: Made) -> Dump:
-        return dump_of(read_files(make_dump(tmp_path / name, parse_mesh("fsdp=2,tp=3"), made)))
-
-    difference = compare(dump("one", a=wrong, b=right, c=right), dump("two", a=wrong, b=wrong, c=wrong))
-    assert [found.tensors for found in difference.gained] == [("b", "c")]
-    assert difference.lost == ()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardviz.check.step.training import check_masks
+from shardviz.check.step.without_reference import check_masks
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.step import MaskRecord
@@ -77,7 +77,3 @@ def test_equal_masks_are_wrong_on_parts_alone(
     tmp_path: Path, mask: Of, again: Of, given: Of, whole: int, due: str
 ) -> None:
     assert said(tmp_path, mask, again, given, whole=whole) == due
-
-
-def test_masks_of_a_few_elements_may_be_equal_by_chance(tmp_path: Path) -> None:
-    assert said(tmp_path, same, same, of_rank, size=32) == ""

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from shardviz.check.order.laid_out import LaidOut
-from shardviz.check.order.suspects import with_suspects
+from shardviz.check.order.rules.without_ids import with_suspects
 from shardviz.check.report import NotChecked
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files

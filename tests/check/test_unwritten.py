@@ -28,11 +28,5 @@ def test_what_nothing_was_written_to_is_foreign_on_the_ranks_that_say_so(tmp_pat
     assert "to_empty" in finding.cause
 
 
-def test_tensors_that_were_forgotten_together_are_one_finding(tmp_path):
-    (finding,) = report_with(tmp_path, dict.fromkeys((0, 1), ("a.weight", "b.weight"))).findings
-    assert [one.tensor for one in finding.each] == ["a.weight", "b.weight"]
-    assert finding.ranks == (0, 1)
-
-
 def test_names_that_the_dump_does_not_have_are_passed_over(tmp_path):
     assert not report_with(tmp_path, {0: ("c.weight",)}).findings

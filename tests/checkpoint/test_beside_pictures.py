@@ -11,15 +11,14 @@ from safetensors.numpy import save_file
 
 from shardviz.checkpoint.beside.compare import compare_with_job
 from shardviz.checkpoint.beside.job import job_of
-from shardviz.checkpoint.extents import extents
 from shardviz.checkpoint.open import open_checkpoint
+from shardviz.checkpoint.records import extents
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.region import Region
 from shardviz.picture.model.drawing import draw
-from shardviz.picture.model.subjects.beside import beside
-from shardviz.picture.model.subjects.stored import numbered
+from shardviz.picture.model.subjects.stored import beside, numbered
 from tests.checkpoint.jobs import Held, job
 from tests.checkpoint.test_beside import weight
 

@@ -11,10 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.checkpoint.comparing.agreement import agree
+from shardviz.checkpoint.comparing.equality import agree
 from shardviz.checkpoint.maps.families import families, find_map
 from shardviz.checkpoint.maps.functions import FUNCTIONS
-from shardviz.checkpoint.maps.inverse import inverted
 from shardviz.checkpoint.maps.language import (
     LANGUAGE,
     MAX_MAP,
@@ -27,11 +26,10 @@ from shardviz.checkpoint.maps.language import (
     rules_of,
 )
 from shardviz.checkpoint.maps.made import Made, Op, value_of
-from shardviz.checkpoint.maps.matching import apply
-from shardviz.checkpoint.maps.named import named
+from shardviz.checkpoint.maps.matching import apply, inverted, named
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
-from tests.checkpoint.maps import both, compared, permuted, save, weight
+from tests.checkpoint.maps import compared, permuted, save, weight
 from tests.lanes import cases
 
 NAMES = ["layers.3.wq.weight", "layers.13.wq.weight", "layers.3.wq.bias", "norm.weight"]
@@ -200,12 +198,6 @@ def test_of_lines_that_may_fit_the_first_counts():
     assert applied(text, ["w"], ["c"]).known_as == {}
 
 
-def test_what_is_before_all_names_does_not_have_to_be_in_the_map(tmp_path):
-    w = weight(6, 4)
-    one, other = both(tmp_path, {"app.model.wq": w[:4], "app.model.wk": w[4:]}, {"x.y.qk": w})
-    assert compared(one, other, "qk = cat(wq, wk)") == {}
-
-
 # Functions
 
 
@@ -325,46 +317,6 @@ def test_parts_whose_sizes_are_not_known_are_not_guessed():
 
 
 # Comparing
-
-
-def test_a_rule_works_from_either_side(tmp_path):
-    w1, w3 = weight(6, 4), weight(6, 4, seed=1)
-    one, other = both(tmp_path, {"gate_up": torch.cat([w1, w3])}, {"w1": w1, "w3": w3})
-    for pair in ((one, other), (other, one)):
-        assert compared(*pair, "gate_up = cat(w1, w3, 0)") == {}
-        assert compared(*pair, "w1 = split(gate_up, 2, 0)\nw3 = split(gate_up, 2, 1)") == {}
-
-
-def test_what_one_side_need_not_have_is_no_difference(tmp_path):
-    one, other = both(tmp_path, {"w": weight(4), "inv_freq": weight(3)}, {"w": weight(4), "freqs": weight(5)})
-    assert compared(one, other, "inv_freq = none\nnone = freqs") == {}
-    assert len(compared(one, other)) == 2
-
-
-def test_parts_of_two_types_are_not_compared(tmp_path):
-    one, other = both(tmp_path, {"qk": weight(8, 4)}, {"q": weight(4, 4), "k": weight(4, 4).half()})
-    verdict, why, _ = compared(one, other, "qk = cat(q, k)")["qk"]
-    assert (verdict, why) == ("not-compared", "cat(q, k) is made of float16 and float32")
-
-
-def test_a_cast_of_what_is_joined_is_named(tmp_path):
-    q, k = weight(4, 4), weight(4, 4, seed=1)
-    one, other = both(tmp_path, {"qk": torch.cat([q, k]).bfloat16()}, {"q": q, "k": k})
-    assert compared(one, other, "qk = cat(q, k)")["qk"][:2] == (
-        "cast",
-        "bfloat16 became float32, the values are equal after the cast",
-    )
-
-
-def test_a_part_that_is_not_there_is_reported(tmp_path):
-    tensors = {"layers.0.w1": weight(4, 4), "layers.0.w3": weight(4, 4), "layers.1.w1": weight(4, 4, seed=1)}
-    one = save(tmp_path / "one", {"h.0": weight(8, 4), "h.1": weight(8, 4, seed=2)})
-    found = compared(one, save(tmp_path / "other", tensors), "h.* = cat(layers.*.w1, layers.*.w3)")
-    assert found["h.1"][:2] == (
-        "missing",
-        "only the first has it; as the map says, it is made of cat(layers.*.w1, layers.*.w3), "
-        "and there is no layers.1.w3",
-    )
 
 
 # Limits

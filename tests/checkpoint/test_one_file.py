@@ -14,7 +14,6 @@ from shardviz.checkpoint.beside.job import job_of
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.commands.common.dumps import read_dump
-from shardviz.explain.files import FileOnEitherSide
 from shardviz.layout.region import Region
 
 ODD = "__1_0.distcp"
@@ -41,16 +40,6 @@ def step(saved):
     return saved / "dcp"
 
 
-def test_a_file_of_another_save_is_named(step, tmp_path):
-    found = compared(step, trained(step, tmp_path / "mixed", ODD.__eq__))
-    assert {outcome.verdict for outcome in found} == {"other"}
-    assert all(f"All differences are in {ODD} of the second, in all " in outcome.cause for outcome in found)
-    assert all(
-        f"In the first, they are in {ODD}: one of the two files comes from another save" in one.cause for one in found
-    )
-    assert all(one.fix == FileOnEitherSide.how for one in found)
-
-
 def test_a_file_of_the_first_is_named_where_a_step_says_that_it_is_the_odd_one(step, tmp_path):
     newer = trained(step, tmp_path / "newer")
     mixed = trained(step, tmp_path / "mixed", ODD.__ne__)  # all but one file are the newer step's
@@ -69,35 +58,6 @@ def test_a_file_beside_a_checkpoint_that_is_not_cut_into_such_files_is_the_odd_o
     assert found
     words = "none in its 3 other files. The file comes from another save, or its rank did not load or train its parts"
     assert all(one.cause.endswith(words) for one in found), [(one.verdict, one.why, one.cause) for one in found]
-
-
-def test_the_step_of_such_a_file_is_named_where_it_is_known(step, tmp_path):
-    older = trained(step, tmp_path / "older")
-    found = compared(step, trained(step, tmp_path / "mixed", ODD.__eq__), [older])
-    assert {outcome.verdict for outcome in found} == {"stale"}
-    assert all(f"the second has there what {older} has" in outcome.why for outcome in found)
-    end = "The file comes from older, or its rank did not load or train its parts since"
-    assert all(outcome.cause.endswith(end) for outcome in found)
-
-
-def test_a_file_that_alone_stayed_as_it_was_is_named(step, tmp_path):
-    found = compared(step, trained(step, tmp_path / "mixed", ODD.__ne__))
-    assert all(f"{ODD} of the second matches the first" in outcome.cause for outcome in found)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"names": ("app.model.0.weight",), "is_in": ODD.__eq__},
-        {"names": ("app.model.0.weight", "app.model.2.bias")},
-    ],
-    ids=["all that was trained", "one tensor's part", "what was not frozen"],
-)
-def test_training_is_no_file_of_another_save(step, tmp_path, change):
-    found = compared(step, trained(step, tmp_path / "later", **change))
-    assert found
-    assert not any(outcome.cause for outcome in found)
 
 
 LAYERS = [f"layers.{at}.{end}" for at in range(5) for end in ("wq.weight", "wk.weight", "norm.weight")]
@@ -141,22 +101,6 @@ def test_a_safetensors_file_of_another_save_is_named(tmp_path):
     assert {outcome.name for outcome in compared(one, with_norms)} == {*FILES["a.safetensors"]}
     where = "All of a.safetensors of the second differs, and none of its other files. "
     assert all(outcome.cause.startswith(where) for outcome in compared(one, with_norms))
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        LAYERS,
-        MATRICES["a.safetensors"][:-1],
-        MATRICES["a.safetensors"] + MATRICES["b.safetensors"][:1],
-        MATRICES["a.safetensors"][:1],
-    ],
-    ids=["all that was trained", "not all of a file", "more than a file", "one tensor"],
-)
-def test_training_is_no_safetensors_file_of_another_save(tmp_path, changed):
-    found = compared(sharded(tmp_path / "one"), sharded(tmp_path / "later", changed))
-    assert len(found) == len([name for name in changed if "norm" not in name])
-    assert not any(outcome.cause for outcome in found)
 
 
 def beside(saved, checkpoint):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import warnings
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from msgspec import structs
@@ -15,89 +12,9 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
-from shardviz.checkpoint.states import check_states
-from shardviz.cli import main
+from shardviz.checkpoint.optimizer import check_states
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def found(folder):
-    return check_checkpoint(open_checkpoint(folder)).findings
-
-
-def written(folder, key, change, is_in=lambda file: True):
-    """Change the states of a kind, in some files."""
-    for name, tensor in open_checkpoint(folder).tensors.items():
-        for chunk in tensor.chunks if name.endswith(f".{key}") else ():
-            if is_in(chunk.place.file):
-                start = tensor.stored(chunk).start
-                values = np.memmap(folder / chunk.place.file, "<f4", "r+", start, chunk.sizes or (1,))
-                values[...] = change(values)
-    return folder
-
-
-def test_steps_of_another_save_are_named_with_their_file(copied):
-    folder = written(copied("dcp"), "step", lambda step: step - 1, "__2_0.distcp".__eq__)
-    (finding,) = found(folder)
-    assert (finding.kind, finding.severity) == ("wrong-value", "warning")
-    assert "optimizer steps in __2_0.distcp are 1, and all of those in " in finding.summary
-    assert finding.summary.endswith("are 2")
-
-
-def test_steps_that_differ_within_files_are_no_other_save(copied):
-    folder = copied("dcp")
-    names = iter(range(100))
-    written(folder, "step", lambda step: step - next(names) % 2)
-    assert not found(folder)
-
-
-def test_squares_that_are_negative_are_found(copied):
-    folder = written(copied("dcp"), "exp_avg_sq", lambda squares: -squares - 1)
-    (finding,) = found(folder)
-    assert finding.kind == "wrong-value"
-    assert "values that were looked at are negative, and it is a mean of squares" in finding.summary
-    assert not found(written(folder, "exp_avg_sq", np.abs))
-
-
-@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
-def test_moments_that_are_nan_are_found(copied, key):
-    folder = written(copied("dcp"), key, lambda values: values * np.float32("nan"))
-    (finding,) = found(folder)
-    assert (finding.kind, finding.severity) == ("wrong-value", "error")
-    assert "values that were looked at are nan or infinite" in finding.summary
-
-
-def test_steps_that_were_set_back_to_zero_are_found(copied):
-    folder = written(copied("dcp"), "step", lambda step: step * 0)
-    (finding,) = found(folder)
-    assert "has taken 0 steps of this parameter, and its squares are not zero" in finding.summary
-    assert not found(written(folder, "exp_avg_sq", lambda squares: squares * 0)), "nothing was stepped yet"
-
-
-@pytest.mark.parametrize("name", ["step_embed.weight", "step.weight", "layers.0.weight"])
-@pytest.mark.parametrize("step", [0.0, 3.0])
-def test_steps_are_found_beside_moments_of_a_parameter_of_any_name(tmp_path, name, step):
-    state = {"step": torch.tensor(step), "exp_avg": torch.ones(4), "exp_avg_sq": torch.ones(4)}
-    saved = {"model": {name: torch.ones(4)}, "optim": {"state": {name: state}}}
-    dcp.save(saved, checkpoint_id=tmp_path / "dcp", no_dist=True)
-    assert len(found(tmp_path / "dcp")) == (not step)
-
-
-def test_squares_that_are_all_zero_after_several_steps_are_found(copied):
-    folder = written(copied("dcp"), "exp_avg_sq", lambda squares: squares * 0)
-    (finding,) = found(folder)
-    assert finding.severity == "warning"
-    assert finding.summary.endswith("parameters are zero, after up to 2 steps")
-    assert not found(written(folder, "step", lambda step: step - 1)), "torch steps once to make states"
-
-
-def test_one_parameters_squares_may_be_zero_and_are_noted(copied):
-    folder = copied("dcp")
-    of_bias = written(folder, "0.bias.exp_avg_sq", lambda squares: squares * 0)
-    report = check_checkpoint(open_checkpoint(of_bias))
-    assert not report.findings
-    (why,) = [one.why for one in report.not_checked if "squares are zero" in one.why]
-    assert "0.bias" in why
 
 
 def test_states_that_torch_made_to_be_saved_before_any_step_are_quiet(tmp_path):
@@ -107,59 +24,6 @@ def test_states_that_torch_made_to_be_saved_before_any_step_are_quiet(tmp_path):
     report = check_checkpoint(open_checkpoint(tmp_path / "dcp"))
     assert not report.findings
     assert not [one.why for one in report.not_checked if "zero" in one.why]
-
-
-def test_codes_of_eight_bits_may_be_negative(tmp_path):
-    states = {"exp_avg_sq": torch.arange(-4, 4, dtype=torch.int8), "exp_avg": torch.zeros(8)}
-    torch.save({"model": {"up": torch.ones(8)}, "optim": {"state": {"up": states}}}, tmp_path / "job.pt")
-    assert not found(tmp_path / "job.pt")
-
-
-def saved_alone(folder, groups, size=8):
-    names = ["up", "down"]
-    states = {name: {"exp_avg": torch.ones(size), "step": torch.tensor(3.0)} for name in names}
-    optim = {"state": states, "param_groups": [{"lr": 0.1, "params": group} for group in groups]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = {name: torch.ones(size) for name in names}
-        dcp.save({"model": model, "optim": optim}, checkpoint_id=folder, no_dist=True)
-    return folder
-
-
-def test_a_group_that_was_lost_is_found(tmp_path):
-    (finding,) = found(saved_alone(tmp_path / "lost", [["up"]]))
-    assert finding.summary.startswith("1 parameter has optimizer state, and no group names them: down;")
-    assert not found(saved_alone(tmp_path / "whole", [["up"], ["down"]]))
-
-
-def test_a_file_of_another_save_is_one_finding(tmp_path):
-    small, large = (saved_alone(tmp_path / str(size), [["up", "down"]], size) for size in (8, 4000))
-    shutil.copy(large / "__0_0.distcp", small / "__0_0.distcp")
-    (finding,) = found(small)
-    assert finding.summary.startswith("__0_0.distcp has ")
-    assert "nothing is where it says: 3 of its 6 parts of tensors were tried" in finding.summary
-    assert finding.cause.startswith("Two saves are in one folder")
-
-
-def test_shards_that_ranks_saved_by_themselves_are_refused_by_what_they_are(saved, capsys):
-    assert main(["check", str(saved / "shards.pt")]) == 2
-    refused = capsys.readouterr().err
-    assert "one rank's parts of tensors" in refused
-    assert "quantized" not in refused
-
-
-def test_a_folder_of_checkpoints_names_them(saved, tmp_path, capsys):
-    for step in (2, 10):
-        shutil.copytree(saved / "dcp", tmp_path / "run" / f"step-{step}")
-    run = tmp_path / "run"
-    for words in (["check", run], ["diff", run, run / "step-2"]):
-        assert main([*map(str, words)]) == 2
-        assert (
-            f"Hint: give one of the checkpoints in it: {run / 'step-2'}, {run / 'step-10'}" in capsys.readouterr().err
-        )
-    (run / "step-2" / ".metadata").unlink()
-    assert main(["check", str(run / "step-2")]) == 2
-    assert "FOLDER/* leaves out names that begin with a dot" in capsys.readouterr().err
 
 
 def test_states_in_lists_are_read(tmp_path):
@@ -176,16 +40,6 @@ def test_states_in_lists_are_read(tmp_path):
     }
     assert checkpoint.values["optimizer_states.0.param_groups.0.lr"] == 0.1
     assert checkpoint.values["betas"] == [0.9, 0.95]
-
-
-def test_numbered_states_beside_named_ones_are_not_compared(tmp_path, capsys):
-    named = saved_alone(tmp_path / "named", [["up", "down"]])
-    states = {at: {"exp_avg": torch.ones(8), "step": torch.tensor(3.0)} for at in range(2)}
-    model = {name: torch.ones(8) for name in ("up", "down")}
-    torch.save({"model": model, "optim": {"state": states}}, tmp_path / "numbered.pt")
-    assert main(["diff", str(named), str(tmp_path / "numbered.pt")]) == 0
-    words = "optimizer state: the second numbers its parameters, the first names them"
-    assert words in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_step_whose_first_part_is_empty_is_not_read(copied):

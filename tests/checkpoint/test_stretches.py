@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from shardviz.checkpoint.comparing.changed import orders
-from shardviz.checkpoint.comparing.changed.stretches import name_stretches
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
+from shardviz.checkpoint.comparing.orders import BLOCK, name_stretches
 from shardviz.checkpoint.open import open_checkpoint
 
 SIZE = 1 << 20
@@ -69,7 +68,7 @@ CHANGES = {
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_tensor_of_one_line_takes_less_memory_than_two(tmp_path, monkeypatch, change, narrow):
-    monkeypatch.setattr(orders, "MAX_LOCATED", SIZE - 1)
+    monkeypatch.setattr("shardviz.checkpoint.comparing.orders.MAX_LOCATED", SIZE - 1)
     line = values(1, SIZE)
     pair = [one.view(np.float32) for one in (line, CHANGES[change](line))]
     for name, one in zip("ab", pair, strict=True):
@@ -82,4 +81,4 @@ def test_a_tensor_of_one_line_takes_less_memory_than_two(tmp_path, monkeypatch, 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert outcome.verdict != "equal"
-    assert peak < 6 * orders.BLOCK * 8 + 2 * one.tensors["w"].num_bytes
+    assert peak < 6 * BLOCK * 8 + 2 * one.tensors["w"].num_bytes

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import textwrap
 from dataclasses import fields
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,6 +41,7 @@ PROCESSES = 2
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where files of cases are put: on a busy disk making and removing them takes longer than judging."""
 
+TEXT_WIDTH = 100
 MOST_WORDS = 6
 """Words of a field that may still be a name, a layout or a number with its unit."""
 
@@ -105,17 +107,35 @@ def judge(case: Case, inputs: Sequence[Path]) -> Rows:
 
 def judge_and_print(case: Case, inputs: Sequence[Path]) -> tuple[Rows, str]:
     """Return the verdict on a case whose inputs are in place, and all that was printed, sentences and all."""
-    command = [_with_inputs(text, inputs) for text in case.command]
+    with patch.object(Finding, "to_json", _with_fields):
+        code, out, talk = _run(case, inputs, "json")
+    where = os.path.commonpath([str(path) for path in inputs])
+    return [{"exit": code}, *_rows(out, where)], f"{out}\n{talk}".replace(str(inputs[0].parent), "<in>")
+
+
+def text_of(case: Case, inputs: Sequence[Path]) -> str:
+    """Return what a user reads of a case, who stands in the folder that its inputs are in."""
+    folder, before = inputs[0].parent, Path.cwd()
+    os.chdir(folder)
+    try:
+        _, out, talk = _run(case, [path.relative_to(folder) for path in inputs], "text")
+    finally:
+        os.chdir(before)
+    text = f"{out}{talk}".replace(str(folder), "<in>")
+    # Where a line ends depends on how long the path is, if one is printed whole.
+    return textwrap.fill(" ".join(text.split()), TEXT_WIDTH) if "<in>" in text else text
+
+
+def _run(case: Case, inputs: Sequence[Path], form: str) -> tuple[int, str, str]:
+    """Return the exit code of a case's command, and what it prints on both streams."""
+    command = [with_inputs(text, inputs) for text in case.command]
     out, talk = io.StringIO(), io.StringIO()
-    quiet = contextlib.redirect_stdout(out), contextlib.redirect_stderr(talk)
-    with quiet[0], quiet[1], _own_environment(), patch.object(Finding, "to_json", _with_fields):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(talk), _own_environment():
         try:
-            code = main([*command, "--format", "json"])
+            code = main([*command, "--format", form])
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 70
-    where = os.path.commonpath([str(path) for path in inputs])
-    printed = f"{out.getvalue()}\n{talk.getvalue()}".replace(str(inputs[0].parent), "<in>")
-    return [{"exit": code}, *_rows(out.getvalue(), where)], printed
+    return code, out.getvalue(), talk.getvalue()
 
 
 _to_json = Finding.to_json
@@ -152,7 +172,8 @@ def _own_environment() -> Iterator[None]:
         os.environ.update(kept)
 
 
-def _with_inputs(text: str, inputs: Sequence[Path]) -> str:
+def with_inputs(text: str, inputs: Sequence[Path]) -> str:
+    """Return a word of a case's command with the path of the input that it names."""
     for number, path in enumerate(inputs):
         mark = f"{{{number}}}"
         if text.startswith(mark):

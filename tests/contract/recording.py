@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import shardviz.checkpoint.maps.language as language
 from shardviz.errors import ShardvizError
-from tests.contract.store import Room, files_of, read_verdicts, rooms, write_verdicts
+from tests.contract.store import RECORDED, Room, files_of, load, read_verdicts, rooms, write_verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +65,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if room is not None and not exitstatus:  # half a room would replace a whole one
         from tests.contract.judge import judge_room
 
+        if (RECORDED / f"{room.name}.tar.xz").exists():
+            room.take_kept(load(room.name))
         verdicts = judge_room(room)
         room.keep(worth_keeping(room, verdicts))
         into = session.config.getoption("--contract-into")
@@ -193,7 +195,7 @@ def _checkpoints(before: Any, after: Any, names: Any = (), *_: Any, also: Sequen
 
 def _with_siblings(paths: Sequence[Path]) -> tuple[list[str], list[Mapping[str, Path]]]:
     """Return how a command names each path, and the inputs; checkpoints of other steps beside one are read too."""
-    from shardviz.checkpoint.comparing.elsewhere.stale import siblings
+    from shardviz.checkpoint.comparing.steps import siblings
 
     marks, inputs, folders = [], [], dict[Path, dict[str, Path]]()
     for path in map(Path.absolute, paths):

@@ -7,8 +7,10 @@ import io
 import json
 import lzma
 import os
+import re
 import tarfile
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ HERE = Path(__file__).parent
 RECORDED = HERE / "recorded"
 VERDICTS = HERE / "verdicts"
 CASES = "cases.json"
+TEST = re.compile(r"([^\s:]+\.py)::(\w+)")
+"""The file and the function in the name of a case that a test made."""
 
 
 class DamagedError(Exception):
@@ -80,6 +84,12 @@ class Room:
         """Return how many bytes a case reads."""
         return sum(len(self.blobs[digest]) for files in self.cases[name].inputs for digest in files.values())
 
+    def take_kept(self, recorded: Room) -> None:
+        """Take over the cases of a recorded room whose tests are gone (`is_kept`)."""
+        self.cases |= {name: case for name, case in recorded.cases.items() if is_kept(name)}
+        self.blobs |= recorded.blobs
+        self.keep(self.cases)
+
     def keep(self, names: Iterable[str]) -> None:
         """Leave out all other cases, and the files that only they have."""
         chosen = set(names)
@@ -125,6 +135,17 @@ def rooms() -> list[str]:
         {path.name.removesuffix(".tar.xz") for path in RECORDED.glob("*.tar.xz")}
         | {path.stem for path in VERDICTS.glob("*.json")}
     )
+
+
+def is_kept(name: str) -> bool:
+    """Whether the test that made a case is gone: its case stays, and what is printed of it stands in `texts/`."""
+    test = TEST.match(name)
+    return test is not None and test[2] not in _functions_of(HERE.parent / test[1])
+
+
+@cache
+def _functions_of(file: Path) -> frozenset[str]:
+    return frozenset(re.findall(r"^(?:async )?def (\w+)", file.read_text(), re.M) if file.is_file() else ())
 
 
 def load(name: str) -> Room:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from shardviz.cli import main
+from tests.contract.judge import with_inputs
 from tests.contract.store import lay_out, load, place, read_verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tests.contract.store import Case
 
@@ -42,10 +43,10 @@ class Example:
     picture: str = ""
 
 
-def examples() -> Mapping[str, Example]:
+def examples(rooms: Sequence[str] = ROOMS) -> Mapping[str, Example]:
     """Return the example of each cause that a recorded case has: of the first room that has it, the smallest."""
     found: dict[str, Example] = {}
-    for name in ROOMS:
+    for name in rooms:
         room = load(name)
         chosen: dict[str, tuple[int, Case, str]] = {}
         for case_name, rows in read_verdicts(name).items():
@@ -56,14 +57,15 @@ def examples() -> Mapping[str, Example]:
                     if cause not in chosen or size < chosen[cause][0]:
                         chosen[cause] = size, room.cases[case_name], tensor
         with tempfile.TemporaryDirectory(prefix="shardviz-docs-") as made:
-            files = lay_out(room, Path(made, "files"))
+            files = Path(made, "files")
+            lay_out(room, files)
             jobs = [(cause, case, tensor, files, Path(made, cause)) for cause, (_, case, tensor) in chosen.items()]
             with get_context("fork").Pool(os.cpu_count()) as pool:
                 found |= dict(pool.imap_unordered(_example_in, jobs))
     return found
 
 
-def _example_in(job: tuple[str, Case, str, Mapping[str, Path], Path]) -> tuple[str, Example]:
+def _example_in(job: tuple[str, Case, str, Path, Path]) -> tuple[str, Example]:
     cause, case, tensor, files, folder = job
     folder.mkdir()
     try:
@@ -73,10 +75,9 @@ def _example_in(job: tuple[str, Case, str, Mapping[str, Path], Path]) -> tuple[s
 
 
 def _example(case: Case, tensor: str, inputs: list[Path]) -> Example:
-    paths = {f"{{{number}}}": str(path) for number, path in enumerate(inputs)}
     words = [word for word in case.command if word]
-    typed = [_replaced(word, {key: Path(path).name for key, path in paths.items()}) for word in words]
-    printed = _printed([_replaced(word, paths) for word in words])
+    typed = [with_inputs(word, [Path(path.name) for path in inputs]) for word in words]
+    printed = _printed([with_inputs(word, inputs) for word in words])
     for path in inputs:
         printed = printed.replace(f"{path.parent}/", "")
     lines = printed.rstrip().splitlines()
@@ -87,12 +88,6 @@ def _example(case: Case, tensor: str, inputs: list[Path]) -> Example:
         _printed(["show", str(inputs[0]), tensor, "-o", str(file)])
         picture = file.read_text(encoding="utf-8") if file.is_file() else ""
     return Example(f"shardviz {' '.join(typed)}", "\n".join([*lines[:MOST_LINES], *more]), picture)
-
-
-def _replaced(word: str, by: Mapping[str, str]) -> str:
-    for key, text in by.items():
-        word = word.replace(key, text)
-    return word
 
 
 def _printed(command: list[str]) -> str:

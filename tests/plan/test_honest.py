@@ -15,7 +15,7 @@ from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.plan import PlanPart, PlanRecord
 from shardviz.dump.records.step import CollectiveRecord
 from shardviz.layout.mesh import Mesh
-from shardviz.plan.counting.traffic import nodes_of, sent
+from shardviz.plan.counting import nodes_of, sent
 from tests.lanes import at_night
 
 if TYPE_CHECKING:

@@ -99,3 +99,22 @@ def test_parts_that_are_uneven_ask_no_more_ranks() -> None:
     record = plan(PlanJob(probe, mesh_for(probe, "3")))[1]
     assert record.how[0] == "2 ranks of 3 asked"
     assert record.parts[0].peak is not None
+
+
+def test_ranks_that_code_cannot_tell_from_the_first_are_asked_for_their_model_alone(tmp_path: Path) -> None:
+    step = STEP.replace(
+        "pp, dp = mesh.get_coordinate()", f"open(r'{tmp_path}/stepped-%d' % __import__('os').getpid(), 'w').close()"
+    )
+    record = planned(HEAD + step.format("pass"), tmp_path)
+    assert record.how == ("2 ranks of 4 asked",)
+    assert record.parts[0].peak is not None
+    assert len(list(tmp_path.glob("stepped-*"))) == 1
+
+
+def test_only_axes_whose_places_are_read_are_stepped_along(tmp_path: Path) -> None:
+    step = STEP.replace(
+        "pp, dp = mesh.get_coordinate()", f"open(r'{tmp_path}/stepped-%d' % mesh.get_local_rank('pp'), 'a').write('x')"
+    )
+    record = planned(HEAD + step.format("pass"), tmp_path)
+    assert record.how == ("3 ranks of 4 asked",)
+    assert [path.read_text() for path in sorted(tmp_path.glob("stepped-*"))] == ["x", "x"]

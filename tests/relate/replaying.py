@@ -21,7 +21,7 @@ from shardviz.relate.relations import (
     Transposed,
 )
 from shardviz.relate.sums import REDUCTIONS
-from shardviz.relate.values import padded, part_of
+from shardviz.relate.values import padded_to, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +71,7 @@ def _changed(values: Values, link: Relation) -> Values:
         case Permuted(dim, order):
             return values.take(order, dim)
         case Padded(dim, size):
-            return padded(values, dim, size)
+            return padded_to(values, (*values.shape[:dim], size, *values.shape[dim + 1 :]))
         case Scaled(factor):
             return values * factor
         case Offset(number):

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from shardviz.cli import main
+from shardviz.stamping.copies import stamp_safetensors
 from shardviz.stamping.fill import Fill
-from shardviz.stamping.safetensors_copy import stamp_safetensors
 from shardviz.stamping.target import is_stamped
 
 WEIGHTS = {

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.layout.region import Region
-from shardviz.reference.lookup import locate
-from shardviz.reference.singly import singly
+from shardviz.reference.lookup import locate, singly
 from shardviz.reference.windows import WINDOW
 from shardviz.stamping.fill import BLOCK, CODES, Fill, can_fill, looks_filled
 from tests.lanes import at_night, cases

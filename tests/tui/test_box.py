@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from textual.app import App
 
-from shardviz.tui.widgets.box import CORNERS, LEAST_NAME, Box
+from shardviz.tui.widgets.frame import CORNERS, LEAST_NAME, Box
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

@@ -18,9 +18,9 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.tui.app import ShardvizApp
 from shardviz.tui.loading import checked
 from shardviz.tui.model.document import Document
-from shardviz.tui.model.mesh_plan import lights_of
 from shardviz.tui.model.selection import Selection, of_entry
-from shardviz.tui.widgets.inspector import inspector_text
+from shardviz.tui.widgets.mesh_grid import lights_of
+from shardviz.tui.widgets.tensor_map import inspector_text
 from tests.check.records import add_values, change_rank
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of

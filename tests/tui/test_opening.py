@@ -16,7 +16,7 @@ from shardviz.errors import ShardvizError
 from shardviz.tui import app as tui_app
 from shardviz.tui.app import ShardvizApp, view
 from shardviz.tui.export import screen_text
-from shardviz.tui.widgets.words import Opened, title_text
+from shardviz.tui.widgets.frame import Opened, title_text
 from tests.tui.driving import PATIENCE, rest, settle, until, walk
 
 if TYPE_CHECKING:

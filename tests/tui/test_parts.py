@@ -33,15 +33,14 @@ from shardviz.picture.text.report import listed_rows
 from shardviz.tui import web
 from shardviz.tui.loading import checked
 from shardviz.tui.model.document import MOST_KEPT, Document
-from shardviz.tui.model.mesh_plan import MeshPlan, drawn_side
 from shardviz.tui.model.names import fitted, shortened
 from shardviz.tui.model.pairs import RELATIONS, pairs
-from shardviz.tui.model.rank_lines import rank_lines
-from shardviz.tui.model.rank_memory import ids_beside, ids_in_memory, part_text, values_beside
+from shardviz.tui.model.rank import ids_beside, ids_in_memory, part_text, rank_lines, values_beside
 from shardviz.tui.model.selection import Selection, carried_over, of_entry
-from shardviz.tui.screens.mesh_view import rank_text
+from shardviz.tui.screens.rank_view import rank_text
 from shardviz.tui.widgets.finding_card import Room, finding_body, most_of_card, verdict_text
 from shardviz.tui.widgets.map_panel import SIDES
+from shardviz.tui.widgets.mesh_grid import MeshPlan, drawn_side
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
 from tests.plans import make_plan
@@ -325,7 +324,7 @@ def test_without_textual_serve_the_line_says_what_to_install(bug: Path, monkeypa
 def test_a_tensor_of_a_billion_elements_is_walked_to_its_last_id(tmp_path: Path) -> None:
     tensor = Made("[128256/fsdp/tp, 8192]", "[128256/tp/fsdp, 8192]")
     path = make_dump(tmp_path / "one.shardviz", MESH, {"output.weight": tensor})
-    shown = walk(path, "enter", *["+"] * 16, "g", *"-1 -1", "enter")
+    shown = walk(path, "enter", *["+"] * 16, "g", "type -1 -1", "enter")
     assert f"{128256 * 8192 - 1}" in shown.text
     assert "[128255, 8191]" in shown.text
 

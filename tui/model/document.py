@@ -12,13 +12,13 @@ from shardviz.dump.costs.memory import Counted, counted
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.by_layout import only_layout
-from shardviz.picture.model.mesh.heat import Heat, heats_of
+from shardviz.picture.model.mesh import Heat, heats_of
 from shardviz.picture.model.palette import Coloring
 from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
 
-from .rank_memory import who_has
+from .rank import who_has
 from .step import Step, step_of
 from .usage import Usage, usage_of
 
@@ -217,7 +217,7 @@ class Document:
     @cached_property
     def of_a_step(self) -> dict[str, int]:
         """What a plan's step adds to a rank's memory at its fullest moment, at most; empty without a plan."""
-        from shardviz.plan.counting.amounts import OF_A_STEP, Amounts
+        from shardviz.plan.counting import OF_A_STEP, Amounts
 
         planned = self.dump.files.planned
         if planned is None:

@@ -12,11 +12,12 @@ from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import rank_color
 from shardviz.picture.model.subjects.stored import numbered, stored
 from shardviz.picture.text.checkpoint import in_order, total
-from shardviz.text import bytes_text, nearest, printable
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import bytes_text, counted, nearest, printable
 
 from ..colors import rank_style, verdict_style
-from .names import shortened
-from .target import Known, Target, parse_target
+from .names import fitted, shortened
+from .selection import Known, Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,23 +184,32 @@ def named(checkpoint: Checkpoint, text: str) -> str:
     raise ShardvizError(f"{checkpoint.path} has no tensor {printable(text)}", hint)
 
 
-MOST_NAME = 60
+MOST_NAME, LEAST_NAME = 60, 8
+WITH_BAR = 26
+"""Columns behind a file's size from which on a bar stands before its name."""
 
 
-def title_text(checkpoint: Checkpoint, note: str = "") -> Text:
-    """Write the checkpoint's name and its sum, with a note."""
-    name = shortened(printable(checkpoint.path.name), MOST_NAME)
-    behind = f"  {note} · {total(checkpoint)}" if note else f"  {total(checkpoint)}"
-    return Text.assemble((name, "bold"), (behind, "dim"), no_wrap=True, overflow="ellipsis")
+def title_text(document: StoredDocument, note: str = "") -> Text:
+    """Write the checkpoint's name, its verdict and its sum, with a note."""
+    checkpoint, report = document.checkpoint, document.report
+    text = Text.assemble((shortened(printable(checkpoint.path.name), MOST_NAME), "bold"), no_wrap=True)
+    text.overflow = "ellipsis"
+    verdict: Verdict = "pending" if report is None else "unknown" if report.not_checked else "good"
+    words = {"pending": "checking", "unknown": f"no findings, {len(report.not_checked) if report else 0:,} not checked"}
+    if document.findings:
+        verdict, words = document.findings[0].severity, {}
+    what = words.get(verdict, counted(len(document.findings), "finding") if document.findings else "no findings")
+    text.append(f"  {UNICODE.of(verdict)} {what}", verdict_style(verdict))
+    return text.append(f" · {note}" if note else "", "dim").append(f" · {total(checkpoint)}", "dim")
 
 
-def file_line(at: int, name: str, size: int | None, most: int, colors: str) -> Text:
-    """Write a file's number in its color, its size to scale, and its name."""
+def file_line(at: int, name: str, size: int | None, most: int, colors: str, width: int) -> Text:
+    """Write a file's number in its color, its size, to scale if there is room for that, and its name."""
     line = Text.assemble((f"{at:>4} ", rank_style(rank_color(at), colors)), no_wrap=True)
-    if size is None:
-        return line.append(f"{'missing':>10}  ", verdict_style("error")).append(printable(name))
-    bar = "█" * max(round(8 * size / max(most, 1)), bool(size))
-    return line.append(f"{bytes_text(size):>10}  ").append(f"{bar:<8}  ", "dim").append(printable(name))
+    line.append(f"{bytes_text(size):>8}  ") if size is not None else line.append(" missing  ", verdict_style("error"))
+    if size is not None and width - line.cell_len >= WITH_BAR:
+        line.append(f"{'█' * max(round(8 * size / max(most, 1)), bool(size)):<8}  ", "dim")
+    return line.append(fitted(printable(name), max(width - line.cell_len, LEAST_NAME)))
 
 
 def where(tensor: Stored, place: Sequence[int]) -> Text:

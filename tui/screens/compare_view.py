@@ -11,14 +11,13 @@ from textual.containers import Horizontal
 from textual.widgets import Static
 
 from shardviz.picture.model.palette import GREY, VERMILLION
-from shardviz.picture.text.tables.table import padded
+from shardviz.picture.text.table import padded
 
 from ..colors import ink
 from ..keys import keys
-from ..model.messages import PlaceChosen, PlaneTurned, Zoomed
 from ..model.names import shortened
-from ..model.selection import next_plane, of_entry
-from ..widgets.box import Box, ScrollBox
+from ..model.selection import PlaceChosen, PlaneTurned, Zoomed, next_plane, of_entry
+from ..widgets.frame import Box, ScrollBox
 from ..widgets.grid import Lines
 from ..widgets.tensor_map import TensorMap
 from .view import View

@@ -12,7 +12,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Markdown, Static
 
-from ..model.target import HOW, Target, parse_target
+from ..model.selection import HOW, Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.screen import Screen
 
-    from ..model.target import Known
+    from ..model.selection import Known
 
 
 class GotoScreen(ModalScreen[Target | None]):

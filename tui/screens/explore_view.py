@@ -1,19 +1,25 @@
-"""The first view: the tensors, the map of the chosen one, and its finding."""
+"""The first view, of the tensors, the map of the chosen one and its finding; and the view of all findings."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
-from textual.containers import Horizontal
 
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import printable
+
+from ..colors import verdict_style
 from ..keys import keys
-from ..model.filters import after
-from ..model.messages import TensorOpened
+from ..model.names import shortened
+from ..model.selection import TensorOpened, of_finding
+from ..model.tree import after
 from ..widgets.finding_card import (
     BESIDE,
     BESIDE_SHORT,
+    MOST_COLUMNS,
     CardBox,
     FindingCard,
     Room,
@@ -21,6 +27,8 @@ from ..widgets.finding_card import (
     lines_to_fix,
     most_of_card,
 )
+from ..widgets.frame import Box
+from ..widgets.grid import Lines
 from ..widgets.listing import SEARCHING, TO_TREE, Listing, Searching
 from ..widgets.map_panel import MapPanel
 from .view import View
@@ -30,8 +38,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from ..model.document import Document
-    from ..model.selection import Selection
-    from ..model.target import Target
+    from ..model.selection import Selection, Target
 
 
 EDGE = 1
@@ -67,9 +74,8 @@ class ExploreView(View, Searching):
 
     def compose(self) -> ComposeResult:
         """Put the tree on the left, the map on the right, the finding below both."""
-        with Horizontal():
-            yield Listing(id="tree-box")
-            yield MapPanel(id="map-panel")
+        yield Listing(id="tree-box")
+        yield MapPanel(id="map-panel")
         with CardBox(id="finding"):
             yield FindingCard(id="card")
 
@@ -127,3 +133,67 @@ class ExploreView(View, Searching):
             roles, axes = {entry.role for entry in entries}, {axis for entry in entries for axis in entry.axes}
             choices = ["", "all", *sorted(roles)] if name == "role" else ["", *sorted(axes)]
             listing.filter(**{name: after(choices, getattr(listing.filters, name))})
+
+
+class FindingsView(View):
+    """A list of all findings, with the one under the cursor in full."""
+
+    NAME = "findings"
+    TITLE = "Findings"
+    TOOLTIP = "All findings"
+    FOCUS = "#finding-lines"
+
+    HELP = """\
+## The findings
+
+One line per finding, errors first; one that many tensors have is one line. The chosen one is below in full. To open
+one is to go to its place on the map.
+"""
+
+    def compose(self) -> ComposeResult:
+        """Put the lines above, the whole finding below."""
+        with Box(id="findings-box") as box:
+            box.set_titles("Findings")
+            yield FindingLines(id="finding-lines")
+        with CardBox(id="full"):
+            yield FindingCard(id="full-card")
+
+    def chosen(self, selection: Selection) -> object:
+        """Return the chosen finding."""
+        return selection.finding
+
+    def show(self, document: Document, selection: Selection) -> None:
+        """Show the findings, with the cursor on the chosen one."""
+        self.query_one(FindingCard).show(document, selection.finding, Room(max(self.room.width - BESIDE, MOST_COLUMNS)))
+        self.query_one(CardBox).head(finding_head(document, selection.finding), "tab, down")
+        count = len(document.findings)
+        self.query_one("#findings-box").display = count > 0
+        self.query_one(Lines).show(count, lambda index: _line(document, index), selection.finding)
+
+    @on(Lines.Highlighted)
+    def _highlighted(self, message: Lines.Highlighted) -> None:
+        self.state.selection = replace(self.state.selection, finding=message.index)
+
+    @on(Lines.Chosen)
+    async def _chosen(self, message: Lines.Chosen) -> None:
+        if self.state.document is not None:
+            self.state.selection = of_finding(self.state.document, self.state.selection, message.index)
+            await self.state.action_show_view("explore")
+
+
+class FindingLines(Lines):
+    """The list of findings."""
+
+    HELP = FindingsView.HELP
+
+
+def _line(document: Document, index: int) -> Text:
+    finding = document.findings[index]
+    name = shortened(printable(finding.title)) or "(the dump)"
+    return Text.assemble(
+        (f" {UNICODE.of(finding.severity)} ", verdict_style(finding.severity)),
+        (f"{name:<28}", "bold"),
+        f"  {finding.kind:<20} ",
+        (printable(finding.summary), "dim"),
+        no_wrap=True,
+    )

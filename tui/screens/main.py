@@ -10,13 +10,11 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
-from ..widgets.words import KeyBar, Title, ViewTabs
+from ..widgets.frame import KeyBar, Title, ViewTabs
 from .compare_view import CompareView
-from .explore_view import ExploreView
-from .findings_view import FindingsView
+from .explore_view import ExploreView, FindingsView
 from .memory_view import MemoryView
-from .mesh_view import MeshView
-from .rank_view import RankView
+from .rank_view import MeshView, RankView
 from .step_view import StepView
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ..app import ShardvizApp
-    from ..widgets.words import Opened
+    from ..widgets.frame import Opened
     from .view import View
 
 
@@ -75,7 +73,7 @@ class MainScreen(Screen[None]):
         name = next((name for name in self._names if name not in self._views), None)
         if name is None:
             gc.freeze()  # the collector would walk all widgets every few frames
-        elif self.is_running:
+        elif self.is_running and self.app.return_code is None:
             async with self._switching:
                 await self._make(name)
             self.set_timer(PAUSE, self._make_next)

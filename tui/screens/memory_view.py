@@ -10,16 +10,16 @@ from textual import on
 from textual.widgets import Static
 
 from shardviz.picture.model.holders import mask_of, ranks_in_words
-from shardviz.picture.model.mesh.labels import rank_labels
+from shardviz.picture.model.mesh import rank_labels
 from shardviz.picture.model.palette import Coloring
 from shardviz.text import bytes_text, counted
 
 from ..keys import keys
 from ..model.selection import rank_of
 from ..model.usage import bar
-from ..widgets.box import Box
+from ..widgets.frame import Box
 from ..widgets.grid import Lines
-from ..widgets.module_tree import ModuleTree
+from ..widgets.listing import ModuleTree
 from .view import View
 
 if TYPE_CHECKING:

@@ -13,15 +13,13 @@ from textual.widgets import Static
 from shardviz.text import bytes_text, counted, printable
 
 from ..keys import keys
-from ..model.filters import after
-from ..model.mesh_plan import takes_part
-from ..model.messages import PassChosen
-from ..model.selection import rank_of
+from ..model.selection import PassChosen, rank_of
 from ..model.step import Collective, Modules, Step, axes_text, modules_of, moment_line, moments, numbers_text
+from ..model.tree import after
 from ..model.usage import bar
-from ..widgets.box import Box, ScrollBox
+from ..widgets.frame import Box, ScrollBox
 from ..widgets.grid import Lines
-from ..widgets.mesh_grid import MeshGrid
+from ..widgets.mesh_grid import MeshGrid, takes_part
 from ..widgets.schedule_grid import LEGEND, ScheduleGrid, pass_text, pipeline_text
 from .view import View
 
@@ -153,13 +151,15 @@ class StepView(View):
         self._show_collective(document, selection)
 
     def _show_modules(self, document: Document) -> None:
-        """Show the step by module: from the start where one of them is the first wrong one."""
-        if self._of is not document or self._modules is None:
+        """Show the step by module, once it is judged: from the start if one of them is the first wrong one."""
+        lines = self.query_one(ModuleLines)
+        if not document.is_judged:
+            self._modules, self._by_module = None, False
+        elif self._of is not document or self._modules is None:
             self._of, self._modules = document, modules_of(document)
             self._by_module = self._modules.tree.finding is not None and bool(self._modules.tree.num_calls)
-        lines = self.query_one(ModuleLines)
         self.query_one("#modules").display = self._by_module
-        if self._by_module:
+        if self._by_module and self._modules is not None:
             lines.show(len(self._modules.lines), self._modules.line, None if lines.count else self._modules.first)
             title = f"{counted(self._modules.tree.num_calls, 'call')} of modules, as they ran"
             self.query_one("#modules-box", Box).set_titles(title)

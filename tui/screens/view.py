@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.containers import Vertical
 from textual.widget import Widget
 
-from ..model.filters import after
+from ..model.tree import after
 from ..widgets.map_panel import SIDES
 
 if TYPE_CHECKING:

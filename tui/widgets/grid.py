@@ -51,12 +51,19 @@ class Grid(ScrollView, can_focus=True):
         return self.size or self._last_size
 
     def on_resize(self) -> None:
-        """Fit the content into its room."""
-        self._last_size = self.size
-        self.fit()
+        """Fit the content into its room; if that is the same as when it was last on screen, only scroll."""
+        if self.size == self._last_size:
+            self.scroll_to_cursor()
+        else:
+            self._last_size = self.size
+            self.fit()
 
     def fit(self) -> None:
-        """Fit the content into its new room, if that changes anything."""
+        """Fit the content into its new room, and bring the cursor into view."""
+        self.scroll_to_cursor()
+
+    def scroll_to_cursor(self) -> None:
+        """Scroll as far as is needed to show the cursor, if there is one."""
 
     def bring_into_view(self, box: Region) -> None:
         """Scroll as far as is needed to show a part of the grid. A grid without a size scrolls when it gets one."""
@@ -149,10 +156,10 @@ class Lines(Grid):
     def put_cursor(self, index: int) -> None:
         """Put the cursor on a line, or on the nearest one that there is."""
         self.cursor = min(max(index, 0), max(self.count - 1, 0))
-        self.fit()
+        self.scroll_to_cursor()
         self.refresh()
 
-    def fit(self) -> None:
+    def scroll_to_cursor(self) -> None:
         """Keep the cursor in view."""
         self.bring_into_view(Region(0, self.cursor, 1, 1))
 

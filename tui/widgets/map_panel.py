@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, cast, get_args
 
 from rich.segment import Segment
-from textual.containers import Horizontal, Vertical
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import WRONG
@@ -13,15 +12,11 @@ from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.picture.text.paint import Side
 
 from ..keys import keys
-from ..model.mesh_plan import drawn_side, lights_of
-from ..model.messages import PlaneTurned, SideChosen
-from ..model.selection import Selection, name_of, next_slice
-from .box import Box
+from ..model.selection import PlaneTurned, Selection, SideChosen, name_of, next_slice
+from .frame import CHOSEN, Box, Word, WordLine
 from .grid import DIM
-from .inspector import Inspector, hovered
-from .mesh_grid import LEGEND, MeshGrid
-from .tensor_map import TensorMap
-from .words import CHOSEN, Word, WordLine
+from .mesh_grid import LEGEND, MeshGrid, drawn_side, lights_of
+from .tensor_map import Inspector, TensorMap, hovered
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -113,10 +108,8 @@ class MapPanel(Box):
     def compose(self) -> ComposeResult:
         """Put the sides above, the mesh beside the map, the words below."""
         yield SideBar(id="sides")
-        with Horizontal():
-            yield TensorMap(id="map")
-            with Vertical(id="panel-mesh"):
-                yield MeshGrid(id="small-mesh")
+        yield TensorMap(id="map")
+        yield MeshGrid(id="small-mesh")
         yield Inspector(id="inspector")
 
     def show(self, document: Document, selection: Selection) -> None:

@@ -13,7 +13,7 @@ from shardviz.picture.model.palette import rank_color
 
 from ..colors import rank_style
 from ..keys import arrows, keys
-from ..model.messages import PassChosen
+from ..model.selection import PassChosen
 from .grid import BOLD, DIM, Grid
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from .grid import DIM, Grid
 if TYPE_CHECKING:
     from textual.strip import Strip
 
-    from ..model.rank_memory import Beside, Memory
+    from ..model.rank import Beside, Memory
 
 
 SAMPLE = 64
@@ -78,12 +78,13 @@ differs, if any does.
         beyond = max(self._cell * memory.num_columns - self._half, 0)
         width = self.room.width - self.scrollbar_size_vertical
         self.virtual_size = Size(width + beyond if beyond else 0, memory.num_rows + HEADS)
-        if (cursor := self.beside.cursor) is not None:
-            self._bring_number_into_view(*cursor)
+        self.scroll_to_cursor()
 
-    def _bring_number_into_view(self, row: int, column: int) -> None:
-        """Scroll as far as is needed to show a number in its half."""
-        left, top = self.scroll_offset
+    def scroll_to_cursor(self) -> None:
+        """Scroll as far as is needed to show the chosen number in its half."""
+        if self.beside is None or self.beside.cursor is None:
+            return
+        (row, column), (left, top) = self.beside.cursor, self.scroll_offset
         begin, height = column * self._cell, max(self.size.height - HEADS - 1, 1)
         left = min(max(left, begin + self._cell - self._half), begin)
         top = min(max(top, row + 1 - height), row)

@@ -1,6 +1,11 @@
 """A case: one stamped tensor on one mesh, with each rank's claim and the elements that it holds.
 
 The families of checks and the inference look at cases; they do not read the dump's records.
+
+A buffer may be a copy of a weight, as an average of the weights is when it starts. Sharding code may copy the weight
+into it, and its own ids are then gone: the weight's ids are its own, if it was equal to the weight before sharding too.
+Copies of one number, as of ones or zeros, show nothing; neither does a weight that holds something else than its own
+elements, as two that were swapped.
 """
 
 from __future__ import annotations
@@ -9,22 +14,25 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shardviz.check.order.copied import as_own
+import numpy as np
+
 from shardviz.check.order.infer import infer_layout
-from shardviz.check.order.infer.layout import holds
+from shardviz.check.order.infer.layout import axes_of_change, holds
 from shardviz.layout.ids import region_of
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.dump.records.tensors import Stamp
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
     from shardviz.layout.intended import DimOrder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
@@ -65,10 +73,23 @@ class Case:
         """Number of elements of the whole tensor."""
         return math.prod(self.shape)
 
+    @property
+    def num_held(self) -> int:
+        """Number of elements that all ranks hold together."""
+        return sum(region.size for region in self.regions.values()) + sum(ids.size for ids in self.ids.values())
+
     @cached_property
     def absent(self) -> tuple[Coord, ...]:
         """Coordinates of the mesh without a record of this tensor."""
         return tuple(coord for coord in self.mesh.coords() if coord not in self.shards)
+
+    @cached_property
+    def changing_axes(self) -> list[str]:
+        """The axes along which two coordinates that differ in nothing else hold something else."""
+        held = {
+            coord: self.regions[coord] if coord in self.regions else self.ids[coord].tobytes() for coord in self.shards
+        }
+        return axes_of_change(self.mesh, held)
 
     @cached_property
     def held(self) -> Layout | None:
@@ -86,6 +107,17 @@ class Case:
     def claimed_text(self) -> str:
         """What is claimed, in the notation; empty for a plain tensor."""
         return write(self.claimed) if self.claimed else ""
+
+    def finding(self, cause: Cause, ranks: Iterable[int], sentence: str, **others: Any) -> Finding:
+        """Return the finding about this tensor that has a cause.
+
+        Args:
+            cause: The cause.
+            ranks: The ranks that disagree.
+            sentence: What is wrong, in numbers.
+            others: More attributes of the finding.
+        """
+        return cause.finding(self.name, tuple(sorted(ranks)), sentence, claimed=self.claimed_text, **others)
 
     def only(self, coords: Collection[Coord]) -> Case:
         """Return the case of some of its coordinates."""
@@ -195,3 +227,52 @@ def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Regi
     if body.dense:
         return region_of(dump.dense(shard, name), shape, dump.first_ids.get(name, 1))
     return None
+
+
+def as_own(dump: Dump, name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return what one rank holds, with the ids of the weight that a buffer is a copy of as the buffer's own.
+
+    Args:
+        dump: The dump.
+        name: The tensor's name.
+        ids: Ids from 1 within the tensor, and `-1 - id` for the id of another tensor.
+    """
+    stamp = dump.stamps.get(name)
+    if stamp is None or not ids.size or not np.all(ids < -1):
+        return ids
+    first = counted_from(dump, stamp, int(-1 - ids.max()), int(-1 - ids.min()))
+    return ids if first == stamp.first else -ids - first
+
+
+def counted_from(dump: Dump, stamp: Stamp, least: int, most: int) -> int:
+    """Return the first id of a tensor, or of the weight that it is a copy of and that has all ids between two."""
+    if stamp.role != "buffer" or not 1 <= least <= most <= dump.last_id:
+        return stamp.first
+    owner = dump.owner(least)
+    is_copy = dump.owner(most) == owner and _is_copy(dump, stamp, owner)
+    return dump.first_ids[owner] if is_copy else stamp.first
+
+
+def _is_copy(dump: Dump, stamp: Stamp, owner: str) -> bool:
+    """Whether a buffer had a weight's numbers before sharding, and the weight still has its own elements."""
+    weight = dump.stamped.get(owner)
+    if weight is None or weight.role != "param" or stamp.shape != dump.stamps[owner].shape:
+        return False
+    digests = {_digest_before(dump, "buffer", stamp.name), _digest_before(dump, "param", owner)}
+    return len(digests) == 1 and "" not in digests and _has_own(dump, weight, owner)
+
+
+def _has_own(dump: Dump, weight: Tensor, name: str) -> bool:
+    """Whether all elements that ranks hold of a weight are its own, in whatever order."""
+    return all(
+        shard.held is not None or not math.prod(shard.body.local_shape) or dump.local_ids(shard, name).min() > 0
+        for shard in weight.shards.values()
+    )
+
+
+def _digest_before(dump: Dump, role: str, name: str) -> str:
+    """Return the digest of what the unsharded model had; empty if it was not captured, or is one number."""
+    tensor = dump.find("reference", role, name)
+    if tensor is None or tensor.first.body.constant:
+        return ""
+    return tensor.first.digest(tensor.index(name))

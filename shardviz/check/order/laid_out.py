@@ -1,8 +1,13 @@
-"""Every stamped tensor laid out once: checks, pictures, comparisons and assertions all read the same cases."""
+"""Every stamped tensor laid out once: checks, pictures, comparisons and assertions all read the same cases.
+
+Nearly all tensors of a healthy dump hold what they claim. These are not laid out: claimed and held ranges are compared
+as they stand in the dump.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.case import cases_of
@@ -18,6 +23,29 @@ if TYPE_CHECKING:
     from shardviz.layout.intended import DimOrder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Ranges
+
+
+def is_as_claimed(dump: Dump, tensor: Tensor) -> bool:
+    """Whether every rank claims the same layout of the whole stamped tensor, and holds what that says."""
+    layout = tensor.claimed
+    if layout is None or len(tensor.shards) != len(layout.mesh.ranks):
+        return False
+    wanted = claimed_dims(layout)
+    for rank, shard in tensor.shards.items():
+        if shard.layout is not layout and shard.layout != layout:
+            return False
+        own = wanted.get(rank, ((),))
+        if shard.body.held != own and (0 not in shard.body.local_shape or all(own)):
+            return False
+    return all(name not in dump.stamps or dump.stamps[name].shape == layout.tensor_shape for name in tensor.names)
+
+
+@lru_cache(maxsize=256)
+def claimed_dims(layout: Layout) -> dict[int, tuple[Ranges, ...]]:
+    """Return the ranges that each rank of a layout's mesh claims in each dim."""
+    return {rank: region.dims for rank, region in layout.regions()}
+
 
 MAX_KEPT = 1 << 24
 """Numbers that are kept of all cases together; past that, a tensor is laid out again when it is asked for."""
@@ -55,16 +83,13 @@ class LaidOut:
         key = (tensor.role, name, claims)
         if key not in self._cases:
             cases = tuple(cases_of(self.dump, tensor, name, claims=claims))
-            size = sum(map(_size, cases))
+            num_ids = sum(ids.size for case in cases for ids in case.ids.values())
+            size = num_ids + KEPT_PER_SHARD * sum(len(case.shards) for case in cases)
             if size > self._room:
                 return cases
             self._room -= size
             self._cases[key] = cases
         return self._cases[key]
-
-
-def _size(case: Case) -> int:
-    return len(case.shards) * KEPT_PER_SHARD + sum(ids.size for ids in case.ids.values())
 
 
 @dataclass(frozen=True)

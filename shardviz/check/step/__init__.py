@@ -1,10 +1,6 @@
 """After one step: gradients, outputs and logged values beside those of the same step of the unsharded model.
 
-`compared` lays one tensor beside its reference, `evidence` has all of them. `gradients`, `tied`, `order`, `losses`,
-`norms`, `scale` and `terms` each hold rules, `advice` says where to look for what none explains, and `run` goes through
-them; `consequences` leaves out what follows from another finding.
+`compared` lays one tensor beside its reference, `evidence` has all of them, and `relate.measures` says what the two
+sides have to do with each other. `rules` name the cause of that, and `run` goes through them and leaves out what
+follows from another finding.
 """
-
-from shardviz.check.step.run import check_step
-
-__all__ = ["check_step"]

@@ -1,130 +1,70 @@
-"""One tensor after a step beside the same tensor of the unsharded model's step.
-
-How far two right results may be apart, `relate.tolerance` says: every element is a sum of up to n products, rounded at
-each step, and in the end to the coarsest dtype that took part.
-"""
+"""One tensor after a step, compared with the same tensor of the unsharded model's step, as a dump has both."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardviz.check.order.rules.intent import order_of
-from shardviz.layout.layout import Layout
+from shardviz.layout.notation import write
 from shardviz.layout.region import Region
-from shardviz.relate.pair import Pair
-from shardviz.relate.relations import Located, Pending, Reassigned
-from shardviz.relate.search import relation_of
-from shardviz.relate.sums import REDUCTIONS, over
-from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, Bound, above_noise, rounding_of_sums
-from shardviz.relate.values import farthest, padded_to, part_of
+from shardviz.relate.sides import Elements, Rounding, Sides
+from shardviz.relate.sums import REDUCTIONS
+from shardviz.relate.tolerance import EPSILON
+from shardviz.relate.values import padded_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
-    from shardviz.dump.records.base import Role
-    from shardviz.layout.mesh import Mesh
+    from shardviz.dump.records.base import Moment, Role
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
     from shardviz.relate.pair import Related
-    from shardviz.relate.relations import Chain
 
 
-MAX_RELATED = {"grad": 1 << 16, "output": 1 << 20, "scalar": 0}
-"""Elements of all ranks together up to which a result is related to what is wanted: gradients are many."""
+WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
+"""What a step computes, as sentences call it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rounding:
-    """What a model's step allows for rounding.
-
-    Attributes:
-        epsilon: The relative precision of the coarsest dtype in the step.
-        terms: The longest sum in the step: elements of its largest tensor.
-        size: The largest gradient of the reference, at least; gradients that cancel are made of terms of that size.
-    """
-
-    epsilon: float
-    terms: int
-    size: float
-
-    def tolerance(self, wanted: NDArray[np.float64], *, gradient: bool) -> float:
-        """Return how far an element may be from what is wanted."""
-        own = float(np.max(np.abs(wanted), initial=0.0))
-        size = max(own, self.size) if gradient else max(own, self.epsilon)
-        return rounding_of_sums(self.epsilon, self.terms) * size
-
-
-@dataclass(frozen=True, slots=True)
-class Elements:
-    """Elements of a tensor that are not a product of index ranges, as a stand-in for a `Region`.
-
-    Attributes:
-        numbers: Their numbers, counted row-major from 0, in memory order.
-        shape: The local shape.
-    """
-
-    numbers: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    def is_within(self, shape: Sequence[int]) -> bool:
-        """Return whether a tensor of `shape` has all of these elements."""
-        return max(self.numbers, default=-1) < math.prod(shape)
-
-    def flat_ids(self, _shape: Sequence[int]) -> NDArray[np.int64]:
-        """Return the numbers, in the local shape."""
-        return np.array(self.numbers, np.int64).reshape(self.shape)
-
-
-@dataclass(frozen=True)
-class Compared:
+@dataclass(frozen=True, kw_only=True)
+class Compared(Sides):
     """One tensor after a step, on every rank, and its reference.
 
     Attributes:
-        name: The tensor's name.
-        role: `grad`, `output` or `scalar`.
-        mesh: The mesh on which its ranks stand.
-        claimed: What is claimed of it; None if it is plain.
-        wanted: The unsharded model's values, flattened as regions count.
-        values: What each rank holds.
-        regions: The part of the tensor that each rank holds.
-        rounding: What the step allows for rounding.
+        role: What it is in a step.
         whose: What findings call the wanted values.
-        noise: How far rounding alone was seen to take an element; 0 if that was not tried.
-        typical: The root of the mean square of how far it took all elements.
         is_assumed: Whether nothing claims the layout, which is the one that a plain output should have.
         padded: A dim that is padded so that all its parts are of one size, and that size; None if there is none.
     """
 
-    name: str
     role: Role
-    mesh: Mesh
-    claimed: Layout | None
-    wanted: NDArray[np.float64]
-    values: Mapping[int, NDArray[np.float64]]
-    regions: Mapping[int, Region | Elements]
-    rounding: Rounding
     whose: str = "the unsharded model's"
-    noise: float = 0.0
-    typical: float = 0.0
     is_assumed: bool = False
     padded: tuple[int, int] | None = None
 
-    @cached_property
-    def tolerance(self) -> float:
-        """How far an element may be from what is wanted."""
-        allowed = self.rounding.tolerance(self.wanted, gradient=self.role == "grad")
-        if not self.noise:
-            return allowed
-        least = self.rounding.epsilon * float(np.max(np.abs(self.wanted), initial=0.0))
-        few = max(1.0, math.sqrt(MANY / max(self.wanted.size, 1)))  # the largest of few says less of all that may be
-        return above_noise(few * self.noise, least, allowed)
+    @property
+    def what(self) -> str:
+        """Its role, as sentences call it."""
+        return WHAT[self.role]
+
+    def finding(self, cause: Cause, sentence: str, ranks: tuple[int, ...] | None = None, **others: Any) -> Finding:
+        """Return the finding about this result that has a cause.
+
+        Args:
+            cause: The cause.
+            sentence: What is wrong, in numbers.
+            ranks: The ranks that it is about; None for those that are off.
+            others: More attributes of the finding.
+        """
+        claimed = write(self.claimed, equal=True) if self.claimed else ""
+        return cause.finding(self.name, self.wrong if ranks is None else ranks, sentence, claimed=claimed, **others)
 
     @cached_property
     def incomparable(self) -> str:
@@ -142,99 +82,10 @@ class Compared:
         unknown = [op for _, op in self.claimed.partial if op not in REDUCTIONS] if self.claimed else []
         return f"shardviz cannot make up for a pending {unknown[0]}" if unknown else ""
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that have it, after the reductions that are pending."""
-        return tuple(self.reduced)
-
-    def held_of(self, rank: int) -> NDArray[np.float64]:
-        """Return what a rank holds after the reductions that its placements say are pending."""
-        return self.reduced[rank]
-
-    def wanted_of(self, rank: int) -> NDArray[np.float64]:
-        """Return what a rank should hold."""
-        return self.part(self.wanted, rank)
-
-    def part(self, whole: NDArray[Any], rank: int) -> NDArray[Any]:
-        """Return a rank's part of a whole tensor with as many elements as this one; often a read-only view."""
-        region = self.regions[rank]
-        if isinstance(region, Region):
-            return part_of(whole.reshape(self.wanted.shape), region)
-        return whole.ravel()[region.flat_ids(self.wanted.shape)]
-
-    def is_right(self, rank: int, values: NDArray[np.float64]) -> bool:
-        """Whether values are what a rank should hold, except for rounding."""
-        wanted = self.wanted_of(rank)
-        return self.near(values, wanted) and self._is_typical(values, wanted)
-
-    def _is_typical(self, values: NDArray[np.float64], wanted: NDArray[np.float64]) -> bool:
-        """Whether values are no farther from those wanted on the whole than rounding takes them."""
-        if not self.typical or values.size < MANY:
-            return True
-        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(wanted))
-        return _root(values - wanted) <= allowed
-
-    def near(self, left: NDArray[np.float64], right: NDArray[np.float64], scale: float = 1.0) -> bool:
-        """Whether two arrays are equal except for rounding; NaN is near to nothing."""
-        with np.errstate(invalid="ignore"):  # the difference of two infinities
-            return bool(np.all(np.abs(left - right) <= self.tolerance * max(1.0, scale)))
-
-    @cached_property
-    def reduced(self) -> Mapping[int, NDArray[np.float64]]:
-        """What each rank holds after the reductions that its placements say are pending."""
-        values: Mapping[int, NDArray[np.float64]] = self.values
-        for axis, op in self.claimed.partial if self.claimed else ():
-            values = self.over(axis, op, values)
-        return values
-
-    def over(self, axis: str, op: str, values: Mapping[int, NDArray[np.float64]]) -> dict[int, NDArray[np.float64]]:
-        """Reduce values over an axis; a group with a rank missing has no result."""
-        return over(axis, op, values, self.mesh)
-
     @cached_property
     def related(self) -> Related | None:
         """What each rank holds of the values wanted; None if it is too large or cannot be compared with them."""
-        num_elements = sum(values.size for values in self.values.values())
-        if self.incomparable or num_elements > MAX_RELATED.get(self.role, 0):
-            return None
-        is_whole = all(region == Region.whole(self.wanted.shape) for region in self.regions.values())
-        whole = Layout(self.mesh, self.wanted.shape, ((),) * self.wanted.ndim)
-        layout = self.claimed or (whole if is_whole else None)
-        bound = Bound.of_elements(self.tolerance, _root(self.wanted))
-        return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
-
-    def held_by(self, rank: int) -> tuple[Region, Chain] | None:
-        """Return which part of the values wanted a rank holds, and what is changed; None if it holds no part.
-
-        A sum that is pending is a change if it is not claimed, and so is one that is claimed and not pending.
-        """
-        chain = self._chains.get(rank)
-        located = next((link for link in chain or () if isinstance(link, Located)), None)
-        if chain is None or located is None:
-            return None
-        source = next((link.source_of(rank) for link in chain if isinstance(link, Reassigned)), rank)
-        claimed = {Pending(*partial) for partial in self.claimed.partial} if self.claimed is not None else set()
-        pending = claimed ^ {link for link in chain if isinstance(link, Pending)}
-        others = (link for link in chain if not isinstance(link, (Located, Reassigned, Pending)))
-        links = (*sorted(pending, key=lambda link: link.axis), *others)
-        return located.layout.region(self.mesh.coord_of(source)), links
-
-    def changes_of(self, rank: int) -> Chain | None:
-        """Return what is changed in a rank's own part; None if it holds another one, or nothing explains it."""
-        chain, held = self._chains.get(rank), self.held_by(rank)
-        if held is None:
-            return chain  # filled with one number
-        return held[1] if held[0] == self.regions[rank] else None
-
-    @cached_property
-    def _chains(self) -> Mapping[int, Chain | None]:
-        groups = self.related.groups if self.related is not None else ()
-        return {rank: group.chain for group in groups for rank in group.ranks}
-
-    @cached_property
-    def wrong(self) -> tuple[int, ...]:
-        """The ranks that are off."""
-        return tuple(rank for rank, values in self.reduced.items() if not self.is_right(rank, values))
+        return None if self.incomparable else super().related
 
     @property
     def is_told_right(self) -> bool:
@@ -243,51 +94,24 @@ class Compared:
             not self.incomparable and self.reduced.keys() == self.values.keys() and not self.wrong and not self.is_lost
         )
 
-    @cached_property
-    def is_lost(self) -> bool:
-        """Whether what is wanted is so small that rounding alone could make it."""
-        return 0.0 < float(np.max(np.abs(self.wanted), initial=0.0)) <= self.tolerance
 
-    @cached_property
-    def copies_differ_along(self) -> tuple[str, ...]:
-        """The axes along which ranks hold the same part with different values."""
-        return tuple(axis for axis in self.mesh.axes if any(map(self._differs, self.mesh.groups(axis))))
+def compared(
+    dump: Dump, roles: Sequence[str] = tuple(WHAT), *, at: Moment = "step", reference: Moment = "reference"
+) -> Iterator[Compared]:
+    """Yield every tensor of some roles that the unsharded model has too.
 
-    def _differs(self, group: tuple[int, ...]) -> bool:
-        present = [rank for rank in group if rank in self.reduced]
-        return any(
-            self.regions[one] == self.regions[other] and not self._equal(self.reduced[one], self.reduced[other])
-            for one, other in pairwise(present)
-        )
-
-    def neighbors_apart(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, int, float]]:
-        """Return neighbors within groups of ranks that have copies of one part, and how far apart they are."""
-        held = self.reduced
-        pairs = (pair for group in groups for pair in pairwise(rank for rank in group if rank in held))
-        alike = (pair for pair in pairs if self.regions[pair[0]] == self.regions[pair[1]])
-        return [(low, high, farthest(held[low], held[high])) for low, high in alike]
-
-    def _equal(self, left: NDArray[np.float64], right: NDArray[np.float64]) -> bool:
-        return np.array_equal(left, right, equal_nan=True) or self.near(left, right)
-
-
-def ranks_by_part(result: Compared) -> list[tuple[int, ...]]:
-    """Return the ranks that hold the same part of a tensor, a group a part."""
-    groups: dict[object, list[int]] = {}
-    for rank in sorted(result.reduced):
-        groups.setdefault(result.regions[rank], []).append(rank)
-    return [tuple(ranks) for ranks in groups.values()]
-
-
-def compared(dump: Dump) -> Iterator[Compared]:
-    """Yield every tensor of the step that the unsharded model's step has too, with the same shape."""
+    Args:
+        dump: The dump.
+        roles: The roles; those of what a step computes if not given.
+        at: When ranks had it.
+        reference: When the unsharded model had it.
+    """
     rounding = rounding_of(dump)
-    for tensor in dump.at("step"):
-        for name in tensor.names:
-            reference = dump.find("reference", tensor.role, name)
-            if reference is not None and tensor.role in ("grad", "output", "scalar"):
-                wanted = dump.values(reference.first, name)
-                yield laid_out(dump, tensor, name, wanted, rounding)
+    for tensor in dump.at(at):
+        for name in tensor.names if tensor.role in roles else ():
+            wanted = dump.find(reference, tensor.role, name)
+            if wanted is not None:
+                yield laid_out(dump, tensor, name, dump.values(wanted.first, name), rounding)
 
 
 def rounding_of(dump: Dump) -> Rounding:
@@ -323,22 +147,18 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64],
     noise = dump.noises.get((tensor.role, name))
     largest, typical = (noise.largest, noise.typical) if noise is not None else (0.0, 0.0)
     return Compared(
-        name,
-        tensor.role,
-        mesh,
-        claimed,
-        wanted,
-        values,
-        regions,
-        rounding,
+        name=name,
+        role=tensor.role,
+        mesh=mesh,
+        claimed=claimed,
+        wanted=wanted,
+        values=values,
+        regions=regions,
+        rounding=rounding,
         noise=largest,
         typical=typical,
         is_assumed=all(shard.body.assumed for shard in tensor.shards.values()),
     )
-
-
-def _root(values: NDArray[np.float64]) -> float:
-    return math.sqrt(float(np.mean(values * values))) if values.size else 0.0
 
 
 def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -365,3 +185,45 @@ def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Regi
             if numbers.min(initial=0) >= 0:
                 return Elements(tuple(numbers.ravel().tolist()), shard.body.local_shape)
     return Region.whole(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A sharded step beside the unsharded model's.
+
+    Attributes:
+        loss: The loss of the sharded step over all ranks, or of the first rank that has a wrong one; NaN if it was not
+            captured.
+        odd_rank: The rank that `loss` is of, if others have the right one.
+        loss_wanted: The unsharded model's.
+        num_right: How many gradients are the unsharded model's.
+        largest_error_of_right: The largest difference of any element of them, on any rank.
+        num_wrong: How many gradients are not.
+        largest_error_of_wrong: The largest difference of any element of those, on any rank; infinite if one has NaN
+            or infinity.
+    """
+
+    loss: float
+    odd_rank: int | None
+    loss_wanted: float
+    num_right: int
+    largest_error_of_right: float
+    num_wrong: int
+    largest_error_of_wrong: float
+
+
+def agreement(dump: Dump) -> Agreement | None:
+    """Return how near the step came; None if the dump has none."""
+    results = [result for result in compared(dump) if not result.incomparable] if dump.at("reference") else []
+    losses = [result for result in results if result.role == "scalar" and result.name == "loss" and result.reduced]
+    gradients = [result for result in results if result.role == "grad"]
+    if not losses and not gradients:
+        return None
+    of_rank = {rank: float(value) for rank, value in losses[0].reduced.items()} if losses else {}
+    odd = losses[0].wrong if losses else ()
+    loss = of_rank[next(iter((*odd, *of_rank)))] if of_rank else math.nan
+    odd_rank = odd[0] if 0 < len(odd) < len(of_rank) else None
+    wanted = float(losses[0].wanted) if losses else math.nan
+    right, wrong = ([result for result in gradients if bool(result.wrong) == is_wrong] for is_wrong in (False, True))
+    near, far = (max((result.farthest for result in ones), default=0.0) for ones in (right, wrong))
+    return Agreement(loss, odd_rank, wanted, len(right), near, len(wrong), far)

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.compared import rounding_of
 from shardviz.check.step.forward.activations import Activations
-from shardviz.check.step.rules.ratios.part import Parts
-from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
-from shardviz.check.step.rules.several_weights import WrongGradients
+from shardviz.check.step.rules.all_gradients import Parts
 from shardviz.check.step.trace.backward import blamed_by_weights, first_in_backward
 from shardviz.check.step.trace.calls import Calls
 from shardviz.check.step.trace.forward import first_in_forward, first_unlike_others
+from shardviz.relate.measures import WrongResults, ratio_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,29 +38,48 @@ class Evidence:
     @cached_property
     def outputs_are_right(self) -> bool:
         """Whether there are outputs, and all were compared and are the unsharded model's."""
-        outputs = [one for one in self.results if one.role == "output"]
+        outputs = [result for result in self.results if result.role == "output"]
         return bool(outputs) and all(map(is_right, outputs))
 
     @cached_property
     def loss_is_right(self) -> bool:
         """Whether there is a loss, and it is the unsharded model's."""
-        return any(one.role == "scalar" and one.name == "loss" and is_right(one) for one in self.results)
+        return self.loss is not None and not self.loss.wrong
+
+    @cached_property
+    def loss(self) -> Compared | None:
+        """The loss, if it can be compared."""
+        losses = (result for result in self.results if (result.role, result.name) == ("scalar", "loss"))
+        return next((result for result in losses if not result.incomparable), None)
+
+    @cached_property
+    def batch(self) -> Mapping[str, bool] | None:
+        """For each axis of the run whether it splits the batch, over which the loss is an average.
+
+        None if the dump has no loss, or one without a claim.
+        """
+        loss = self.dump.find("step", "scalar", "loss")
+        claimed = loss.claimed if loss is not None else None
+        if claimed is None or self.dump.files.mesh is None:
+            return None
+        pending = {axis for axis, _ in claimed.partial}
+        return {axis: axis in pending for axis in self.dump.files.mesh.axes}
 
     @cached_property
     def gradients(self) -> Mapping[str, Compared]:
         """The gradients that can be compared, by name."""
-        return {one.name: one for one in self.results if one.role == "grad" and not one.incomparable}
+        return {result.name: result for result in self.results if result.role == "grad" and not result.incomparable}
 
     @cached_property
     def ratios(self) -> Mapping[str, Fraction | None]:
         """What every gradient is the unsharded model's times; None if it is not a ratio of small numbers."""
-        of_wrong = {name: ratio_to_wanted(one, one.reduced) for name, one in self.gradients.items() if one.wrong}
+        of_wrong = {name: ratio_of(result) for name, result in self.gradients.items() if result.wrong}
         return {name: of_wrong.get(name, Fraction(1)) for name in self.gradients}
 
     @cached_property
-    def wrong_gradients(self) -> WrongGradients:
+    def wrong_gradients(self) -> WrongResults:
         """The wrong gradients, by what ranks hold."""
-        return WrongGradients(tuple(self.gradients.values()))
+        return WrongResults(tuple(self.gradients.values()))
 
     @cached_property
     def parts(self) -> Parts:
@@ -100,8 +118,8 @@ class Evidence:
     @cached_property
     def divergence(self) -> Divergence | None:
         """The first wrong module: in forward where an output is wrong, in backward where all of forward is right."""
-        outputs = [one for one in self.results if one.role == "output"]
-        if any(not is_right(one) for one in outputs):
+        outputs = [result for result in self.results if result.role == "output"]
+        if any(not is_right(result) for result in outputs):
             return first_in_forward(self.calls)
         if not self.loss_is_right:
             return first_in_forward(self.calls) if not outputs else None

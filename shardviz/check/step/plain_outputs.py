@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.step import CollectiveRecord
 
 UNPLACED = (
     "no placements of {whole}, {whose}, give every rank what it holds (rank {rank}: {held}); the loss and the "
@@ -31,18 +30,14 @@ UNPLACED = (
 
 def laid_out_by_value(results: Sequence[Compared], dump: Dump | None = None) -> tuple[Compared, ...]:
     """Return results with the plain outputs laid out as their values are, if the loss was computed from them so."""
-    loss = next((one for one in results if (one.role, one.name) == ("scalar", "loss")), None)
+    loss = next((result for result in results if (result.role, result.name) == ("scalar", "loss")), None)
     if loss is None or loss.incomparable:
         return tuple(results)
     records = dump.files.ranks.values() if dump is not None else ()
-    called = {axis for record in records for one in record.collectives if _is_of_loss(one) for axis in one.axes}
-    apart = set(loss.copies_differ_along) - called
-    return tuple(_by_value(one, loss, apart) if one.is_assumed else one for one in results)
-
-
-def _is_of_loss(collective: CollectiveRecord) -> bool:
-    """Whether a collective may be one of the loss function's: those of modules and of backward are not."""
-    return not collective.module and not collective.backward
+    collectives = (call for record in records for call in record.collectives)
+    by_loss = (call for call in collectives if not (call.module or call.backward))
+    apart = set(loss.copies_differ_along) - {axis for call in by_loss for axis in call.axes}
+    return tuple(_by_value(result, loss, apart) if result.is_assumed else result for result in results)
 
 
 def _by_value(result: Compared, loss: Compared, apart: set[str]) -> Compared:
@@ -102,12 +97,10 @@ def why_unplaced(evidence: Evidence, result: Compared) -> str:
     odd = [rank for rank, values in result.values.items() if values.shape != result.wanted.shape]
     if not (result.is_assumed and result.incomparable and is_right and odd) or evidence.without_gradient:
         return ""
-    if not all(_may_be_part(values.shape, result.wanted.shape) for values in result.values.values()):
-        return ""  # larger than the whole, as copies side by side are
+    whole = result.wanted.shape
+    for shape in (values.shape for values in result.values.values()):
+        if len(shape) != len(whole) or any(own > size for own, size in zip(shape, whole, strict=True)):
+            return ""  # larger than the whole, as copies side by side are
     rank = min(odd)
-    held, whole = list(result.values[rank].shape), list(result.wanted.shape)
-    return UNPLACED.format(rank=rank, held=held, whole=whole, whose=result.whose)
-
-
-def _may_be_part(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    return len(shape) == len(whole) and all(own <= size for own, size in zip(shape, whole, strict=True))
+    held = list(result.values[rank].shape)
+    return UNPLACED.format(rank=rank, held=held, whole=list(whole), whose=result.whose)

@@ -1,47 +1,53 @@
-"""Go through a step: every gradient, output and logged value, each by the first rule that explains it."""
+"""Go through a step: every gradient, output and logged value, each by the first rule that explains it.
+
+A wrong output makes the loss wrong, a wrong loss the gradients. Results that follow from others are counted: in the
+finding that they follow from, or as not checked.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.hiding import unhidden
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.captured import check_captured, copies_apart
 from shardviz.check.step.compared import compared
-from shardviz.check.step.consequences import without_consequences
-from shardviz.check.step.contradictions import check_raised, check_result_shape
+from shardviz.check.step.contradictions import check_no_gradient, check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
-from shardviz.check.step.no_gradient import check_no_gradient
 from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
-from shardviz.check.step.rules.gradients import check_unreduced
-from shardviz.check.step.rules.loss_terms import of_loss_terms
+from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
+from shardviz.check.step.rules.factors import check_scale
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
-from shardviz.check.step.rules.micro_batches import of_micro_batches
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor
 from shardviz.check.step.rules.order import check_order, check_zero_slices
-from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
-from shardviz.check.step.rules.ratios.factors import batch_axes
-from shardviz.check.step.rules.ratios.norms import check_norm
-from shardviz.check.step.rules.ratios.scale import check_scale
-from shardviz.check.step.rules.related import check_related
+from shardviz.check.step.rules.reductions import check_unreduced
 from shardviz.check.step.rules.several_weights import check_other_layers, check_tied
-from shardviz.check.step.rules.terms import check_terms
+from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches
+from shardviz.check.step.rules.terms import check_related, check_terms
 from shardviz.check.step.trace.naming import placed, with_cut
-from shardviz.check.step.training import check_masks, check_training
+from shardviz.check.step.without_reference import check_captured, check_masks, check_training, copies_apart
 from shardviz.check.step.words import kind_of, number
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.finding import Finding
+from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import EPSILON, SINGLE
-from shardviz.relate.values import farthest
+from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump
+
+    Rule = Callable[[Evidence, Compared], Finding | None]
+
+Found = tuple["Compared", Finding]
+
+MAX_LISTED = 4
 
 
 def check_step(
@@ -72,7 +78,9 @@ def check_step(
     if dump.find("reference", "scalar", "loss") is None:  # the step's loss is its own: only copies can be compared
         yield from copies_apart(dump, ("grad", "scalar"))
     else:
-        missing = [name for tensor in steps for name in tensor.names if not _has_reference(dump, tensor.role, name)]
+        roles = ("grad", "output", "scalar")
+        compared_names = [(tensor.role, name) for tensor in steps for name in tensor.names if tensor.role in roles]
+        missing = [name for role, name in compared_names if dump.find("reference", role, name) is None]
         why = "the unsharded model's step has no tensor of this name"
         yield from (NotChecked(name, why, "step") for name in missing)
     yield from _not_logged(dump)
@@ -122,7 +130,7 @@ def _not_logged(dump: Dump) -> Iterator[NotChecked]:
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
     """Say how many gradients are too small next to the others for a wrong factor to show in a narrow dtype."""
     narrow = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["float32"]}
-    lost = [one for one in gradients if one.is_lost and one.rounding.epsilon in narrow]
+    lost = [gradient for gradient in gradients if gradient.is_lost and gradient.rounding.epsilon in narrow]
     if lost:
         allowed = f"rounding to {narrow[lost[0].rounding.epsilon]} allows {number(lost[0].tolerance)}"
         yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger", "step")
@@ -134,14 +142,10 @@ def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
     for result in outputs:
         dtype = coarse.get(result.rounding.epsilon)
         if dtype is not None and not result.incomparable and not result.wrong:
-            far = max(farthest(values, result.wanted_of(rank)) for rank, values in result.reduced.items())
+            far = result.farthest
             if far > SINGLE * float(np.max(np.abs(result.wanted), initial=0.0)):
                 why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(result.tolerance)}"
                 yield NotChecked(result.name, f"the {result.role}: {why}: a wrong scale may be within that", "step")
-
-
-def _has_reference(dump: Dump, role: str, name: str) -> bool:
-    return role in ("param", "buffer", "activation", "optim") or dump.find("reference", role, name) is not None
 
 
 def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChecked]:
@@ -155,10 +159,8 @@ def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChe
     elif result.incomparable:
         yield NotChecked(result.name, f"its {result.role}: {result.incomparable}", "step")
     elif result.wrong:
-        part = evidence.parts.part_with(result) if result.role == "grad" else None
-        scaled = check_scale(result, batch_axes(evidence.dump), part, is_mean=is_loss(evidence, result))
-        found = _by_role(evidence, result) or scaled or check_terms(evidence, result)
-        named = with_reason(evidence, result, found)
+        findings = (rule(evidence, result) for rule in RULES[result.role])
+        named = with_reason(evidence, result, next(filter(None, findings), None) or check_terms(evidence, result))
         is_first = result.role == "output" or (
             evidence.outputs_are_right and (result.role != "grad" or _has_right_loss(evidence))
         )
@@ -167,15 +169,87 @@ def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChe
 
 def _has_right_loss(evidence: Evidence) -> bool:
     """Whether the loss is right, or none is compared: what a wrong loss makes of gradients shows nothing new."""
-    losses = [one for one in evidence.results if (one.role, one.name) == ("scalar", "loss")]
-    return all(not one.incomparable and not one.wrong for one in losses)
+    losses = [result for result in evidence.results if (result.role, result.name) == ("scalar", "loss")]
+    return not losses or evidence.loss_is_right
 
 
-def _by_role(evidence: Evidence, result: Compared) -> Finding | None:
-    """Return what rules of its role say of a wrong result."""
-    if result.role == "scalar":
-        return check_scalar(result) or check_norm(evidence, result) or check_function(evidence, result)
-    tied = check_tied(evidence, result) if result.role == "grad" else None
-    other = check_other_layers(evidence, result) if result.role == "grad" else None
-    lost = check_zero_slices(result) if result.role == "grad" else None
-    return tied or other or check_unreduced(result, batch_axes(evidence.dump)) or check_order(result) or lost
+def _check_scale(evidence: Evidence, result: Compared) -> Finding | None:
+    part = evidence.parts.part_with(result) if result.role == "grad" else None
+    return check_scale(result, evidence.batch, part, is_mean=is_loss(evidence, result))
+
+
+def _check_unreduced(evidence: Evidence, result: Compared) -> Finding | None:
+    return check_unreduced(result, evidence.batch)
+
+
+def _of_result(rule: Callable[[Compared], Finding | None]) -> Rule:
+    """Return the rule for one that looks at nothing but the result."""
+    return lambda _evidence, result: rule(result)
+
+
+RULES: Mapping[str, Sequence[Rule]] = {
+    "output": (_check_unreduced, _of_result(check_order), _check_scale),
+    "scalar": (_of_result(check_scalar), check_norm, check_function, _check_scale),
+    "grad": (
+        check_tied,
+        check_other_layers,
+        _check_unreduced,
+        _of_result(check_order),
+        _of_result(check_zero_slices),
+        _check_scale,
+    ),
+}
+"""The rules of each role, those that know most of the place first."""
+
+
+def without_consequences(pairs: Sequence[Found]) -> Iterator[Finding | NotChecked]:
+    """Yield the findings of a step that are not consequences of others among them."""
+    outputs = [pair for pair in pairs if pair[0].role == "output"]
+    if outputs:
+        if len(outputs) < len(pairs):
+            yield NotChecked("", "the step's loss and gradients: they are computed from a wrong output", "step")
+        findings = [finding for _, finding in outputs]
+        explained = [finding for finding in findings if not finding.generic]
+        yield from explained
+        yield from unhidden([finding for finding in findings if finding.generic], explained, anywhere=True)
+        return
+    left = _not_from_loss(pairs)
+    left_out = len(pairs) - len(left)
+    if left_out:
+        why = f"{left_out} of the step's gradients that no rule explains: the loss is wrong, too"
+        yield NotChecked("", why, "step")
+    yield from _with_loss_first(left)
+
+
+def without_consequences_of_update(results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
+    """Yield what is found after the optimizer's step and follows from nothing else that is found there."""
+    results = list(results)
+    left = unhidden(
+        results, [result for result in results if isinstance(result, Finding) and not result.generic], anywhere=True
+    )
+    yield from left
+    left_out = [result.tensor for result in results if result not in left]
+    if left_out:
+        why = f"{listed(left_out, MAX_LISTED)} after the optimizer's step"
+        yield NotChecked("", f"{why}: differences may follow from the findings about others", "step")
+
+
+def _not_from_loss(pairs: Sequence[Found]) -> list[Found]:
+    """Return the pairs without the unexplained gradients that a wrong loss accounts for."""
+    loss = [finding for result, finding in pairs if result.name == "loss"]
+    left = unhidden([finding for result, finding in pairs if result.role == "grad"], loss, anywhere=True)
+    return [pair for pair in pairs if pair[0].role != "grad" or pair[1] in left]
+
+
+def _with_loss_first(pairs: Sequence[Found]) -> Iterator[Finding]:
+    """Report gradients that are off by the loss's own ratio with the loss."""
+    loss = next((pair for pair in pairs if pair[0].name == "loss" and pair[1].kind == "wrong-scale"), None)
+    ratio = ratio_of(loss[0]) if loss is not None else None
+    grads = [(result, finding) for result, finding in pairs if ratio and result.role == "grad"]
+    alike = {id(finding) for result, finding in grads if ratio_of(result) == ratio}
+    for result, finding in pairs:
+        if alike and result.name == "loss":
+            gradients = "is one gradient" if len(alike) == 1 else f"are {len(alike):,} gradients"
+            yield replace(finding, sentence=f"{finding.sentence}, and so {gradients}")
+        elif id(finding) not in alike:
+            yield finding

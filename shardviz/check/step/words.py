@@ -1,4 +1,4 @@
-"""Numbers, indices and claims of a step, as findings say them, and the finding about all ranks of one result."""
+"""Numbers, indices and copies that differ, as findings of a step say them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shardviz.explain.templates import number as number
-from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from fractions import Fraction
 
-    from shardviz.check.step.compared import Compared
     from shardviz.explain.finding import Finding
-
-
-WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
-"""Roles, as sentences call them."""
 
 
 def apart_text(low: int, high: int, worst: float) -> str:
@@ -26,16 +19,6 @@ def apart_text(low: int, high: int, worst: float) -> str:
     if math.isinf(worst):
         return f"where one of rank {low} and rank {high} has NaN or infinity, the other has another value"
     return f"rank {low} and rank {high} are up to {number(worst)} apart"
-
-
-def size_clause(ratio: Fraction | float, axes: str) -> str:
-    """Return the clause that names the axes whose size a ratio is, or one over it; empty if there are none."""
-    return f", {'' if ratio > 1 else '1 over '}the size of {axes}" if axes else ""
-
-
-def claimed_text(result: Compared) -> str:
-    """Return what is claimed of a tensor, in the notation, with the axes along which copies are equal."""
-    return write(result.claimed, equal=True) if result.claimed else ""
 
 
 MAX_SPANS = 4

@@ -9,14 +9,16 @@ own) are not compared.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.as_claimed import claimed_dims
+from shardviz.check.order.infer.layout import axes_of_change
+from shardviz.check.order.laid_out import claimed_dims
 from shardviz.check.report import NotChecked
-from shardviz.check.values.numbers import first_difference, same_step
+from shardviz.dump.content import leaves
 from shardviz.explain.values import (
     FirstRankAlone,
     OddRanksAlone,
@@ -26,6 +28,8 @@ from shardviz.explain.values import (
     UnsynchronizedBuffer,
 )
 from shardviz.layout.notation import write
+from shardviz.layout.region import index_of
+from shardviz.relate.tolerance import STEP
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
     from shardviz.relate.pair import Related
 
 Groups = list[list["Shard"]]
+About = tuple["Cause", str, str]
+"""The most likely cause, what is wrong in numbers, and which ranks have other values."""
 
 
 @dataclass(frozen=True)
@@ -91,21 +97,6 @@ def _alike(group: list[Shard], index: int) -> Groups:
     return sorted(by_digest.values(), key=lambda shards: len(shards) < usual)
 
 
-@dataclass(frozen=True, slots=True)
-class _About:
-    """What is wrong with copies.
-
-    Attributes:
-        cause: The most likely cause.
-        sentence: What is wrong, in numbers.
-        held: Which ranks have other values, in words.
-    """
-
-    cause: Cause
-    sentence: str
-    held: str
-
-
 def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield parameters and buffers of the model before stamping whose copies differ."""
     unchecked = {name for record in dump.files.ranks.values() for name, _ in record.not_checked}
@@ -113,7 +104,9 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
         for ids, numbers in _by_stamped(tensor, dump.stamped):
             groups = copies_of(tensor, ids)
             if any(len({shard.digests for shard in group}) > 1 for group in groups):
-                yield from _compare(dump, tensor, numbers, groups)
+                for number in numbers:
+                    if differing := _differing(groups, number):
+                        yield _finding(dump, tensor, number, differing)
             elif any(not shard.digests for group in groups if len(group) > 1 for shard in group):
                 why = "its copies have no digests to compare"
                 names = [tensor.names[number] for number in numbers]
@@ -177,15 +170,12 @@ def with_copies(finding: Finding, dump: Dump, tensor: Tensor) -> Finding:
     """Return a finding about a tensor with its copies that differ bit by bit, if there are any."""
     index = tensor.index(finding.tensor)
     groups = copies_of(tensor, dump.stamped.get(finding.tensor))
-    differing = [group for group in groups if len({shard.digest(index) for shard in group}) > 1]
+    differing = _differing(groups, index)
     return finding.seen_in(Copies(dump, finding.tensor, index, differing)) if differing else finding
 
 
-def _compare(dump: Dump, tensor: Tensor, numbers: list[int], groups: Groups) -> Iterator[Finding]:
-    for index in numbers:
-        differing = [group for group in groups if len({shard.digest(index) for shard in group}) > 1]
-        if differing:
-            yield _finding(dump, tensor, index, differing)
+def _differing(groups: Groups, index: int) -> Groups:
+    return [group for group in groups if len({shard.digest(index) for shard in group}) > 1]
 
 
 def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Finding:
@@ -198,17 +188,19 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
     mesh = claimed.mesh if claimed else dump.files.mesh
     odd = _odd(mesh, differing, others)
     is_first = _are_first(mesh, differing, others)
-    about = _about_odd(odd, others, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
+    cause, sentence, held = (
+        _about_odd(odd, others, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
+    )
     first = first_difference(*pair)
     return (
-        (_in_part_sharded(tensor) or about.cause)
+        (_in_part_sharded(tensor) or cause)
         .finding(
             tensor.names[index],
             _ranks(others),
-            about.sentence,
+            sentence,
             details=(first,) if first else (),
             claimed=write(claimed, equal=True) if claimed else "",
-            held=about.held,
+            held=held,
         )
         .seen_in(Copies(dump, tensor.names[index], index, differing))
     )
@@ -231,29 +223,25 @@ def _are_first(mesh: Mesh, differing: Groups, others: Groups) -> bool:
     return alone and min(mesh.ranks) in _ranks(others)
 
 
-def _about_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bool) -> _About:
+def _about_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bool) -> About:
     """Say what is wrong if most copies agree."""
     count = len(_ranks(others))
     apart = _apart(*pair) if count == 1 else ""
     verb = "has" if count == 1 else "have"
     sentence = f"copies differ from the start: {odd} {verb} other values than the other copies{apart}"
     cause = FirstRankAlone(odd) if is_first else OddRanksAlone(odd)
-    return _About(cause, sentence, f"other values on {odd}")
+    return (cause, sentence, f"other values on {odd}")
 
 
-def _about_axes(dump: Dump, tensor: Tensor, mesh: Mesh, differing: Groups, index: int) -> _About:
+def _about_axes(dump: Dump, tensor: Tensor, mesh: Mesh, differing: Groups, index: int) -> About:
     """Say what is wrong if copies differ from one position of an axis to the next."""
     axes = _axes(mesh, differing, index)
     sentence = f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {_count(differing, index)}"
     held = f"different values along {' and '.join(axes)}" if axes else "different values"
     if tensor.role == "buffer":
-        return _About(UnsynchronizedBuffer(tuple(axes)), sentence, held)
-    is_plain = _is_beside_shards(dump, tensor)
-    return _About((PlainAmongShards if is_plain else RankDependentSeed)(tuple(axes)), sentence, held)
-
-
-def _is_beside_shards(dump: Dump, tensor: Tensor) -> bool:
-    return tensor.claimed is None and any(one.claimed is not None for one in dump.at("initial"))
+        return (UnsynchronizedBuffer(tuple(axes)), sentence, held)
+    is_plain = tensor.claimed is None and any(other.claimed is not None for other in dump.at("initial"))
+    return ((PlainAmongShards if is_plain else RankDependentSeed)(tuple(axes)), sentence, held)
 
 
 def _count(differing: Groups, index: int) -> str:
@@ -272,8 +260,7 @@ def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
     ranks = sorted(shard.rank for shards in others for shard in shards)
     coords = [mesh.coord_of(rank) for rank in ranks if rank in mesh]
     if len(ranks) == 1:
-        pairs = zip(mesh.axes, coords[0], strict=True) if coords and mesh.ndim > 1 else ()
-        at = ", ".join(f"{axis}={position}" for axis, position in pairs)
+        at = mesh.label(ranks[0]) if coords and mesh.ndim > 1 else ""
         return f"rank {ranks[0]}" + (f" ({at})" if at else "")
     for column, axis in enumerate(mesh.axes):
         positions = {coord[column] for coord in coords}
@@ -292,13 +279,65 @@ def _apart(right: Shard, wrong: Shard) -> str:
 
 def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
     """Return the axes along which copies differ: two coordinates that are equal on all other axes have other values."""
-    axes = []
-    for column, axis in enumerate(mesh.axes):
-        for group in differing:
-            seen: dict[Hashable, str] = {}
-            coords = ((mesh.coord_of(shard.rank), shard) for shard in group if shard.rank in mesh)
-            lines = (((*at[:column], *at[column + 1 :]), shard.digest(index)) for at, shard in coords)
-            if any(seen.setdefault(line, digest) != digest for line, digest in lines):
-                axes.append(axis)
-                break
-    return axes
+    of_groups = [
+        axes_of_change(mesh, {mesh.coord_of(shard.rank): shard.digest(index) for shard in group if shard.rank in mesh})
+        for group in differing
+    ]
+    return [axis for axis in mesh.axes if any(axis in axes for axes in of_groups)]
+
+
+LEAST_ALIKE = 3
+
+
+def flat_values(shard: Shard) -> list[float | str] | None:
+    """Return a shard's values, row-major; None if the dump has only their digest."""
+    return leaves(shard.body.values) if shard.body.values is not None else None
+
+
+def is_constant(shard: Shard) -> bool:
+    """Whether a shard says nothing about where it is from: all its elements are one number, or it has just one."""
+    if shard.body.constant or math.prod(shard.body.local_shape) < 2:
+        return True
+    values = flat_values(shard)
+    return values is not None and len(set(values)) == 1
+
+
+def first_difference(shard: Shard, other: Shard) -> str:
+    """Say at which index two copies differ first, and what each has there; empty if the dump has no values."""
+    ours, theirs = flat_values(shard), flat_values(other)
+    if ours is None or theirs is None:
+        return ""
+    if len(ours) != len(theirs) or shard.body.dtype != other.body.dtype:
+        first = f"{shard.body.dtype}{list(shard.body.local_shape)}"
+        return f"rank {shard.rank} has {first}, rank {other.rank} {other.body.dtype}{list(other.body.local_shape)}"
+    at = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
+    if at is None:
+        return ""
+    pair = (2,) if shard.body.dtype.startswith("complex") else ()  # written as real and imaginary part
+    shape = (*shard.body.local_shape, *pair)
+    index = index_of(at, shape)
+    return f"at {index} of the shard rank {shard.rank} has {_said(ours[at])}, rank {other.rank} {_said(theirs[at])}"
+
+
+def same_step(copy: Shard, other: Shard) -> tuple[float, float]:
+    """Return the number by which all elements of a second copy differ from a first, and the factor; 0 if by none.
+
+    Copies of fewer than three elements show no rule.
+    """
+    pairs = list(zip(flat_values(copy) or (), flat_values(other) or (), strict=False))
+    if len(pairs) < LEAST_ALIKE or not all(isinstance(value, float | int) for pair in pairs for value in pair):
+        return 0, 0
+    numbers = [(float(first), float(second)) for first, second in pairs]
+    step = _one_of([second - first for first, second in numbers])
+    return step, 0 if step or not all(first for first, _ in numbers) else _one_of([b / a for a, b in numbers])
+
+
+def _one_of(numbers: list[float]) -> float:
+    """Return what all numbers are, rounding apart; 0 if they are not one finite number."""
+    first = numbers[0]
+    is_one = math.isfinite(first) and all(math.isclose(number, first, rel_tol=STEP) for number in numbers)
+    return first if is_one else 0
+
+
+def _said(value: float | str) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

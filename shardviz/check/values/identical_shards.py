@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.as_claimed import claimed_dims
-from shardviz.check.values.numbers import is_constant
+from shardviz.check.order.laid_out import claimed_dims
+from shardviz.check.values.copies import is_constant
 from shardviz.dump.digests import hash_of_nan
 from shardviz.explain.states import SameOptimizerFile
 from shardviz.explain.values import RepeatedDraw

@@ -8,19 +8,16 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.beside.given import Given, given_of
 from shardviz.checkpoint.beside.job import Job, Live
 from shardviz.checkpoint.beside.judging import judge
+from shardviz.checkpoint.beside.reading import Given, given_of
 from shardviz.checkpoint.beside.searching import MOST_READ, Search
-from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
-from shardviz.checkpoint.comparing.elsewhere import stale
-from shardviz.checkpoint.comparing.elsewhere.moved import with_ties
-from shardviz.checkpoint.comparing.elsewhere.one_file import is_open, odd_file
-from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
-from shardviz.checkpoint.comparing.padded import padding_notes
-from shardviz.checkpoint.comparing.pairs import Pair, paired
-from shardviz.checkpoint.maps.made import Made, leaves
-from shardviz.checkpoint.maps.padding import has_padding
+from shardviz.checkpoint.comparing.compare import hint, lonely_outcome, refuse_strangers
+from shardviz.checkpoint.comparing.moved import with_ties
+from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
+from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, paired
+from shardviz.checkpoint.comparing.steps import is_open, odd_file, opened, siblings
+from shardviz.checkpoint.maps.made import Made, has_padding, leaves
 from shardviz.checkpoint.optimizer import state_names
 from shardviz.checkpoint.records import Checkpoint, Saved
 from shardviz.explain.files import FileOfAnotherSave
@@ -32,8 +29,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.pairs import Pairs
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.records import Chunk
-    from shardviz.checkpoint.tensor import Entry, Tensor
+    from shardviz.checkpoint.records import Chunk, Entry, Tensor
     from shardviz.layout.region import Region
 
     Side: TypeAlias = Job | Checkpoint
@@ -68,7 +64,7 @@ def compare_with_job(
     assert isinstance(checkpoint, Checkpoint), "and the other is not"
     pairs = paired(before, after, rules, _states)
     refuse_strangers(pairs, before, after)
-    steps = [*also, *stale.opened(stale.siblings(checkpoint.path), [checkpoint.path])]
+    steps = [*also, *opened(siblings(checkpoint.path), [checkpoint.path])]
     search = Search(checkpoint.tensors, steps)
     judged: list[tuple[Outcome, Live, Entry]] = []
     both, given = _both(pairs)
@@ -106,43 +102,32 @@ def _both(pairs: Pairs) -> tuple[list[Both], set[str]]:
             direct.append((pair.name, pair.other_name, live, entry))
         else:
             turned += [
-                (one, other) for one, other in _ways(pair) if any(isinstance(it, Live) for it in leaves(one.node))
+                (made, other)
+                for made, other in (pair.both, pair.both[::-1])
+                if isinstance(made, Made) and any(isinstance(leaf, Live) for leaf in leaves(made.node))
             ]
     given = given_of(turned)
     return [*direct, *((name, one.name, one.live, one) for name, one in given.items())], set(given)
 
 
-def _ways(pair: Pair) -> Iterator[tuple[Made, Tensor]]:
-    """Yield how a tensor of the checkpoint is made of the job's, and the tensor."""
-    for made, other in ((pair.first, pair.second), (pair.second, pair.first)):
-        if isinstance(made, Made) and other is not None and any(isinstance(one, Live) for one in leaves(made.node)):
-            yield made, other
-
-
 def _lonely(pairs: Sequence[Pair], job: Job, every: Pairs, search: Search) -> Iterator[Outcome]:
     """Yield what became of tensors that only one side has; a job's buffers that are not saved are none of these."""
-    known = {pair.name: entry for pair in every.both if (entry := _stored(pair)) is not None}
+    known = {pair.name: side for pair in every.both for side in pair.both if not isinstance(side, (Live, Made))}
     kept = [(Outcome(name, "", "equal"), Pair(name, entry, entry)) for name, entry in known.items()]
     for pair in pairs:
         live = next((one for one in (pair.first, pair.second) if isinstance(one, Live)), None)
-        verdict: Verdict = "missing" if pair.second is None else "added"
-        which = "job" if live is not None else "checkpoint"
-        more = f"; as the map says, {pair.lacking}" if pair.lacking else ""
-        outcome = Outcome(pair.name, "", verdict, f"only the {which} has it{more}")
+        outcome = lonely_outcome(pair, "job" if live is not None else "checkpoint")
         if live is not None and live.role == "buffer":
             continue
         if live is not None:
             yield _as_tied(outcome, live, known, job, search)
         elif job.missing_ranks or pair.name in job.without_values:
-            yield outcome.became("not-compared", _unseen(pair.name, job))
+            why = f"only the checkpoint has it, and the dump lacks {named_ranks(job.missing_ranks)}"
+            if pair.name in job.without_values:
+                why = "the dump was captured with stamps: it has places of elements, not values"
+            yield outcome.became("not-compared", why)
         else:
             yield with_ties([*kept, (outcome, pair)])[-1][0]
-
-
-def _stored(pair: Pair) -> Tensor | None:
-    """Return the checkpoint's tensor of a pair."""
-    entry = pair.second if isinstance(pair.first, Live) else pair.first
-    return None if entry is None or isinstance(entry, (Live, Made)) else entry
 
 
 def _as_tied(outcome: Outcome, live: Live, known: dict[str, Tensor], job: Job, search: Search) -> Outcome:
@@ -153,12 +138,6 @@ def _as_tied(outcome: Outcome, live: Live, known: dict[str, Tensor], job: Job, s
     found = judge(outcome.became("equal", "", other=twin), live, known[twin], job.dump, search)
     words = f"only the job has it, sharing the storage of {printable(twin)}"
     return outcome.became("tied", words, other=twin) if found.verdict in ("equal", "cast") else found
-
-
-def _unseen(name: str, job: Job) -> str:
-    if name in job.without_values:
-        return "the dump was captured with stamps: it has places of elements, not values"
-    return f"only the checkpoint has it, and the dump lacks {named_ranks(job.missing_ranks)}"
 
 
 def _notes(pairs: Pairs, job: Job, search: Search) -> Iterator[str]:

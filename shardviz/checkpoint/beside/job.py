@@ -112,7 +112,7 @@ class Live:
         parts = [(piece.claimed, piece.bits) for piece in self.pieces]
         known = [(region, bits) for region, bits in parts if region is not None and bits is not None]
         is_fit = all(region.shape == bits.shape for region, bits in known)
-        if not is_fit or sum(bits.size for _, bits in known) < max(numel(self), 1):
+        if not is_fit or sum(bits.size for _, bits in known) < max(math.prod(self.shape), 1):
             raise DumpError(f"{printable(self.name)}: the dump has hashes of its values, not the values")
         whole = np.zeros(self.index_shape, known[0][1].dtype)
         seen = np.zeros(self.index_shape, bool)
@@ -216,20 +216,10 @@ def _claim(shard: Shard) -> tuple[Region | None, str]:
         return (Region.whole(body.shape), "") if is_whole else (None, "it is plain, and does not say which part it is")
     if layout.partial:
         axes = " and ".join(axis for axis, _ in layout.partial)
-        return None, f"its sum over {axis_word(axes)} is pending"
+        return None, f"its sum over {'axes' if len(layout.partial) > 1 else 'axis'} {axes} is pending"
     if shard.rank not in layout.mesh:
         return None, "it is not on the tensor's mesh"
     try:
         return layout.region(layout.mesh.coord_of(shard.rank)), ""
     except LayoutError as error:
         return None, error.message
-
-
-def axis_word(axes: str) -> str:
-    """Return axes with their noun."""
-    return f"axes {axes}" if " " in axes else f"axis {axes}"
-
-
-def numel(live: Live) -> int:
-    """Return how many elements a tensor has."""
-    return math.prod(live.shape)

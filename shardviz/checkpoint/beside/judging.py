@@ -9,27 +9,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.check.order.case import Case
+from shardviz.check.order.rules.places import check_places
 from shardviz.checkpoint.beside.reading import Reader
-from shardviz.checkpoint.beside.words import AS_HASHED, DIFFERENT, holding, in_words, name_places, ranks_of
-from shardviz.checkpoint.comparing.agreement import can_cast
-from shardviz.checkpoint.comparing.changed.numbers import NARROW, WIDE
-from shardviz.errors import DumpError
+from shardviz.checkpoint.comparing.changes import through_types
+from shardviz.checkpoint.comparing.equality import can_cast
+from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.conversion import NarrowedOnTheWay, OneSidedTie
 from shardviz.explain.files import NeverLoaded, ValuesOfAnotherStep
 from shardviz.layout.region import Region, index_of
 from shardviz.relate.casts import cast, is_narrower
-from shardviz.text import counted, named_ranks, printable
+from shardviz.relate.values import padded_to
+from shardviz.text import counted, listed, named_ranks, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.beside.job import Live, Piece
     from shardviz.checkpoint.beside.searching import Search
     from shardviz.checkpoint.comparing.outcome import Outcome, Verdict
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Tensor
     from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
 
     Turn = Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -38,6 +41,11 @@ MAX_PERMUTED = 4
 
 MAX_PADDED = 1 << 30
 """Elements of a tensor to which zeros are added."""
+
+AS_HASHED = "the dump has hashes of the job's values only"
+DIFFERENT = ("has what the checkpoint has", "have what the checkpoint has")
+MOST_PARTS = 3
+"""Parts of a tensor that are named."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +187,7 @@ def _other_name(live: Live, wrong: Sequence[Piece], entry: Tensor, search: Searc
 
 def _through(live: Live, wrong: Sequence[Piece], entry: Tensor) -> str:
     """Return the narrower type through which all shards' values went."""
-    for narrow in NARROW if live.dtype in WIDE and entry.dtype == live.dtype else ():
+    for narrow in through_types(live.dtype, live.dtype) if entry.dtype == live.dtype else ():
         turned = Reader(entry, live.dtype, live.index_shape, through=narrow)
         if all(piece.claimed and turned.is_held(piece.claimed, piece.digest) for piece in wrong):
             return narrow
@@ -232,7 +240,8 @@ def _turns(shape: tuple[int, ...], stored: tuple[int, ...]) -> Iterator[tuple[Ve
     odd = [dim for dim, pair in enumerate(zip(shape, stored, strict=False)) if pair[0] != pair[1]]
     if len(shape) == len(stored) and len(odd) == 1 and math.prod(shape) <= MAX_PADDED:
         (dim,) = odd
-        yield "padded", _padded(dim, shape[dim], stored[dim]), lambda whole: _resized(whole, dim, shape[dim])
+        cut = (*(slice(None),) * dim, slice(shape[dim]))
+        yield "padded", _padded(dim, shape[dim], stored[dim]), lambda whole: padded_to(whole, shape)[cut]
     if len(shape) == len(stored) <= MAX_PERMUTED:
         for axes in permutations(range(len(stored))):
             if tuple(stored[axis] for axis in axes) == shape:
@@ -251,14 +260,6 @@ def _padded(dim: int, size: int, stored: int) -> str:
         else f"the checkpoint has {stored - size:,} more"
     )
     return f"{where}; {more}"
-
-
-def _resized(whole: NDArray[Any], dim: int, size: int) -> NDArray[Any]:
-    """Return an array with zeros behind a dim's end, or without the indices that are too many."""
-    if size <= whole.shape[dim]:
-        return whole[((slice(None),) * dim + (slice(0, size),))]
-    more = [(0, size - whole.shape[dim] if at == dim else 0) for at in range(whole.ndim)]
-    return np.pad(whole, more)
 
 
 def _odd_dim(live: Live, entry: Tensor) -> int | None:
@@ -287,3 +288,58 @@ def _of_plain_parts(outcome: Outcome, live: Live, entry: Tensor, dim: int) -> Ou
 
 def _part(shape: tuple[int, ...], dim: int, start: int, size: int) -> Region:
     return Region(tuple(((start, start + size),) if at == dim else ((0, own),) for at, own in enumerate(shape)))
+
+
+def ranks_of(pieces: Iterable[Piece]) -> tuple[int, ...]:
+    """Return the ranks of some shards, rising."""
+    return tuple(sorted({piece.rank for piece in pieces}))
+
+
+def in_words(pieces: Sequence[Piece], live: Live) -> str:
+    """Name shards by their ranks and the parts that they claim: `ranks 1, 3 in [2:4, 0:8]`; `all ranks`."""
+    by_part: dict[Region | None, list[Piece]] = {}
+    if len(pieces) == len(live.pieces) > 1:
+        return f"all of {named_ranks(ranks_of(pieces))}"
+    for piece in pieces:
+        by_part.setdefault(piece.claimed, []).append(piece)
+    texts = (f"{named_ranks(ranks_of(same))} in {part}" for part, same in by_part.items())
+    return listed(texts, MOST_PARTS)
+
+
+def holding(pieces: Sequence[Piece], live: Live) -> str:
+    """Name shards as what holds something."""
+    return f"{in_words(pieces, live)} {'hold' if len(pieces) > 1 else 'holds'}"
+
+
+def name_places(live: Live, parts: Mapping[int, Region], dump: Dump) -> tuple[str, Finding | None]:
+    """Say what ranks hold instead of what they claim; with what a check of the job finds there, if it does.
+
+    Args:
+        live: The tensor.
+        parts: Where the shards are found to be that are not what they claim, by rank.
+        dump: The job's dump.
+    """
+    claimed = live.dumped.claimed
+    is_one = len(live.dumped.claims) == 1 and claimed is not None
+    finding = next(iter(_findings(live, parts, dump)), None) if is_one else None
+    if finding is None:
+        texts = (f"rank {rank} has {part}" for rank, part in parts.items())
+        return f"{listed(texts, MOST_PARTS)} of the checkpoint's", None
+    where = f"the job claims {finding.claimed}, and holds {finding.held} of the checkpoint"
+    return f"{where}: {finding.summary}", finding
+
+
+def _findings(live: Live, parts: Mapping[int, Region], dump: Dump) -> list[Finding]:
+    """Return what a check of the job says of shards that are somewhere else."""
+    claimed = live.dumped.claimed
+    assert claimed is not None, "the caller has looked"
+    mesh = claimed.mesh
+    shards = {mesh.coord_of(piece.rank): piece for piece in live.pieces if piece.rank in mesh}
+    regions = {at: parts.get(piece.rank, piece.claimed) for at, piece in shards.items()}
+    known = {at: region for at, region in regions.items() if region is not None}
+    records = {at: piece.shard for at, piece in shards.items()}
+    case = Case(dump, live.dumped, live.name, mesh, claimed, records, known, {})
+    try:
+        return list(check_places(case))
+    except ShardvizError:  # too many elements to be counted
+        return []

@@ -1,26 +1,40 @@
-"""A checkpoint's tensor as a job would have it: in the job's dtype, part by part, and each part's hash."""
+"""A checkpoint's tensor as a job would have it: in the job's dtype, part by part, and each part's hash.
+
+If a map makes the checkpoint's tensors of the job's, they are put back: `qkv = cat(q, k, v)` gives q its part of qkv,
+`q = split(qkv, 3, 0)` gives qkv a part of itself. Nothing is read before it is asked for.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from shardviz.checkpoint.beside.job import Live
+from shardviz.checkpoint.maps.functions import FUNCTIONS
+from shardviz.checkpoint.maps.made import Op, leaves, parts_of
 from shardviz.checkpoint.records import Saved
 from shardviz.dump.digests import hash_of, hash_of_bytes
 from shardviz.errors import DumpError
+from shardviz.layout.dtypes import itemsize
 from shardviz.relate.casts import cast
 from shardviz.relate.values import part_of
+from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.beside.job import Live
-    from shardviz.checkpoint.tensor import Entry
+    from shardviz.checkpoint.maps.made import Made, Node
+    from shardviz.checkpoint.records import Entry, Tensor
     from shardviz.layout.region import Region
 
     Turn = Callable[[NDArray[Any]], NDArray[Any]]
+
+MAX_NAMES = 3
 
 
 class Reader:
@@ -61,7 +75,10 @@ class Reader:
         if self._turn is None and isinstance(self.entry, Saved) and self.entry.shape == self.shape:
             content = self.entry.read(region)
         else:
-            content = part_of(self._all(), region)
+            if self._whole is None:
+                whole = self.entry.bits if self._turn is None else self._turn(self.entry.bits)
+                self._whole = whole.reshape(self.shape)
+            content = part_of(self._whole, region)
         for dtype, to in pairwise(self._steps):
             there = cast(content, dtype, to)
             if there is None:
@@ -69,12 +86,6 @@ class Reader:
             content = there
         self.read_bytes += content.nbytes
         return content
-
-    def _all(self) -> NDArray[Any]:
-        if self._whole is None:
-            whole = self.entry.bits if self._turn is None else self._turn(self.entry.bits)
-            self._whole = whole.reshape(self.shape)
-        return self._whole
 
     def digest(self, region: Region) -> str:
         """Return the hash that a rank's record has if the rank holds this part.
@@ -108,3 +119,94 @@ def is_of(live: Live, entry: Entry) -> bool:
         )
     except DumpError:
         return False
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A job's tensor as a checkpoint gives it, by tensors that are made of it.
+
+    Attributes:
+        live: The job's tensor.
+        sources: How each of the checkpoint's tensors is made of it and others, and the tensor.
+    """
+
+    live: Live
+    sources: tuple[tuple[Made, Tensor], ...]
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's tensors that have it."""
+        return listed((printable(one.name) for _, one in self.sources), MAX_NAMES)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The job's shape."""
+        return self.live.shape
+
+    @property
+    def dtype(self) -> str:
+        """Its dtype in the checkpoint.
+
+        Raises:
+            DumpError: There are several.
+        """
+        dtypes = sorted({one.dtype for _, one in self.sources})
+        if len(dtypes) > 1:
+            raise DumpError(f"{self.name} are {' and '.join(dtypes)}", "save its parts in one type")
+        return dtypes[0]
+
+    @property
+    def bits(self) -> NDArray[Any]:
+        """Its values as unsigned integers.
+
+        Raises:
+            DumpError: The map does not give all of it, or a tensor has another shape.
+        """
+        whole = np.zeros(self.shape, f"<u{itemsize(self.dtype)}")
+        seen = np.zeros(self.shape, bool)
+        for made, tensor in self.sources:
+            if made.shape != tensor.shape:
+                text = f"{printable(tensor.name)} is {list(tensor.shape)}, and {made.name} makes {list(made.shape)}"
+                raise DumpError(text, f"see {made.where}")
+            for part, at in parts_of(made.node, tensor.bits):
+                if next(leaves(at)) is self.live:
+                    _target(whole, at)[...] = part
+                    _target(seen, at)[...] = True
+        if not seen.all():
+            lost = int(seen.size - seen.sum())
+            raise DumpError(
+                f"{lost:,} of its {seen.size:,} elements are in no tensor of the checkpoint, as the map says"
+            )
+        return whole
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the values of a part, in the region's order."""
+        return part_of(self.bits, region)
+
+
+def _target(whole: NDArray[Any], node: Node) -> NDArray[Any]:
+    """Return the view of a tensor's array that a node takes of it.
+
+    Raises:
+        DumpError: It is not a view: what was joined is taken apart again.
+    """
+    if not isinstance(node, Op):
+        return whole
+    taken = FUNCTIONS[node.function].taken
+    if taken is None:
+        raise DumpError(f"{node} cannot be put back into a tensor of the job", "write the map the other way round")
+    return taken(_target(whole, node.parts[0]), node.numbers)
+
+
+def given_of(made: Iterable[tuple[Made, Tensor]]) -> dict[str, Given]:
+    """Return the job's tensors that a checkpoint's are made of, by name.
+
+    Args:
+        made: How each of the checkpoint's tensors is made, and the tensor.
+    """
+    sources: dict[Live, list[tuple[Made, Tensor]]] = {}
+    for mapped, stored in made:
+        for leaf in dict.fromkeys(leaves(mapped.node)):
+            if isinstance(leaf, Live):
+                sources.setdefault(leaf, []).append((mapped, stored))
+    return {live.name: Given(live, tuple(of_live)) for live, of_live in sources.items()}

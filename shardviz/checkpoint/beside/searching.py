@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import permutations, product
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.beside.given import Given
-from shardviz.checkpoint.beside.reading import Reader
-from shardviz.checkpoint.comparing.elsewhere.stale import tensor_in
-from shardviz.errors import DumpError, LayoutError
+from shardviz.checkpoint.beside.reading import Given, Reader
+from shardviz.checkpoint.comparing.steps import tensor_in
+from shardviz.errors import DumpError
 from shardviz.layout.ids import region_of
 from shardviz.layout.region import Region
 from shardviz.reference.lookup import locate
 from shardviz.reference.windows import UNPLACED
+from shardviz.relate.regions import layouts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardviz.checkpoint.beside.job import Live, Piece
-    from shardviz.checkpoint.records import Checkpoint
-    from shardviz.checkpoint.tensor import Tensor
-    from shardviz.layout.layout import Layout
-    from shardviz.layout.splits import Chain
+    from shardviz.checkpoint.records import Checkpoint, Tensor
 
 MOST_READ = 1 << 32
 """Bytes that are hashed to find out where shards are that are not what they claim, of all tensors together."""
@@ -84,19 +80,25 @@ class Search:
         }
 
     def _relabeled(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
-        """Return the parts of the first other layout by which any of the shards is what another rule would cut."""
+        """Return the parts of the other layout by which most of the shards are what it would cut."""
         layout = live.dumped.claimed
-        for other in other_layouts(layout) if layout is not None else ():
-            parts = {piece.rank: _part(other, piece.rank) for piece in lost}
-            found = {piece.rank: part for piece in lost if self._fits(piece, part := parts[piece.rank], reader)}
-            if found or self.is_over:
-                return {rank: part for rank, part in found.items() if part is not None}
-        return {}
+        if layout is None or layout.flat is not None or len(layout.mesh.axes) > MOST_AXES:
+            return {}
+        best: dict[int, Region] = {}
+        shapes = {piece.rank: piece.shape for piece in live.pieces}
+        held = [shapes.get(rank) for rank in layout.mesh.ranks]
+        for other in layouts_of(held, layout.mesh, layout.shape, layout, range(2, FEW + 1))[1:MOST]:
+            parts = [
+                (piece, other.region(other.mesh.coord_of(piece.rank))) for piece in lost if piece.rank in other.mesh
+            ]
+            found = {piece.rank: part for piece, part in parts if self._fits(piece, part, reader)}
+            best = max(best, found, key=len)
+            if len(best) == len(lost) or self.is_over:
+                break
+        return best
 
-    def _fits(self, piece: Piece, region: Region | None, reader: Reader) -> bool:
-        if region is None or region.shape != piece.shape or self.is_over:
-            return False
-        return self._digest(reader, region) == piece.digest
+    def _fits(self, piece: Piece, region: Region, reader: Reader) -> bool:
+        return region.shape == piece.shape and not self.is_over and self._digest(reader, region) == piece.digest
 
     def _digest(self, reader: Reader, region: Region) -> str:
         before = reader.read_bytes
@@ -142,10 +144,6 @@ class Search:
         return None
 
 
-def _part(layout: Layout, rank: int) -> Region | None:
-    return layout.region(layout.mesh.coord_of(rank)) if rank in layout.mesh else None
-
-
 def _located(piece: Piece, reader: Reader) -> Region | None:
     """Return the part of a tensor that a shard's values are; None if some of them are not in it."""
     assert piece.bits is not None, "the caller has looked"
@@ -166,45 +164,3 @@ def _of_step(step: Checkpoint, entry: Tensor) -> Tensor | None:
     sources = [(made, tensor_in(step, one)) for made, one in entry.sources]
     there = tuple((made, one) for made, one in sources if one is not None)
     return replace(entry, sources=there) if len(there) == len(sources) else None
-
-
-def other_layouts(claimed: Layout) -> Iterator[Layout]:
-    """Yield layouts with the axes of a given one: in other orders, on other dims, and around segments of a dim.
-
-    Example:
-        >>> from shardviz.layout.mesh import parse_mesh
-        >>> from shardviz.layout.notation import parse, write
-        >>> layout = parse("[8/a/b]").layout(parse_mesh("a=2,b=2"))
-        >>> [write(one) for one in other_layouts(layout)][:3]
-        ['[8/b/a]', '[8/2/a/b]', '[8/a/2/b]']
-    """
-    axes = claimed.split_axes
-    if claimed.flat is not None or not axes or len(axes) > MOST_AXES:
-        return
-    layouts = dict.fromkeys(chains for base in _bases(claimed, axes) for chains in (base,))
-    layouts |= dict.fromkeys(chains for base in list(layouts) for chains in _with_segments(base, claimed.shape))
-    left = MOST
-    for chains in layouts:
-        if chains != claimed.chains and left:
-            left -= 1
-            try:
-                yield replace(claimed, chains=chains)
-            except LayoutError:  # more segments than a dim may be cut into
-                continue
-
-
-def _bases(claimed: Layout, axes: tuple[str, ...]) -> Iterator[tuple[Chain, ...]]:
-    """Yield the axes in every order on every dim, those of the claim first."""
-    dims = range(len(claimed.shape))
-    own = tuple(next(dim for dim in dims if axis in claimed.chains[dim]) for axis in axes)
-    for placed in sorted(product(dims, repeat=len(axes)), key=lambda one: one != own):
-        for order in permutations(range(len(axes))):
-            yield tuple(tuple(axes[at] for at in order if placed[at] == dim) for dim in dims)
-
-
-def _with_segments(base: tuple[Chain, ...], shape: tuple[int, ...]) -> Iterator[tuple[Chain, ...]]:
-    """Yield a layout's chains with a number of segments before one of the axes of a dim."""
-    for dim, chain in enumerate(base):
-        for number in [number for number in range(2, min(FEW, shape[dim] - 1) + 1) if shape[dim] % number == 0]:
-            for at in range(len(chain)):
-                yield (*base[:dim], (*chain[:at], number, *chain[at:]), *base[dim + 1 :])

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.checkpoint.by_content.numbered import Family, families_of, links
-from shardviz.checkpoint.by_content.solving import Recipe, recipes
-from shardviz.checkpoint.by_content.strips import Strips, View, are_near, constant, fits
-from shardviz.checkpoint.by_content.writing import Choice
+from shardviz.checkpoint.by_content.numbered import Choice, Family, families_of, links
+from shardviz.checkpoint.by_content.solving import Recipe, Strips, View, are_near, constant, fits, recipes
 from shardviz.checkpoint.findings import EMBEDDINGS, HEADS
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.text import listed, printable
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from shardviz.checkpoint.by_content.numbered import Link, Numbers
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Tensor
 
 MOST_ALONE = 1024
 """Tensors that are looked for one by one, where no family has them."""
@@ -39,25 +37,15 @@ BESIDE = "as that of its module"
 NUMBERED = "the same tensors under other numbers"
 
 
-@dataclass(frozen=True)
-class Inferred:
-    """What is which.
-
-    Attributes:
-        choices: What was found.
-        ambiguous: Tensors whose content several have, by their names, each with the reason.
-    """
-
-    choices: tuple[Choice, ...]
-    ambiguous: dict[str, str]
-
-
-def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> Inferred:
+def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[Choice], dict[str, str]]:
     """Find which tensors of two checkpoints are which, by what is in them.
 
     Args:
         first: Tensors of the first that the second lacks by their names.
         second: Tensors of the second that the first lacks.
+
+    Returns:
+        What was found; and tensors whose content several have, by their names, each with the reason.
     """
     work = _Work(([], []))
     for side, tensors in enumerate((first, second)):
@@ -71,7 +59,7 @@ def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> Inferred:
         work.by_content()
     work.by_modules()
     work.by_constants()
-    return Inferred(tuple(work.choices), work.ambiguous)
+    return work.choices, work.ambiguous
 
 
 def _constants(family: Family) -> tuple[float, ...]:

@@ -1,18 +1,23 @@
-"""Tensors that differ by the numbers in their names, such as those of layers, and which of them belong together."""
+"""Tensors that differ by the numbers in their names, which of them belong together, and the lines of a map for them."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, TypeAlias
 
+from shardviz.checkpoint.maps.language import parse_rules
+from shardviz.checkpoint.maps.matching import NUMBER, pattern_of
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.by_content.solving import Recipe
+    from shardviz.checkpoint.maps.language import Rule
+    from shardviz.checkpoint.records import Tensor
 
-NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
 MOST_EXTRA = 2
 """Numbers that become dims: those of layers and of experts."""
 
@@ -20,6 +25,10 @@ REPRESENTATIVES = 5
 """Tensors of a family that are looked at."""
 
 Numbers: TypeAlias = tuple[int, ...]
+MOST_LINES = 2048
+"""Lines that are made shorter."""
+
+SOURCE = "the map that was inferred"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +129,8 @@ def _aligned(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> I
     """Yield which numbers may be which: the same ones; if those of one side begin elsewhere, first in their order."""
     mine, theirs = sorted(numbers_of_side), sorted(others)
     if mine != theirs and len(mine) == len(theirs):
-        columns = [_column(*pair) for pair in zip(zip(*mine, strict=True), zip(*theirs, strict=True), strict=True)]
+        pairs = zip(zip(*mine, strict=True), zip(*theirs, strict=True), strict=True)
+        columns = [dict(zip(sorted({*own}), sorted({*other}), strict=False)) for own, other in pairs]
         known = {numbers: tuple(columns[at].get(one, -1) for at, one in enumerate(numbers)) for numbers in mine}
         if sorted(known.values()) == theirs:
             yield known
@@ -128,5 +138,109 @@ def _aligned(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> I
         yield {numbers: numbers for numbers in sorted(shared)}
 
 
-def _column(mine: Iterable[int], theirs: Iterable[int]) -> dict[int, int]:
-    return dict(zip(sorted(set(mine)), sorted(set(theirs)), strict=False))
+@dataclass(frozen=True)
+class Choice:
+    """What a family of tensors is found to be made of.
+
+    Attributes:
+        side: Which checkpoint has it: 0 or 1.
+        whole: The family.
+        recipe: How its tensors are made of the other side's.
+        why: Why, if it is not because the values are equal.
+    """
+
+    side: int
+    whole: Family
+    recipe: Recipe
+    why: str = ""
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield its lines of a map: one, or if numbers differ, one for each tensor."""
+        if all(link.is_direct for link in self.recipe.links):
+            yield self.whole.pattern, self.recipe.text()
+            return
+        for numbers, tensor in sorted(self.whole.members.items()):
+            if all(numbers in link.parts for link in self.recipe.links):
+                yield tensor.name, self.recipe.text(numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a map.
+
+    Attributes:
+        left: The pattern of its tensors.
+        right: How they are made.
+        why: Why, if it is not because the values are equal.
+    """
+
+    left: str
+    right: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.left} = {self.right}" + (f"  # {self.why}" if self.why else "")
+
+
+def lines_of(choices: Iterable[Choice], sides: tuple[Collection[str], Collection[str]]) -> tuple[Line, ...]:
+    """Return the lines of a map, the narrower patterns first where two fit one name.
+
+    Args:
+        choices: What was found.
+        sides: All names of both checkpoints.
+    """
+    place = {name: at for at, name in enumerate([*sides[0], *sides[1]])}
+    in_order = sorted(choices, key=lambda choice: min(place[one.name] for one in choice.whole.members.values()))
+    every = [Line(left, right, choice.why) for choice in in_order for left, right in choice.lines()]
+    if len(every) > MOST_LINES:
+        return tuple(every)
+    if not any(re.search(NUMBER, name) for line in every for name in (line.left, line.right)):
+        sides = tuple({NUMBER.sub("0", name) for name in names} for names in sides)  # type: ignore[assignment]
+    shortened = _shortened(every, sides)
+    fits = Counter(
+        name for line in shortened for side in sides for name in side if pattern_of(line.left).fullmatch(name)
+    )
+    if max(fits.values(), default=0) > 1:
+        shortened.sort(key=lambda line: -line.left.count("."))
+    return tuple(shortened)
+
+
+def rules_from(lines: Iterable[Line]) -> tuple[Rule, ...]:
+    """Return the rules of lines."""
+    return parse_rules("\n".join(f"{line.left} = {line.right}" for line in lines), SOURCE)
+
+
+def _shortened(every: list[Line], sides: tuple[Collection[str], Collection[str]]) -> list[Line]:
+    """Put lines together that only rename, and whose names end alike: `blocks.*.ffn.* = layers.*.mlp.*`."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in every:
+        for ends in _ends(line):
+            groups.setdefault(ends, []).append(line)
+    replaced: dict[Line, Line] = {}
+    for (left, right), some in sorted(groups.items(), key=lambda item: item[0][0].count(".")):
+        if len(some) > 1 and not any(line in replaced for line in some) and _are_all(left, right, some, sides):
+            replaced |= dict.fromkeys(some, Line(left, right))
+    return list(dict.fromkeys(replaced.get(line, line) for line in every))
+
+
+def _ends(line: Line) -> list[tuple[str, str]]:
+    """Return the patterns that a line is of if the last words of its names, which are the same, become one `*`."""
+    if "(" in line.right or line.why:
+        return []
+    mine, theirs = line.left.split("."), line.right.split(".")
+    patterns = []
+    for count in range(1, min(len(mine), len(theirs))):
+        if mine[-count:] != theirs[-count:]:
+            break
+        patterns.append((".".join([*mine[:-count], "*"]), ".".join([*theirs[:-count], "*"])))
+    return patterns
+
+
+def _are_all(left: str, right: str, lines: list[Line], sides: tuple[Collection[str], Collection[str]]) -> bool:
+    """Whether the names that two patterns fit are those of some lines, and no others."""
+    for pattern, own in ((left, [line.left for line in lines]), (right, [line.right for line in lines])):
+        each = [pattern_of(one) for one in own]
+        fit = [name for side in sides for name in side if pattern_of(pattern).fullmatch(name)]
+        if any(not any(one.fullmatch(name) for one in each) for name in fit):
+            return False
+    return True

@@ -1,16 +1,22 @@
-"""How one tensor is made of those of another checkpoint: whole, turned, padded, of several, in turns, or stacked."""
+"""How one tensor is made of those of another checkpoint: whole, turned, padded, of several, in turns, or stacked.
+
+It is seen by strips, a few values of each slice along a dim, and by where the other tensor has the same slices.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.by_content.strips import LEAST_PART, MISSING, UNKNOWN, View, fits, share
-from shardviz.checkpoint.maps.functions import FUNCTIONS
-from shardviz.relate.values import is_alike
+from shardviz.checkpoint.comparing.equality import can_cast, narrower, readable_bits
+from shardviz.checkpoint.maps.functions import views_in
+from shardviz.errors import DumpError
+from shardviz.reference.windows import line_hashes
+from shardviz.relate.casts import cast, values_of
+from shardviz.relate.values import is_alike, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +24,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.by_content.numbered import Link, Numbers
-    from shardviz.checkpoint.by_content.strips import Strips
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Tensor
 
     Places = NDArray[np.int64]
+
+WIDTH = 16
+"""Values of a slice that are looked up."""
+
+FEWEST = 8
+"""Values that tell slices apart: shorter slices are looked up with those behind them."""
+
+UNKNOWN = -2
+"""The place of a slice that is there several times, or whose values are all alike."""
+
+MISSING = -1
+LEAST_PART = 0.5
+"""The part of all slices that must be where they are expected: a few of them may be wrong."""
+
+ALIKE = 0.8
+"""The correlation of two tensors of nearly the same values; that of 256 unrelated samples is below 0.4."""
 
 MOST_PARTS = 16
 """Tensors of other names that one is made of."""
@@ -32,6 +53,120 @@ MOST_PADDING = 4
 SMALLEST_HEAD = 4
 LARGEST_HEAD = 1024
 ROTARY = ("rotary", "unrotary")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor, or one index of the first dims of it, with its last two dims exchanged or not.
+
+    Attributes:
+        tensor: The tensor.
+        index: The index of each of its first dims.
+        turned: Whether the last two dims are exchanged.
+    """
+
+    tensor: Tensor
+    index: tuple[int, ...] = ()
+    turned: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        shape = self.tensor.shape[len(self.index) :]
+        return (*shape[:-2], shape[-1], shape[-2]) if self.turned else shape
+
+    @property
+    def bits(self) -> NDArray[Any]:
+        """Its values as unsigned integers: a view of what is mapped, where it is stored in one piece."""
+        bits: NDArray[Any] = self.tensor.bits[self.index]
+        return bits.swapaxes(-1, -2) if self.turned else bits
+
+
+@dataclass
+class Strips:
+    """Slices of tensors, by a few of their values; what cannot be read has none."""
+
+    _strips: dict[tuple[int, tuple[int, ...], bool, int, str], NDArray[Any] | None] = field(default_factory=dict)
+
+    def places(self, part: View, whole: View, dim: int) -> NDArray[np.int64] | None:
+        """Return where a tensor has the slices of another one along a dim; None if that cannot be said.
+
+        Args:
+            part: The tensor whose slices are looked up.
+            whole: The one that may have them; equal in all other dims.
+            dim: The dim.
+        """
+        types = part.tensor.dtype, whole.tensor.dtype
+        if not can_cast(*types):
+            return None
+        narrow = narrower(*types)
+        mine, theirs = self._of(part, dim, narrow), self._of(whole, dim, narrow)
+        if mine is None or theirs is None or mine.shape[1] != theirs.shape[1]:
+            return None
+        keys, first, counts = np.unique(line_hashes(theirs), return_index=True, return_counts=True)
+        own = line_hashes(mine)
+        at = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
+        places = np.where(keys[at] == own, np.where(counts[at] > 1, UNKNOWN, first[at]), MISSING)
+        return np.where((mine == mine[:, :1]).all(1), UNKNOWN, places)
+
+    def _of(self, view: View, dim: int, dtype: str) -> NDArray[Any] | None:
+        key = id(view.tensor), view.index, view.turned, dim, dtype
+        if key not in self._strips:
+            try:
+                strip = cast(_strip(view.bits, dim), view.tensor.dtype, dtype)
+            except (DumpError, OSError):
+                strip = None
+            self._strips[key] = strip
+        return self._strips[key]
+
+
+def _strip(bits: NDArray[Any], dim: int) -> NDArray[Any]:
+    """Return a few values of each slice along a dim, a row for each; of short slices, with those that follow."""
+    moved = np.moveaxis(bits, dim, 0)
+    others = moved.shape[1:]
+    spread = np.unique(np.linspace(0, math.prod(others) - 1, WIDTH).astype(np.int64))
+    inside: tuple[Any, ...] = (slice(None), *np.unravel_index(spread, others)) if others else (slice(None), None)
+    strip = moved[inside]
+    behind = min(-(-FEWEST // strip.shape[1]), len(strip))
+    if behind > 1:
+        strip = np.lib.stride_tricks.sliding_window_view(strip, behind, 0).reshape(len(strip) - behind + 1, -1)
+    return np.ascontiguousarray(strip)
+
+
+def share(places: NDArray[np.int64], expected: NDArray[Any]) -> float:
+    """Return the part of all slices that can be told apart that are where they are expected."""
+    known = places != UNKNOWN
+    is_there = places[known] == expected[: len(places)][known]
+    return float(is_there.mean()) if len(is_there) else 0.0
+
+
+def fits(places: NDArray[np.int64], expected: NDArray[Any]) -> bool:
+    """Whether most slices are where they are expected."""
+    return share(places, expected) > LEAST_PART
+
+
+def constant(tensor: Tensor) -> float | None:
+    """Return the number that all values of a tensor are; None if they differ, or cannot be read."""
+    bits = readable_bits(tensor)
+    if bits is None or not bits.size or not is_alike(bits[(slice(0, 8),) * bits.ndim]) or not is_alike(bits):
+        return None
+    try:
+        return float(values_of(np.array([bits.flat[0]]), tensor.dtype)[0])
+    except TypeError:  # numpy has no such type: the scales of MX formats, floats of eight bits without infinity
+        return None
+
+
+def are_near(tensor: View, other: View) -> bool:
+    """Whether two tensors of one shape have nearly the same values, such as those of two steps, or one scaled."""
+    try:
+        sides = [values_of(sampled(view.bits), view.tensor.dtype) for view in (tensor, other)]
+    except (DumpError, OSError):
+        return False
+    if len(sides[0]) < 2 * FEWEST or not np.isfinite(sides).all():
+        return False
+    centered = [values - values.mean() for values in sides]
+    norms = [float(np.linalg.norm(values)) for values in centered]
+    return bool(min(norms) > 0 and abs(float(centered[0] @ centered[1])) >= ALIKE * norms[0] * norms[1])
 
 
 @dataclass(frozen=True)
@@ -121,7 +256,7 @@ def recipes(whole: Tensor, numbers: Numbers, sources: Sequence[Link], strips: St
         stacked = [
             (link, parts)
             for link, parts in near
-            if len(link.extra) >= depth and _shape_of(parts) is not None and _counts(parts, depth, whole.shape)
+            if len(link.extra) >= depth and parts and _counts(parts, depth, whole.shape)
         ]
         for at in (0, -1) if stacked and depth else (0,):
             index = tuple(size - 1 if at else 0 for size in whole.shape[:depth])
@@ -133,10 +268,6 @@ def recipes(whole: Tensor, numbers: Numbers, sources: Sequence[Link], strips: St
             yield from found
             if found:
                 return
-
-
-def _shape_of(parts: Mapping[Numbers, Tensor]) -> tuple[int, ...] | None:
-    return next((one.shape for one in parts.values()), None)
 
 
 def _counts(parts: Mapping[Numbers, Tensor], depth: int, shape: tuple[int, ...]) -> bool:
@@ -170,8 +301,10 @@ def _parts(
 ) -> Iterator[_Part]:
     """Yield the parts whose slices are in a tensor, most of them."""
     for link, members in sources:
-        shape = _shape_of(members)
-        if shape is None or len(shape) != len(view.shape) or shape[dim] > view.shape[dim] or 0 in shape:
+        if not members:
+            continue
+        shape = next(iter(members.values())).shape
+        if len(shape) != len(view.shape) or shape[dim] > view.shape[dim] or 0 in shape:
             continue
         if shape[:dim] + shape[dim + 1 :] != view.shape[:dim] + view.shape[dim + 1 :]:
             continue
@@ -262,20 +395,16 @@ def _rotary(part: _Part, start: int, dim: int, turned: bool) -> tuple[str, int] 
 
 def _reordered(kind: str, size: int, head: int) -> NDArray[np.int64]:
     """Return where each row is after it was reordered by heads."""
-    views = FUNCTIONS[kind].views
-    assert views is not None
-    (view,) = views(np.arange(size), [(size,)], (head,))
+    (view,) = views_in(np.arange(size), kind, [(size,)], (head,))
     return np.asarray(view.reshape(-1))
 
 
 def _blocks(parts: Sequence[_Part]) -> int:
     """Return of how many blocks each parts come in turns; 0 if they do not."""
     total, common = sum(part.size for part in parts), math.gcd(*(part.size for part in parts))
-    views = FUNCTIONS["interleave"].views
-    assert views is not None
     for blocks in range(2, common + 1):
         if common % blocks == 0:
-            expected = views(np.arange(total), [(part.size,) for part in parts], (0, blocks))
+            expected = views_in(np.arange(total), "interleave", [(part.size,) for part in parts], (0, blocks))
             if all(
                 part.is_alike or fits(part.places, view.reshape(-1)) for part, view in zip(parts, expected, strict=True)
             ):

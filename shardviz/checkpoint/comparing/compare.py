@@ -1,51 +1,46 @@
 """Two checkpoints side by side, of whatever formats: each tensor equal, cast, in another order, another's, or other.
 
-Two tensors are in memory at a time. Names are matched as a reference's are: by a map, wrappers, one beginning.
+Two tensors are in memory at a time. Names are matched as a reference's are: by a map, wrappers, one beginning. Objects
+other than tensors, such as a step or a learning rate, are compared by value.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.by_content.inferring import inferred
-from shardviz.checkpoint.by_content.writing import lines_of, rules_from
-from shardviz.checkpoint.comparing.agreement import agree, can_cast, is_same, narrower
-from shardviz.checkpoint.comparing.changed.changes import change_of
-from shardviz.checkpoint.comparing.changed.numbers import overflown
-from shardviz.checkpoint.comparing.elsewhere.contents import Contents
-from shardviz.checkpoint.comparing.elsewhere.left_over import with_left_over
-from shardviz.checkpoint.comparing.elsewhere.moved import with_fused, with_moved
-from shardviz.checkpoint.comparing.objects import compare_objects
+from shardviz.checkpoint.by_content.numbered import lines_of, rules_from
+from shardviz.checkpoint.comparing.changes import change_of, overflown
+from shardviz.checkpoint.comparing.equality import Contents, agree, can_cast, is_same, narrower
+from shardviz.checkpoint.comparing.moved import with_fused, with_moved
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
-from shardviz.checkpoint.comparing.padded import padded_otherwise, padding_notes, trimmed
-from shardviz.checkpoint.comparing.pairs import paired
+from shardviz.checkpoint.comparing.pairs import padding_notes, paired
 from shardviz.checkpoint.comparing.scaled import scaled, unscaled
+from shardviz.checkpoint.comparing.steps import with_left_over
+from shardviz.checkpoint.formats.archive import read_object
+from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.maps.families import family_of, find_map
 from shardviz.checkpoint.maps.language import rules_of
-from shardviz.checkpoint.maps.made import Made
+from shardviz.checkpoint.maps.made import PAD, Made, Op
 from shardviz.checkpoint.maps.wrong import instead_of
-from shardviz.checkpoint.optimizer import state_of
+from shardviz.checkpoint.optimizer import is_setting, state_names, state_of
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.conversion import OverflowInFloat16
 from shardviz.relate.casts import is_narrower
-from shardviz.text import listed, printable
+from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.records import Checkpoint
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.records import Checkpoint, Tensor
 
     Outcomes = list[tuple[Outcome, Pair]]
 
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
-
-OVERFLOWING = ("float16",)
-"""Types whose largest value is less than what weights may have."""
-
 ADAPTER = ".lora_"
 """What stands in the names of all tensors of an adapter."""
 
@@ -53,9 +48,14 @@ LONELY = 4
 """Where one in this many tensors is in one checkpoint only, or under another name, a map may be meant."""
 
 WRITE_A_MAP = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
-
 MASTERS = ("fp32", "fp32_param", "master_param", "param")
 SIDES = ("first", "second")
+LONGEST = 60
+"""Characters of a value that are shown."""
+
+MAX_NAMES = 3
+PIECE = "/shard_"
+"""Megatron saves objects in pieces, whose names have their number: another mesh has other ones."""
 
 
 def compare_checkpoints(
@@ -79,17 +79,16 @@ def compare_checkpoints(
     """
     rules = rules_of(names, "names") if isinstance(names, dict) else tuple(names or ())
     pairs = paired(before, after, rules)
-    named = Named(pairs) if rules else with_map(pairs, before, after)
-    pairs = named.pairs
+    pairs = pairs if rules else with_map(pairs, before, after)
     refuse_strangers(pairs, before, after, "name or its values")
     judged = _compared(pairs, (before.tensors, after.tensors), progress)
     results = with_left_over(judged, before, after, also)
-    outcomes = (*(outcome for outcome, _ in results), *named.open)
-    objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or named.is_mapped))
-    more = () if rules or named.is_mapped else hint(before, after, outcomes)
+    outcomes = (*(outcome for outcome, _ in results), *pairs.open)
+    objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or pairs.is_mapped))
+    more = () if rules or pairs.is_mapped else hint(before, after, outcomes)
     padded = {pair.name for outcome, pair in results if outcome.verdict == "padded"}
-    notes = [*named.notes, *pairs.notes, *padding_notes(pairs.both, padded), *notes, *more]
-    return Comparison((*outcomes, *objects), tuple(notes), named.lines)
+    notes = [*pairs.notes, *padding_notes(pairs.both, padded), *notes, *more]
+    return Comparison((*outcomes, *objects), tuple(notes), pairs.lines)
 
 
 def _compared(
@@ -102,12 +101,13 @@ def _compared(
     whole: dict[int, Pair] = {}
     for done, pair in enumerate(pairs.both):
         progress(done, len(pairs.both))
-        cut = trimmed(pair)  # what is looked for under other names has no padding
+        cut = pair.trimmed()  # what is looked for under other names has no padding
         if (by_scale := scaled(pair, tensors)) is not None:
             scales.add(by_scale[1])
         results.append((unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
         whole[id(cut)] = pair
-    results += [(_lonely(pair), pair) for pair in pairs.lonely if pair.name not in scales]
+    lonely = [pair for pair in pairs.lonely if pair.name not in scales]
+    results += [(lonely_outcome(pair, SIDES[pair.second is not None]), pair) for pair in lonely]
     return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(with_masters(results)))]
 
 
@@ -147,9 +147,9 @@ def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, .
     return (WRITE_A_MAP,) if {"missing", "added"} <= set(verdicts) else ()
 
 
-def _lonely(pair: Pair) -> Outcome:
+def lonely_outcome(pair: Pair, which: str) -> Outcome:
+    """Return the outcome of a tensor that only one side has: `which` says which one."""
     verdict: Verdict = "missing" if pair.second is None else "added"
-    which = "first" if pair.second is None else "second"
     more = f"; as the map says, {pair.lacking}" if pair.lacking else ""
     return Outcome(pair.name, "", verdict, f"only the {which} has it{more}")
 
@@ -165,27 +165,32 @@ def _outcome(pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome
 
 
 def _judged(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome:
-    tensor, other = _of_both(pair)
+    tensor, other = pair.both
     if not can_cast(tensor.dtype, other.dtype):
         why = f"it is {tensor.dtype} and {other.dtype}, and how one is rounded to the other is not known"
         return outcome.became("not-compared", why)
     if agree(tensor, other):
         return outcome if tensor.dtype == other.dtype else _cast(outcome, tensor, other)
-    if (change := padded_otherwise(tensor, other)) is not None:
-        return outcome.became(change.verdict, change.why, change.explanation)
-    tensor, other = _of_both(cut)
+    if (padded := _padded_otherwise(outcome, tensor, other)) is not None:
+        return padded
+    tensor, other = cut.both
     for at, (made, held) in enumerate(((tensor, other), (other, tensor))):
-        if isinstance(made, Made) and (instead := instead_of(made, held, sides[at])) is not None:
-            why = f"in the {('second', 'first')[at]}, {instead.why}"
-            return outcome.became(instead.verdict, why, instead.explanation)
-    change = change_of(tensor, other)
-    return outcome.became(change.verdict, change.why, change.explanation)
+        if isinstance(made, Made) and (instead := instead_of(outcome, made, held, sides[at])) is not None:
+            return replace(instead, why=f"in the {SIDES[1 - at]}, {instead.why}")
+    return change_of(outcome, tensor, other)
 
 
-def _of_both(pair: Pair) -> tuple[Tensor, Tensor]:
-    assert pair.first is not None
-    assert pair.second is not None
-    return pair.first, pair.second
+def _padded_otherwise(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome | None:
+    """Return how a tensor was padded if the map pads its end; None if it was not padded."""
+    inner = _inner(before), _inner(after)
+    if inner == (before, after) or isinstance(inner[0], Op) or isinstance(inner[1], Op):
+        return None
+    change = change_of(outcome, inner[0], inner[1])
+    return change if change.verdict == "padded" else None
+
+
+def _inner(side: Tensor) -> Node:
+    return side.node.parts[0] if isinstance(side, Made) and side.node.function == PAD else side
 
 
 def _cast(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome:
@@ -193,7 +198,7 @@ def _cast(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome:
     why = f"{before.dtype} became {after.dtype}, the values are equal after the cast"
     wide = after if is_narrower(before.dtype, after.dtype) else before
     narrow = narrower(before.dtype, after.dtype)
-    if lost := overflown(wide.bits, wide.dtype, narrow) if narrow in OVERFLOWING else "":
+    if lost := overflown(wide.bits, wide.dtype, narrow) if narrow == "float16" else "":
         return outcome.became("cast", f"{why}; {lost}", OverflowInFloat16(narrow))
     return outcome.became("cast", why)
 
@@ -219,7 +224,7 @@ def _as_master(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair], owner:
     if len(fits) != 1 or master is None:
         return outcome
     at = int(pair.first is not None)
-    weight = (fits[0].first, fits[0].second)[at]
+    weight = fits[0].sides[at]
     if weight is None or weight.dtype != master.dtype or weight.shape != master.shape:
         return outcome
     side, name = SIDES[at], printable(weight.name)
@@ -228,40 +233,115 @@ def _as_master(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair], owner:
     return outcome.became(outcome.verdict, f"{outcome.why}; the {side}'s weight {name} has other values")
 
 
-@dataclass(frozen=True)
-class Named:
-    """Which tensors are compared, and why those.
-
-    Attributes:
-        pairs: Them.
-        notes: The map that knows the names, or how many lines were found by content.
-        lines: The lines of a map that were found by content.
-        open: What became of tensors whose content several have, so that none is compared with one of them.
-        is_mapped: Whether a map was found.
-    """
-
-    pairs: Pairs
-    notes: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()
-    open: tuple[Outcome, ...] = ()
-    is_mapped: bool = False
-
-
-def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Named:
+def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
     """Return which tensors are compared: by their names, by the map that knows these, or by what is in them."""
     sides = [pair.first for pair in pairs.lonely], [pair.second for pair in pairs.lonely]
     first, second = ([one for one in side if one is not None] for side in sides)
     num_named = sum(state_of(pair.name) is None for pair in pairs.both)
     if min(sum(state_of(one.name) is None for one in side) for side in (first, second)) <= num_named:
-        return Named(pairs)  # most have one name: another name is a difference
+        return pairs  # most have one name: another name is a difference
     if family := family_of(before.tensors, after.tensors):
-        note = f"names: --map {family} knows them, and is used"
-        return Named(paired(before, after, find_map(family)), (note,), is_mapped=True)
-    inference = inferred(first, second)
-    lines = lines_of(inference.choices, (before.tensors, after.tensors))
+        again = paired(before, after, find_map(family))
+        return replace(again, notes=(f"names: --map {family} knows them, and is used", *again.notes), is_mapped=True)
+    choices, ambiguous = inferred(first, second)
+    lines = lines_of(choices, (before.tensors, after.tensors))
     again = paired(before, after, rules_from(lines)) if lines else pairs
-    is_open = [pair.name in inference.ambiguous for pair in again.lonely]
-    left = tuple(pair for pair, one in zip(again.lonely, is_open, strict=True) if not one)
-    open_ = [pair.name for pair, one in zip(again.lonely, is_open, strict=True) if one]
-    outcomes = tuple(Outcome(name, "", "not-compared", inference.ambiguous[name]) for name in open_)
-    return Named(replace(again, lonely=left), (), tuple(map(str, lines)), outcomes, is_mapped=bool(lines))
+    left, outcomes = [], []
+    for pair in again.lonely:
+        if why := ambiguous.get(pair.name):
+            outcomes.append(Outcome(pair.name, "", "not-compared", why))
+        else:
+            left.append(pair)
+    return replace(again, lonely=tuple(left), lines=tuple(map(str, lines)), open=tuple(outcomes), is_mapped=bool(lines))
+
+
+def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> tuple[list[Outcome], list[str]]:
+    """Return what became of objects that differ, and notes on those that are not compared.
+
+    Args:
+        before: The first checkpoint.
+        after: The second.
+        renamed: Whether names of the first stand for others of the second: then an object may have another name, too.
+    """
+    both = [name for name in _object_names(before) if name in _object_names(after)]
+    outcomes = [one for name in both if (one := _compared_object(name, before, after)) is not None]
+    notes: list[str] = []
+    for at, (own, other) in enumerate(((before, after), (after, before))):
+        lone = [name for name in _object_names(own) if name not in _object_names(other)]
+        kept = [] if renamed or not both else list(_lost(lone, other))
+        side = ("first", "second")[at]
+        outcomes += [
+            Outcome(name, "", "added" if at else "missing", f"only the {side} has it, an object") for name in kept
+        ]
+        rest = [name for name in lone if name not in kept]
+        if rest:
+            some = listed(map(printable, rest), MAX_NAMES)
+            notes.append(f"not compared: {counted(len(rest), 'object')} that only the {side} has, such as {some}")
+    if files := list(dict.fromkeys([*before.unread, *after.unread])):
+        some = listed(map(printable, files), MAX_NAMES)
+        notes.append(f"not compared: files next to the weights ({some}): {BY_ITSELF}")
+    return outcomes, notes
+
+
+def _object_names(checkpoint: Checkpoint) -> dict[str, None]:
+    return dict.fromkeys([*checkpoint.objects, *checkpoint.values])
+
+
+def _lost(names: Collection[str], other: Checkpoint) -> Iterator[str]:
+    """Yield the objects that another checkpoint should have, too: no pieces, and settings only beside states."""
+    has_states = bool(state_names(other))
+    for name in names:
+        if PIECE not in name and (has_states or not is_setting(name)):
+            yield name
+
+
+def _compared_object(name: str, before: Checkpoint, after: Checkpoint) -> Outcome | None:
+    """Return what became of an object that both have; None if it is the same."""
+    if _bytes_of(before, name) == _bytes_of(after, name) is not None:
+        return None
+    outcome = Outcome(name, name, "other")
+    try:
+        old, new = _value_of(before, name), _value_of(after, name)
+    except DumpError as error:
+        return outcome.became("not-compared", f"an object whose bytes differ: {error.message}")
+    if _has_types(old) or _has_types(new):
+        differs = "whose bytes differ, and " if name in before.objects and name in after.objects else ""
+        return outcome.became("not-compared", f"an object {differs}that has more than plain values")
+    return (
+        None
+        if old == new or repr(old) == repr(new)
+        else outcome.became("other", f"{_shortened(old)} became {_shortened(new)}")
+    )
+
+
+def _bytes_of(checkpoint: Checkpoint, name: str) -> bytes | None:
+    place = checkpoint.objects.get(name)
+    try:
+        if place is None:
+            return None
+        with (checkpoint.folder / place.file).open("rb") as file:
+            file.seek(place.start)
+            return file.read(place.size)
+    except OSError:
+        return None
+
+
+def _value_of(checkpoint: Checkpoint, name: str) -> Any:
+    if name in checkpoint.values:
+        return checkpoint.values[name]
+    place = checkpoint.objects[name]
+    return read_object(checkpoint.folder / place.file, place.start, place.size, name)
+
+
+def _has_types(value: Any) -> bool:
+    """Whether an object has more than numbers, words, lists and dicts."""
+    if type(value) in (list, tuple):
+        return any(map(_has_types, value))
+    if type(value) is dict:
+        return any(_has_types(one) for pair in value.items() for one in pair)
+    return type(value) not in (int, float, str, bool, bytes, type(None))
+
+
+def _shortened(value: Any) -> str:
+    text = printable(repr(value))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -22,21 +22,6 @@ DIFFERENT: tuple[Verdict, ...] = ("cast", "permuted", "padded", "moved", "stale"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What was done to a tensor.
-
-    Attributes:
-        verdict: That in a word.
-        why: In words, with the numbers.
-        explanation: The cause in the catalogue; None if none is known.
-    """
-
-    verdict: Verdict
-    why: str
-    explanation: Cause | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one tensor.
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardviz.checkpoint.comparing.agreement import is_same
+from shardviz.checkpoint.comparing.equality import is_same
+from shardviz.checkpoint.maps.families import numbers_beside
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
-from shardviz.checkpoint.maps.made import Made, leaves
-from shardviz.checkpoint.maps.matching import apply, is_turned
-from shardviz.checkpoint.maps.named import named, pattern_of
-from shardviz.checkpoint.maps.settings import numbers_beside
+from shardviz.checkpoint.maps.made import Made, leaves, padding_text, unused_texts, without_padding
+from shardviz.checkpoint.maps.matching import apply, is_turned, named, pattern_of
+from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.optimizer import IN_BUCKETS, is_bucket, state_names, state_of
 from shardviz.errors import ShardvizError
 from shardviz.reference.names import Matching, matched
@@ -19,13 +19,13 @@ from shardviz.relate.casts import is_whole
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.maps.language import Expression, Rule
-    from shardviz.checkpoint.maps.matching import Mapped
-    from shardviz.checkpoint.maps.named import Named
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.maps.matching import Mapped, Named
+    from shardviz.checkpoint.records import Tensor
 
 FEW = 4
 """Tensors in which a number is looked for that no settings have."""
@@ -74,6 +74,27 @@ class Pair:
         made = next((side for side in (self.first, self.second) if isinstance(side, Made)), None)
         return made.text if made is not None else self.second.name if self.second is not None else ""
 
+    @property
+    def sides(self) -> tuple[Tensor | None, Tensor | None]:
+        """The first and the second."""
+        return self.first, self.second
+
+    @property
+    def both(self) -> tuple[Tensor, Tensor]:
+        """The first and the second of a pair that has both."""
+        assert self.first is not None
+        assert self.second is not None
+        return self.first, self.second
+
+    def trimmed(self) -> Pair:
+        """Return it without the padding at the ends of both."""
+        first, second = self.both
+        if isinstance(first, Made):
+            first, second = without_padding(first, second)
+        elif isinstance(second, Made):
+            second, first = without_padding(second, first)
+        return self if first is self.first or second is self.second else replace(self, first=first, second=second)
+
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
@@ -83,11 +104,17 @@ class Pairs:
         both: What both have.
         lonely: What one of them has.
         notes: What the names were taken for, and what was left out.
+        lines: The lines of a map that were found by content.
+        open: What became of tensors whose content several have, so that none is compared with one of them.
+        is_mapped: Whether a map was found, by the names or by content.
     """
 
     both: tuple[Pair, ...]
     lonely: tuple[Pair, ...]
     notes: tuple[str, ...]
+    lines: tuple[str, ...] = ()
+    open: tuple[Outcome, ...] = ()
+    is_mapped: bool = False
 
 
 def paired(
@@ -220,6 +247,25 @@ def _by_names(
     return pairs, (f"names: {path} has {best.before}*, and the other has *",) if best.before else ()
 
 
+def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[str]:
+    """Say what is not compared because the map says that it is padding, or makes nothing of it; once for all layers.
+
+    Args:
+        pairs: All pairs.
+        padded: The names of those that are padded elsewhere than the map says: all of them is compared.
+    """
+    sides = [(pair.name, side) for pair in pairs for side in pair.sides if side is not None]
+    notes: dict[str, None] = {}
+    for name, side in sides:
+        if name not in padded and isinstance(side, Made) and (text := padding_text(side.node)):
+            notes[f"{starred(printable(name))}: padded: {text} are not compared"] = None
+    unused = unused_texts(side.node if isinstance(side, Made) else side for _, side in sides)
+    return [
+        *notes,
+        *dict.fromkeys(f"{starred(one)} are in nothing that the map makes, and not compared" for one in unused),
+    ]
+
+
 def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
     """Leave out whole numbers of the first level, such as a step, that one side saved next to its model."""
     counters = [one for one in pairs.lonely if _is_counter(one, sides)]
@@ -228,7 +274,7 @@ def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
     lonely = tuple(one for one in pairs.lonely if one not in counters)
     notes = list(pairs.notes)
     for at, which in enumerate(("first", "second")):
-        if own := [printable(one.name) for one in counters if (one.first, one.second)[at] is not None]:
+        if own := [printable(one.name) for one in counters if one.sides[at] is not None]:
             what = counted(len(own), "number")
             notes.append(f"not compared: {what} next to the model that only the {which} has: {listed(own, MAX_NAMES)}")
     return Pairs(pairs.both, lonely, tuple(notes))
@@ -265,18 +311,13 @@ def _without_states(pairs: Pairs, states: list[frozenset[str]]) -> Pairs:
     both, lonely, notes = pairs.both, list(pairs.lonely), pairs.notes
     for at, which in enumerate(("first", "second")):
         if states[at] and not states[1 - at]:
-            lonely = [one for one in lonely if one.name not in states[at] or (one.first, one.second)[at] is None]
+            lonely = [one for one in lonely if one.name not in states[at] or one.sides[at] is None]
             what = counted(len(states[at]), "tensor")
             notes = (*notes, f"not compared: {what} of optimizer state, which only the {which} has")
-    numbered = [_is_numbered(names) for names in states]
+    owners = [[parts[0] for name in names if (parts := state_of(name)) is not None] for names in states]
+    numbered = [bool(some) and all(map(str.isdigit, some)) for some in owners]  # as an optimizer's own state_dict does
     if all(states) and numbered[0] != numbered[1]:
         lonely = [one for one in lonely if one.name not in states[one.first is None]]
         which, other = ("first", "second")[:: 1 if numbered[0] else -1]
         notes = (*notes, f"not compared: optimizer state: the {which} numbers its parameters, the {other} names them")
     return Pairs(both, tuple(lonely), notes)
-
-
-def _is_numbered(states: Iterable[str]) -> bool:
-    """Whether an optimizer numbers its parameters, as its own state_dict does."""
-    found = [parts[0] for name in states if (parts := state_of(name)) is not None]
-    return bool(found) and all(map(str.isdigit, found))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.elsewhere.contents import dtype_of
+from shardviz.checkpoint.comparing.equality import dtype_of
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.explain.conversion import WrongQuantizationScales
 from shardviz.layout.region import index_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.comparing.pairs import Pair
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Tensor
 
 WIDE = ("float64", "float32", "bfloat16", "float16")
 BLOCKS = (128, 64, 32, 16, 256, 512)
@@ -90,22 +90,19 @@ def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
 
 def _in_eight_bits(pair: Pair) -> tuple[Tensor, Tensor, int] | None:
     """Return the wide tensor of a pair, the one in eight bits, and which side that is on; None for other pairs."""
-    assert pair.first is not None
-    assert pair.second is not None
-    for at, (coded, wide) in enumerate(((pair.first, pair.second), (pair.second, pair.first))):
+    for at, (coded, wide) in enumerate((pair.both, pair.both[::-1])):
         if dtype_of(coded) in EIGHT_BITS and dtype_of(wide) in WIDE:
             return wide, coded, at
     return None
 
 
 def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: Fit) -> Outcome:
-    assert pair.first is not None
-    assert pair.second is not None
-    shape = pair.first.shape
+    first, second = pair.both
+    shape = first.shape
     per = " x ".join(map(str, best.block)) if any(best.block) else "all"
     how = f"{printable(scale.name)} has a scale for {'' if per == 'all' else 'each '}{per}"
     if not best.wrong:
-        why = f"{pair.first.dtype} became {pair.second.dtype}, every value the nearest that its scale allows; {how}"
+        why = f"{first.dtype} became {second.dtype}, every value the nearest that its scale allows; {how}"
         return outcome.became("cast", why)
     at, size = index_of(best.first, shape), math.prod(shape)
     why = f"{best.wrong:,} of {size:,} values are not the nearest that their scales allow, the first at {at}; {how}"

@@ -9,8 +9,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from shardviz.checkpoint.formats.machine import Global, Made
-from shardviz.checkpoint.formats.pickled import MAX_BYTES, dict_of, read_pickle
+from shardviz.checkpoint.formats.pickled import MAX_BYTES, Global, Made, dict_of, read_pickle
 from shardviz.checkpoint.records import MAX_SIZE, Checkpoint, Chunk, Place, Saved, file_size
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype
@@ -18,11 +17,9 @@ from shardviz.layout.region import MAX_DIMS
 from shardviz.text import printable
 
 METADATA = ".metadata"
-
 _PREFIX = "torch.distributed.checkpoint."
 _TENSOR = f"{_PREFIX}metadata.TensorStorageMetadata"
 _ENDS = {_TENSOR: "tensor", f"{_PREFIX}metadata.BytesStorageMetadata": "object"}
-
 Places = dict[str, dict[tuple[int, ...] | None, Place]]
 """Where things are stored: by name, and a tensor's chunks by their offsets."""
 

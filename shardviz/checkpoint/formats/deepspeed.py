@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_of
 from shardviz.checkpoint.formats.headers import is_plain
-from shardviz.checkpoint.formats.machine import Made
-from shardviz.checkpoint.formats.pickled import dict_of
+from shardviz.checkpoint.formats.pickled import Made, dict_of
 from shardviz.checkpoint.formats.torch_file import whole
-from shardviz.checkpoint.formats.zero_buffers import MASTER, Layout, RankFile, chunks_of, laid_out
+from shardviz.checkpoint.formats.zero_buffers import MASTER, RankFile, chunks_of, laid_out
 from shardviz.checkpoint.records import Checkpoint, Place, Problem, Saved
 from shardviz.errors import DumpError
 from shardviz.explain.files import UnfinishedUniversalCheckpoint
@@ -34,11 +33,8 @@ _MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d{1,6})_)?mp_rank_(?P<mp>\d{1,6})_
 _OPTIM = re.compile(r"(?:bf16_)?(?:fp16_)?zero_pp_rank_(?P<dp>\d{1,6})_mp_rank_(?P<mp>\d{1,6})_optim_states\.pt")
 _OTHER = re.compile(r"layer_.*-model_.*\.pt|layer_.*_expert_.*\.pt|expp_rank_.*\.pt")
 FOLDER = "zero"
-
 ENDING = ".pt"
-
 MAX_PARAMETERS = 1 << 18
-
 MAX_KINDS = 64
 """Files of one parameter."""
 
@@ -137,7 +133,10 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
         saved = whole(first, made, name, folder) if type(name) is str else None
         if saved is not None and (not is_3 or saved.size or not _is_partitioned(name, shapes, state)):
             part.tensors[printable(name)] = saved
-    _add_masters(part, layout, folder, weights=is_3)
+    for (name, kind), (shape, dtype, chunks) in layout.tensors.items():
+        # Under stage 3, whose module is empty, the masters are the weights.
+        called = printable(name) if is_3 and kind == MASTER else f"optimizer.state.{printable(name)}.{kind}"
+        part.tensors[called] = Saved(called, shape, dtype, tuple(chunks), folder)
     _add_frozen(part, archives, folder)
     _add_shared(part, state)
     return part
@@ -154,7 +153,16 @@ def _universal(folder: Path, models: Mapping[tuple[int, int], str]) -> _Found:
     state = dict_of(first.tree, first.path, "the file")
     groups = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
     shapes = {name: shape for group in groups for name, shape in group.items()}
-    part = _Found(*read_universal(folder, shapes, weights=_are_of_stage_3(models)))
+    part, weights = _Found(), _are_of_stage_3(models)  # then the masters are the weights: the module is empty
+    known: set[str] = set()
+    for name, kind, path in _files(folder / FOLDER):
+        called = name if weights and kind == MASTER else f"optimizer.state.{name}.{kind}"
+        part.tensors[called] = _saved_of_file(called, path, folder, shapes.get(name) if kind != "step" else None)
+        known.add(name)
+    if lost := [name for name in shapes if printable(name) not in known]:
+        text = f"{counted(len(lost), 'parameter')} of {len(shapes):,} have no folder in {FOLDER}/: "
+        text += listed(map(printable, lost), 3)
+        part.problems.append(Problem("", text, UnfinishedUniversalCheckpoint()))
     _add_shared(part, state)
     return part
 
@@ -195,13 +203,6 @@ def _shapes(value: Any, path: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _add_masters(part: _Found, layout: Layout, folder: Path, *, weights: bool) -> None:
-    """Add masters and moments; under stage 3, whose module is empty, the masters are the weights."""
-    for (name, kind), (shape, dtype, chunks) in layout.tensors.items():
-        called = printable(name) if weights and kind == "fp32" else f"optimizer.state.{printable(name)}.{kind}"
-        part.tensors[called] = Saved(called, shape, dtype, tuple(chunks), folder)
-
-
 def _add_frozen(part: _Found, archives: Mapping[int, Archive], folder: Path) -> None:
     """Add the frozen weights of stage 3: each rank's model file has a stretch of them."""
     for dp, archive in sorted(archives.items()):
@@ -231,26 +232,6 @@ def _add_shared(part: _Found, state: dict[str, Any]) -> None:
 def has_universal(folder: Path) -> bool:
     """Whether a step has such files; a link is not followed, which may lead out of the checkpoint."""
     return (folder / FOLDER).is_dir() and not (folder / FOLDER).is_symlink()
-
-
-def read_universal(folder: Path, shapes: Shapes, *, weights: bool) -> tuple[dict[str, Saved], list[Problem]]:
-    """Return the masters and moments of a universal checkpoint, and what is wrong.
-
-    Args:
-        folder: The folder of the step.
-        shapes: The shape of each parameter, as the model's file has it.
-        weights: Whether the masters are the weights, as from stage 3, whose module is empty.
-
-    Raises:
-        DumpError: A file is damaged, or has what cannot be read safely.
-    """
-    tensors: dict[str, Saved] = {}
-    known: dict[str, Saved] = {}
-    for name, kind, path in _files(folder / FOLDER):
-        called = name if weights and kind == MASTER else f"optimizer.state.{name}.{kind}"
-        tensors[called] = _saved_of_file(called, path, folder, shapes.get(name) if kind != "step" else None)
-        known.setdefault(name, tensors[called])
-    return tensors, list(_missing(shapes, known))
 
 
 def _files(root: Path) -> Iterator[tuple[str, str, Path]]:
@@ -284,10 +265,3 @@ def _saved_of_file(name: str, path: Path, folder: Path, shape: tuple[int, ...] |
     own = shape if is_flat and shape is not None else stored.shape
     place = Place(str(path.relative_to(folder)), stored.start, 0)
     return Saved(name, own, stored.dtype, tuple(chunks_of(own, 0, math.prod(own), place, stored.dtype)), folder)
-
-
-def _missing(shapes: Shapes, known: Mapping[str, Saved]) -> Iterator[Problem]:
-    lost = [name for name in shapes if printable(name) not in known]
-    if lost:
-        text = f"{counted(len(lost), 'parameter')} of {len(shapes):,} have no folder in {FOLDER}/: "
-        yield Problem("", text + listed(map(printable, lost), 3), UnfinishedUniversalCheckpoint())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -33,7 +32,6 @@ MAX_JSON = 1 << 28
 """Bytes of an index or of a model's settings."""
 
 INDEX = "model.safetensors.index.json"
-
 DTYPES = {
     **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "C64": "complex64"},
     **{"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8"},
@@ -80,19 +78,6 @@ class _Settings(msgspec.Struct):
     tie_word_embeddings: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """A folder's files and what an index says of them.
-
-    Attributes:
-        sizes: The bytes of each file to read, by its name; None of one that was asked for and is not there.
-        indexed: The file that an index names for each tensor; empty without an index.
-    """
-
-    sizes: dict[str, int | None]
-    indexed: dict[str, str] = field(default_factory=dict)
-
-
 def read_safetensors(path: Path) -> Checkpoint:
     """Read the headers of a safetensors file, or of a folder of them with or without an index.
 
@@ -101,15 +86,20 @@ def read_safetensors(path: Path) -> Checkpoint:
     Raises:
         DumpError: There is no such file, or one is damaged: the message names the file and what was expected.
     """
-    contents = _contents(path) if path.is_dir() else Contents({path.name: file_size(path)})
     folder = path if path.is_dir() else path.parent
+    index = index_in(folder) if path.is_dir() else None
+    indexed = _read_index(index) if index is not None else {}
+    sizes = {path.name: file_size(path)}
+    if path.is_dir():
+        names = sorted(set(indexed.values())) if index else sorted(file.name for file in folder.glob("*.safetensors"))
+        sizes = {name: size for name in names if (size := file_size(folder / name)) is not None}
     chunks_by_name: dict[str, list[Chunk]] = {}
     with collector_paused():
-        for name, size in contents.sizes.items():
+        for name, size in sizes.items():
             _add_chunks(chunks_by_name, folder / name, size)
         tensors = {name: _whole(name, chunks, folder) for name, chunks in chunks_by_name.items()}
     tied = _tied(folder)
-    return Checkpoint(path, "safetensors", tensors, indexed=contents.indexed, tied=tied, sizes=contents.sizes)
+    return Checkpoint(path, "safetensors", tensors, indexed=indexed, tied=tied, sizes=sizes)
 
 
 def index_in(folder: Path) -> Path | None:
@@ -119,13 +109,6 @@ def index_in(folder: Path) -> Path | None:
         return index
     others = sorted(folder.glob("*.safetensors.index.json"))
     return others[0] if len(others) == 1 else None
-
-
-def _contents(folder: Path) -> Contents:
-    index = index_in(folder)
-    indexed = _read_index(index) if index is not None else {}
-    names = sorted(set(indexed.values())) if index else sorted(path.name for path in folder.glob("*.safetensors"))
-    return Contents({name: size for name in names if (size := file_size(folder / name)) is not None}, indexed)
 
 
 def _read_index(index: Path) -> dict[str, str]:
@@ -203,7 +186,9 @@ def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | 
         at = (0,) * len(shape)
         if offsets:
             at = offsets[name].saved_offsets if name in offsets else at
-            _refuse_misplaced(path, name, shape, at)
+            if len(at) != len(shape) or not all(0 <= place <= MAX_SIZE for place in at):
+                what = f"{printable(name)} of {list(shape)} is at {list(at)}"
+                raise DumpError(f"{path} is damaged: {what}", "copy it again")
         chunk = Chunk(
             at,
             shape,
@@ -214,11 +199,6 @@ def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | 
             chunks_by_name[name].append(chunk)
         else:
             chunks_by_name[name] = [chunk]
-
-
-def _refuse_misplaced(path: Path, name: str, shape: tuple[int, ...], at: tuple[int, ...]) -> None:
-    if len(at) != len(shape) or not all(0 <= place <= MAX_SIZE for place in at):
-        raise DumpError(f"{path} is damaged: {printable(name)} of {list(shape)} is at {list(at)}", "copy it again")
 
 
 def _header(text: bytes) -> tuple[Mapping[str, _Header], msgspec.Raw | None]:

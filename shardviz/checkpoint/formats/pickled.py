@@ -1,27 +1,42 @@
 """Pickles read as data: a closed list of inert types, and nothing is imported, called or built for a file.
 
 `pickle.Unpickler` with a narrow `find_class` runs no code either, but a few bytes make it allocate gigabytes (a memo
-index), hash forever or overflow the stack (nested tuples as a key). This reader knows the opcodes that torch writes.
+index), hash forever or overflow the stack (nested tuples as a key). This machine knows the opcodes that torch writes,
+and counts the memory that they take.
 """
 
 from __future__ import annotations
 
+import io
 import pickletools
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shardviz.checkpoint.formats.machine import Global, Machine, Made, RefusedError
 from shardviz.dump.pause import collector_paused
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype
 from shardviz.text import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from shardviz.checkpoint.formats.machine import Reader, Step
+    Step: TypeAlias = "Callable[[Machine, Any], None]"
+    Reader: TypeAlias = "Callable[[io.BytesIO], Any] | None"
+
+MEMORY_PER_BYTE = 60
+"""Bytes of memory that a byte of a pickle may take: what torch writes takes up to 41, a nested tuple 72."""
+
+MEMORY_OF_ALL = 1 << 20
+"""Bytes of memory that any pickle may take besides."""
+
+MAX_MEMORY = 1 << 32
+"""Bytes of memory that no pickle may take more than: metadata of 800,000 chunks, by this count."""
+
+STOP = b"."
+"""The opcode that ends a pickle."""
 
 _DCP = "torch.distributed.checkpoint."
-
 _DEEPSPEED = (
     *("deepspeed.runtime.zero.config.ZeroStageEnum", "deepspeed.utils.tensor_fragment.fragment_address"),
     *(f"deepspeed.runtime.fp16.loss_scaler.{name}" for name in ("LossScaler", "DynamicLossScaler")),
@@ -58,12 +73,93 @@ _OBJECT, _CONTAINER, _ITEM, _ENTRY = 64, 80, 8, 100
 """Bytes of an object, of a list or dict, of an item in a tuple, and of an entry of a dict or of the memo, about."""
 
 _SCALARS = (str, int, float, bool, bytes, type(None))
-
 MAX_BYTES = 1 << 28
 """Bytes of a pickle: a checkpoint of a million chunks has fewer."""
 
 SUBCLASS = "torch._utils._rebuild_wrapper_subclass"
 """How torch pickles a tensor of a type of its own, such as a quantized one of torchao: by code, which is not run."""
+
+SHARDS = (b"torch.distributed.tensor", b"torch.distributed._tensor", b"torch.distributed._shard.sharded_tensor")
+"""Modules of tensors that are split over ranks."""
+
+NEAR = 256
+"""Bytes behind a tensor subclass in which its own type is named, before those of the tensors that follow."""
+
+
+class RefusedError(Exception):
+    """A pickle has what no checkpoint needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """A type or function that a pickle names.
+
+    Attributes:
+        name: Its module and name: `torch.float32`.
+    """
+
+    name: str
+
+
+@dataclass(slots=True, eq=False)
+class Made:
+    """What a pickle says is made of a type and some arguments; nothing is made.
+
+    Attributes:
+        kind: The type's name; `storage` for what stands outside the pickle.
+        args: Its arguments.
+        state: What is set on it afterwards, nothing if nothing is.
+    """
+
+    kind: str
+    args: Any
+    state: Any = None
+
+    def field(self, name: str) -> Any:
+        """Return one of the attributes that are set on it, None if it is not set."""
+        return self.state.get(name) if type(self.state) is dict else None
+
+
+class Machine:
+    """The state of reading one pickle: what is left to read, the stack, the marks and the memo."""
+
+    def __init__(self, data: bytes) -> None:
+        self._stream = io.BytesIO(data)
+        self.spent = 0
+        self.stack: list[Any] = []
+        self.marked: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+
+    @property
+    def at(self) -> int:
+        """How many bytes were read."""
+        return self._stream.tell()
+
+    def run(self, steps: Mapping[bytes, tuple[Step, Reader]]) -> Any:
+        """Follow the opcodes to the end, and return what is on top of the stack.
+
+        Args:
+            steps: For each opcode what it does, and what reads its argument.
+        """
+        stream = self._stream
+        while (opcode := stream.read(1)) != STOP:
+            if opcode not in steps:
+                raise RefusedError(f"opcode {opcode!r}, which checkpoints do not use") if opcode else ValueError
+            step, read = steps[opcode]
+            step(self, read(stream) if read else None)
+        return self.stack.pop()
+
+    def spend(self, size: int) -> None:
+        """Refuse a pickle whose objects take much more memory than the bytes read so far."""
+        self.spent += size
+        if self.spent > min(MEMORY_PER_BYTE * self.at + MEMORY_OF_ALL, MAX_MEMORY):
+            most = f"{MEMORY_PER_BYTE} times its bytes, or {MAX_MEMORY:,} bytes"
+            raise RefusedError(f"objects that take more memory than {most}")
+
+    def since_mark(self) -> list[Any]:
+        """Return what was put on the stack since the last mark."""
+        found, self.stack = self.stack, self.marked.pop()
+        return found
 
 
 def _push(value: Any) -> Step:
@@ -221,7 +317,6 @@ _BY_CODE: dict[str, Step] = {
     **{"q": _put, "r": _put, "\x94": _memoize, "h": _get, "j": _get},
     **{"c": _global, "\x93": _stack_global, "R": _reduce, "\x81": _reduce, "b": _build, "Q": _outside},
 }
-
 STEPS: dict[bytes, tuple[Step, Reader]] = {
     opcode.code.encode("latin-1"): (_BY_CODE[opcode.code], opcode.arg.reader if opcode.arg else None)
     for opcode in pickletools.opcodes
@@ -236,13 +331,6 @@ class UnknownTypeError(DumpError):
     def is_subclass(self) -> bool:
         """Whether it is a tensor subclass, as quantized weights are."""
         return SUBCLASS in self.message
-
-
-SHARDS = (b"torch.distributed.tensor", b"torch.distributed._tensor", b"torch.distributed._shard.sharded_tensor")
-"""Modules of tensors that are split over ranks."""
-
-NEAR = 256
-"""Bytes behind a tensor subclass in which its own type is named, before those of the tensors that follow."""
 
 
 def _what_is(data: bytes, at: int, error: RefusedError) -> tuple[str, str]:

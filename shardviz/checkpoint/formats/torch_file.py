@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_of
-from shardviz.checkpoint.formats.machine import Made
+from shardviz.checkpoint.formats.pickled import Made
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
@@ -26,7 +26,6 @@ BY_ITSELF = "pass a file of torch.save that has tensors alone"
 MAX_DEPTH = 8
 """Levels of nested state dicts: an optimizer's states are on the third."""
 MAX_TENSORS = 1 << 20
-
 Parts = tuple[str, ...]
 
 

@@ -1,4 +1,4 @@
-"""The maps that come with shardviz, one file for each family of models: which there are, and which one fits names."""
+"""The maps that come with shardviz, one for each family of models, and the numbers that a model's own settings give."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from shardviz.checkpoint.maps.language import names_in, parse_rules, read_rules
-from shardviz.checkpoint.maps.matching import is_turned
-from shardviz.checkpoint.maps.named import named, pattern_of
+from shardviz.checkpoint.maps.matching import is_turned, named, pattern_of
+from shardviz.checkpoint.records import file_size
 from shardviz.errors import ShardvizError
 from shardviz.text import did_you_mean
 
@@ -16,13 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Tensor
 
 ENDING = ".map"
 FOLDER = Path(__file__).parent
-
 MOST = 0.9
 """The part of all names that a map has to know to be the one for them."""
+
+FILES = ("config.json", "params.json")
+MAX_BYTES = 1 << 24
+LARGEST = 1 << 20
+"""No model has more heads, or larger ones."""
 
 
 def families() -> list[str]:
@@ -77,3 +83,43 @@ def _known(rules: Sequence[Rule], first: Mapping[str, Tensor], second: Mapping[s
 def _fitting(patterns: Iterable[str], names: Iterable[str]) -> set[str]:
     own = [pattern_of(pattern) for pattern in patterns]
     return {name for name in names if any(pattern.fullmatch(name) for pattern in own)}
+
+
+class _Settings(msgspec.Struct):
+    head_dim: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    hidden_size: int | None = None
+    n_heads: int | None = None
+    n_kv_heads: int | None = None
+    dim: int | None = None
+    text_config: _Settings | None = None
+
+
+def numbers_beside(folders: Iterable[Path]) -> dict[str, int]:
+    """Return the numbers that settings in some folders have, by the names that maps have for them.
+
+    What cannot be read is left out, and so is what two folders have differently.
+    """
+    numbers_by_name: dict[str, set[int]] = {}
+    for folder in folders:
+        for file in FILES:
+            for name, number in _numbers(folder / file).items():
+                numbers_by_name.setdefault(name, set()).add(number)
+    return {name: numbers.pop() for name, numbers in numbers_by_name.items() if len(numbers) == 1}
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    size = file_size(path)
+    if size is None or size > MAX_BYTES:
+        return {}
+    try:
+        settings = msgspec.json.decode(path.read_bytes(), type=_Settings)
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError):
+        return {}
+    config = settings.text_config or settings
+    heads = config.num_attention_heads or config.n_heads
+    width = config.hidden_size or config.dim
+    head = config.head_dim or (width // heads if width and heads and heads > 0 else None)
+    known = {"heads": heads, "kv_heads": config.num_key_value_heads or config.n_kv_heads or heads, "head_dim": head}
+    return {name: number for name, number in known.items() if number and 0 < number <= LARGEST}

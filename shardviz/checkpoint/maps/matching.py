@@ -1,29 +1,116 @@
-"""Which tensors each rule of a map is about: patterns fitted to the names of two checkpoints, in either direction."""
+"""Which tensors each rule of a map is about: patterns fitted to the names of two checkpoints, in either direction.
+
+What stands before all names of a checkpoint, such as `app.model.` in a folder of DCP, does not have to be in the map.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shardviz.checkpoint.maps.language import NOTHING, Call, Expression, Name, names_in
+from shardviz.checkpoint.maps.functions import INVERSE, MisfitError
+from shardviz.checkpoint.maps.language import NOTHING, Call, Expression, Name, Rule, names_in
 from shardviz.checkpoint.maps.made import Made, Op
-from shardviz.checkpoint.maps.named import Named, filled, pattern_of
-from shardviz.checkpoint.maps.views import MisfitError
 from shardviz.errors import ShardvizError
 from shardviz.text import did_you_mean, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.maps.made import Node
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Tensor
 
+SAMPLE = 512
+"""Names that are looked at for what stands before all of them."""
+
+NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
+"""A number between the dots of a name, such as that of a layer."""
 MAX_PARTS = 1 << 16
 """Tensors that one is made of."""
 
 Numbers: TypeAlias = "Mapping[str, int]"
+
+
+@dataclass(frozen=True)
+class Named:
+    """The names of a checkpoint, without what stands before all of them.
+
+    Attributes:
+        path: What the checkpoint is called in messages.
+        tensors: Its tensors by the names that maps have for them; for a left side, anything by those names.
+        full: Their names.
+    """
+
+    path: str
+    tensors: Mapping[str, Any]
+    full: Mapping[str, str]
+
+    @cached_property
+    def numbered(self) -> Mapping[str, set[tuple[int, ...]]]:
+        """The numbers in its names, by the names with `*` for each of them."""
+        numbers: dict[str, set[tuple[int, ...]]] = {}
+        for name in self.tensors:
+            numbers.setdefault(NUMBER.sub("*", name), set()).add(tuple(map(int, NUMBER.findall(name))))
+        return numbers
+
+    @cached_property
+    def _after(self) -> dict[tuple[str, int], dict[tuple[int, ...], set[int]]]:
+        return {}
+
+    def numbers_after(self, pattern: str) -> set[int]:
+        """Return the numbers that names have in the place of a pattern's first `*`."""
+        starred = NUMBER.sub("*", pattern)
+        before = tuple(map(int, NUMBER.findall(pattern.partition("*")[0])))
+        key = starred, len(before)
+        if key not in self._after:
+            known: dict[tuple[int, ...], set[int]] = {}
+            for numbers in self.numbered.get(starred, ()):
+                known.setdefault(numbers[: len(before)], set()).add(numbers[len(before)])
+            self._after[key] = known
+        return self._after[key].get(before, set())
+
+
+@lru_cache(maxsize=4096)
+def pattern_of(text: str) -> re.Pattern[str]:
+    """Return the expression that fits what a pattern with `*` fits."""
+    return re.compile("(.*?)".join(map(re.escape, text.split("*"))))
+
+
+def filled(pattern: str, words: Sequence[str]) -> str:
+    """Return a pattern with words for its first stars.
+
+    Example:
+        >>> filled("layers.*.experts.*.w1", ["3"])
+        'layers.3.experts.*.w1'
+    """
+    pieces = pattern.split("*")
+    put = [*words, *["*"] * len(pieces)][: len(pieces) - 1]
+    return "".join(piece + word for piece, word in zip(pieces, [*put, ""], strict=True))
+
+
+def named(path: str, tensors: Mapping[str, Any], patterns: Collection[str]) -> Named:
+    """Return tensors by their names without the beginning behind which most of them fit a map's patterns."""
+    before = _beginning(tensors, patterns)
+    full = {name.removeprefix(before): name for name in tensors if name.startswith(before)}
+    return Named(path, {short: tensors[name] for short, name in full.items()}, full)
+
+
+def _beginning(names: Collection[str], patterns: Collection[str]) -> str:
+    used_patterns = [pattern for pattern in patterns if pattern != NOTHING]
+    if not used_patterns or not names:
+        return ""
+    either = "|".join(f"(?:{pattern_of(pattern).pattern})" for pattern in used_patterns)
+    whole = re.compile(either)
+    some = list(names)[:: max(1, len(names) // SAMPLE)]
+    if any(whole.fullmatch(name) for name in names):
+        return ""
+    behind = re.compile(f"((?:[^.*]+[.])+?)(?:{either})")
+    counts = Counter(found[1] for name in some if (found := behind.fullmatch(name)))
+    best = [before for before, count in counts.most_common(2) if not re.search(r"(?:^|\.)[0-9]+\.", before)]
+    return best[0] if best else ""
 
 
 class LackingError(LookupError):
@@ -175,7 +262,8 @@ class _Work:
     def add(self, rule: Rule, left: Named, *, strict: bool) -> None:
         """Apply one rule to all names that it fits and that no rule before it took."""
         if rule.left == NOTHING:
-            self._add_not_needed(rule)
+            for pattern in names_in(rule.right):
+                self.not_needed |= {name for name in self.right.tensors if pattern_of(pattern).fullmatch(name)}
             return
         fit = {name: match for name in left.tensors if (match := pattern_of(rule.left).fullmatch(name))}
         free = {name: match for name, match in fit.items() if self._is_free(name)}
@@ -187,7 +275,8 @@ class _Work:
         for name, match in free.items():
             self._add_one(rule, name, match.groups(), errors)
         if errors and len(errors) == len(free) and not rule.optional:
-            raise ShardvizError(f"{rule.where}: {next(iter(errors.values()))}", f"the line is {_written(rule)}")
+            line = printable(f"{rule.left} = {rule.right}")
+            raise ShardvizError(f"{rule.where}: {next(iter(errors.values()))}", f"the line is {line}")
         self.lacking.update(errors)
 
     def _is_free(self, name: str) -> bool:
@@ -221,10 +310,6 @@ class _Work:
                 self.made[name] = made
             else:
                 self.known_as[name] = made.name
-
-    def _add_not_needed(self, rule: Rule) -> None:
-        for pattern in names_in(rule.right):
-            self.not_needed |= {name for name in self.right.tensors if pattern_of(pattern).fullmatch(name)}
 
     def _refuse_unused(self, rule: Rule, left: Named, fit: Collection[str]) -> None:
         if fit:
@@ -261,5 +346,56 @@ class _Work:
         )
 
 
-def _written(rule: Rule) -> str:
-    return printable(f"{rule.left} = {rule.right}")
+def towards(rules: Iterable[Rule], names: Collection[str], others: Collection[str]) -> list[Rule]:
+    """Return rules that have some names on their left; those that have them on their right are turned round.
+
+    Args:
+        rules: The map.
+        names: What is to be made, such as a model's names.
+        others: What it is made of, such as a checkpoint's.
+    """
+    return [one for rule in rules for one in (inverted(rule) if is_turned(rule, names, others) else [rule])]
+
+
+def inverted(rule: Rule) -> list[Rule]:
+    """Return what a rule's operands are made of; nothing if that cannot be said without their shapes.
+
+    Example:
+        >>> from shardviz.checkpoint.maps.language import parse_rules
+        >>> [str(one.right) for one in inverted(parse_rules("gate_up = cat(w1, w3)", "my.map")[0])]
+        ['split(gate_up, 2, 0, 0)', 'split(gate_up, 2, 1, 0)']
+    """
+    if rule.right is None or rule.left == NOTHING:
+        return []
+    stars = rule.left.count("*")
+    operands = list(_parts(rule.right, Name(rule.left)))
+    names = list(names_in(rule.right))
+    if [leaf for leaf, _ in operands] != names or any(name.count("*") < stars for name in names):
+        return []
+    return [replace(rule, left=leaf, right=made) for leaf, made in operands]
+
+
+def _parts(expression: Expression, whole: Expression) -> Iterator[tuple[str, Expression]]:
+    """Yield each name in an expression with what it is of the whole, as far as shapes do not matter."""
+    if isinstance(expression, Name):
+        yield expression.pattern, whole
+        return
+    for operand, part in zip(expression.operands, _own_parts(expression, whole), strict=False):
+        yield from _parts(operand, part)
+
+
+def _own_parts(call: Call, whole: Expression) -> list[Call]:
+    count, numbers = len(call.operands), call.numbers
+    dim = numbers[0] if numbers else 0
+    if call.function in INVERSE:
+        return [Call(INVERSE[call.function], (whole,), numbers)]
+    if call.function == "transpose":
+        return [Call("transpose", (whole,), numbers)]
+    if call.function == "permute":
+        dims = [number if isinstance(number, int) else 0 for number in numbers]
+        return [Call("permute", (whole,), tuple(dims.index(at) for at in range(len(dims)) if at in dims))]
+    if call.function == "stack":
+        return [Call("take", (whole,), (at if count > 1 else "*", dim)) for at in range(count)]
+    if call.function == "cat" and count > 1:
+        return [Call("split", (whole,), (count, at, dim)) for at in range(count)]
+    return []

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
 
 _NUMBER = re.compile(r"(?<![^.\s(])[0-9]+(?=\.)|(?<=\.)[0-9]+(?![^.\s,)])")
-
 SEVERAL = 3
 """Tensors that move together are a layer, even where no other layer moves."""
 
@@ -41,14 +40,10 @@ def renumbering(names: list[str], instead: dict[str, str]) -> tuple[int, list[in
             ):
                 break
         else:
-            numbers = [int(pairs[str(number)]) for number in range(len(pairs))] if _counts(pairs) else []
+            numbers = [int(pairs.get(str(number), -1)) for number in range(len(pairs))]
             if len(numbers) > 1 and sorted(numbers) == list(range(len(numbers))):
                 return at, numbers
     return None
-
-
-def _counts(pairs: dict[str, str]) -> bool:
-    return all(str(number) in pairs for number in range(len(pairs)))
 
 
 def _without(name: str, at: int) -> str:

@@ -6,7 +6,6 @@ Nothing is guessed: what is named has all of the tensor's values.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from itertools import permutations
 from typing import TYPE_CHECKING
@@ -14,14 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
-from shardviz.checkpoint.comparing.agreement import agree
-from shardviz.checkpoint.comparing.changed.changes import change_of
-from shardviz.checkpoint.comparing.outcome import Change
-from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE
+from shardviz.checkpoint.comparing.changes import change_of
+from shardviz.checkpoint.comparing.equality import agree
+from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MisfitError
 from shardviz.checkpoint.maps.made import Made, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
-from shardviz.checkpoint.maps.views import MisfitError
-from shardviz.checkpoint.tensor import Held
+from shardviz.checkpoint.records import Held
 from shardviz.explain.conversion import (
     AnotherSourceTensor,
     FusedShardsJoined,
@@ -34,11 +31,12 @@ from shardviz.relate.values import is_alike
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from shardviz.checkpoint.comparing.elsewhere.contents import Contents
+    from shardviz.checkpoint.comparing.equality import Contents
+    from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.maps.made import Node
-    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.checkpoint.records import Tensor
     from shardviz.explain.cause import Cause
 
 MAX_NAMED = 3
@@ -54,10 +52,11 @@ MOST_PARTS = 3
 """Operands that are changed one at a time."""
 
 
-def instead_of(made: Made, tensor: Tensor, known: Contents) -> Change | None:
+def instead_of(outcome: Outcome, made: Made, tensor: Tensor, known: Contents) -> Outcome | None:
     """Return what a tensor is instead of what a map makes; None if that cannot be named.
 
     Args:
+        outcome: Its names.
         made: What it should be.
         tensor: What it is: not that.
         known: The tensors of the side that it should be made of.
@@ -66,8 +65,9 @@ def instead_of(made: Made, tensor: Tensor, known: Contents) -> Change | None:
         return None
     for variant, cause in variants(made.node):
         if variant.shape == tensor.shape and _is(variant, made, tensor):
-            return Change("permuted", f"it is {_short(variant)}, where the map makes {printable(made.text)}", cause)
-    return _by_parts(made, tensor, known) if made.shape == tensor.shape else None
+            why = f"it is {_short(variant)}, where the map makes {printable(made.text)}"
+            return outcome.became("permuted", why, cause)
+    return _by_parts(outcome, made, tensor, known) if made.shape == tensor.shape else None
 
 
 def _is(variant: Node, made: Made, tensor: Tensor) -> bool:
@@ -83,7 +83,7 @@ def _short(node: Node) -> str:
     return f"{node.function}({', '.join((*parts, *map(str, node.numbers)))})"
 
 
-def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Change | None:
+def _by_parts(outcome: Outcome, made: Made, tensor: Tensor, known: Contents) -> Outcome | None:
     """Name the tensors that are in the place of others; None if one of them is not known."""
     whole = tensor.bits
     odd: list[tuple[Tensor, Tensor]] = []
@@ -97,12 +97,12 @@ def _by_parts(made: Made, tensor: Tensor, known: Contents) -> Change | None:
             continue
         tensor_there = next(known.equal_to(piece), None)
         if tensor_there is None:
-            return _with_others(made, tensor)
+            return _with_others(outcome, made, tensor)
         odd.append((part, tensor_there))
-    return _order_of(made, odd, num) if odd else None
+    return _order_of(outcome, made, odd, num) if odd else None
 
 
-def _with_others(made: Made, tensor: Tensor) -> Change | None:
+def _with_others(outcome: Outcome, made: Made, tensor: Tensor) -> Outcome | None:
     """Say which parts differ, where some do not, and what became of the first of them."""
     odd: list[tuple[Node, Held]] = []
     num = 0
@@ -117,12 +117,12 @@ def _with_others(made: Made, tensor: Tensor) -> Change | None:
     what = f"{len(odd)} of its {num} parts {'differs' if len(odd) == 1 else 'differ'}: {names}"
     part, piece = odd[0]
     if isinstance(part, Op):
-        return Change("other", what)
-    change = change_of(part, piece, ("the map's", "it"))
+        return outcome.became("other", what)
+    change = change_of(outcome, part, piece, ("the map's", "it"))
     return replace(change, why=f"{what}: {change.why}")
 
 
-def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Change:
+def _order_of(outcome: Outcome, made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Outcome:
     """Say where each part is that is not in its place."""
     names = [leaf.name for leaf in leaves(made.node)]
     order = renumbering(names, {part.name: found.name for part, found in odd})
@@ -131,7 +131,7 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Change:
         _, words = name_order(np.array(numbers), 0)
         words = _of_parts(words, around(names[0], at))
         cause = AnotherSourceTensor(made.text, is_renumbered=True)
-        return Change("permuted", f"its parts come in another order: {words}", cause)
+        return outcome.became("permuted", f"its parts come in another order: {words}", cause)
     shown = [
         f"{against(found.name, part.name)} where the map puts {against(part.name, found.name)}" for part, found in odd
     ]
@@ -139,17 +139,14 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Change:
         f", and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""
     )
     several = f" in {len(odd)} of its {counted(num, 'part')}" if num > len(odd) else ""
-    return Change("permuted", f"it has {words}{several}", AnotherSourceTensor(made.text))
+    return outcome.became("permuted", f"it has {words}{several}", AnotherSourceTensor(made.text))
 
 
 def _of_parts(words: str, what: str) -> str:
     """Return a sentence about a dim's indices as one about parts: `experts`, or whatever their number counts."""
-    return re.sub(r"dim 0's indices (are|come)|dim 0 (is)|dim 0 (comes)", _plural(what), words)
-
-
-def _plural(what: str) -> Callable[[re.Match[str]], str]:
-    verbs = {"is": "are", "comes": "come"}
-    return lambda found: f"the {what} {verbs.get(found[found.lastindex or 0], found[found.lastindex or 0])}"
+    for one, several in (("dim 0's indices", ""), ("dim 0 is", " are"), ("dim 0 comes", " come")):
+        words = words.replace(one, f"the {what}{several}")
+    return words
 
 
 def variants(node: Op) -> Iterator[tuple[Node, Cause]]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
 from shardviz.dump.records.base import MAX_NUMBER, Count, Record, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardviz.layout.candidates import Placements
 
 
 def of_point(module: str, what: str, call: int, index: int) -> str:
@@ -25,6 +31,37 @@ What = Literal["input", "output", "gradient of input", "gradient of output"]
 
 State = Literal["right", "pending", "moved", "repeated", "odd", "cut", "none"]
 """What a rank has of the unsharded model's values."""
+
+
+class Place(NamedTuple):
+    """A place in a step: what went in or out of one call of a module, or the gradient of that.
+
+    Attributes:
+        module: The module; empty for the model itself.
+        call: The number of the call, micro-batches counted as one.
+        what: Input, output, or the gradient of either.
+        tensor: Which of several tensors.
+    """
+
+    module: str
+    call: int
+    what: What
+    tensor: int
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is the gradient of an activation."""
+        return self.what.startswith("gradient")
+
+    @property
+    def forward(self) -> Place:
+        """The place of the activation itself."""
+        return self._replace(what="input" if self.what.endswith("input") else "output")
+
+    @property
+    def values_name(self) -> str:
+        """The name of its values, recorded in the role of an activation."""
+        return of_point(self.module, self.what, self.call, self.tensor)
 
 
 class PointRecord(Record, frozen=True):
@@ -118,3 +155,22 @@ class SketchRecord(Record, frozen=True):
     index: Count = 0
     noise: float = 0.0
     is_drawn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """What the judge says of a step to the ranks that made it: they write it into the dump.
+
+    Attributes:
+        points: What each rank has at every place.
+        wrong: The first wrong places.
+        layouts: The placements of places at which one set of them fits all ranks.
+        num_right: How many inputs and outputs are right before the first that is not, on all ranks together.
+        is_called_otherwise: Whether the model was given anything but parts of the batch.
+    """
+
+    points: Mapping[int, tuple[PointRecord, ...]]
+    wrong: tuple[Place, ...]
+    layouts: Mapping[Place, Placements]
+    num_right: int = 0
+    is_called_otherwise: bool = False

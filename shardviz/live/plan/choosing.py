@@ -1,11 +1,14 @@
 """Which ranks are asked, and which each of them stands for.
 
 The first rank and the last one are asked. If both have the same tensors with the same layouts, and the oracle says
-what the last one holds from what the first one does, one of them stands for all. If parts are uneven, all corners of
-the mesh are asked, or the first 16, without a step: torch may not split as the oracle does. If the user's code reads
+what the last one holds from what the first one does, one of them stands for all. If parts are uneven along some axes,
+the corners along these are asked, or the first 16: torch may not split as the oracle does. If the user's code reads
 where its rank is along some axes, every position along those is asked, as long as they are few: one in the middle may
 be special. Otherwise the code tells ranks apart along some axes: those along which the last position differs from the
 first, and along those every position is asked.
+
+A step takes ten times as long as the model. A rank is asked for one if code can tell it from the first: along axes
+whose places it reads, or along which models differ. Any other rank is asked for its model alone.
 """
 
 from __future__ import annotations
@@ -24,21 +27,21 @@ from shardviz.errors import ShardvizError
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from shardviz.dump.records.files import RankRecord
     from shardviz.dump.records.plan import PlanPart, StepFails
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.rank import Reply
 
-    Ask = Callable[[Sequence[int], bool], dict[int, Reply]]
-    """Asks ranks, with a step or without one."""
+    Ask = Callable[[Sequence[int], Collection[int]], dict[int, Reply]]
+    """Asks ranks, and some of them for a step."""
 
     Part = tuple[Reply, dict[str, tuple[int, ...]]]
     """A rank's reply, with the positions along axes of the ranks that it stands for."""
 
 MAX_CORNERS = 16
-"""The most ranks to ask of those that are first or last along every axis."""
+"""The most ranks to ask of those that are first or last along the axes that split unevenly."""
 
 MAX_ASKED = 256
 """Ranks that are asked at most."""
@@ -65,34 +68,44 @@ class Replies:
         by_rank: What the ranks have.
         parts: The replies that stand for all ranks, each with the positions along axes of those that it stands for.
         axes: The axes along which the code tells ranks apart.
-        failed: Why no step was planned, though ranks were asked for one; empty if one was.
+        failed: Why no step is planned; empty if one is.
         step_fails: Whether that is because the step fails, on real ranks too.
     """
 
-    def __init__(self, mesh: Mesh, ask: Ask) -> None:
+    def __init__(self, mesh: Mesh, ask: Ask, failed: str) -> None:
         self.mesh = mesh
         self._ask = ask
         self.by_rank: dict[int, Reply] = {}
         self.parts: Sequence[Part] = ()
         self.axes: tuple[str, ...] = ()
-        self.failed = ""
+        self.failed = failed
         self.step_fails: StepFails = "no"
 
-    def ask(self, ranks: Iterable[int], *, with_step: bool = True) -> None:
-        """Ask those ranks that were not asked before, or not for a step.
+    def ask(self, ranks: Iterable[int]) -> None:
+        """Ask those ranks that were not asked before, or not for the step that they need.
 
         If one could not be stepped, none is asked for a step, and those that were stepped are asked without one.
         """
-        with_step = with_step and not self.failed
-        known = {rank for rank, reply in self.by_rank.items() if reply.was_asked_for_step or not with_step}
-        replies = self._ask([rank for rank in ranks if rank not in known], with_step)
+        wanted = {rank: self._needs_step(rank) for rank in ranks}
+        asked = [rank for rank in wanted if not self._knows(rank, with_step=wanted[rank])]
+        stepped = {rank for rank in asked if wanted[rank]}
+        replies = self._ask(asked, stepped)
         self.by_rank |= replies
         failed = [replies[rank] for rank in sorted(replies) if replies[rank].without_step]
         if failed and not self.failed:
             self.failed, self.step_fails = failed[0].without_step, failed[0].step_fails
-        if self.failed and with_step:
-            stepped = [rank for rank, one in self.by_rank.items() if one.was_asked_for_step and not one.without_step]
-            self.by_rank |= self._ask(stepped, False)
+        if self.failed and stepped:
+            again = [rank for rank, one in self.by_rank.items() if one.was_asked_for_step and not one.without_step]
+            self.by_rank |= self._ask(again, ())
+
+    def _needs_step(self, rank: int) -> bool:
+        """Whether a rank's step may differ from that of the first one, as far as code and models tell."""
+        coord, apart = self.mesh.coord_of(rank), {*self.reads, *self.axes}
+        return not (self.failed or any(at for axis, at in zip(self.mesh.axes, coord, strict=True) if axis not in apart))
+
+    def _knows(self, rank: int, *, with_step: bool) -> bool:
+        """Whether a rank has been asked already."""
+        return rank in self.by_rank and (self.by_rank[rank].was_asked_for_step or not with_step)
 
     @property
     def first(self) -> Reply:
@@ -135,22 +148,23 @@ class Replies:
             yield NOT_ALL.format(", ".join(self.reads), next(iter(self.reads.values())), known, places)
 
 
-def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = (), *, needs_step: bool = False) -> Replies:
+def choose(
+    mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = (), *, without_step: str = "", needs_step: bool = False
+) -> Replies:
     """Ask as few ranks as it takes; those along `stage_axes` are known to differ.
 
-    A plan that needs a step is not looked into any further if the step of the first rank fails.
+    No step is planned if it is said why. A plan that needs one goes no further if the step of the first rank fails.
 
     Raises:
         ShardvizError: Too many ranks would have to be asked.
     """
-    replies = Replies(mesh, ask)
-    replies.ask([mesh.ranks[0], *([] if needs_step else [mesh.ranks[-1]])])
+    replies = Replies(mesh, ask, without_step)
+    replies.ask(mesh.ranks[:1])
     replies.parts = [(replies.first, {})]
     if needs_step and replies.step_fails != "no":
         return replies
     replies.ask([mesh.ranks[-1]])
-    if _is_uneven(replies.first.part.record):
-        replies.ask(_corners(mesh), with_step=False)
+    replies.ask(_corners(mesh, _uneven_axes(replies.first.part.record)))
     replies.ask(_where_read(replies))
     if all(map(replies.is_explained, replies.by_rank)):
         return replies
@@ -175,25 +189,30 @@ def _asked_along(replies: Replies, axes: tuple[str, ...]) -> Sequence[Part]:
     return _merged([(replies.by_rank[rank], at) for rank, at in wanted.items()], replies.mesh)
 
 
-def _is_uneven(record: RankRecord) -> bool:
-    """Whether a layout splits a dim into parts of different sizes: torch and the oracle may not agree there."""
-    return not all(has_equal_parts(layout_of(one, mesh_of(record.meshes[one.mesh]))) for one in record.layouts)
+def _uneven_axes(record: RankRecord) -> set[str]:
+    """Return the axes that split a dim into parts of different sizes: torch and the oracle may not agree there."""
+    layouts = [layout_of(one, mesh_of(record.meshes[one.mesh])) for one in record.layouts]
+    return {axis for layout in layouts if not has_equal_parts(layout) for axis in layout.split_axes}
 
 
 def _where_read(replies: Replies) -> list[int]:
-    """Return a rank for each position along the axes that the user's code reads, unless these are too many."""
-    mesh, reads, known = replies.mesh, replies.reads, {*replies.positions(replies.by_rank)}
-    tensors = max(1, len(replies.first.part.record.tensors))
-    if math.prod(map(mesh.axis_size, reads)) - len(known) > min(MAX_READING, MAX_TENSORS // tensors):
-        return []
+    """Return a rank for each position along the axes that the user's code reads; the last if these are too many."""
+    mesh, reads = replies.mesh, replies.reads
+    asked = [rank for rank, reply in replies.by_rank.items() if replies.failed or reply.was_asked_for_step]
+    known = {*replies.positions(asked)}
     ranks = list(_along(mesh, tuple(reads)))
+    if len(ranks) - len(known) > min(MAX_READING, MAX_TENSORS // max(1, len(replies.first.part.record.tensors))):
+        ranks = ranks[-1:]
     return [rank for rank, position in zip(ranks, replies.positions(ranks), strict=True) if position not in known]
 
 
-def _corners(mesh: Mesh) -> list[int]:
-    """Return the ranks that are first or last along every axis, as long as they are few."""
-    ways = list(product(*((0, size - 1)[: min(size, 2)] for size in mesh.shape)))
-    return [mesh.rank_at(way) for way in ways[:MAX_CORNERS]]
+def _corners(mesh: Mesh, axes: Collection[str]) -> list[int]:
+    """Return the ranks that are first or last along some axes, and first along the others, as long as they are few."""
+    ends = [
+        (0, size - 1)[: min(size, 2)] if axis in axes else (0,)
+        for axis, size in zip(mesh.axes, mesh.shape, strict=True)
+    ]
+    return [mesh.rank_at(way) for way in list(product(*ends))[:MAX_CORNERS]]
 
 
 def _told_apart(replies: Replies, stage_axes: Sequence[str]) -> tuple[str, ...]:

@@ -1,18 +1,35 @@
-"""Ranks agree to capture a model together, or not at all: a capture is full of collectives, and a job must not hang.
+"""Ranks capture a model together, or not at all, and end together: a job must not hang.
 
 They meet at the job's store, not in a collective: a rank that has no such model, or waits in one of the job's own
-collectives for a rank that waits here, never comes, and the others go on without a dump.
+collectives for a rank that waits here, never comes, and the others go on without a dump. An optimizer's step is the
+last chance to capture a model, and the end of a job after `--steps` of them or under `--stamp`.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakSet
 
 from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
+from shardviz.errors import ShardvizError
+from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.compat import default_store, have_come
+from shardviz.live.run.hooks.observing import is_inside, quietly
+from shardviz.live.run.known.writing import rank_here
+from shardviz.text import counted
+
+if TYPE_CHECKING:
+    from shardviz.live.run.observer import Observer
+    from shardviz.live.run.session import Session
+
 
 ALL, SOME = "all", "some"
 
@@ -56,3 +73,87 @@ def meet_again(key: str, patience: float) -> Meeting:
     """Wait for every rank to come to a point to which ranks come any number of times, all of them equally often."""
     _TIMES[key] += 1
     return meet(f"{key}/{_TIMES[key]}", patience)
+
+
+SHORT = 5.0
+"""Seconds that a rank of a job under `--stamp` waits for the others to end with it."""
+
+
+def watch_steps(seen: Observer) -> None:
+    """Look at the steps of every optimizer of this process."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    known: WeakSet[Any] = WeakSet()
+    process = os.getpid()
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        # The hook stays: torch walks over the hooks while it calls them, and raises if one is removed meanwhile.
+        # torch's state dicts of an optimizer step it once, with nothing to do, before a checkpoint is read into them.
+        if distributed.is_initialized() and optimizer not in known and os.getpid() == process and not is_inside():
+            known.add(optimizer)
+            quietly("Optimizer.step", seen.stepping, optimizer)
+            if seen.session.options.stamp:
+                end_stamped(seen.session, "before an optimizer's step")
+
+    register_optimizer_step_pre_hook(before)
+    if seen.session.options.steps:
+        _end_after(seen.session, register_optimizer_step_post_hook)
+
+
+def _end_after(session: Session, register: Any) -> None:
+    taken: Counter[int] = Counter()
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        taken[id(optimizer)] += not is_inside()
+        if taken[id(optimizer)] >= session.options.steps:
+            end(session)
+
+    register(after)
+
+
+def end(session: Session) -> None:
+    """End this rank when every other one is there, too, as a script ends that has nothing more to do."""
+    rank = -1
+    if distributed.is_initialized():
+        rank = distributed.get_rank()
+        quietly("the last step", meet, "the end", session.options.patience)
+        with suppress(Exception):
+            distributed.destroy_process_group()
+    session.leave("ended", f"after {counted(session.options.steps, 'step')}", rank)
+    if threading.current_thread() is threading.main_thread():
+        sys.exit(0)
+    _exit(0)
+
+
+def end_stamped(session: Session, when: str) -> NoReturn:
+    """End this rank of a job that has stamped weights, past whatever its script would do at its end.
+
+    Args:
+        session: What is known of the job.
+        when: Where the job was, for the command.
+    """
+    rank, code = -1, 0
+    try:
+        if distributed.is_initialized():
+            rank = distributed.get_rank()
+            code = 0 if meet("the end", min(session.options.patience, SHORT)).is_complete else 1
+    except Exception:  # the others are gone already, and with them the store
+        code = 0
+    finally:
+        session.leave("ended", when, rank)
+        _exit(code)
+
+
+def end_at_once(session: Session, error: Exception) -> NoReturn:
+    """End this rank because a stamped load or a save cannot be kept safe: the launcher ends the others."""
+    message, hint = (error.message, error.hint) if isinstance(error, ShardvizError) else (in_a_line(error), "")
+    session.leave("not-captured", f"{message}\n{hint}", rank_here())
+    session.leave("ended", "because its load could not be stamped", rank_here())
+    _exit(1)
+
+
+def _exit(code: int) -> NoReturn:
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -13,10 +13,10 @@ from torch import distributed, nn
 from shardviz.dump.write import TRACE_FOLDER
 from shardviz.live.claims import registry
 from shardviz.live.compat import stages_of
-from shardviz.live.run.ending import end_stamped, watch_steps
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.known.writing import is_first_here, rank_here
+from shardviz.live.run.meeting import end_stamped, watch_steps
 from shardviz.live.run.options import Note, leave
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import Stage, name_of, take
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shardviz.live.run.options import Options
-    from shardviz.live.run.tracing.following import Follower
+    from shardviz.live.run.tracing import Follower
 
 MAX_DUMPS = 8
 """Models that are captured of one job: one that makes new ones at every step must not fill a disk."""
@@ -75,8 +75,7 @@ class Observer:
     def optimizing(self, optimizer: Any) -> None:
         """Follow a step of the model that an optimizer steps. Called under `--trace` only."""
         if self._follower is None:
-            from shardviz.live.run.tracing.following import Follower
-            from shardviz.live.run.tracing.writing import write_step
+            from shardviz.live.run.tracing import Follower, write_step
 
             folder, command = Path(self.session.options.session) / TRACE_FOLDER, self.session.options.command
             self._follower = Follower(self.session.options, lambda step, why: write_step(step, folder, command, why))

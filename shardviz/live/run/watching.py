@@ -26,13 +26,12 @@ from shardviz.live.run.meeting import meet_again
 from shardviz.live.run.options import PATIENCE, Options, session_beside
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import take
-from shardviz.live.run.tracing.following import Follower, runs
-from shardviz.live.run.tracing.writing import write_step
+from shardviz.live.run.tracing import Follower, runs, write_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.live.run.tracing.writing import Step
+    from shardviz.live.run.tracing import Step
 
 
 def watch(

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-MAX_MODULES = 256
-"""For a model with more modules than this, no activations are kept beside the trace's."""
-
 
 @dataclass
 class Observed:
@@ -35,7 +32,6 @@ class Observed:
         comms: The collectives.
         outputs: The model's own outputs, run by run; in a pipeline, those of its last stage on this rank.
         returned: All that these runs returned, whether one tensor or more.
-        activations: The first output of each module, by name.
         schedule: The runs of a pipeline's stages, in order.
         trace: What went in and out of every module, and the gradients of that.
         asking: Whether a stage is running only so that torch can infer shapes, on meaningless values.
@@ -44,7 +40,6 @@ class Observed:
     comms: Comms
     outputs: list[torch.Tensor] = field(default_factory=list)
     returned: list[Returned] = field(default_factory=list)
-    activations: dict[str, Local] = field(default_factory=dict)
     schedule: list[StageRecord] = field(default_factory=list)
     trace: Trace = field(default_factory=Trace)
     asking: bool = False
@@ -70,6 +65,7 @@ def observed(
     seen = Observed(Comms(inner))
     last = stages[max(stages)] if stages else inner
     seen.trace.is_paused = lambda: seen.asking
+    seen.comms.on_write = seen.trace.forget
     with ExitStack() as stack:
         if values:
             for handle in _keep_values(seen, inner, last, followed):
@@ -82,11 +78,8 @@ def observed(
 
 
 def _keep_values(seen: Observed, inner: nn.Module, last: nn.Module, followed: Followed) -> Iterator[Any]:
-    modules = list(inner.named_modules())[1:]
     yield from seen.trace.follow(inner, followed)
     yield last.register_forward_hook(_keep_output(seen))
-    for name, module in modules if len(modules) < MAX_MODULES else ():
-        yield module.register_forward_hook(_keep_activation(seen, clean_name(name)))
 
 
 def _keep_output(seen: Observed) -> Any:
@@ -95,16 +88,6 @@ def _keep_output(seen: Observed) -> Any:
             seen.returned.append(Returned.safely(output))
         if torch.is_tensor(output) and not seen.asking and is_array(output):
             seen.outputs.append(output.detach())
-
-    return keep
-
-
-def _keep_activation(seen: Observed, name: str) -> Any:
-    def keep(_module: Any, _inputs: Any, output: Any) -> None:
-        if torch.is_tensor(output) and not seen.asking and name not in seen.activations:
-            local = of_tensor(name, "activation", output)
-            # Copied as a plain tensor, because cloning a DTensor with a pending sum makes the sum.
-            seen.activations[name] = replace(local, values=local.values.clone(), grad=None)
 
     return keep
 

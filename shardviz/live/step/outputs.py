@@ -35,13 +35,13 @@ from shardviz.live.step.output_parts import (
 )
 from shardviz.live.step.returned import is_split, joined, named_calls, numbers_of
 from shardviz.live.step.step import claimed_as, due_placements, loss_of
-from shardviz.live.step.trace.fitting import part_of
 from shardviz.text import counted, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from shardviz.layout.candidates import Placements
+    from shardviz.layout.region import Region
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Setting
     from shardviz.live.step.step import StepResult
@@ -199,7 +199,7 @@ class Comparison:
         """Yield the placements that give this rank the values that it has, fewest splits first."""
         shape, near = tuple(wanted.whole.shape), wanted.near(self.precision)
         for placements, region in placements_of(shape, tuple(numbers.shape), self.on.job.mesh, self.on.capture.rank):
-            if is_near(numbers, part_of(wanted.whole, region), near):
+            if is_near(numbers, _part_of(wanted.whole, region), near):
                 yield placements
 
     def _is_of_rows(self, tensor: torch.Tensor) -> bool:
@@ -293,3 +293,10 @@ class Comparison:
 
 def _present(offers: Mapping[int, Offer | None]) -> dict[int, Offer]:
     return {rank: offer for rank, offer in offers.items() if offer is not None}
+
+
+def _part_of(whole: torch.Tensor, region: Region) -> torch.Tensor:
+    """Return a region of a tensor."""
+    if all(len(spans) == 1 for spans in region.dims):
+        return whole[tuple(slice(*spans[0]) for spans in region.dims)]
+    return whole.flatten()[torch.from_numpy(region.flat_ids(tuple(whole.shape))).to(whole.device)]

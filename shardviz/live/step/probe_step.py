@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,6 @@ from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat import clean_name, computed_buffers, held_back, wide_reductions
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.lines.again import Again
-from shardviz.live.step import evidence, placing
 from shardviz.live.step.batch import (
     Setting,
     batch_axes,
@@ -25,13 +25,14 @@ from shardviz.live.step.batch import (
     unnamed_batch_axes,
     whole_batch,
 )
+from shardviz.live.step.judge import judging, weight_sketches
 from shardviz.live.step.masks import Mask, Masks, mask_records
 from shardviz.live.step.output_dims import merged_dims
 from shardviz.live.step.outputs import add_outputs, outputs_again
 from shardviz.live.step.own_optimizer import updated_reference, updated_shards
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
 from shardviz.live.step.trace.noise import noise_of
-from shardviz.live.step.trace.written import add_replayed, add_sketches, add_trace
+from shardviz.live.step.trace.replayed import add_replayed
 from shardviz.live.step.unsharded.by_parts import gradients_of_loss_terms, gradients_of_micro_batches
 from shardviz.live.step.unsharded.drawn import drawn_after_sharding, load
 from shardviz.live.step.unsharded.own_loss import with_own_loss
@@ -40,16 +41,16 @@ from shardviz.live.step.update import copied_gradients
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import nn
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Batch
+    from shardviz.live.step.judge import Judge
     from shardviz.live.step.kept_states import Kept
     from shardviz.live.step.step import StepResult
-    from shardviz.live.step.trace.judged import Judged
     from shardviz.live.step.unsharded.step import UnshardedStep
 
 MAX_LISTED = 4
@@ -149,25 +150,22 @@ class ProbeStep:
         )
         if step is None:
             return Failed(failed)
-        reference = reference.beside(step, self._judge(step))
-        reference = with_own_loss(self.on.probe, step, reference, self._judge(step))
-        self._note(*reference.notes)
-        if reference.is_called_otherwise:
-            return None
-        moved = reference.once_more(step, self.on.probe, setting.build, setting.batch)
-        reference = replace(reference, moved=moved).clipped(step, self.on.probe, setting.batch)
-        if self.on.job.keeps_evidence:
-            self._write_evidence(model, before, step, reference)
-        judged = self._judge(step)(reference)
-        add_trace(self.on.capture, judged)
-        add_replayed(self.on.capture, judged, reference)
+        with judging(self.on, step, before, partial(self._tensors, model)) as judge:
+            reference = reference.beside(step, judge.answer)
+            reference = with_own_loss(self.on.probe, step, reference, judge.answer)
+            self._note(*reference.notes)
+            if reference.is_called_otherwise:
+                return None
+            moved = reference.once_more(step, self.on.probe, setting.build, setting.batch)
+            reference = replace(reference, moved=moved).clipped(step, self.on.probe, setting.batch)
+            answer = judge.answer(reference)
+            judge.add_answer(answer, reference)
+            judge.add_activations(answer, reference)
+            self._add_of_unsharded(judge, reference, drawn)
         self.on.again = (
-            self._again(built, local_batch, setting, reference) if judged.odd and reference.parts == 1 else None
+            self._again(built, local_batch, setting, reference) if answer.wrong and reference.parts == 1 else None
         )
         self._note(*(why for one in (step.seen.trace, reference.step.seen.trace) if (why := one.left_out)))
-        if self.on.capture.rank == 0:
-            add_sketches(self.on.capture, reference, drawn)
-            self.on.capture.noise += noise_of(reference, moved) if moved is not None else ()
         held = self._compare(model, step, reference, setting)
         if not reference.training:
             self._add_training(local_batch, setting.axes, reference, built, held)
@@ -188,17 +186,21 @@ class ProbeStep:
 
     def _copies(self, model: nn.Module) -> list[Local]:
         """Return copies of this rank's tensors."""
-        own = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
-        return [replace(local, values=local.values.clone(), grad=None) for local in own]
+        return [replace(local, values=local.values.clone(), grad=None) for local in self._tensors(model)]
 
-    def _write_evidence(
-        self, model: nn.Module, before: list[Local], step: StepResult, reference: UnshardedStep
-    ) -> None:
-        folder, capture = self.on.job.folder, self.on.capture
-        own = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
-        evidence.write_sharded(folder, capture, before, own, step.seen.trace)
-        if capture.rank == 0:
-            evidence.write_unsharded(folder, capture, reference, list(local_tensors(reference.model)))
+    def _tensors(self, model: nn.Module) -> list[Local]:
+        return self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
+
+    def _add_of_unsharded(self, judge: Judge, reference: UnshardedStep, drawn: Collection[str]) -> None:
+        """Record, on rank 0, what the unsharded step says for itself: sketches, replayed gradients, noise."""
+        capture, moved = self.on.capture, reference.moved
+        if capture.rank or judge.judge is None:
+            return
+        capture.sketches += weight_sketches(reference, drawn)
+        capture.sketches += judge.judge.sketches()
+        if moved is not None:
+            add_replayed(capture, judge.judge, reference)
+            capture.noise += noise_of(reference, moved)
 
     def _setting(self, build: Callable[[], nn.Module], *, double: bool) -> Setting:
         axes = batch_axes(self.on.probe, self.on.job.mesh)
@@ -248,12 +250,6 @@ class ProbeStep:
             for local in of_parts:
                 capture.add_values(replace(local, claim=None), "reference")
         return held
-
-    def _judge(self, step: StepResult) -> Callable[[UnshardedStep], Judged]:
-        """Return what judges the sharded step's modules beside a reference's."""
-        mesh, rank = self.on.job.mesh, self.on.capture.rank
-        is_pipeline = bool(getattr(self.on.probe, "STAGE_AXES", ()))
-        return lambda reference: reference.judge(step, mesh, rank, is_pipeline=is_pipeline)
 
     def _note(self, *notes: str) -> None:
         self.on.capture.not_checked += [("", note) for note in notes]
@@ -333,13 +329,9 @@ class ProbeStep:
             if why := merged_dims(own_shape, whole, step.sizes, num_parts(axes, self.on.job.mesh)):
                 self.on.capture.not_checked.append(("", why))
                 step = replace(step, output=None)
-        rank, seen = self.on.capture.rank, step.seen.activations
-        activations = placing.placed(seen, reference.seen.activations, self.on.job.mesh, rank)
-        for local in placing.wholes_of_odd(activations, reference.seen.activations) if rank == 0 else ():
-            self.on.capture.add_values(local, "reference")
         buffers = [local for local in tensors if local.role == "buffer"]
         self.on.capture.not_saved += sorted(computed_buffers(unwrapped(model)))
-        of_step = [*gradients(locals_), *self.on.part.own([*of_optimizer, *activations]), *buffers]
+        of_step = [*gradients(locals_), *self.on.part.own(of_optimizer), *buffers]
         for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:
             self.on.capture.add_values(local, "step")
         self.on.capture.collectives += step.seen.comms.records(self.on.job.mesh, self.on.capture.rank)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.rules.reductions import Reduction
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
+    from shardviz.relate.measures import Reduction
 
 WHAT = {
     "grad": "gradient",

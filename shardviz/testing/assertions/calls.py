@@ -258,8 +258,7 @@ def _gather_ids(
     model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped | None = None, stage_axes: Sequence[str] = ()
 ) -> Dump:
     from shardviz.live.capture.stamp import stamps_of
-    from shardviz.testing.assertions.gathering import gather_ids
-    from shardviz.testing.assertions.subjects import device_mesh_of
+    from shardviz.testing.assertions.subjects import device_mesh_of, gather_ids
 
     stamps = stamps or stamps_of(model)
     if stamps is None:
@@ -276,8 +275,7 @@ def _gather_values(
 ) -> Dump:
     from torch import nn
 
-    from shardviz.testing.assertions.gathering import gather
-    from shardviz.testing.assertions.subjects import check_values, device_mesh_of, locals_of
+    from shardviz.testing.assertions.subjects import check_values, device_mesh_of, gather, locals_of
 
     known = device_mesh_of(subject, mesh)
     locals_ = locals_of(subject, known, of)

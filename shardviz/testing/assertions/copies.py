@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shardviz.check.values.copies import check_copies
-from shardviz.check.values.ties import check_ties
+from shardviz.check.values.storage import check_ties
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.find import meant
 from shardviz.dump.records.tensors import Stamp
@@ -23,7 +23,6 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.layout.mesh import Mesh
 
@@ -120,11 +119,7 @@ def _held(laid_out: LaidOut, finding: Finding) -> str:
         case = next(case for case in cases if {*finding.ranks} & {*case.mesh.ranks})
     except (KeyError, StopIteration, ShardvizError):
         return ""
-    if not case.held:
-        return "a layout that the notation cannot express" if _has_ids(case) else ""
-    return write(case.held, case.tensor.dtype)
-
-
-def _has_ids(case: Case) -> bool:
-    """Whether every value held is an id of this tensor."""
-    return bool(case.regions or case.ids) and all((ids > 0).all() for ids in case.ids.values())
+    if case.held:
+        return write(case.held, case.tensor.dtype)
+    are_ids = bool(case.regions or case.ids) and all((ids > 0).all() for ids in case.ids.values())
+    return "a layout that the notation cannot express" if are_ids else ""

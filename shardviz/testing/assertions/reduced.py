@@ -13,9 +13,8 @@ from shardviz.layout.notation import write
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.step.step import gradients
-from shardviz.testing.assertions.gathering import gather
 from shardviz.testing.assertions.message import ShardAssertionError
-from shardviz.testing.assertions.subjects import device_mesh_of
+from shardviz.testing.assertions.subjects import device_mesh_of, gather
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,27 +89,15 @@ def _findings(dump: Dump, tensor: Tensor, axis: str | None) -> list[Finding]:
 def _finding(result: Compared, differing: tuple[str, ...]) -> Finding:
     """Return the finding for copies that differ; without a reference, the right result may be their sum or mean."""
     axes = " and ".join(differing)
-    low, high, worst = max(_pairs(result, differing), key=lambda pair: pair[2])
+    neighbors = result.neighbors_apart([group for axis in differing for group in result.mesh.groups(axis)])
+    low, high, worst = max(neighbors, key=lambda pair: pair[2])
+    ranks = {rank for first, second, apart in neighbors if not apart <= result.tolerance for rank in (first, second)}
     others = next((axis for axis in result.mesh.axes if axis not in differing), "")
     return GradientNotReduced(differing, other_axis="" if result.claimed else others).finding(
         result.name,
-        _ranks(result, differing),
+        tuple(sorted(ranks)),
         f"the gradient differs along {axes}: {apart_text(low, high, worst)}",
         claimed=write(result.claimed, equal=True) if result.claimed else "",
         held=f"each rank's own part (+{', +'.join(differing)})",
         intended=" ".join(f"={axis}" for axis in differing),
-    )
-
-
-def _pairs(result: Compared, axes: tuple[str, ...]) -> list[tuple[int, int, float]]:
-    """Return neighbors along the axes where copies differ, and how far apart they are."""
-    return result.neighbors_apart([group for axis in axes for group in result.mesh.groups(axis)])
-
-
-def _ranks(result: Compared, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the ranks whose copy differs from a neighbor's."""
-    return tuple(
-        sorted(
-            {rank for low, high, apart in _pairs(result, axes) if not apart <= result.tolerance for rank in (low, high)}
-        )
     )

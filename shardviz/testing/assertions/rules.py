@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.infer.labels import right_label
+from shardviz.check.order.infer.splits import right_label
 from shardviz.check.order.rules.intent import intended_text
 from shardviz.dump.find import fits, meant
 from shardviz.dump.validate import mesh_of
@@ -77,9 +77,11 @@ def _check_complete(tensors: Sequence[Tensor], rules: Mapping[str, str]) -> set[
     unused = {rule: [name for name in names if fits(name, rule)] for rule in rules if rule not in {*by_name.values()}}
     if misspelt := [rule for rule, matched in unused.items() if not matched]:
         others = f", and no rule matches {_counted(unmatched)}" if unmatched else ""
+        nothing = "no tensors: an optimizer has none before its first step"
+        existing = meant(misspelt[0], [*names]) if names else nothing
         raise ShardAssertionError(
             f"no tensor matches {listed(map(repr, misspelt), MOST_NAMES)}{others}\n"
-            f"  fix       remove the rule, or correct its pattern: {_existing(misspelt[0], [*names])}"
+            f"  fix       remove the rule, or correct its pattern: {existing}"
         )
     if unmatched:
         raise ShardAssertionError(
@@ -100,10 +102,6 @@ def _counted(names: Sequence[str]) -> str:
     """Return names, and how many they are where they are several."""
     shown = printable(folded_names(names, MOST_NAMES))
     return shown if len(names) == 1 else f"{counted(len(names), 'tensor')}: {shown}"
-
-
-def _existing(rule: str, names: Sequence[str]) -> str:
-    return meant(rule, names) if names else "no tensors: an optimizer has none before its first step"
 
 
 def _rule_of(rules: Mapping[str, str], name: str) -> str | None:

@@ -50,10 +50,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if preload is None and "shardviz.testing.plugin.marks" not in sys.modules:
         return
     from shardviz.testing.plugin import launching
-    from shardviz.testing.plugin.on_ranks import bindings
+    from shardviz.testing.plugin.on_ranks.parcel import collected
 
     items = [item for item in session.items if item.get_closest_marker("mesh")]
-    session.config.stash[launching.COLLECTED] = bindings.collected(items)
+    session.config.stash[launching.COLLECTED] = collected(items)
     if preload is not None:
         preload.finish(items)
 
@@ -80,12 +80,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     __tracebackhide__ = True
     if pyfuncitem.get_closest_marker("mesh") is None:
         return None
-    from shardviz.testing.plugin import joining, launching
+    from shardviz.testing.plugin import launching
     from shardviz.testing.plugin.marks import spmd_of
 
     spmd = spmd_of(pyfuncitem)
     assert spmd is not None
-    (joining if is_joined() else launching).run(pyfuncitem, spmd)
+    (launching.run_here if is_joined() else launching.run)(pyfuncitem, spmd)
     return True
 
 
@@ -96,7 +96,7 @@ def pytest_runtest_makereport(
     """Show the traceback of the rank at fault, and where its dump is."""
     report = yield
     if call.when == "call" and call.excinfo is not None and item.get_closest_marker("mesh"):
-        from shardviz.testing.plugin.story import report_story
+        from shardviz.testing.plugin.outcome import report_story
 
         report_story(item, report)
     item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed

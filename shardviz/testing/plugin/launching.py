@@ -1,32 +1,38 @@
-"""A test in pytest's own process: send it to ranks, and end as it ended there."""
+"""A marked test in pytest's own process: sent to ranks, and ended as it ended there; or run here, if pytest is a rank.
+
+Under torchrun pytest itself runs on every rank, and the test's body runs on the ranks that are there.
+"""
 
 from __future__ import annotations
 
 import pickle
 import sys
 import warnings
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live import world
 from shardviz.testing.plugin import compat, debugging, outcome
-from shardviz.testing.plugin.on_ranks.bindings import Collected, pack_bound
 from shardviz.testing.plugin.on_ranks.modules import source_of
-from shardviz.testing.plugin.on_ranks.parcel import Parcel, Style, pack_arguments, pack_instance
-from shardviz.testing.plugin.options import launch_method, ranks_seed, timeout_of
-from shardviz.testing.plugin.story import STORY, find_root, plain_story, story_of
+from shardviz.testing.plugin.on_ranks.parcel import Collected, Parcel, Style, pack_arguments, pack_bound, pack_instance
+from shardviz.testing.plugin.options import launch_method, ranks_seed, ranks_timeout, timeout_of
+from shardviz.testing.plugin.outcome import STORY, find_root, plain_story, story_of
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardviz.layout.mesh import Mesh
+    from shardviz.live.world import World
     from shardviz.testing.plugin.marks import Spmd
     from shardviz.testing.plugin.outcome import Outcome, Warned
+
 
 TASK = "shardviz.testing.plugin.on_ranks.ranks:run_test"
 MESH: pytest.StashKey[Mesh] = pytest.StashKey()
@@ -136,3 +142,46 @@ def _pass_on(warned: Iterable[Warned]) -> None:
         with suppress(pickle.PickleError, ImportError, AttributeError, EOFError):
             warning = pickle.loads(pickled)
             warnings.warn_explicit(warning, None, file, line)
+
+
+_JOINED: pytest.StashKey[ExitStack] = pytest.StashKey()
+
+
+def run_here(item: pytest.Function, spmd: Spmd) -> None:
+    """Run a test on this rank of a job that is large enough for its mesh and no larger."""
+    __tracebackhide__ = True
+    joined = world.torchrun_world(spmd.backend)
+    assert joined is not None
+    if joined.num_ranks != spmd.mesh.size:
+        pytest.skip(f"mesh {spmd.mesh} has {counted(spmd.mesh.size, 'rank')}, this job has {joined.num_ranks}")
+    from shardviz.testing.plugin.on_ranks import ranks
+
+    _join(item.config, joined)
+    ranks.seed(ranks_seed(item.config))
+    values = _arguments(item)
+    device_mesh = ranks.device_mesh(spmd.mesh, joined.device_type)
+    plain = item.stash.get(MESH, None)
+    ranks.call(partial(item.obj, **{n: device_mesh if v is plain else v for n, v in values.items()}), item.name)
+
+
+def _join(config: pytest.Config, joined: World) -> None:
+    """Join the job for the rest of the session: ranks can meet only once through torchrun's store."""
+    if _JOINED in config.stash:
+        return
+    from shardviz.live.world import group
+
+    config.stash[_JOINED] = stack = ExitStack()
+    stack.enter_context(group.joined(joined, ranks_timeout(config)))
+    config.add_cleanup(stack.close)
+
+
+def _arguments(item: pytest.Function) -> dict[str, Any]:
+    """Return a test's arguments; the folder for its dump is rank 0's on every rank."""
+    from torch import distributed
+
+    values = {name: item.funcargs[name] for name in compat.argument_names(item)}
+    if "shard_dump" in values:
+        shared = [values["shard_dump"]]
+        distributed.broadcast_object_list(shared)
+        values["shard_dump"] = shared[0]
+    return values

@@ -1,28 +1,51 @@
-"""What this rank has of a job: parameters, buffers, optimizer state and hyperparameters, all named by parameter."""
+"""What this rank has of a job, all named by parameter, and what it is filled with before it travels.
+
+Parameters, buffers, optimizer state and hyperparameters are filled with values that say where they belong, or with
+others that must be gone after a load.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.describe import digest
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
+from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_region
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.capture.stamp import named_tensors, tied_names
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits, named_tensors, tied_names
 from shardviz.live.compat import clean_name, computed_buffers
+from shardviz.relate.values import part_of
+from shardviz.stamping.fill import Fill, can_fill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, MutableMapping
+    from collections.abc import Iterator, Mapping, MutableMapping
 
+    from numpy.typing import NDArray
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
+    from shardviz.reference.files import Entry
 
 NOT_SAVED = ("params", "param_names")
 """Entries of a group that are not hyperparameters."""
+
+SAVED_FACTOR = 0.96875
+"""What hyperparameters are multiplied by before a save: those that a load leaves alone differ."""
+
+OLD_FACTOR = 0.5
+SAVED_NUMBER = 1024
+OLD_NUMBER = 7
+"""A step and its like: before a save and before a load. Small integers are exact in every type that holds steps."""
 
 
 @dataclass(frozen=True)
@@ -96,18 +119,13 @@ def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Co
         return seen
     owners = {id(tensor): clean_name(name) for _, name, tensor in reversed(list(named_tensors(inner)))}
     strangers = 0
-    for owner, parameter, group in _stepped(optimizer, owners):
-        strangers += id(parameter) not in owners
-        _add_state(seen, owner, optimizer.state.get(parameter, {}), plain)
-        seen.settings.update({f"{owner} {key}": value for key, value in settings_of(group)})
-    return replace(seen, strangers=strangers)
-
-
-def _stepped(optimizer: Any, owners: dict[int, str]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Yield every parameter that an optimizer steps with its name, or its place where it is not the model's."""
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
-            yield owners.get(id(parameter), f"param_groups[{number}][{index}]"), parameter, group
+            strangers += id(parameter) not in owners
+            owner = owners.get(id(parameter), f"param_groups[{number}][{index}]")
+            _add_state(seen, owner, optimizer.state.get(parameter, {}), plain)
+            seen.settings.update({f"{owner} {key}": value for key, value in settings_of(group)})
+    return replace(seen, strangers=strangers)
 
 
 def _add_state(seen: Contents, owner: str, state: MutableMapping[str, Any], mesh: Mesh | None) -> None:
@@ -141,22 +159,187 @@ def settings_of(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
                 yield (f"{key}[{index}]" if isinstance(value, tuple | list) else key), float(one)
 
 
-def with_settings(group: dict[str, Any], factor: float) -> None:
-    """Multiply the hyperparameters of a group; zeros, which may switch something off, stay zeros."""
-    for key, value in group.items():
-        if key in NOT_SAVED:
-            continue
-        if isinstance(value, tuple | list):
-            group[key] = type(value)(_times(one, factor) for one in value)
-        elif _is_fraction(value):
-            group[key] = _times(value, factor)
-
-
 def _is_fraction(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and value.is_floating_point()
     return isinstance(value, float)
 
 
-def _times(value: Any, factor: float) -> Any:
-    return value * factor if _is_fraction(value) else value
+def give_state(optimizer: Any) -> None:
+    """Let an optimizer without state make that of its first step. Gradients are zero, and gone."""
+    if optimizer is None or len(optimizer.state):
+        return
+    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    for one in parameters:
+        one.grad = torch.zeros_like(one)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Values for a tensor of flags: too few to say where they belong, enough to say whether they are there.
+
+    Attributes:
+        name: The tensor's name.
+        shape: Its shape.
+        negated: Whether each is the opposite, as before a load.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    negated: bool = False
+    dtype: str = "bool"
+
+    @property
+    def bits(self) -> NDArray[Any]:
+        """All values."""
+        flags: NDArray[Any] = (Fill(self.name, self.shape, "uint8").bits & np.uint8(1)) ^ np.uint8(self.negated)
+        return flags
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the values of a part."""
+        return part_of(self.bits, region)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One tensor as it was filled.
+
+    Attributes:
+        name: Its name.
+        role: Its role.
+        shape: Its global shape.
+        dtype: Its dtype, by torch's name.
+        key: The tensor whose values it has: its own name, or the first of those that share its storage.
+        ranks: The ranks that have it.
+        each: Whether each rank has one of its own under this name, which no placements describe.
+    """
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    dtype: str
+    key: str
+    ranks: tuple[int, ...] = ()
+    each: bool = False
+
+    def entry(self, salt: str, rank: int) -> Entry | None:
+        """Return its values; None for a dtype that has none to fill with."""
+        key = f"{salt}/{self.key}@{rank}" if self.each else f"{salt}/{self.key}"
+        return values_for(key, self.shape, self.dtype)
+
+
+def values_for(key: str, shape: tuple[int, ...], dtype: str, *, old: bool = False) -> Entry | None:
+    """Return values drawn from a name: those to be sent, or the old ones that they are to replace."""
+    if dtype == "bool":
+        return Flags(key, shape, old)
+    return Fill(f"{key} as it was before" if old else key, shape, dtype) if can_fill(dtype) else None
+
+
+def sent_by_all(seen: Contents) -> dict[str, Sent]:
+    """Return what all ranks have, by name. Every rank of the world calls this, before anything is filled.
+
+    A plain tensor whose values differ between ranks is each rank's own; if they are equal it is a copy.
+    """
+    first_of = {name: group[0] for group in seen.tied for name in group}
+    mine = {name: _described(local, first_of.get(name, name)) for name, local in seen.tensors.items()}
+    pairs_of: dict[str, list[tuple[int, tuple[Sent, str]]]] = {}
+    for rank, of_rank in enumerate(of_all_ranks(mine)):
+        for name, pair in of_rank.items():
+            pairs_of.setdefault(name, []).append((rank, pair))
+    return {name: _agreed(pairs) for name, pairs in pairs_of.items()}
+
+
+def _described(local: Local, key: str) -> tuple[Sent, str]:
+    """Return a tensor, with a digest of its values where it is plain."""
+    sent = Sent(local.name, local.role, local.shape, dtype_name(local.values.dtype), key)
+    return sent, "" if local.claim or local.flat else digest(local.values)
+
+
+def _agreed(pairs: list[tuple[int, tuple[Sent, str]]]) -> Sent:
+    sent = pairs[0][1][0]
+    each = len({(one.shape, own) for _, (one, own) in pairs}) > 1 and all(own for _, (_, own) in pairs)
+    return Sent(sent.name, sent.role, sent.shape, sent.dtype, sent.key, tuple(rank for rank, _ in pairs), each)
+
+
+def fill(seen: Contents, entries: Mapping[str, Entry | None], number: float) -> dict[str, str]:
+    """Write values into what this rank has, and the same number into every number of the optimizer's state.
+
+    Returns:
+        The tensors that could not be written, and why.
+    """
+    refused = dict(seen.not_known)
+    for name, local in seen.tensors.items():
+        entry = entries.get(name)
+        if entry is None:
+            refused[name] = f"{local.values.dtype} has no values to fill it with"
+        elif local.values.is_meta:
+            refused[name] = "it is on the meta device"
+        elif (part := part_of_entry(local, entry)) is None:
+            refused[name] = "its placements do not say which elements this rank has"
+        else:
+            bits = torch.from_numpy(part != 0) if entry.dtype == "bool" else from_bits(part, local.values.dtype)
+            with torch.no_grad():
+                local.values.copy_(bits)
+    for one in seen.numbers.values():
+        one.write(number)
+    return refused | _not_applied(seen, entries, refused)
+
+
+def _not_applied(seen: Contents, entries: Mapping[str, Entry | None], refused: Mapping[str, str]) -> dict[str, str]:
+    """Return the tensors that do not read back as written: they share elements with others."""
+    wrong = {}
+    for name, local in seen.tensors.items():
+        entry = entries.get(name)
+        if entry is not None and name not in refused:
+            own = part_of_entry(local, entry)
+            if own is None or not np.array_equal(own, bits_of_tensor(local.values)):
+                wrong[name] = "it did not read back as it was filled: it shares elements with another tensor"
+    return wrong
+
+
+def part_of_entry(local: Local, entry: Entry) -> NDArray[Any] | None:
+    """Return the bits that this rank's part should have; None if its placements do not say which part that is."""
+    if tuple(entry.shape) != local.shape:
+        return None
+    region = region_of(local)
+    if region is None or region.shape != tuple(local.values.shape):
+        return None
+    return part_of(entry.bits.reshape(-1), region) if local.flat else entry.read(region)
+
+
+def wanted_bits(local: Local, entry: Entry) -> NDArray[Any] | None:
+    """Return the same in the dtype that this rank has."""
+    part = part_of_entry(local, entry)
+    return None if part is None else cast_bits(part, entry.dtype, local.values.dtype)
+
+
+def region_of(local: Local) -> Region | None:
+    """Return the part that this rank claims; None if that is not known."""
+    shape = (int(np.prod(local.shape)),) if local.flat else local.shape
+    return claimed_region(local, shape)
+
+
+def old_entries(seen: Contents, salt: str) -> dict[str, Entry | None]:
+    """Return what receivers are filled with before anything is received."""
+    first_of = {name: group[0] for group in seen.tied for name in group}
+    return {
+        name: values_for(f"{salt}/{first_of.get(name, name)}", one.shape, dtype_name(one.values.dtype), old=True)
+        for name, one in seen.tensors.items()
+    }
+
+
+def settings_times(optimizer: Any, factor: float) -> None:
+    """Multiply an optimizer's hyperparameters; zeros, which may switch something off, stay zeros."""
+    for group in optimizer.param_groups if optimizer is not None else ():
+        for key, value in group.items():
+            if key not in NOT_SAVED and isinstance(value, tuple | list):
+                group[key] = type(value)(one * factor if _is_fraction(one) else one for one in value)
+            elif key not in NOT_SAVED and _is_fraction(value):
+                group[key] = value * factor
+
+
+def salt_of(*parts: object) -> str:
+    """Return a short text that is different for each trip, so that what another one left behind is not taken for it."""
+    return hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()

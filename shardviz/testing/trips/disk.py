@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from shardviz.checkpoint.comparing.changed.orders import name_change
+from shardviz.checkpoint.comparing.changes import change_of
+from shardviz.checkpoint.comparing.equality import Contents, agree, can_cast
+from shardviz.checkpoint.comparing.outcome import Outcome
+from shardviz.checkpoint.comparing.steps import files_of
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.transfers import WrongOnDisk
-from shardviz.layout.region import Region, index_of
 from shardviz.reference.names import matched
-from shardviz.relate.casts import cast
+from shardviz.testing.trips.pieces import Sent
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from shardviz.checkpoint.records import Saved
-    from shardviz.explain.finding import Finding
+    from shardviz.explain.finding import Finding, Kind
     from shardviz.reference.files import Entry
 
 MOST = 3
@@ -63,17 +61,18 @@ def check_disk(
     """
     wrong, absent = [], {}
     names = names_on_disk(list(sent), stored)
+    known = Contents.of(Sent(name, entry) for name, entry in sent.items())
     for name, entry in sent.items():
         if name not in names:
             absent[name] = "nothing on disk has its name"
             continue
         try:
-            text = _difference(entry, stored[names[name]])
-        except (DumpError, ShardvizError, OSError) as error:
+            finding = _finding(Sent(name, entry), stored[names[name]], known, trips)
+        except (ShardvizError, OSError) as error:
             absent[name] = str(error).partition("\n")[0]
             continue
-        if text:
-            wrong.append(_finding(name, stored[names[name]], text, trips, sent))
+        if finding is not None:
+            wrong.append(finding)
     return wrong, absent
 
 
@@ -90,54 +89,20 @@ def names_on_disk(names: list[str], stored: Mapping[str, Saved]) -> dict[str, st
     return known
 
 
-def _difference(entry: Entry, saved: Saved) -> str:
-    """Say how a tensor on disk differs from what was saved; empty if it does not."""
-    if tuple(entry.shape) != tuple(saved.shape):
-        return f"it has shape {list(saved.shape)}, the model's has {list(entry.shape)}"
-    wanted = cast(entry.bits, entry.dtype, saved.dtype)
-    if wanted is None:
+def _finding(sent: Sent, saved: Saved, known: Contents, trips: str) -> Finding | None:
+    """Return how a tensor on disk differs from what was saved; None if it does not."""
+    if not can_cast(sent.dtype, saved.dtype):
         raise ShardvizError(f"it is {saved.dtype} on disk")
-    on_disk = saved.read(Region.whole(saved.shape))
-    if np.array_equal(wanted, on_disk):
-        return ""
-    change = name_change(wanted, on_disk, (saved, saved))
-    return change or _first(wanted, on_disk, saved)
-
-
-def _first(wanted: NDArray[Any], on_disk: NDArray[Any], saved: Saved) -> str:
-    wrong = np.flatnonzero((wanted != on_disk).reshape(-1))
-    files = {
-        chunk.place.file
-        for chunk in saved.chunks
-        if chunk.place and (wanted[_slices(chunk.region)] != on_disk[_slices(chunk.region)]).any()
-    }
-    at = index_of(int(wrong[0]), saved.shape)
-    return f"{len(wrong):,} of {wanted.size:,} elements are wrong, the first at {at}, in {listed(sorted(files), MOST)}"
-
-
-def _slices(region: Region) -> tuple[slice, ...]:
-    return tuple(slice(*ranges[0]) if ranges else slice(0, 0) for ranges in region.dims)
-
-
-def _finding(name: str, saved: Saved, text: str, trips: str, sent: Mapping[str, Entry]) -> Finding:
-    whose = _owner(saved, sent)
-    text = f"it has the values of {whose}" if whose and whose != name else text
-    return WrongOnDisk().finding(
-        name,
-        (),
-        f"on disk{'' if saved.name == name else f', as {saved.name}'}, {text}",
-        kind="foreign" if whose else "misordered" if "elements are wrong" not in text else "wrong-value",
-        details=(trips,),
-    )
-
-
-def _owner(saved: Saved, sent: Mapping[str, Entry]) -> str:
-    """Return the tensor whose values it has; empty if it has those of none."""
-    bits = saved.read(Region.whole(saved.shape))
-    for name, entry in sent.items():
-        if tuple(entry.shape) == tuple(saved.shape) and entry.dtype == saved.dtype and np.array_equal(entry.bits, bits):
-            return name
-    return ""
+    if agree(sent, saved):
+        return None
+    called = "on disk" if saved.name == sent.name else f"on disk, as {saved.name}"
+    if whose := next((one.name for one in known.equal_to(saved)), ""):
+        sentence = f"{called}, it has the values of {whose}"
+        return WrongOnDisk().finding(sent.name, (), sentence, kind="foreign", details=(trips,))
+    outcome = change_of(Outcome(sent.name, saved.name, "equal"), sent, saved, ("what was saved", "it"))
+    files = f", in {listed(sorted(files_of(saved, sent)[1]), MOST)}" if outcome.verdict == "other" else ""
+    kind: Kind = "misordered" if outcome.verdict == "permuted" else "wrong-value"
+    return WrongOnDisk().finding(sent.name, (), f"{called}, {outcome.why}{files}", kind=kind, details=(trips,))
 
 
 def not_checked_text(absent: Mapping[str, str], refused: list[str], total: int) -> Iterator[str]:

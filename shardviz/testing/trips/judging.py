@@ -1,4 +1,7 @@
-"""What each rank received, compared with what it should have: its own part, old values, or something else."""
+"""What each rank received, compared with what it should have, and the findings about it, with the fix.
+
+A rank has its own part, old values, rounded ones, zeros, another shape, another tensor's part, or something else.
+"""
 
 from __future__ import annotations
 
@@ -9,49 +12,72 @@ import numpy as np
 import torch
 from torch import distributed
 
+from shardviz.check.grouping import grouped
 from shardviz.check.run import report_on
-from shardviz.checkpoint.comparing.changed.numbers import shifted
+from shardviz.checkpoint.comparing.changes import values_changed
+from shardviz.checkpoint.comparing.outcome import Outcome
+from shardviz.checkpoint.records import Held
 from shardviz.dump.records.tensors import Stamp
+from shardviz.explain.conversion import NarrowedOnTheWay, PaddedParts
+from shardviz.explain.transfers import (
+    ChangedInTransfer,
+    FileOfAnotherRank,
+    FusedCutOtherwise,
+    MisplacedByTrip,
+    PartialWrite,
+    PartTakenForWhole,
+    ReplacedDtype,
+    SkippedKey,
+    SkippedRanks,
+    SkippedRole,
+    StateByNumber,
+    SwappedTensors,
+    WriteIntoCopies,
+)
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.lookup.by_reference import add_by_reference, cast_bits
+from shardviz.live.capture.lookup.by_reference import add_by_reference
 from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.meshes import plain_mesh, without_axes
 from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
 from shardviz.reference.lookup import FEW_EQUAL
-from shardviz.relate.stored import rounding_between
 from shardviz.relate.values import is_alike, part_of
-from shardviz.testing.assertions.gathering import gather
-from shardviz.testing.trips.filling import part_of_entry, region_of
+from shardviz.testing.assertions.message import in_words
+from shardviz.testing.assertions.subjects import gather
+from shardviz.testing.trips.contents import part_of_entry, region_of, wanted_bits
 from shardviz.text import join_numbers, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from typing import Literal
 
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.checkpoint.comparing.outcome import Change
-    from shardviz.explain.finding import Finding
+    from shardviz.dump.records.base import Role
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding, Kind
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
-    from shardviz.testing.trips.mapping import Padded
+    from shardviz.testing.trips.pieces import Padded
 
     Fate = Literal["right", "kept", "rounded", "dtype", "zeros", "shape", "swapped", "other"]
 
-NARROWER = {
-    "float64": ("float32", "bfloat16", "float16"),
-    "float32": ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"),
-    "bfloat16": ("float8_e4m3fn", "float8_e5m2"),
-    "float16": ("bfloat16", "float8_e4m3fn", "float8_e5m2"),
-}
-"""The dtypes through which values may have gone on their way, by the type that they have."""
 PLACED = "what was sent"
 """What ids stand for, in the words of findings."""
+
+MOST = 4
+MOST_ROWS = 12
+"""Tensors of one cause whose rows are listed one by one."""
+
+MOST_IN_FULL = 8
+"""Causes that are printed in full."""
+
+WRONG = "wrong: "
+"""What the clause with the ranks and rows of a finding begins with."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +124,7 @@ class Part:
     wrong: int = 0
     size: int = 0
     padded: Padded | None = None
-    change: Change | None = None
+    change: Outcome | None = None
 
     @property
     def text(self) -> str:
@@ -114,7 +140,7 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     if target.dtype and dtype != target.dtype:
         return Part(rank, "dtype", why=dtype, wrong=local.values.numel(), size=local.values.numel())
     got = bits_of_tensor(local.values)
-    parts = [_wanted(local, entry) for entry in (target.entry, *target.also)]
+    parts = [wanted_bits(local, entry) for entry in (target.entry, *target.also)]
     wanted = parts[0]
     if wanted is None:
         return Part(rank, "shape", why=f"{list(got.shape)} on this rank, which its placements do not give it")
@@ -125,37 +151,31 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     if target.padding is not None and region is not None:
         wrong &= ~part_of(target.padding(), region)
     rows = rows_text(wrong, region) if region is not None and not local.flat else ""
-    fate, why = _fate(local, target, got, wrong)
     padded = target.padded() if target.padded is not None else None
-    change = shifted(wanted, got, dtype, ("what was sent", "it")) if fate == "other" else None
+    fate, why = _fate(local, target, got, wrong)
+    part, change = part_of_entry(local, target.entry), None
+    if fate in ("zeros", "other") and part is not None:
+        sides = Held(local.name, target.entry.dtype, part), Held(local.name, dtype, got)
+        change = values_changed(Outcome(local.name, "", "other"), *sides, ("what was sent", "it"))
+    if change is not None and isinstance(cause := change.explanation, NarrowedOnTheWay):
+        fate, why = "rounded", cause.narrow
+    elif change is not None:
+        fate, why = "other", ""
     return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change)
-
-
-def _wanted(local: Local, entry: Entry) -> NDArray[Any] | None:
-    part = part_of_entry(local, entry)
-    return None if part is None else cast_bits(part, entry.dtype, local.values.dtype)
 
 
 def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.bool_]) -> tuple[Fate, str]:
     old = target.old() if target.old is not None else None
     if local.values.dtype == torch.bool and not wrong.all():
         return "other", ""  # of two values one is the old one
-    if old is not None and old.shape == got.shape and int((old[wrong] == got[wrong]).sum()) >= _most(wrong):
+    most = max(1.0, (1 - FEW_EQUAL) * int(wrong.sum()))  # of narrow values some are equal by chance
+    if old is not None and old.shape == got.shape and int((old[wrong] == got[wrong]).sum()) >= most:
         return "kept", ""
-    own, part = dtype_name(local.values.dtype), part_of_entry(local, target.entry)
-    sent, narrower = target.entry.dtype, NARROWER.get(own, ())
-    if part is not None and (relation := rounding_between(part, sent, got, own, narrower)) is not None:
-        return "rounded", relation.dtype
     if not got[wrong].any():
         return "zeros", ""
     if got.size > 1 and is_alike(got) and wrong.all():
         return "zeros", f"{local.values.reshape(-1)[0].item():g}"
     return "other", ""
-
-
-def _most(wrong: NDArray[np.bool_]) -> float:
-    """How many of the wrong elements must be the old ones: of narrow values some are equal by chance."""
-    return max(1.0, (1 - FEW_EQUAL) * int(wrong.sum()))
 
 
 def rows_text(wrong: NDArray[np.bool_], region: Region) -> str:
@@ -198,7 +218,7 @@ def _owner(local: Local, targets: Mapping[str, Target]) -> str:
     got = bits_of_tensor(local.values)
     for name, target in targets.items():
         if name != local.name and tuple(target.entry.shape) == local.shape:
-            other = _wanted(local, target.entry)
+            other = wanted_bits(local, target.entry)
             if other is not None and np.array_equal(other, got):
                 return name
     return ""
@@ -267,3 +287,197 @@ def with_parts(finding: Finding, parts: Sequence[Part]) -> Finding:
     wrong = [part for part in parts if part.fate != "right"]
     where = listed((part.text for part in wrong), 4)
     return replace(finding, ranks=tuple(part.rank for part in wrong), details=(*finding.details, f"wrong: {where}"))
+
+
+@dataclass(frozen=True)
+class Received:
+    """What became of every tensor.
+
+    Attributes:
+        parts: Every rank's part of each, by name.
+        roles: Their roles.
+        each: Those of which each rank has one of its own.
+        trip: What should have written the values: `load`, `sync`.
+        sender: Where they come from: `what was saved`, `the source`.
+        trips: Where it went, in words: `saved on (fsdp=2, tp=2), loaded on (fsdp=4)`.
+        padded: Those that a map pads.
+    """
+
+    parts: Mapping[str, Sequence[Part]]
+    roles: Mapping[str, Role]
+    each: Collection[str]
+    trip: str
+    sender: str
+    trips: str = ""
+    padded: Collection[str] = ()
+
+    def wrong(self, *fates: str) -> dict[str, list[Part]]:
+        """Return the parts with one of some fates, of the tensors that have any."""
+        found = {name: [one for one in parts if one.fate in fates] for name, parts in self.parts.items()}
+        return {name: parts for name, parts in found.items() if parts}
+
+    def owner(self, name: str) -> str:
+        """Return the one tensor whose values every wrong part of a tensor has; empty if there is none."""
+        owners = {part.why if part.fate == "swapped" else "" for part in self.parts[name] if part.fate != "right"}
+        return owners.pop() if len(owners) == 1 else ""
+
+    def is_padded(self, name: str) -> bool:
+        """Whether ranks padded their own parts, where a map pads the whole: not the first rank alone."""
+        wrong = [part.padded for part in self.parts[name] if part.fate != "right"]
+        return all(wrong) and any(padded.first for padded in wrong if padded)
+
+    def change(self, name: str) -> Outcome | None:
+        """Return what was done to all values of every wrong part of a tensor; None if that is not one thing."""
+        changes = {part.change for part in self.parts[name] if part.fate != "right"}
+        return changes.pop() if len(changes) == 1 else None
+
+    @property
+    def unplaced(self) -> list[str]:
+        """The tensors whose wrong values are neither the old ones nor rounded: they may be others'."""
+        known = self.wrong("kept", "rounded", "dtype", "shape")
+        wrong = self.wrong("other", "swapped")
+        found = [name for name in wrong if name not in known and name not in self.each and not self.owner(name)]
+        return [name for name in found if not self.is_padded(name) and not self.change(name)]
+
+
+def message_of(findings: Iterable[Finding]) -> str:
+    """Return the text for findings, one cause once, with the ranks and rows of each tensor; empty if none is."""
+    return in_words(None, [_with_rows(one) for one in grouped(list(findings))], most=MOST_IN_FULL)
+
+
+def _with_rows(finding: Finding) -> Finding:
+    """Return the finding of several tensors with the rows of each of them."""
+    wrong_of = {one.tensor: [text for text in one.details if text.startswith(WRONG)] for one in finding.members}
+    rows = [(name, some[0].removeprefix(WRONG) if some else "") for name, some in wrong_of.items()]
+    if len({text for _, text in rows}) < 2:
+        return finding
+    more = [f"{len(rows) - MOST_ROWS} more tensors"] if len(rows) > MOST_ROWS else []
+    each = ", ".join([*(f"{name} {text}" for name, text in rows[:MOST_ROWS]), *more])
+    others = (one for one in finding.details if not one.startswith(WRONG))
+    return replace(finding, details=(f"{WRONG}{each}", *others))
+
+
+def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield what is wrong with what was received.
+
+    Args:
+        received: What became of every tensor.
+        placed: Where the elements are that the unplaced tensors have.
+    """
+    padded = [name for name in received.parts if received.is_padded(name)]
+    for name in padded:
+        yield _padded(received, name)
+    received = replace(received, parts={name: parts for name, parts in received.parts.items() if name not in padded})
+    kept, trip = received.wrong("kept"), received.trip
+    for name, parts in kept.items():
+        yield _kept(received, name, parts)
+    for name, parts in received.wrong("rounded").items():
+        if name not in kept:
+            text = f"its values were rounded to {parts[0].why} on the way on {_where(received, name, parts)}"
+            yield _finding(NarrowedOnTheWay(parts[0].why, trip=trip), received, name, parts, text)
+    for name, parts in received.wrong("dtype").items():
+        text = f"it is {parts[0].why} on {_where(received, name, parts)} after the {trip}, and was not before"
+        yield _finding(ReplacedDtype(trip), received, name, parts, text)
+    for name, parts in received.wrong("shape").items():
+        if name not in kept:
+            text = f"its shape is {parts[0].why}, on {_where(received, name, parts)}"
+            yield _finding(PartTakenForWhole(trip), received, name, parts, text)
+    for name, parts in received.wrong("swapped").items():
+        if whose := received.owner(name):
+            text = f"it has the values of {whose} on {_where(received, name, parts)}"
+            yield _finding(_why_swapped(received, name, whose), received, name, parts, text)
+    explained = {finding.tensor for finding in placed} | {name for name in received.parts if received.owner(name)}
+    for finding in placed:
+        yield with_parts(_advised(finding, received), received.parts[finding.tensor])
+    for name, parts in received.wrong("other", "zeros", "swapped").items():
+        if name not in explained and name not in kept and name not in received.wrong("rounded", "dtype", "shape"):
+            yield _other(received, name, parts)
+
+
+def _where(received: Received, name: str, parts: Sequence[Part]) -> str:
+    return f"{len(parts):,} of {len(received.parts[name]):,} ranks"
+
+
+def _finding(
+    cause: Cause, received: Received, name: str, parts: Sequence[Part], text: str, kind: Kind | None = None
+) -> Finding:
+    """Return the finding with the rows of each rank, and with the kind that its cause has in a trip."""
+    details = (
+        f"{WRONG}{listed((part.text for part in parts), MOST)}",
+        *([received.trips] if received.trips else []),
+    )
+    return cause.finding(name, tuple(part.rank for part in parts), text, kind=kind, details=details)
+
+
+def _padded(received: Received, name: str) -> Finding:
+    parts = [part for part in received.parts[name] if part.fate != "right"]
+    one = next(part.padded for part in parts if part.padded is not None and part.padded.first)
+    what = "rows" if one.dim == 0 else f"indices of dim {one.dim}"
+    text = f"each rank's own {what} are padded, {one.size:,} and {one.more:,} more; the map pads the whole"
+    return _finding(PaddedParts(), received, name, parts, f"{text}: on {_where(received, name, parts)}")
+
+
+def _kept(received: Received, name: str, parts: Sequence[Part]) -> Finding:
+    count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
+    much = "" if count == size else f"{count:,} of {size:,} elements of "
+    text = (
+        f"the {received.trip} did not write {much}it on {_where(received, name, parts)}: what was there before is there"
+    )
+    return _finding(_why_kept(received, name, parts), received, name, parts, text)
+
+
+def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
+    """Return the cause of old values: the whole trip, a rank, a kind of tensor or this one."""
+    trip, kept, role = received.trip, received.wrong("kept"), received.roles[name]
+    if any(part.wrong < part.size for part in parts):
+        return PartialWrite(trip)
+    if {part.rank for part in parts} < {part.rank for part in received.parts[name] if part.size}:
+        return SkippedRanks(trip)
+    if set(kept) >= set(received.parts):
+        return WriteIntoCopies(trip)
+    same = [other for other in received.parts if received.roles[other] == role]
+    if len(same) > 1 and all(one in kept for one in same):
+        return SkippedRole(trip, role)
+    return SkippedKey()
+
+
+def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
+    if (change := received.change(name)) and change.explanation:
+        text = f"{change.why}, on {_where(received, name, parts)}"
+        return _finding(change.explanation, received, name, parts, text)
+    if all(part.fate == "zeros" for part in parts):
+        number = next((part.why for part in parts if part.why), "")
+        what = f"all of its values are {number}" if number else "it has zeros"
+        text = f"{what} on {_where(received, name, parts)}; {received.sender} has different values"
+        return _finding(WriteIntoCopies(received.trip, is_reset=True), received, name, parts, text, kind="foreign")
+    count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
+    text = f"{count:,} of {size:,} elements are not those of {received.sender} on {_where(received, name, parts)}"
+    cause = FileOfAnotherRank() if name in received.each else ChangedInTransfer()
+    return _finding(cause, received, name, parts, text)
+
+
+def _advised(finding: Finding, received: Received) -> Finding:
+    """Return a finding of places with the cause and the fix that fit a trip."""
+    details = (*finding.details, *([received.trips] if received.trips else []))
+    if finding.kind not in ("foreign", "name-collision"):
+        return replace(finding, details=details).because(MisplacedByTrip(finding.explanation, received.trip))
+    text = f"{finding.sentence} {finding.held} "
+    others = [name for name in received.parts if name != finding.tensor and f"{name} " in text]
+    whose = max(others, key=len, default="")
+    changed = ChangedInTransfer(is_padded=finding.tensor in received.padded)
+    cause = _why_swapped(received, finding.tensor, whose) if whose else changed
+    sentence = finding.sentence.replace("tensors of the unsharded model", "tensors")
+    return replace(finding, sentence=sentence, details=details).because(cause)
+
+
+def _why_swapped(received: Received, name: str, whose: str) -> Cause:
+    """Return the cause where one tensor has another's values."""
+    mine, _, own_key = name.partition(" ")
+    theirs, _, key = whose.partition(" ")
+    if received.roles[name] != "optim" and own_key and mine == theirs:
+        return FusedCutOtherwise()
+    if received.roles[name] == "optim" and mine == theirs:
+        return SwappedTensors(tuple(sorted((own_key, key))))
+    if received.roles[name] == "optim" and own_key == key:
+        return StateByNumber()
+    return SwappedTensors()

@@ -1,34 +1,305 @@
-"""`assert_checkpoint_roundtrip`: saves on one mesh, loads on the next, and compares every element by name."""
+"""`assert_checkpoint_roundtrip`: saves on one mesh, loads on the next, and compares every element by name.
+
+One trip builds, fills and saves on one mesh; builds, spoils and loads on another; and judges.
+"""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import distributed, nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from shardviz.errors import ShardvizError
-from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, refuse_without_group
+from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, refuse_without_group, together
+from shardviz.live.capture.meshes import plain_mesh
 from shardviz.testing.assertions import current
 from shardviz.testing.assertions.message import ShardAssertionError
-from shardviz.testing.trips.trip import ALL, RoundTrip, Trip, What
-from shardviz.text import counted
+from shardviz.testing.trips import disk
+from shardviz.testing.trips.contents import (
+    OLD_FACTOR,
+    OLD_NUMBER,
+    SAVED_FACTOR,
+    SAVED_NUMBER,
+    Contents,
+    Sent,
+    contents_of,
+    fill,
+    give_state,
+    old_entries,
+    part_of_entry,
+    salt_of,
+    sent_by_all,
+    settings_times,
+)
+from shardviz.testing.trips.judging import Received, Target, findings_of, message_of, parts_of_all, places
+from shardviz.testing.trips.pieces import renamed, rules_of
+from shardviz.testing.trips.state_rules import Facts, check_states, facts_of
+from shardviz.testing.trips.worlds import on_mesh
+from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
+    from shardviz.explain.finding import Finding
+    from shardviz.reference.files import Entry
     from shardviz.testing.trips.worlds import AnyMesh
 
+What = Literal["param", "buffer", "optim", "setting", "disk"]
+ALL: tuple[What, ...] = ("param", "buffer", "optim", "setting", "disk")
+MOST = 3
 Transfer = Callable[[Any, Any, Path], Any]
 """Saves or loads: `(model, optimizer, folder)`. A load may return a new model, or a new model and optimizer."""
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """What was looked at.
+
+    Attributes:
+        compared: How many tensors were compared, over all trips.
+        on_disk: How many were compared on disk too, by name.
+        not_checked: What could not be looked at, and why.
+        padded: What was left out because a map says that it is padding.
+    """
+
+    compared: int = 0
+    on_disk: int = 0
+    not_checked: tuple[str, ...] = ()
+    padded: tuple[str, ...] = ()
+
+    def __add__(self, other: RoundTrip) -> RoundTrip:
+        noted = tuple(dict.fromkeys((*self.not_checked, *other.not_checked)))
+        return RoundTrip(self.compared + other.compared, self.on_disk + other.on_disk, noted)
+
+
+@dataclass(frozen=True)
+class Before:
+    """What was saved, known on every rank of the job.
+
+    Attributes:
+        sent: Its tensors by name.
+        facts: What was saved besides tensors.
+        refused: Tensors that could not be filled, and why.
+        mesh: The mesh, in words.
+        findings: What is wrong on disk.
+        on_disk: How many tensors were compared there.
+        notes: What was not looked at there.
+    """
+
+    sent: Mapping[str, Sent]
+    facts: Facts
+    refused: Mapping[str, str]
+    mesh: str
+    findings: list[Finding] = field(default_factory=list)
+    on_disk: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trip:
+    """One save and one load.
+
+    Attributes:
+        save: Saves.
+        load: Loads.
+        model: The model, or its builder.
+        optimizer: The optimizer, its builder, or None.
+        of: What to compare.
+        names: The checkpoint's names, by pattern over the model's.
+        folder: Where to save.
+        number: How many were made before.
+        run_id: What names this call, so that a file of an earlier one is not taken for its own.
+    """
+
+    save: Callable[[Any, Any, Path], Any]
+    load: Callable[[Any, Any, Path], Any]
+    model: Any
+    optimizer: Any
+    of: set[What]
+    names: dict[str, str]
+    folder: Path
+    number: int
+    run_id: str
+
+    def run(self, here: AnyMesh, there: AnyMesh) -> RoundTrip:
+        """Save on one mesh, load on another. Every rank of the job calls this.
+
+        Raises:
+            ShardAssertionError: What was loaded is not what was saved.
+            ShardvizError: The save or the load raised on another rank, or in torch.distributed.checkpoint.
+        """
+        __tracebackhide__ = True
+        with together():  # a save or a load that raises on one rank would leave the others waiting for it
+            with on_mesh(here) as mesh:
+                before = self._saved(mesh) if mesh is not None else None
+            before = next(one for one in of_all_ranks(before) if one is not None)
+            with on_mesh(there) as mesh:
+                text, done = self._loaded(mesh, before) if mesh is not None else ("", RoundTrip())
+            of_all = of_all_ranks((text, done))
+        if text := next((one for one, _ in of_all if one), ""):
+            raise ShardAssertionError(text)
+        return of_all[0][1]
+
+    @property
+    def salt(self) -> str:
+        """What makes the values of this trip its own."""
+        return salt_of(self.number, self.run_id)
+
+    def _saved(self, mesh: DeviceMesh) -> Before:
+        """Build, fill and save on this rank of the first mesh, and look at what is on disk."""
+        model, optimizer = self._built(mesh)
+        give_state(optimizer)
+        seen = contents_of(model, optimizer, mesh)
+        sent = sent_by_all(seen)
+        rank = distributed.get_rank()
+        refused = fill(seen, {name: sent[name].entry(self.salt, rank) for name in seen.tensors}, SAVED_NUMBER)
+        settings_times(optimizer, SAVED_FACTOR)
+        facts = facts_of(contents_of(model, optimizer, mesh))
+        refused = {name: why for of_rank in of_all_ranks(refused) for name, why in of_rank.items()}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        of_all_ranks(None)
+        _called("save", self.save, model, optimizer, self.folder)
+        of_all_ranks(None)
+        before = Before(sent, facts, refused, str(plain_mesh(mesh)))
+        return self._with_disk(before) if "disk" in self.of else before
+
+    def _with_disk(self, before: Before) -> Before:
+        """Compare what is on disk, on the first rank only."""
+        if distributed.get_rank() != 0:
+            return of_all_ranks(before)[0]
+        sent = self._entries(before, 0, per_rank=False)
+        stored, refused = disk.saved_in(self.folder)
+        called = _as_called(sent, self.names)
+        wrong, absent = disk.check_disk(called, stored, f"saved on {before.mesh}")
+        notes = tuple(disk.not_checked_text(absent, refused, len(sent)))
+        done = len(sent) - len(absent)
+        return of_all_ranks(replace(before, findings=wrong, on_disk=done, notes=notes))[0]
+
+    def _entries(self, before: Before, rank: int, *, per_rank: bool) -> dict[str, Entry]:
+        """Return what was saved of the tensors to compare, by name; of those that each rank has for itself if asked."""
+        entries = {}
+        for name, sent in before.sent.items():
+            entry = sent.entry(self.salt, rank)
+            is_due = name not in before.refused and sent.role in self.of and (per_rank or not sent.each)
+            if is_due and entry is not None:
+                entries[name] = entry
+        return entries
+
+    def _built(self, mesh: DeviceMesh) -> tuple[nn.Module, Any]:
+        model = self.model if isinstance(self.model, nn.Module) else self.model(mesh)
+        if not isinstance(model, nn.Module):
+            raise ShardvizError(f"model(mesh) returned a {type(model).__name__}", "return the sharded nn.Module")
+        made = callable(self.optimizer) and not hasattr(self.optimizer, "param_groups")
+        return model, self.optimizer(model) if made else self.optimizer
+
+    def _loaded(self, mesh: DeviceMesh, before: Before) -> tuple[str, RoundTrip]:
+        """Build, spoil and load on this rank of the second mesh; return the report and what was looked at."""
+        model, optimizer = self._built(mesh)
+        old = contents_of(model, optimizer, mesh)
+        fill(old, old_entries(old, self.salt), OLD_NUMBER)
+        if isinstance(self.model, nn.Module):
+            settings_times(optimizer, OLD_FACTOR)
+        of_all_ranks(None)
+        model, optimizer = _returned(_called("load", self.load, model, optimizer, self.folder), model, optimizer)
+        of_all_ranks(None)
+        now = contents_of(model, optimizer, mesh)
+        return self._judged(mesh, before, old, now)
+
+    def _judged(self, mesh: DeviceMesh, before: Before, old: Contents, now: Contents) -> tuple[str, RoundTrip]:
+        here, rank = str(plain_mesh(mesh)), distributed.get_rank()
+        trips = f"saved on {before.mesh}, loaded on {here}"
+        entries = self._entries(before, rank, per_rank=here == before.mesh)
+        notes = [*before.notes, *_left_out(before, self.of, same=here == before.mesh)]
+        targets = _targets(entries, old, now, self.salt)
+        parts = parts_of_all(now.tensors, targets)
+        roles = {name: before.sent[name].role for name in parts}
+        each = {name for name in parts if before.sent[name].each}
+        received = Received(parts, roles, each, "load", "what was saved", trips)
+        placed = places(now.tensors, targets, received.unplaced, mesh) if received.unplaced else []
+        state_findings = check_states(before.facts, old, now, self.of, trips)
+        findings = [*before.findings, *findings_of(received, placed), *state_findings]
+        return message_of(findings), RoundTrip(len(parts), before.on_disk, tuple(notes))
+
+
+def _called(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, optimizer: Any, folder: Path) -> Any:
+    """Save or load; torch's own exception, whose text is a traceback of every rank, becomes one line.
+
+    Raises:
+        ShardvizError: torch.distributed.checkpoint raised.
+    """
+    try:
+        return transfer(model, optimizer, folder)
+    except CheckpointException as error:
+        first = next((one for one, _ in error.failures.values()), error)
+        why = " ".join(str(first).split())
+        is_shared = "share memory" in why
+        hint = "save only one of the tied weights, or clone them: safetensors refuses both"
+        raise ShardvizError(
+            f"the {what} raised on {counted(len(error.failures), 'rank')}: {type(first).__name__}: {why}",
+            hint if is_shared else f"its traceback above says where: fix the {what}",
+        ) from error
+
+
+def _returned(result: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
+    if isinstance(result, nn.Module):
+        return result, optimizer
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module):
+        return result
+    return model, optimizer
+
+
+def _targets(entries: Mapping[str, Entry], old: Contents, now: Contents, salt: str) -> dict[str, Target]:
+    group_of = {name: group for group in now.tied for name in group}
+    spoiled = old_entries(old, salt)
+    return {
+        name: Target(
+            entry,
+            _old_of(old, name, spoiled.get(name)),
+            entry.dtype,
+            tuple(entries[other] for other in group_of.get(name, ()) if other != name and other in entries),
+        )
+        for name, entry in entries.items()
+    }
+
+
+def _old_of(old: Contents, name: str, entry: Entry | None) -> Callable[[], NDArray[Any] | None] | None:
+    local = old.tensors.get(name)
+    return partial(part_of_entry, local, entry) if local is not None and entry is not None else None
+
+
+def _left_out(before: Before, of: set[What], *, same: bool) -> Iterator[str]:
+    """Yield what was not compared."""
+    if before.refused:
+        name, why = next(iter(before.refused.items()))
+        yield f"{counted(len(before.refused), 'tensor')}: {name}: {why}"
+    names = [name for name, sent in before.sent.items() if sent.each and sent.role in of]
+    if names and not same:
+        yield (
+            f"{listed(names, MOST)}: each rank has different values under this name, and no placements say which part "
+            "they are, so they can be compared on the mesh of the save only"
+        )
+
+
+def _as_called(sent: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
+    """Return tensors by the names that the checkpoint is to have for them; states keep those of their parameters."""
+    if not names:
+        return dict(sent)
+    weights = [name for name in sent if " " not in name]
+    called = renamed(weights, rules_of(names))
+    return {called.get(name, name): entry for name, entry in sent.items()}
 
 
 def assert_checkpoint_roundtrip(

@@ -68,9 +68,10 @@ def check_states(saved: Facts, before: Contents, after: Contents, of: Collection
     """
     wrong = _lost(before, after) | _strangers(before, after)
     if "optim" in of:
-        wrong |= _missing(saved, after) | _numbers(saved, after)
+        numbers = {name: one.value for name, one in after.numbers.items()}
+        wrong |= _missing(saved, after) | _changed("number", saved.numbers, numbers)
     if "setting" in of:
-        wrong |= _settings(saved, after)
+        wrong |= _changed("setting", saved.settings, after.settings, SINGLE)
     wrong |= _untied(before, after) | _thawed(before, after)
     ranks_of: dict[tuple[str, str, str], list[int]] = {}
     for rank, of_rank in enumerate(of_all_ranks(wrong)):
@@ -128,19 +129,13 @@ def _owners(seen: Contents) -> set[str]:
     return {name for name in owners if name not in seen.tensors or seen.tensors[name].values.numel()}
 
 
-def _numbers(saved: Facts, after: Contents) -> dict[str, tuple[str, str]]:
+def _changed(
+    kind: str, saved: Mapping[str, float], after: Mapping[str, float], near: float = 0.0
+) -> dict[str, tuple[str, str]]:
     return {
-        name: ("number", f"it is {after.numbers[name].value:g} after the load, and was saved as {value:g}")
-        for name, value in saved.numbers.items()
-        if name in after.numbers and after.numbers[name].value != value
-    }
-
-
-def _settings(saved: Facts, after: Contents) -> dict[str, tuple[str, str]]:
-    return {
-        name: ("setting", f"it is {after.settings[name]:g} after the load, and was saved as {value:g}")
-        for name, value in saved.settings.items()
-        if name in after.settings and not math.isclose(after.settings[name], value, rel_tol=SINGLE)
+        name: (kind, f"it is {after[name]:g} after the load, and was saved as {value:g}")
+        for name, value in saved.items()
+        if name in after and not math.isclose(after[name], value, rel_tol=near)
     }
 
 

@@ -11,37 +11,42 @@ import numpy as np
 import torch
 from torch import distributed, nn
 
-from shardviz.checkpoint.maps.padding import has_padding, padding_in, padding_text
-from shardviz.checkpoint.tensor import Held
+from shardviz.checkpoint.maps.made import has_padding, padding_in, padding_text
+from shardviz.checkpoint.records import Held
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group, together
 from shardviz.live.capture.locals import of_tensor
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.assertions.subjects import device_mesh_of
-from shardviz.testing.trips import filling
-from shardviz.testing.trips.contents import Contents, contents_of
-from shardviz.testing.trips.cutting import Cut, fused_findings
-from shardviz.testing.trips.findings import Received, Words, findings_of, message_of
-from shardviz.testing.trips.judging import Target, parts_of_all, places
-from shardviz.testing.trips.mapping import made_of, names_of, padded_by_rank, rules_of, without_padding
-from shardviz.testing.trips.roundtrip import refuse_unchecked
-from shardviz.testing.trips.trip import RoundTrip
+from shardviz.testing.trips.contents import Contents, contents_of, fill, old_entries, region_of, salt_of, sent_by_all
+from shardviz.testing.trips.judging import Received, Target, findings_of, message_of, parts_of_all, places
+from shardviz.testing.trips.pieces import (
+    Cut,
+    fused_findings,
+    made_of,
+    names_of,
+    padded_by_rank,
+    rules_of,
+    without_padding,
+)
+from shardviz.testing.trips.roundtrip import RoundTrip, refuse_unchecked
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.maps.made import Node
     from shardviz.reference.files import Entry
-    from shardviz.testing.trips.cutting import Piece
-    from shardviz.testing.trips.mapping import AnyMap
+    from shardviz.testing.trips.pieces import AnyMap, Piece
 
 Weights = nn.Module | Mapping[str, torch.Tensor] | None
 MOST = 3
-WORDS = Words(trip="sync", sender="the source")
+SENDER = "the source"
 
 
 def assert_transferred(
@@ -131,15 +136,15 @@ class Transfer:
     def after(self, sync: Callable[[], object]) -> tuple[str, RoundTrip]:
         """Fill both sides, send, and compare. Every rank calls this."""
         ours, theirs = weights_of(self.source), weights_of(self.target)
-        sent = filling.sent_by_all(ours)
+        sent = sent_by_all(ours)
         before = {name: local.values.clone() for name, local in ours.tensors.items()}
-        salt = filling.salt_of("sync", *sorted(sent))
-        old = filling.old_entries(theirs, salt)
-        filling.fill(theirs, old, 0)
+        salt = salt_of("sync", *sorted(sent))
+        old = old_entries(theirs, salt)
+        fill(theirs, old, 0)
         spoiled = {name: bits_of_tensor(local.values).copy() for name, local in theirs.tensors.items()}
         rank = distributed.get_rank()
         mine = {name: sent[name].entry(salt, rank) for name in ours.tensors}
-        refused = filling.fill(ours, mine, 0)
+        refused = fill(ours, mine, 0)
         of_all_ranks(None)
         sync()
         of_all_ranks(None)
@@ -177,11 +182,14 @@ class Transfer:
         padded = [name for name, of in of_all.items() if has_padding(cut.node(*of))]
         fused, settled = fused_findings(cut, theirs.tensors, pieces, parts)
         parts = {name: one for name, one in parts.items() if name not in settled}
-        received = Received(parts, dict.fromkeys(parts, "param"), (), WORDS, padded)
-        placed = places(locals_, targets, received.unplaced, None, WORDS.sender) if received.unplaced else []
+        received = Received(parts, dict.fromkeys(parts, "param"), (), "sync", SENDER, padded=padded)
+        placed = places(locals_, targets, received.unplaced, None, SENDER) if received.unplaced else []
         findings = [*fused, *findings_of(received, placed)]
-        notes = (*_of_target(names, made), *_of_source(made, entries), *_once(not_known))
-        return message_of(findings), RoundTrip(len(of_all), 0, notes, _padded(made))
+        unknown = [f"{name}: {why}" for of_rank in of_all_ranks(not_known) for name, why in of_rank.items()]
+        notes = (*_left_out(names, made, entries), *dict.fromkeys(unknown))
+        texts = {name: padding_text(node) for name, node in made.items()}
+        left_out = tuple(f"{name}: padded: {text} are not compared" for name, text in texts.items() if text)
+        return message_of(findings), RoundTrip(len(of_all), 0, notes, left_out)
 
 
 def _of_piece(target: Target, piece: Piece, node: Node, old: Mapping[str, NDArray[Any]]) -> Target:
@@ -198,25 +206,13 @@ def _old_of(piece: Piece, old: Mapping[str, NDArray[Any]]) -> Callable[[], NDArr
     return None if bits is None else lambda: bits[piece.cut]
 
 
-def _padded(made: Mapping[str, Node]) -> tuple[str, ...]:
-    """Say what the map says is padding."""
-    texts = {name: padding_text(node) for name, node in made.items()}
-    return tuple(f"{name}: padded: {text} are not compared" for name, text in texts.items() if text)
-
-
-def _of_target(names: Sequence[str], made: Mapping[str, Node]) -> list[str]:
-    lone = [name for name in names if name not in made]
-    return [f"{counted(len(lone), 'tensor')} of the target: nothing is sent to {listed(lone, MOST)}"] if lone else []
-
-
-def _of_source(made: Mapping[str, Node], entries: Mapping[str, Entry]) -> list[str]:
+def _left_out(names: Sequence[str], made: Mapping[str, Node], entries: Mapping[str, Entry]) -> Iterator[str]:
+    """Yield which tensors of either side have nothing on the other."""
     used = {name for one in made.values() for name in names_of(one)}
-    lone = [name for name in entries if name not in used]
-    return [f"{counted(len(lone), 'tensor')} of the source: nothing is made of {listed(lone, MOST)}"] if lone else []
-
-
-def _once(not_known: Mapping[str, str]) -> list[str]:
-    return list(dict.fromkeys(f"{name}: {why}" for of_rank in of_all_ranks(not_known) for name, why in of_rank.items()))
+    if lone := [name for name in names if name not in made]:
+        yield f"{counted(len(lone), 'tensor')} of the target: nothing is sent to {listed(lone, MOST)}"
+    if lone := [name for name in entries if name not in used]:
+        yield f"{counted(len(lone), 'tensor')} of the source: nothing is made of {listed(lone, MOST)}"
 
 
 def weights_of(weights: Weights) -> Contents:
@@ -242,7 +238,7 @@ def _whole(ours: Contents) -> dict[str, Entry]:
     """Put together what ranks have of the source. Every rank calls this, and has the memory for all of it."""
     mine = {}
     for name, local in ours.tensors.items():
-        region = filling.region_of(local)
+        region = region_of(local)
         if region is not None and not local.flat:
             mine[name] = (local.shape, dtype_name(local.values.dtype), region, bits_of_tensor(local.values))
     entries: dict[str, Entry] = {}

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from shardviz.check.step.jobs.grid import mesh_of_groups
 from shardviz.check.step.jobs.starts import other_weights
-from shardviz.check.step.jobs.traces import Weight
-from shardviz.check.step.jobs.values import Kept, in_both, joined
+from shardviz.check.step.trace.traces import Weight
+from shardviz.check.step.trace.values import Kept, in_both, joined
 from shardviz.dump.arrays.sample import kept, strides_between, strides_for
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.notation import parse

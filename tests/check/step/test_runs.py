@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from shardviz.check.diff import compare
-from shardviz.check.step.runs.unsharded import Pair
+from shardviz.check.step.runs.compare import Pair
 from shardviz.dump.arrays.sketch import sketch
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
@@ -88,31 +88,6 @@ def test_float32_beside_bfloat16_agrees_within_what_rounding_is_seen_to_do(tmp_p
     assert step.precision == ("float32", "bfloat16")
 
 
-def test_the_first_module_of_equal_inputs_and_another_output_is_named_with_its_ratio(tmp_path):
-    wrong = [("layers.1.attn", OUT), ("layers.1", OUT), ("head", IN), ("head", OUT)]
-    other = Made.right().changed(*wrong, by=lambda values: values * 2)
-    (first,) = step_of(tmp_path, Made.right(), other).departures
-    assert (first.kind, first.module, first.direction, first.following) == ("unsharded", "layers.1.attn", "forward", 2)
-    assert "2 times" in first.sentence
-    assert "no sharding is at fault" in first.why
-
-
-def test_the_last_module_that_gives_back_another_gradient_is_named_where_forward_is_equal(tmp_path):
-    wrong = [("layers.1.attn", BACK_IN), ("layers.1", BACK_IN), ("layers.0", BACK_OUT), ("layers.0", BACK_IN)]
-    (first,) = step_of(tmp_path, Made.right(), Made.right().changed(*wrong)).departures
-    assert (first.module, first.direction) == ("layers.1.attn", "backward")
-
-
-def test_another_batch_is_reported_and_no_module_is_blamed(tmp_path):
-    one, other = Made.right(), Made.right()
-    for made in (one, other):
-        made.values["", IN] = values_of("model", IN)
-    other.changed(("", IN), ("layers.0", IN), ("layers.0", OUT))
-    (first,) = step_of(tmp_path, one, other).departures
-    assert (first.kind, first.module) == ("batch", "")
-    assert "inputs differ" in first.sentence
-
-
 def test_weights_drawn_after_sharding_are_no_fault_of_a_step(tmp_path):
     other = Made.right(drawn=("head.weight",)).changed(("head.weight", "weight"), ("head", OUT))
     step = step_of(tmp_path, Made.right(), other)
@@ -124,42 +99,11 @@ def test_weights_drawn_after_sharding_are_no_fault_of_a_step(tmp_path):
     assert any("start from different weights" in unchecked.why for unchecked in step.not_compared)
 
 
-def test_other_weights_are_a_difference_and_what_follows_is_not_compared(tmp_path):
-    step = step_of(tmp_path, Made.right(), Made.right().changed(("layers.0.weight", "weight"), ("layers.0", OUT)))
-    assert [one.kind for one in step.departures] == ["weights"]
-    assert step
-    assert "1 of 4 weights" in step.departures[0].sentence
-
-
 def test_shapes_and_numbers_that_are_not_finite_are_reported(tmp_path):
     other = Made.right().changed(("head", OUT), by=lambda values: values * np.nan)
     assert "NaN" in step_of(tmp_path, Made.right(), other).departures[0].sentence
     other = Made.right().changed(("head", OUT), by=lambda values: values[:2])
     assert "[4, 6] in the first run, [2, 6]" in step_of(tmp_path / "shape", Made.right(), other).departures[0].sentence
-
-
-def test_a_run_without_a_trace_is_not_called_equal(tmp_path):
-    one, other = Made.right().dump(tmp_path / "one"), Made({}).dump(tmp_path / "other")
-    difference = compare(one, other)
-    assert [unchecked.why for unchecked in difference.not_compared] == [
-        "the step, module by module: the second dump has no trace of one"
-    ]
-    assert difference.nothing_compared
-
-
-def test_where_rounding_does_more_than_is_there_nothing_is_claimed(tmp_path):
-    other = Made.right(dtype="bfloat16", noise=0.5).changed(("head", OUT))
-    step = step_of(tmp_path, Made.right(dtype="bfloat16", noise=0.5), other)
-    assert not step
-    assert any("rounding alone moves them" in unchecked.why for unchecked in step.not_compared)
-
-
-def test_a_trace_that_is_in_a_file_that_was_not_read_is_not_said_to_be_absent(tmp_path):
-    one, other = (Made.right().dump(tmp_path / name, num_ranks=2) for name in ("one", "other"))
-    (other.files.path / "rank_00000.json").unlink()
-    difference = compare(one, dump_of(read_files(other.files.path)))
-    (why,) = [unchecked.why for unchecked in difference.not_compared if "module by module" in unchecked.why]
-    assert why == "the step, module by module: a trace of it may be in what was not read of the second dump (rank 0)"
 
 
 def test_a_tensor_times_a_number_is_told_from_another_one():

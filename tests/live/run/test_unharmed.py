@@ -11,10 +11,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from shardviz.cli import main
 from shardviz.errors import DumpError
 from shardviz.live.randomness import kept_random_states
-from shardviz.live.run.ending import watch_steps
 from shardviz.live.run.hooks import observing
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.known import sources
+from shardviz.live.run.meeting import watch_steps
 from shardviz.live.run.observer import Observer
 from shardviz.live.run.options import Options, session_beside
 from shardviz.live.run.watching import Watch

@@ -1,8 +1,18 @@
 """A step's modules are followed forward and backward on real ranks."""
 
+from dataclasses import replace
+
+from shardviz import probe_files
+from shardviz.check.step.trace.for_ranks import judge
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+from shardviz.dump.write import prepare_folder
+from shardviz.layout.mesh import parse_mesh
+from shardviz.live.job import ProbeJob
 from tests.bugs.case import HEAD
 from tests.bugs.models import TENSOR_PARALLEL
 from tests.bugs.running import report_of
+from tests.live import standing
 from tests.live.probing import run_probe
 
 TWICE = TENSOR_PARALLEL.replace(
@@ -51,3 +61,17 @@ def test_a_module_that_is_called_twice_and_recomputed_has_two_calls_with_all_the
     assert {point.call for point in of_inner} == {0, 1}
     assert {point.state for point in of_inner} == {"right"}
     assert {point.what for point in of_inner} >= {"input", "output", "gradient of output"}
+
+
+def test_kept_values_are_judged_again_as_the_ranks_were_told_and_others_are_removed(tmp_path):
+    probe, folder = tmp_path / "case.py", prepare_folder(tmp_path / "dump")
+    probe.write_text(HEAD + TWICE)
+    mesh = parse_mesh("tp=2", None)
+    job = ProbeJob.of(probe_files.find(str(probe)), mesh, folder)
+    standing.run(replace(job, keeps_evidence=True))
+    dump, options = dump_of(read_files(folder)), {"parts": 1, "dim": 0, "is_pipeline": False, "is_forward": False}
+    again = judge(folder, folder / "unsharded", mesh, **options).answer()
+    assert again.points == {rank: record.trace for rank, record in dump.files.ranks.items()}
+    assert "odd" in {point.state for point in again.points[0]}
+    standing.run(replace(job, folder=prepare_folder(folder, force=True)))
+    assert {file.suffix for file in folder.iterdir()} == {".json", ".safetensors"}

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.infer.dims import explain_dims
 from shardviz.check.order.infer.elements import explain_elements
 from shardviz.check.order.infer.fit import Fit
-from shardviz.check.order.infer.flattened import explain_flattened
-from shardviz.check.order.infer.labels import explain_label
+from shardviz.check.order.infer.orders import explain_dims
 from shardviz.check.order.infer.ranks import explain_ranks
-from shardviz.check.order.infer.splits import explain_splits
+from shardviz.check.order.infer.splits import explain_flattened, explain_label, explain_splits
 from shardviz.explain.order import Interleaved, OddCopies, Rotary, Scrambled
 from shardviz.explain.splits import PermutedRanks
 from shardviz.layout.region import MAX_LAID_OUT
@@ -42,7 +40,7 @@ def explain(case: Case) -> list[Fit]:
     fits = _by_ranges(case)
     if not fits or isinstance(fits[0].cause, PermutedRanks):
         fits = list(_odd_copies(case)) or fits
-    if not fits and _num_held(case) <= MAX_ELEMENTS:
+    if not fits and case.num_held <= MAX_ELEMENTS:
         fits = list(explain_elements(case))
     return fits or [_scrambled(case)]
 
@@ -95,10 +93,6 @@ def _odd_copies(case: Case) -> Iterator[Fit]:
             )
             yield Fit(OddCopies(axis, others[0]), text, f"on {where}: {fits.held}", details=fits.details)
             return
-
-
-def _num_held(case: Case) -> int:
-    return sum(region.size for region in case.regions.values()) + sum(ids.size for ids in case.ids.values())
 
 
 def _scrambled(case: Case) -> Fit:

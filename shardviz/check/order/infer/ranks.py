@@ -1,13 +1,23 @@
-"""Every rank holds a shard that is claimed somewhere, only not its own: which rank's, by a rule of its coordinate."""
+"""Every rank holds a shard that is claimed somewhere, only not its own: which rank's, by a rule of its coordinate.
+
+A loader that counts ranks in another order than the mesh harms each layout in its own way: rows that are split twice
+look as if they were cut in another order, others as if they were split over another axis or dim. If these have several
+explanations, and one permutation fits all tensors, those in order too, that is what happened.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.hiding import is_of_places
 from shardviz.check.order.infer.fit import Fit
+from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.infer.orders import as_text
+from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding
 from shardviz.explain.order import AsText
 from shardviz.explain.splits import (
     ExchangedRanks,
@@ -22,10 +32,13 @@ from shardviz.explain.splits import (
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from shardviz.check.order.case import Case
+    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.report import NotChecked
     from shardviz.explain.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
@@ -67,20 +80,16 @@ def explain_ranks(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fit
 def _sources(claimed: Layout, held: Mapping[Coord, Region]) -> dict[Coord, Coord] | None:
     """Return for every coordinate the one that claims what it holds, with its own position along equal copies."""
     columns = [claimed.mesh.axis_index(axis) for axis in claimed.split_axes]
-    owners: dict[Region, Coord] = {}
-    for coord in claimed.mesh.coords():
-        owners.setdefault(claimed.region(coord), tuple(coord[column] for column in columns))
+    owners = {region: claimed.mesh.coord_of(ranks[0]) for region, ranks in claimed.holders().items()}
     sources: dict[Coord, Coord] = {}
     for coord, region in held.items():
         if not region.size and not claimed.region(coord).size:
             sources[coord] = coord
-            continue
-        if region not in owners:
+        elif region in owners:
+            owner = owners[region]
+            sources[coord] = tuple(owner[at] if at in columns else own for at, own in enumerate(coord))
+        else:
             return None
-        source = list(coord)
-        for column, position in zip(columns, owners[region], strict=True):
-            source[column] = position
-        sources[coord] = tuple(source)
     return sources
 
 
@@ -180,7 +189,7 @@ def _repeated(first_claimants: Numbers, seen: Mapping[int, int]) -> str:
         return ""
     counts = {text: _least_count(first_claimants, positions, sources, rule) for text, rule in REPEATING.items()}
     fitting = [(count, text) for text, count in counts.items() if count]
-    count, text = min(fitting, key=lambda one: one[0], default=(0, ""))
+    count, text = min(fitting, key=lambda pair: pair[0], default=(0, ""))
     return text.format(count=count)
 
 
@@ -272,3 +281,75 @@ def _rules(images: list[int]) -> Iterator[tuple[str, Callable[[int], int]]]:
         rows = size // columns
         text = f"{columns}*(i%{rows}) + i//{rows}: rows and columns of a {columns}x{rows} mesh are exchanged"
         yield text, lambda index: columns * (index % rows) + index // rows
+
+
+Order = dict[int, int]
+"""For each rank the one that claims what it holds."""
+
+
+def with_one_order(results: Sequence[Finding | NotChecked], laid_out: LaidOut) -> list[Finding | NotChecked]:
+    """Return results in which tensors that one permutation of the ranks explains have it for their cause."""
+    places = [finding for finding in results if isinstance(finding, Finding) and is_of_places(finding)]
+    if len({type(finding.explanation) for finding in places}) < 2:
+        return list(results)
+    wrong = {finding.tensor for finding in places}
+    cases = _cases(laid_out)
+    order = _common_order([case for name, case in cases if name in wrong])
+    if order is None or not all(_fits(case, order) for _, case in cases) or wrong - {name for name, _ in cases}:
+        return list(results)
+    return [_explained(result, order) if result in places else result for result in results]
+
+
+def _cases(laid_out: LaidOut) -> list[tuple[str, Case]]:
+    """Return every tensor with a claim, on each of its meshes."""
+    named_cases: list[tuple[str, Case]] = []
+    for tensor in laid_out.dump.at("stamped"):
+        for name in tensor.names if tensor.claimed is not None else ():
+            try:
+                named_cases += [(name, case) for case in laid_out.cases(tensor, name) if case.claimed is not None]
+            except ShardvizError:  # not laid out: it is not checked for that reason already
+                continue
+    return named_cases
+
+
+def _common_order(wrong: Sequence[Case]) -> Order | None:
+    """Return the one permutation that all tensors show whose parts differ from rank to rank; None for several."""
+    orders = [order for case in wrong if (order := _order_of(case)) is not None]
+    return orders[0] if orders and all(order == orders[0] for order in orders) else None
+
+
+def _order_of(case: Case) -> Order | None:
+    """Return whose part each rank holds; None if parts are not all there, or not of one rank each."""
+    claimed = case.claimed
+    if claimed is None or case.ids or case.absent:
+        return None
+    claimants = claimed.holders()
+    owners = {case.rank(coord): claimants.get(held, ()) for coord, held in case.regions.items()}
+    if any(len(ranks) != 1 for ranks in owners.values()):
+        return None
+    order = {rank: ranks[0] for rank, ranks in owners.items()}
+    return order if sorted(order) == sorted(order.values()) else None
+
+
+def _fits(case: Case, order: Mapping[int, int]) -> bool:
+    """Whether each rank holds what the rank claims whose part it has."""
+    claimed = case.claimed
+    if claimed is None or case.ids or case.absent:
+        return False
+    coords: dict[int, Coord] = {case.rank(coord): coord for coord in case.shards}
+    return coords.keys() == order.keys() and all(
+        same_region(case.regions[coord], claimed.region(coords[order[rank]])) for rank, coord in coords.items()
+    )
+
+
+def _explained(finding: Finding, order: Mapping[int, int]) -> Finding:
+    few, ranks = few_of(order), sorted(order)
+    held = holders(order, "rank ") if few else permutation_in_words(ranks, [order[rank] for rank in ranks])
+    return replace(
+        finding.because(few or PermutedRanks()),
+        kind="misordered",
+        sentence=f"{finding.sentence.partition(':')[0]}: each has another rank's shard, by one rule for all tensors",
+        details=(),
+        held=held,
+        also=(),
+    )

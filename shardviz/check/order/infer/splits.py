@@ -1,25 +1,238 @@
-"""Splits that are not one torch.chunk: the head-tail order of context parallel, the even split of array_split, and
-segments of different sizes, each split separately."""
+"""Shards that are placed by another rule than the claimed one: another layout, another axis, a split that is not chunk.
+
+If a layout fits what is held, the difference has a name, and there is a label that would be right. A dim that is split
+over a flattened axis is looked at along the axes that it was flattened from. Three splits are not one torch.chunk: the
+head-tail order of context parallel, the even split of array_split, and segments of different sizes, each split alone.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.infer.fit import Fit
-from shardviz.check.order.infer.layout import same_region
-from shardviz.explain.splits import Balanced, HeadTail, UnequalSegments
+from shardviz.check.order.infer.layout import infer_layout, same_region
+from shardviz.explain.splits import (
+    AcrossSegments,
+    AnotherAxis,
+    AnotherDim,
+    AnotherLayout,
+    AnotherOrder,
+    Balanced,
+    CutInnerFirst,
+    Flattened,
+    HeadTail,
+    MeshOrder,
+    Mislabel,
+    OneFactor,
+    Replicated,
+    RoundRobin,
+    Segments,
+    SegmentsUnderFsdp,
+    Split,
+    UnequalSegments,
+)
+from shardviz.layout.notation import write
+from shardviz.layout.placements import Replicate, spell
 from shardviz.layout.region import Ranges, Region, length, merged
-from shardviz.layout.splits import JOIN, Split, bound, chunk, followed, stretch
+from shardviz.layout.splits import JOIN, bound, chunk, followed, stretch
+from shardviz.layout.splits import Split as Cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.explain.order import Disorder
     from shardviz.layout.layout import Layout
-    from shardviz.layout.mesh import Coord
+    from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.splits import Chain
+
+LABELS_FSDP_OVER_TP = (2, 5)
+"""From this version of torch on, FSDP2 labels shards that tensor parallel split before it by _StridedShard."""
+
+NO_LABEL = "no placements (torch has none for this layout: split the tensor again)"
+
+
+def explain_label(claimed: Layout, held: Layout, torch: str = "") -> Fit:
+    """Name the difference between the claimed and the held layout.
+
+    Args:
+        claimed: What the placements say.
+        held: What the ranks hold.
+        torch: The version of torch that wrote the placements; empty if it is not known.
+    """
+    kind = disorder_between(claimed, held)
+    if kind is AnotherOrder and _version(torch) >= LABELS_FSDP_OVER_TP:
+        kind = CutInnerFirst
+    return Fit(_cause(kind, claimed, held), _SENTENCES[kind], write(held), held)
+
+
+def _cause(kind: type[Disorder], claimed: Layout, held: Layout) -> Disorder:
+    """Return the difference between two layouts with what its fix must know of them."""
+    placements = right_label(held, claimed.own_axes)
+    if kind is AnotherAxis:
+        axis = next((axis for axis in claimed.split_axes if axis in splitting(claimed) - splitting(held)), "")
+        return AnotherAxis(placements, axis)
+    if issubclass(kind, Mislabel):
+        return kind(placements)
+    return SegmentsUnderFsdp(_free_dims(claimed, held)) if kind is SegmentsUnderFsdp else OneFactor()
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Return the major and minor version; (0, 0) if the text is none."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return tuple(map(int, found.groups())) if found else (0, 0)
+
+
+def _free_dims(claimed: Layout, held: Layout) -> tuple[int, ...]:
+    """Return the dims that FSDP2 can split instead of one that has segments."""
+    return tuple(dim for dim, chain in enumerate(held.chains) if not chain and claimed.shape[dim] > 1)
+
+
+_SENTENCES: dict[type[Disorder], str] = {
+    CutInnerFirst: "the axes split the dim in another order",
+    AnotherOrder: "the axes split the dim in another order",
+    MeshOrder: "the axes split the dim in the order of the mesh",
+    Segments: "the dim is split segment by segment",
+    SegmentsUnderFsdp: "FSDP2 split each rank's segments as one block, which the label's split_factor cannot say",
+    AcrossSegments: "the dim is split across its segments",
+    RoundRobin: "the dim is dealt out in turn, or segment by segment",
+    OneFactor: "the label has one split_factor for several splits, which is right only for equal parts",
+    AnotherDim: "another dim is split",
+    AnotherAxis: "the dim is split over another axis",
+    Replicated: "the ranks hold copies, the label says shards",
+    Split: "the ranks hold shards, the label says copies",
+    AnotherLayout: "the tensor is split in another way",
+}
+
+
+def right_label(held: Layout, own_axes: Sequence[str] = ()) -> str:
+    """Return torch's spelling of the placements that say what is held.
+
+    Args:
+        held: What ranks hold.
+        own_axes: The axes of the tensor's own mesh, for which it is spelled if no other axis splits the tensor.
+    """
+    placements = held.placements()
+    if placements is None:
+        return NO_LABEL
+    by_axis = dict(zip(held.mesh.axes, placements, strict=True))
+    others = {placement for axis, placement in by_axis.items() if axis not in own_axes}
+    return spell(tuple(by_axis[axis] for axis in own_axes) if own_axes and others == {Replicate()} else placements)
+
+
+def splitting(layout: Layout) -> set[str]:
+    """Return the axes of more than one rank that split a tensor: the others change nothing."""
+    return {axis for axis in layout.split_axes if layout.mesh.axis_size(axis) > 1}
+
+
+def disorder_between(claimed: Layout, held: Layout) -> type[Disorder]:
+    """Return the class of the difference between two layouts of one tensor on one mesh."""
+    ours, theirs = _axes_by_dim(claimed), _axes_by_dim(held)
+    if splitting(held) < splitting(claimed) and not _numbers(held):
+        return Replicated
+    if splitting(held) > splitting(claimed) and not _numbers(held):
+        return Split
+    if splitting(held) != splitting(claimed):
+        return AnotherAxis if list(map(len, ours)) == list(map(len, theirs)) else AnotherLayout
+    if [set(axes) for axes in ours] != [set(axes) for axes in theirs]:
+        return AnotherDim
+    if any(map(_has_segments_under_fsdp, claimed.chains)) or any(map(_is_split_again, held.chains)):
+        return SegmentsUnderFsdp
+    if any(JOIN in chain for chain in claimed.chains) and not _numbers(held):
+        return OneFactor
+    if not _numbers(claimed) and _is_dealt_out(held):
+        return RoundRobin
+    if _numbers(claimed) and not _numbers(held):
+        return AcrossSegments
+    if _numbers(held) != _numbers(claimed):
+        return Segments
+    if ours == theirs:
+        return AnotherLayout
+    return MeshOrder if _is_in_mesh_order(held, theirs) and not _is_in_mesh_order(claimed, ours) else AnotherOrder
+
+
+def _is_in_mesh_order(layout: Layout, axes_by_dim: list[list[str]]) -> bool:
+    """Whether the axes that split a dim do so from the mesh's first to its last, as `Shard` alone says it."""
+    return all(axes == sorted(axes, key=layout.mesh.axis_index) for axes in axes_by_dim)
+
+
+def _has_segments_under_fsdp(chain: Chain) -> bool:
+    """Whether a label's chain is that of FSDP2 over segments: `(48/2/dp)/3/tp`, with a number after its join."""
+    return JOIN in chain and any(isinstance(link, int) for link in chain[chain.index(JOIN) :])
+
+
+def _is_split_again(chain: Chain) -> bool:
+    """Whether segments are split and what a rank has of them is split as one: `(48/3/tp)/dp`."""
+    return JOIN in chain and any(isinstance(link, int) for link in chain[: chain.index(JOIN)])
+
+
+def _is_dealt_out(held: Layout) -> bool:
+    """Whether every dim that has a number is cut so small that each piece has one index: `8/2/ep` on four ranks."""
+    numbered = [(size, chain) for size, chain in zip(held.shape, held.chains, strict=True) if chain in _numbers(held)]
+    return bool(numbered) and all(
+        len(chain) == 2
+        and isinstance(chain[0], int)
+        and isinstance(chain[1], str)
+        and chain[1] != JOIN
+        and size <= chain[0] * held.mesh.axis_size(chain[1])
+        for size, chain in numbered
+    )
+
+
+def _axes_by_dim(layout: Layout) -> list[list[str]]:
+    """Return each dim's splitting axes in order; axes of one rank split nothing."""
+    return [
+        [link for link in chain if isinstance(link, str) and link != JOIN and layout.mesh.axis_size(link) > 1]
+        for chain in layout.chains
+    ]
+
+
+def _numbers(layout: Layout) -> list[Chain]:
+    return [chain for chain in layout.chains if any(isinstance(link, int) for link in chain)]
+
+
+def explain_flattened(claimed: Layout, held: Mapping[Coord, Region], run: Mesh) -> Iterator[Fit]:
+    """Yield the layout over the run's own axes that is held while one is claimed over an axis flattened from several.
+
+    Args:
+        claimed: What the placements say.
+        held: What each known coordinate of its mesh holds.
+        run: The mesh that the run was asked for.
+    """
+    mesh = claimed.mesh
+    flat = [axis for axis in claimed.split_axes if axis not in run.axes]
+    parts = {axis: flattened_from(mesh, axis, run) for axis in flat}
+    if not flat or not all(parts.values()) or set(mesh.ranks) != set(run.ranks):
+        return
+    by_rank = {run.coord_of(mesh.rank_at(coord)): region for coord, region in held.items()}
+    layout = infer_layout(run, claimed.index_shape, by_rank)
+    if layout is None or claimed.flat is not None:
+        return
+    made = " and ".join(f"{axis} is {' and '.join(parts[axis])} flattened" for axis in flat)
+    words = f"{made}, and the ranks hold {write(layout)}"
+    yield Fit(Flattened(_number(parts[flat[0]], run)), words, write(layout), layout)
+
+
+def flattened_from(mesh: Mesh, axis: str, run: Mesh) -> tuple[str, ...]:
+    """Return the run's axes that an axis of another mesh runs along, outermost first; empty for no such axes."""
+    group = mesh.groups(axis)[0]
+    for width in range(2, run.ndim + 1):
+        for first in range(run.ndim - width + 1):
+            axes = run.axes[first : first + width]
+            if group in run.groups(*axes):
+                return axes
+    return ()
+
+
+def _number(axes: tuple[str, ...], run: Mesh) -> str:
+    """Spell how flattening counts coordinates."""
+    text = axes[0]
+    for axis in axes[1:]:
+        text = f"{text if text == axes[0] else f'({text})'} * {run.axis_size(axis)} + {axis}"
+    return text
+
 
 MAX_SEGMENTS = 16
 
@@ -39,7 +252,7 @@ def balanced(ranges: Ranges, parts: int, part: int) -> Ranges:
     return stretch(ranges, first, first + small + (part < longer))
 
 
-def segmented(bounds: Sequence[int]) -> Split:
+def segmented(bounds: Sequence[int]) -> Cut:
     """Return the split that gives a part of each of the segments between the bounds."""
 
     def split(_ranges: Ranges, parts: int, part: int) -> Ranges:
@@ -50,7 +263,7 @@ def segmented(bounds: Sequence[int]) -> Split:
 
 def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fit]:
     """Yield the axes whose split of a dim is head-tail, balanced or by segments, all else being as claimed."""
-    kinds: list[tuple[Disorder, str, Split]] = [
+    kinds: list[tuple[Disorder, str, Cut]] = [
         (HeadTail(), "{axis}=i of {size} holds chunks i and {last}-i of {twice} along dim {dim}", head_tail),
         (Balanced(), "dim {dim} is cut into {size} parts that differ by at most one along {axis}", balanced),
     ]
@@ -58,17 +271,13 @@ def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fi
         return
     for cause, words, split in kinds:
         for dim, chain in enumerate(claimed.chains):
-            for axis in chain if _num_pieces(chain) <= MAX_PIECES else ():
+            for axis in chain if math.prod(link for link in chain if isinstance(link, int)) <= MAX_PIECES else ():
                 if isinstance(axis, int) or axis == JOIN or not _fits(claimed, held, dim, axis, split):
                     continue
                 size = claimed.mesh.axis_size(axis)
                 text = words.format(axis=axis, size=size, last=2 * size - 1, twice=2 * size, dim=dim)
                 yield Fit(cause, text, text)
     yield from _unequal_segments(claimed, held)
-
-
-def _num_pieces(chain: Chain) -> int:
-    return math.prod(link for link in chain if isinstance(link, int))
 
 
 def _unequal_segments(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fit]:
@@ -94,7 +303,7 @@ def _fits(
     held: Mapping[Coord, Region],
     dim: int,
     axis: str,
-    split: Split,
+    split: Cut,
 ) -> bool:
     mesh, chain = claimed.mesh, claimed.chains[dim]
     sizes = dict(zip(mesh.axes, mesh.shape, strict=True))

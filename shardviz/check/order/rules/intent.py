@@ -3,12 +3,13 @@
 The run names layouts by patterns over names (`expect` in a probe). A tensor that is labeled and held alike can still
 be split across the segments that the model reads: a fused q,k,v wants `[24/3/tp, 8]`, and `[24/tp, 8]` gives a rank
 the rows of q and half of k. A difference in segments is `wrong-segment`; any other is `wrong-placement`, because the
-label is not the one that was meant.
+label is not the one that was meant. A pattern that fits no weight is about an optimizer's states: `*.exp_avg`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.infer.explain import explain
@@ -18,6 +19,7 @@ from shardviz.check.report import NotChecked
 from shardviz.dump.find import fits
 from shardviz.errors import ShardvizError
 from shardviz.explain.labels import AnotherPlan, FusedWeightSplit, OmittedByPlan, SplitAgainstIntent
+from shardviz.explain.states import StateOfAnotherLayout
 from shardviz.layout.intended import parse_intended, split_order
 from shardviz.layout.notation import Pattern, write
 from shardviz.layout.placements import spell
@@ -79,18 +81,17 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
         for coord, shard in case.shards.items()
         if coord not in case.regions or not same_region(wanted.region(coord), case.regions[coord])
     ]
-    if not wrong and not _pending_differs(case, wanted):
+    if not wrong and (case.claimed is None or set(case.claimed.partial) == set(wanted.partial)):
         return
     held = write(case.held) if case.held is not None else "no layout of the notation"
     kind = _kind(wanted, case.held)
     fit = _fit(case, wanted, kind, held)
-    finding = fit.cause.finding(
-        case.name,
-        tuple(sorted(wrong)),
+    finding = case.finding(
+        fit.cause,
+        wrong,
         f"{len(wrong):,} of {len(case.shards):,} ranks do not hold the intended elements{fit.clause}",
         kind=kind,
         details=fit.details,
-        claimed=case.claimed_text,
         held=held,
         intended=text,
     )
@@ -147,10 +148,6 @@ def _layout(case: Case, pattern: Pattern) -> Layout:
     return wanted
 
 
-def _pending_differs(case: Case, wanted: Layout) -> bool:
-    return case.claimed is not None and set(case.claimed.partial) != set(wanted.partial)
-
-
 def _numbers(chain: Chain) -> list[int]:
     return [link for link in chain if isinstance(link, int)]
 
@@ -159,3 +156,49 @@ def _kind(wanted: Layout, held: Layout | None) -> Kind:
     numbers = [_numbers(chain) for chain in wanted.chains]
     own = [_numbers(chain) for chain in held.chains] if held is not None else []
     return "wrong-segment" if any(numbers) and numbers != own else "wrong-placement"
+
+
+def check_states(dump: Dump) -> Iterator[Finding]:
+    """Yield the states whose layout is not the intended one."""
+    patterns = of_states(dump)
+    for tensor in dump.at("step") if patterns else ():
+        for name in tensor.names if tensor.role == "optim" else ():
+            text = next((text for pattern, text in patterns.items() if fnmatchcase(name, pattern)), "")
+            if text and (finding := _compared(tensor, name, text)) is not None:
+                yield finding
+
+
+def of_states(dump: Dump) -> Mapping[str, str]:
+    """Return the intentions that fit a state and no weight."""
+    states = {name for tensor in dump.at("step") if tensor.role == "optim" for name in tensor.names}
+    return {
+        pattern: text
+        for pattern, text in dump.files.run.intended.items()
+        if not any(fnmatchcase(name, pattern) for name in dump.stamped)
+        and any(fnmatchcase(name, pattern) for name in states)
+    }
+
+
+def _compared(tensor: Tensor, name: str, text: str) -> Finding | None:
+    wanted = parse_intended(text)
+    wrong = [shard for shard in tensor.shards.values() if not _fits(tensor, shard.rank, wanted)]
+    if not wrong:
+        return None
+    first = wrong[0]
+    held = write(first.layout) if first.layout is not None else f"{list(first.body.local_shape)}, plain"
+    return StateOfAnotherLayout().finding(
+        name,
+        tuple(sorted(shard.rank for shard in wrong)),
+        f"the optimizer's state is {held} on {len(wrong):,} of {len(tensor.shards):,} ranks, not the intended {text}",
+        claimed=write(first.layout) if first.layout is not None else "",
+        held=held,
+        intended=text,
+    )
+
+
+def _fits(tensor: Tensor, rank: int, wanted: Pattern) -> bool:
+    shard = tensor.shards[rank]
+    if shard.layout is not None:
+        return wanted.matches(shard.layout)
+    splits = any(wanted.chains) or wanted.partial or wanted.flat
+    return not splits and wanted.fits_shape(shard.body.local_shape)

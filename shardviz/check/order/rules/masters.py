@@ -42,25 +42,16 @@ def check_master(case: Case) -> Iterator[Finding]:
         return
     texts = {case.rank(coord): _held(case, coord, ids) for coord, ids in wrong.items()}
     elsewhere = {rank: text for rank, text in texts.items() if text}
-    ranks = tuple(sorted(texts))
+    ranks = tuple(texts)
     of = f"{len(ranks):,} of {len(case.shards):,} ranks"
     if elsewhere:
         sentence = "; ".join(f"rank {rank} has {text}" for rank, text in sorted(elsewhere.items())[:MAX_LISTED])
-        yield MisplacedMaster().finding(
-            case.name,
-            ranks,
-            f"{of} do not have the elements in the master copy that they claim: {sentence}",
-            claimed=case.claimed_text,
-        )
+        text = f"{of} do not have the elements in the master copy that they claim: {sentence}"
+        yield case.finding(MisplacedMaster(), ranks, text)
         return
     lost = sum(int(np.count_nonzero(ids != _wanted(case, coord))) for coord, ids in wrong.items())
-    yield StaleMaster().finding(
-        case.name,
-        ranks,
-        f"the master copy on {of} is not the weight's: cast to its element type, "
-        f"{lost:,} of {counted(case.numel, 'element')} differ from it",
-        claimed=case.claimed_text,
-    )
+    text = f"cast to its element type, {lost:,} of {counted(case.numel, 'element')} differ from it"
+    yield case.finding(StaleMaster(), ranks, f"the master copy on {of} is not the weight's: {text}")
 
 
 def _differing(case: Case, coord: Coord) -> NDArray[np.int64] | None:
@@ -97,13 +88,13 @@ def of_masters(dump: Dump, results: list[Finding | NotChecked]) -> list[Finding 
     On ranks that have some elsewhere, those that are not found are taken to be elsewhere too: they are in the
     same buffers, and cut where the buffers end.
     """
-    found = [one for one in results if isinstance(one, Finding)]
-    wrong = {one.tensor for one in found}
-    moved = {rank for one in found if isinstance(one.explanation, MisplacedMaster) for rank in one.ranks}
+    found = [finding for finding in results if isinstance(finding, Finding)]
+    wrong = {finding.tensor for finding in found}
+    moved = {rank for finding in found if isinstance(finding.explanation, MisplacedMaster) for rank in finding.ranks}
     return [
-        one.because(MisplacedMaster()) if _is_stale(one) and moved & set(one.ranks) else one
-        for one in results
-        if not (is_master(dump, one.tensor) and one.tensor.rpartition(".")[0] in wrong)
+        result.because(MisplacedMaster()) if _is_stale(result) and moved & set(result.ranks) else result
+        for result in results
+        if not (is_master(dump, result.tensor) and result.tensor.rpartition(".")[0] in wrong)
     ]
 
 
@@ -115,8 +106,8 @@ def check_fragments(dump: Dump) -> Iterator[Finding]:
     """Yield tensors that ranks do not divide among themselves, by what each says that it has."""
     spans_of: dict[str, dict[int, tuple[int, int]]] = {}
     for rank, record in dump.files.ranks.items():
-        for one in record.fragments:
-            spans_of.setdefault(one.name, {})[rank] = one.start, one.size
+        for fragment in record.fragments:
+            spans_of.setdefault(fragment.name, {})[rank] = fragment.start, fragment.size
     for name, spans in spans_of.items():
         if name in dump.stamps:
             yield _undivided(dump, name, spans)

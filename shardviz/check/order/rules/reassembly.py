@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.hiding import is_of_places, unhidden
-from shardviz.check.order.copied import counted_from
+from shardviz.check.order.case import counted_from
 from shardviz.check.order.rules.intent import order_of
 from shardviz.check.report import NotChecked
 from shardviz.dump.arrays.ids import MAX_ELEMENTS, expand_runs
@@ -170,7 +170,8 @@ def _said(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
 def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
     tensor = dump.stamped.get(name)
     claimed = tensor.claimed if tensor is not None else None
-    cause = GatheredOutOfOrder(is_uneven=claimed is not None and _is_uneven(claimed))
+    shapes = {region.shape for _, region in claimed.regions()} if claimed is not None else set()
+    cause = GatheredOutOfOrder(is_uneven=len(shapes) > 1)
     return cause.finding(
         name,
         tuple(ranks),
@@ -183,11 +184,6 @@ def _along(claimed: Layout | None) -> str:
     """Say over which axes shards are gathered."""
     axes = [axis for axis in claimed.split_axes if claimed.mesh.axis_size(axis) > 1] if claimed is not None else []
     return f", which gathers over {' and '.join(axes)}," if axes else ""
-
-
-def _is_uneven(layout: Layout) -> bool:
-    """Whether ranks have shards of different sizes."""
-    return len({layout.region(coord).shape for coord in layout.mesh.coords()}) > 1
 
 
 def _is_in_order(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> bool:

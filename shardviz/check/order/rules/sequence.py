@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from shardviz.check.order.infer import infer_layout
 from shardviz.check.order.infer.splits import explain_splits
 from shardviz.check.report import NotChecked
@@ -22,12 +20,13 @@ from shardviz.errors import ShardvizError
 from shardviz.explain.order import SequenceOrderDiffers, SequenceRestart, SequenceShift
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
-from shardviz.layout.region import Ranges, Region, length
+from shardviz.layout.region import Ranges, Region, indices, length
 from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shardviz.check.order.laid_out import LaidOut
@@ -83,24 +82,24 @@ class PairOfOrders:
 
     def wanted_of(self, rank: int) -> NDArray[np.int64]:
         """Return the positions that a rank should have."""
-        return _listed(self.usual.held[rank])
+        return indices(self.usual.held[rank])
 
     def held_of(self, rank: int) -> NDArray[np.int64]:
         """Return the positions that a rank has."""
-        return _listed(self.tensor.held[rank])
+        return indices(self.tensor.held[rank])
 
 
 def check_sequence(laid_out: LaidOut) -> Iterator[Finding | NotChecked]:
     """Yield tensors whose positions on a rank differ from those of the other tensors of their sequence."""
     found = list(_orders(laid_out))
-    yield from (one for one in found if isinstance(one, NotChecked))
-    orders = [one for one in found if isinstance(one, Order) and one.is_split]
+    yield from (result for result in found if isinstance(result, NotChecked))
+    orders = [order for order in found if isinstance(order, Order) and order.is_split]
     if len(orders) < 2:
         return
-    times = Counter(_signature(one) for one in orders)
-    usual = max(orders, key=lambda one: (times[_signature(one)], one.leads))
-    for one in orders:
-        yield from _compare(laid_out.dump, one, usual)
+    times = Counter(_signature(order) for order in orders)
+    usual = max(orders, key=lambda order: (times[_signature(order)], order.leads))
+    for order in orders:
+        yield from _compare(laid_out.dump, order, usual)
 
 
 def _orders(laid_out: LaidOut) -> Iterator[Order | NotChecked]:
@@ -181,17 +180,13 @@ def _shift(order: Order, usual: Order) -> int:
     dump has the usual positions.
     """
     pairs = [(order.held[rank], usual.held[rank]) for rank in order.held if rank in usual.held]
-    shifts = Counter(int(shift) for here, there in pairs for shift in (_listed(here) - _listed(there)) % order.size)
+    shifts = Counter(int(shift) for here, there in pairs for shift in (indices(here) - indices(there)) % order.size)
     part = min((length(here) for here, _ in pairs), default=0)
     shift = max(shifts, key=lambda by: shifts[by], default=0)
     stays = shifts[0] if shift else 0
     is_one = shifts[shift] + stays == shifts.total()
     shift = shift - order.size if shift > order.size // 2 else shift
     return shift if is_one and stays < shifts.total() / 2 and abs(shift) < part else 0
-
-
-def _listed(ranges: Ranges) -> NDArray[np.int64]:
-    return np.concatenate([np.arange(*pair) for pair in ranges]) if ranges else np.empty(0, np.int64)
 
 
 def _said(ranges: Ranges) -> str:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.explain import explain
-from shardviz.check.order.rules.ids.counts import count_ids
-from shardviz.check.order.rules.ids.places import shape_differs
+from shardviz.check.order.rules.counts import count_ids
+from shardviz.check.order.rules.places import shape_differs
 from shardviz.errors import ShardvizError
 from shardviz.explain.labels import (
     AnotherChunking,
@@ -180,13 +180,8 @@ def _disagreeing(case: Case) -> Finding:
     others = {shard.rank: shard.layout for shard in case.shards.values() if shard.layout != case.claimed}
     rank, layout = next(iter(others.items()))
     odd = write(layout) if layout else "nothing"
-    return RankDependentPlacements().finding(
-        case.name,
-        tuple(others),
-        f"{len(others):,} of {len(case.shards):,} ranks claim a different layout: {odd} on rank {rank}; most "
-        f"claim {case.claimed_text}",
-        claimed=case.claimed_text,
-    )
+    text = f"{len(others):,} of {len(case.shards):,} ranks claim a different layout: {odd} on rank {rank}"
+    return case.finding(RankDependentPlacements(), others, f"{text}; most claim {case.claimed_text}")
 
 
 def _wrong_local_shape(case: Case) -> Finding:
@@ -197,14 +192,13 @@ def _wrong_local_shape(case: Case) -> Finding:
     whole = not case.claimed.split_axes
     fit = explain(case)[0]
     named = not isinstance(fit.cause, Scrambled)
-    finding = (fit.cause if named else AnotherChunking()).finding(
-        case.name,
-        tuple(sorted(case.rank(coord) for coord in wrong)),
+    finding = case.finding(
+        fit.cause if named else AnotherChunking(),
+        map(case.rank, wrong),
         f"{len(wrong):,} of {len(case.shards):,} ranks have a local shape that does not match their placements: "
         f"{list(shape)} on rank {case.rank(coord)}, but {case.claimed_text} gives {list(wanted)}"
         + (fit.clause if named else ""),
         kind="wrong-placement" if whole else "wrong-shape",
-        claimed=case.claimed_text,
         held=fit.held if named else "",
     )
     return replace(finding, refs=())

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Rounding
     from shardviz.dump.dump import Dump, Shard
+    from shardviz.relate.sides import Rounding
 
 State = Literal["right", "pending", "part", "reordered", "repeated", "odd"]
 """`part`: the features that its weight has; `reordered`: every slice once on some rank; `repeated`: some slices on no

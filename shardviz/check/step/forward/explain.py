@@ -11,7 +11,7 @@ from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.forward.stages import check_stages
 from shardviz.check.step.forward.sums import check_joined, check_sum_beside_a_vector
 from shardviz.explain.forward import WrongOutputLabel
-from shardviz.layout.candidates import placements_of
+from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.relate.values import part_of
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.finding import Finding
+    from shardviz.layout.region import Region
 
 
 RULES = (
@@ -58,19 +59,13 @@ def layout_of_values(result: Compared) -> Layout | None:
     """Return the layout under which an output's values are the unsharded model's on every rank; None if none is."""
     if result.claimed is None or result.claimed.flat or result.role != "output":
         return None
-    first = next(iter(result.values))
-    for placements, _ in placements_of(result.wanted.shape, result.values[first].shape, result.mesh, first):
-        layout = Layout.from_placements(result.mesh, result.wanted.shape, placements)
-        if all(_fits(result, layout, rank) for rank in result.values):
-            return layout
-    return None
+    shapes = {rank: values.shape for rank, values in result.values.items()}
 
+    def fits(rank: int, region: Region) -> bool:
+        return result.near(result.values[rank], part_of(result.wanted, region))
 
-def _fits(result: Compared, layout: Layout, rank: int) -> bool:
-    region = layout.region(result.mesh.coord_of(rank))
-    if region.shape != result.values[rank].shape:
-        return False
-    return result.near(result.values[rank], part_of(result.wanted, region))
+    placements = shared_placements(result.wanted.shape, shapes, result.mesh, fits)
+    return None if placements is None else Layout.from_placements(result.mesh, result.wanted.shape, placements)
 
 
 def _of_label(claimed: Layout, layout: Layout) -> Reason:

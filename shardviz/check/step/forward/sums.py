@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
-from shardviz.check.step.rules.ratios.scale import size_in_words
+from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.reductions import own_part
 from shardviz.explain.modules import AveragedForward, RepeatedForwardSum
 from shardviz.explain.sums import (
@@ -38,7 +38,7 @@ def check_sum_beside_a_vector(evidence: Evidence, result: Compared) -> Reason | 
         wanted = {rank: result.wanted_of(rank) - added[rank] for rank in result.reduced}
         for axis in result.copies_differ_along:
             for op in ("sum", "avg"):
-                total = result.over(axis, op, terms)
+                total = result.over((axis,), op, terms)
                 if total.keys() == wanted.keys() and all(result.near(total[rank], wanted[rank]) for rank in wanted):
                     return _not_reduced(name, axis, op)
         for ratio in _ratios(result):

@@ -1,7 +1,6 @@
 """Two real jobs' traces of a step side by side: of one process and of many.
 
-`values` are kept elements of a tensor, `traces` what ranks wrote, `starts` whether both jobs begin with the same
-weights and rows, `judging` what each rank has of the other job's values at every place, `random` whether they drew the
-same numbers, `assembled` the two as one dump, to which the rules for a probe's step apply, `findings` what these find
-and `compare` what is said.
+`starts` says whether both jobs begin with the same weights and rows, `together` and `whole_job` put what the ranks of
+one job have together, `choosing` in the way that makes it the other job's, `assembled` makes the two one dump, to which
+the rules for a probe's step apply, `findings` has what these find and `compare` what is said.
 """

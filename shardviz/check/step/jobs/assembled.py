@@ -9,38 +9,30 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.jobs.added import added_at
 from shardviz.check.step.jobs.starts import by_name
-from shardviz.check.step.jobs.traces import Place
 from shardviz.check.step.trace.backward import blamed_by_weights, first_in_backward
 from shardviz.check.step.trace.forward import first_in_forward
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
-from shardviz.dump.records.trace import of_point
 from shardviz.relate.tolerance import TENSOR_FLOAT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.judging import Judging
     from shardviz.check.step.jobs.starts import Belonging
-    from shardviz.check.step.jobs.traces import JobTrace, Weight
     from shardviz.check.step.trace.divergence import Divergence
+    from shardviz.check.step.trace.judging import Judging
+    from shardviz.check.step.trace.traces import JobTrace, Weight
     from shardviz.dump.records.base import Moment, Role
-    from shardviz.dump.records.trace import PointRecord
+    from shardviz.dump.records.trace import Place
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
-
-MAX_ODD = 16
-"""The values of so many wrong places, forward and backward, are laid side by side."""
-
-BAD = ("odd", "repeated")
 
 
 @dataclass(frozen=True)
@@ -114,7 +106,7 @@ class Assembling:
 
     def dump(self, judging: Judging) -> Dump:
         """Return the dump, with what every rank has at every place."""
-        records, odd = {}, _odd(judging)
+        records = {}
         for rank, record in self.job.dump.files.ranks.items():
             tables = self.ranks.get(rank, _Rank())
             records[rank] = RankRecord(
@@ -126,20 +118,12 @@ class Assembling:
                 layouts=tuple(tables.layouts),
                 bodies=tuple(tables.bodies),
                 tensors=tuple(tables.tensors),
-                trace=tuple(_with_added(judging, odd, rank)),
+                trace=tuple(judging.records(rank)),
                 narrowed_to=self.narrowed_to,
             )
         mesh = MeshRecord(self.mesh.axes, self.mesh.shape, self.mesh.ranks)
         run = structs.replace(self.job.dump.files.run, mesh=mesh)
         return dump_of(InMemory(self.job.dump.files.path, run, records, arrays=self.arrays))
-
-
-def _with_added(judging: Judging, odd: Sequence[Place], rank: int) -> Iterator[PointRecord]:
-    """Yield what a rank has at every place; of the first wrong ones also the term that they have too often."""
-    for point in judging.records(rank):
-        place = Place(point.module, point.call, point.what, point.index)
-        name, times = added_at(judging, place, rank) if place in odd and point.state == "odd" else ("", 0)
-        yield structs.replace(point, added=name, times=times) if name else point
 
 
 def _layout(tables: _Rank, layout: Layout) -> int:
@@ -200,7 +184,7 @@ def assembled(job: JobTrace, judging: Judging, weights: Weights) -> tuple[Dump, 
     assembling = Assembling(job, judging.mesh)
     sampled = _add_gradients(assembling, job, weights)
     _add_vectors(assembling, weights.params)
-    for place in _odd(judging):
+    for place in judging.wrong:
         _add_place(assembling, judging, place)
     return assembling.dump(judging), sampled
 
@@ -246,23 +230,13 @@ def _add_weight(
     assembling.add(rank, name, (moment, "grad"), shape, weight.values.values, weight.values.dtype, layout)
 
 
-def _odd(judging: Judging) -> list[Place]:
-    """Return the first wrong places, forward and backward: behind them all is a consequence."""
-    odd = [
-        place for place, judgment in judging.judgments.items() if any(state in BAD for state in judgment.state.values())
-    ]
-    forward = [place for place in odd if not place.what.startswith("gradient")]
-    backward = [place for place in odd if place.what.startswith("gradient")]
-    return [*forward[:MAX_ODD], *backward[:MAX_ODD]]
-
-
 def _add_place(assembling: Assembling, judging: Judging, place: Place) -> None:
     whole = judging.whole[place].values
     by_rank = {rank: points[place].values for rank, points in judging.ranks.items() if place in points}
     parts = {rank: values for rank, values in by_rank.items() if values is not None}
     if whole is None or not whole.is_whole or not all(part.is_whole for part in parts.values()):
         return
-    name = of_point(place.module, place.what, place.call, place.tensor)
+    name = place.values_name
     assembling.add(min(judging.ranks), name, ("reference", "activation"), whole.shape, whole.values, whole.dtype)
     for rank, part in parts.items():
         values = part.values / judging.scale(place, rank)

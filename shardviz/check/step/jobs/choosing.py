@@ -8,14 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.jobs.judging import Judging
 from shardviz.check.step.trace.calls import NUMBER
+from shardviz.check.step.trace.judging import Judging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.check.step.jobs.traces import Place, Point
     from shardviz.check.step.jobs.whole_job import Choice
+    from shardviz.check.step.trace.traces import Point
+    from shardviz.dump.records.trace import Place
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
 
@@ -58,9 +59,8 @@ class _Choosing:
         """Yield the ways of the same place in other layers, and of its forward side."""
         kind = NUMBER.sub("*", place.module), place.what, place.tensor
         yield from (way for at, way in self.ways.items() if (NUMBER.sub("*", at.module), at.what, at.tensor) == kind)
-        forward = place._replace(what=place.what.removeprefix("gradient of "))
-        if forward in self.ways:
-            yield self.ways[forward]
+        if place.forward in self.ways:
+            yield self.ways[place.forward]
 
 
 def chosen(choices: Choices, ranks: Mapping[int, Mapping[Place, Point]], mesh: Mesh) -> dict[Place, Point]:

@@ -14,11 +14,11 @@ from shardviz.check.step.jobs.assembled import JobEvidence, Weights, assembled
 from shardviz.check.step.jobs.choosing import chosen
 from shardviz.check.step.jobs.findings import findings_on
 from shardviz.check.step.jobs.grid import mesh_of_job
-from shardviz.check.step.jobs.judging import Judging
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, other_weights, rows_of
-from shardviz.check.step.jobs.traces import counts_per_forward, trace_of, with_first_module
 from shardviz.check.step.jobs.whole_job import WholeJob
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
+from shardviz.check.step.trace.judging import Judging
+from shardviz.check.step.trace.traces import counts_per_forward, trace_of, with_first_module
 from shardviz.check.unread import without_trace
 from shardviz.explain.finding import Finding
 from shardviz.explain.step import DifferentBatch, DifferentWeights, MisplacedWeights
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.starts import OtherWeight
-    from shardviz.check.step.jobs.traces import JobTrace, Place, Point
+    from shardviz.check.step.trace.traces import JobTrace, Point
     from shardviz.dump.dump import Dump
+    from shardviz.dump.records.trace import Place
     from shardviz.explain.cause import Cause
 
 MAX_LISTED = 3

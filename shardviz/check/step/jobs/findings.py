@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.jobs.traces import Place
-from shardviz.check.step.no_gradient import check_no_gradient
-from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
+from shardviz.check.step.contradictions import check_no_gradient
+from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
 from shardviz.check.step.words import number
+from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.losses import MeanOfMeans
 from shardviz.explain.step import DifferentMasks, IdenticalMasks, UnexplainedJobStep
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.assembled import JobEvidence
-    from shardviz.check.step.jobs.judging import Judging
     from shardviz.check.step.trace.divergence import Divergence
+    from shardviz.check.step.trace.judging import Judging
 
 
 MAX_LISTED = 4

@@ -13,7 +13,7 @@ from shardviz.layout.mesh import Mesh
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shardviz.check.step.jobs.traces import JobTrace
+    from shardviz.check.step.trace.traces import JobTrace
     from shardviz.dump.dump import Dump
 
     Groups = frozenset[tuple[int, ...]]

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.jobs.traces import float_of
-from shardviz.check.step.jobs.values import Kept, in_both
-from shardviz.layout.candidates import placements_of
+from shardviz.check.step.trace.traces import float_of
+from shardviz.check.step.trace.values import Kept, in_both
+from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region, merged
 from shardviz.relate.orders import places_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.traces import OfRank, Weight
+    from shardviz.check.step.trace.traces import OfRank, Weight
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
 
@@ -85,9 +85,9 @@ def belongings_of(
 
 
 def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belonging | None:
-    fits = [_fitting(whole, part, mesh, rank) for rank, part in parts.items() if part.values is not None]
-    shared = [one for one in fits[0] if all(one in other for other in fits[1:])] if fits else []
-    return _split(mesh, whole.shape, shared[0]) if shared else _by_rows(whole, parts)
+    kept = {rank: part.values for rank, part in parts.items() if part.values is not None}
+    placements = _split_of(whole.values, kept, mesh, _allowed) if whole.values is not None else None
+    return _split(mesh, whole.shape, placements) if placements is not None else _by_rows(whole, parts)
 
 
 def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) -> Way:
@@ -145,14 +145,15 @@ def _by_rows(whole: Weight, parts: Mapping[int, Weight]) -> Belonging | None:
     return Belonging(None, regions) if len(dims) == 1 and len(every) == whole.shape[dims.pop()] else None
 
 
-def _fitting(whole: Weight, part: Weight, mesh: Mesh, rank: int) -> list[Placements]:
-    if whole.values is None or part.values is None:
-        return []
-    return [
-        placements
-        for placements, region in placements_of(whole.values.shape, part.values.shape, mesh, rank)
-        if _apart(whole.values, part.values, region) <= _allowed(whole.values, part.values)
-    ]
+def _split_of(
+    whole: Kept, parts: Mapping[int, Kept], mesh: Mesh, allowed: Callable[[Kept, Kept], float]
+) -> Placements | None:
+    """Return the split over a mesh that gives every rank its part of a tensor; None if there is none."""
+
+    def fits(rank: int, region: Region) -> bool:
+        return _apart(whole, parts[rank], region) <= allowed(whole, parts[rank])
+
+    return shared_placements(whole.shape, {rank: part.shape for rank, part in parts.items()}, mesh, fits)
 
 
 def other_weights(
@@ -249,7 +250,7 @@ def rows_of(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) ->
     """
     if not given or not batches:
         return Rows()
-    if all(_is_split(given, own, mesh, rank) for rank, own in batches.items()) and _agree(given, batches, mesh):
+    if _are_split(given, batches, mesh):
         return Rows()
     rows = {rank: _rows(given, own) for rank, own in batches.items()}
     unknown = [rank for rank, at in rows.items() if at is None]
@@ -265,34 +266,16 @@ def rows_of(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) ->
     return Rows(np.array(every, np.int64))
 
 
-def _is_split(given: list[Kept], batch: list[Kept], mesh: Mesh, rank: int) -> bool:
-    return len(given) == len(batch) and all(
-        any(
-            _apart(whole, part, region) <= _near(whole, part)
-            for _, region in placements_of(whole.shape, part.shape, mesh, rank)
-        )
-        for whole, part in zip(given, batch, strict=True)
+def _are_split(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> bool:
+    """Whether a split of each tensor over the mesh gives all ranks what they were given."""
+    return all(len(own) == len(given) for own in batches.values()) and all(
+        _split_of(whole, {rank: own[index] for rank, own in batches.items()}, mesh, _near) is not None
+        for index, whole in enumerate(given)
     )
 
 
 def _near(whole: Kept, part: Kept) -> float:
     return max(whole.tolerance, part.tolerance)
-
-
-def _agree(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> bool:
-    """Whether one split over the mesh gives all ranks what they were given."""
-    for index, whole in enumerate(given):
-        fits = [
-            {
-                placements
-                for placements, region in placements_of(whole.shape, batch[index].shape, mesh, rank)
-                if _apart(whole, batch[index], region) <= _near(whole, batch[index])
-            }
-            for rank, batch in batches.items()
-        ]
-        if not set.intersection(*fits):
-            return False
-    return True
 
 
 def _rows(given: list[Kept], batch: list[Kept]) -> NDArray[np.int64] | None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.jobs.starts import Way, by_name, chosen_weight
 from shardviz.check.step.jobs.together import put_as, put_together, together
-from shardviz.check.step.jobs.traces import Weight, is_pipeline, with_first_module
+from shardviz.check.step.trace.traces import Weight, is_pipeline, with_first_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shardviz.check.step.jobs.traces import JobTrace, OfRank, Place, Point
-    from shardviz.check.step.jobs.values import Kept
+    from shardviz.check.step.trace.traces import JobTrace, OfRank, Point
+    from shardviz.check.step.trace.values import Kept
+    from shardviz.dump.records.trace import Place
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
 

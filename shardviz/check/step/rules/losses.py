@@ -12,15 +12,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.advice import unexplained_value
-from shardviz.check.step.rules.ratios.factors import batch_axes, splits
-from shardviz.check.step.rules.reductions import Unreduced, missing_reduction, own_part
-from shardviz.check.step.words import claimed_text
+from shardviz.check.step.rules.reductions import TORCH_OPS, Unreduced, own_part
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.losses import (
     FunctionBeforeMean,
@@ -31,8 +27,11 @@ from shardviz.explain.losses import (
     PartialVocabularyLoss,
     ScalarNotReduced,
     ScalarOfPart,
+    UnexplainedLoss,
+    UnexplainedValue,
 )
 from shardviz.explain.templates import number
+from shardviz.relate.measures import axis_sets, reduction_of
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -40,10 +39,10 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.rules.reductions import Reduction
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
+    from shardviz.relate.measures import Reduction
 
 MAX_LISTED = 4
 
@@ -67,7 +66,7 @@ SMALL = 0.01
 
 def is_loss(evidence: Evidence, result: Compared) -> bool:
     """Whether a logged value is meant to be the loss, which is a mean over the batch."""
-    loss = _loss(evidence)
+    loss = evidence.loss
     if loss is None or result.wanted.shape != loss.wanted.shape:
         return False
     return result is loss or result.near(result.wanted, loss.wanted)
@@ -81,9 +80,9 @@ def cause_of_value(evidence: Evidence, result: Compared) -> Cause | None:
     padded = [output for output in evidence.results if output.role == "output" and output.padded is not None]
     if logarithm is None and padded and result.name == "loss":
         return _of_padding(padded[0])
-    batch = batch_axes(evidence.dump)
+    batch = evidence.batch
     gradients = list(evidence.gradients.values())
-    others = [axis for axis in batch or () if any(splits(gradient, axis) for gradient in gradients)]
+    others = [axis for axis in batch or () if any(gradient.is_split(axis) for gradient in gradients)]
     others = [axis for axis in others if batch and not batch[axis] and _may_split_words(evidence, axis)]
     if logarithm or not batch or not others:
         return logarithm
@@ -92,6 +91,19 @@ def cause_of_value(evidence: Evidence, result: Compared) -> Cause | None:
     if any(result.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
         return replace(unexplained_value(evidence, result), or_else=cause)
     return cause
+
+
+def unexplained_value(evidence: Evidence, result: Compared) -> UnexplainedLoss | UnexplainedValue:
+    """Return what is known of a logged value that is wrong although the outputs are right."""
+    return unexplained_loss(evidence) if result.name == "loss" else UnexplainedValue()
+
+
+def unexplained_loss(evidence: Evidence) -> UnexplainedLoss:
+    """Return what is known of a wrong loss of right outputs; tokens in an order of their own suggest the labels'."""
+    reordered = next(
+        (module.name for module in evidence.activations.by_name.values() if module.state == "reordered"), ""
+    )
+    return UnexplainedLoss(reordered)
 
 
 def _of_padding(output: Compared) -> Cause:
@@ -104,10 +116,14 @@ def _of_padding(output: Compared) -> Cause:
 
 def _may_split_words(evidence: Evidence, axis: str) -> bool:
     """Whether an axis splits the outputs, or a weight that has a row for each of their last dim, as a head has."""
-    outputs = [one for one in evidence.results if one.role == "output" and one.wanted.ndim]
-    words = {one.wanted.shape[-1] for one in outputs}
-    heads = [one for one in evidence.gradients.values() if one.wanted.shape[:1] and one.wanted.shape[0] in words]
-    return not outputs or any(splits(one, axis) for one in (*outputs, *heads))
+    outputs = [output for output in evidence.results if output.role == "output" and output.wanted.ndim]
+    words = {output.wanted.shape[-1] for output in outputs}
+    heads = [
+        gradient
+        for gradient in evidence.gradients.values()
+        if gradient.wanted.shape[:1] and gradient.wanted.shape[0] in words
+    ]
+    return not outputs or any(result.is_split(axis) for result in (*outputs, *heads))
 
 
 def _logarithm(result: Compared) -> Cause | None:
@@ -126,17 +142,14 @@ def exponentials_of(result: Compared, excess: float) -> Cause | None:
 
 def _sizes(mesh: Mesh) -> Iterator[tuple[int, str]]:
     """Yield the sizes of axes and of their products, with the axes."""
-    for count in range(1, mesh.ndim + 1):
-        for axes in combinations(mesh.axes, count):
-            size = math.prod(mesh.axis_size(axis) for axis in axes)
-            if size > 1:
-                yield size, " * ".join(axes)
+    sizes = ((math.prod(map(mesh.axis_size, axes)), " * ".join(axes)) for axes in axis_sets(mesh.axes))
+    return (pair for pair in sizes if pair[0] > 1)
 
 
 def check_function(evidence: Evidence, result: Compared) -> Finding | None:
     """Return the finding if a logged value is the mean of a function of each rank's loss, not of the mean loss."""
-    loss = _loss(evidence)
-    batch = batch_axes(evidence.dump)
+    loss = evidence.loss
+    batch = evidence.batch
     if loss is None or result is loss or result.wanted.ndim or not batch:
         return None
     axes = [axis for axis in batch if batch[axis]]
@@ -145,43 +158,27 @@ def check_function(evidence: Evidence, result: Compared) -> Finding | None:
     is_small = all(abs(value) < MAX_LOSS for value in (wanted, *losses.values()))
     for name, function in FUNCTIONS.items() if axes and is_small else ():
         if result.near(result.wanted, np.array(function(wanted))):
-            by_rank = {rank: np.array(function(value)) for rank, value in losses.items()}
-            for axis in axes:
-                by_rank = result.over(axis, "avg", by_rank)
+            by_rank = result.over(axes, "avg", {rank: np.array(function(value)) for rank, value in losses.items()})
             if set(by_rank) == set(result.reduced) and all(
                 result.near(result.reduced[rank], by_rank[rank]) for rank in by_rank
             ):
-                return _of_mean(result, name, " and ".join(axes))
+                over, value = " and ".join(axes), float(result.reduced[result.wrong[0]])
+                mean = f"the mean over {over} of {name} of each rank's loss, {number(value)}"
+                sentence = f"the value is {mean}; {name} of the mean loss is {number(float(result.wanted))}"
+                return result.finding(FunctionBeforeMean(name, over), sentence)
     return None
-
-
-def _of_mean(result: Compared, name: str, over: str) -> Finding:
-    rank = result.wrong[0]
-    return FunctionBeforeMean(name, over).finding(
-        result.name,
-        result.wrong,
-        f"the value is the mean over {over} of {name} of each rank's loss, {number(float(result.reduced[rank]))}; "
-        f"{name} of the mean loss is {number(float(result.wanted))}",
-        claimed=claimed_text(result),
-    )
-
-
-def _loss(evidence: Evidence) -> Compared | None:
-    return next(
-        (one for one in evidence.results if (one.role, one.name) == ("scalar", "loss") and not one.incomparable), None
-    )
 
 
 def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
     """Yield a warning if the ranks' losses have the mean that they should, and the whole batch's mean differs."""
     whole = evidence.dump.find("reference", "scalar", WHOLE_LOSS)
-    losses = [one for one in evidence.results if one.role == "scalar" and one.name == "loss"]
-    if whole is None or not evidence.loss_is_right:
+    loss = evidence.loss
+    if whole is None or loss is None or loss.wrong:
         return
-    mean, due = (float(values) for values in (losses[0].wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
+    mean, due = (float(values) for values in (loss.wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
     yield MeanOfMeans().finding(
         "loss",
-        tuple(sorted(losses[0].values)),
+        tuple(sorted(loss.values)),
         f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is {due:.6g}, of "
         "equal outputs",
         severity="warning",
@@ -191,17 +188,15 @@ def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
 
 def check_scalar(result: Compared) -> Finding | None:
     """Return the finding if a scalar differs along an axis, and is not just wrong on some ranks."""
-    missing = missing_reduction(result)
+    missing = reduction_of(result)
     if not result.copies_differ_along or (missing is None and len(result.wrong) < len(result.reduced)):
         return None
     axes = " and ".join(missing[1] if missing else result.copies_differ_along)
     shown = listed(dict.fromkeys(number(float(values.sum())) for values in result.reduced.values()), MAX_LISTED)
-    finding = _cause(missing[0] if missing else None, axes).finding(
-        result.name,
-        result.wrong,
+    finding = result.finding(
+        _cause(missing[0] if missing else None, axes),
         f"ranks log {shown}; the unsharded model logs {number(float(result.wanted.sum()))}",
         details=(f"their {missing[0]} over {axes} is the unsharded model's value",) if missing else (),
-        claimed=claimed_text(result),
         held=own_part(*missing[:2]) if missing else "a value of each rank's own",
     )
     return finding.seen_in(Unreduced(result, *missing[:2])) if missing else finding
@@ -211,4 +206,4 @@ def _cause(missing: Reduction | None, axes: str) -> Cause:
     """Return why ranks log different values, by the reduction that makes them right."""
     if missing is None:
         return ScalarOfPart(axes)
-    return NormOfPart(axes) if missing == "norm" else ScalarNotReduced(axes, "AVG" if missing == "mean" else "SUM")
+    return NormOfPart(axes) if missing == "norm" else ScalarNotReduced(axes, TORCH_OPS[missing])

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.words import claimed_text
 from shardviz.dump.records.step import of_replay
 from shardviz.explain.factors import SmallFactor
 from shardviz.explain.sums import NarrowSum
@@ -50,9 +49,7 @@ def check_narrow_sums(evidence: Evidence) -> Iterator[Finding]:
         sentence = f"every number of the gradient is a {dtype} number: its terms were summed in {dtype}"
         for result in gradients:
             ranks = tuple(sorted(result.values))
-            yield cause.finding(result.name, ranks, sentence, severity="warning", claimed=claimed_text(result)).seen_in(
-                result
-            )
+            yield result.finding(cause, sentence, ranks, severity="warning").seen_in(result)
 
 
 def _is_wider(evidence: Evidence, result: Compared, dtype: str) -> bool:
@@ -76,13 +73,14 @@ FEWEST = 3
 def check_small_factor(evidence: Evidence) -> Iterator[Finding]:
     """Yield the gradients of a step in narrow numbers that are off by a factor too small to show otherwise."""
     measurements = [
-        (result, measured(evidence, result)) for result in evidence.gradients.values() if _is_known(evidence, result)
+        (result, _measured(evidence, result)) for result in evidence.gradients.values() if _is_known(evidence, result)
     ]
     common = float(np.median([factor for _, (factor, _, _) in measurements])) if len(measurements) >= FEWEST else 1.0
     for result, (factor, error, left) in measurements:
         off = min(abs(factor - common), abs(factor - 1))
         if not result.wrong and left <= EXPLAINED_BY_LINE and off > max(result.rounding.epsilon, SURE * error):
-            yield _finding(result, factor)
+            sentence = f"the gradient is {number(factor)} times what its module's own input and output gradient make"
+            yield result.finding(SmallFactor(), sentence, tuple(sorted(result.reduced)))
 
 
 def _is_known(evidence: Evidence, result: Compared) -> bool:
@@ -90,12 +88,7 @@ def _is_known(evidence: Evidence, result: Compared) -> bool:
     return tensor is not None and tensor.shape == result.wanted.shape and result.wanted.size >= MANY
 
 
-def _finding(result: Compared, factor: float) -> Finding:
-    sentence = f"the gradient is {number(factor)} times what its module's own input and output gradient make"
-    return SmallFactor().finding(result.name, tuple(sorted(result.reduced)), sentence, claimed=claimed_text(result))
-
-
-def measured(evidence: Evidence, result: Compared) -> tuple[float, float, float]:
+def _measured(evidence: Evidence, result: Compared) -> tuple[float, float, float]:
     """Return a gradient's factor to what its module's activations make, its standard error, and what it leaves."""
     name = of_replay(result.name)
     tensor = evidence.dump.find("reference", "activation", name)

@@ -1,6 +1,8 @@
-"""Which reduction over which axes would make values that differ from rank to rank the unsharded model's.
+"""`unreduced-gradient`, `unreduced-output`: copies of one gradient or output were never made to agree.
 
-What only lacks a reduction is each rank's own part; where none fits, ranks compute something else.
+Along an axis that does not split it every rank must have the same gradient, and the same output. Where they differ
+along such an axis and their sum or mean is the unsharded model's, each rank has only its own part. Quiet where `.grad`
+is None (HSDP between backward and all-reduce) and where a Partial placement says that the sum is still to come.
 """
 
 from __future__ import annotations
@@ -8,24 +10,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
+from shardviz.check.step.rules.factors import cause_of_ratio
+from shardviz.check.step.words import apart_text
+from shardviz.explain.sums import GradientNotReduced, OutputNotReduced, UnreducedSharedPart
+from shardviz.explain.templates import times_text
+from shardviz.relate.measures import OPS, Reduction, reduced_over, reduction_among_holders, reduction_of
 from shardviz.relate.pair import Group, Related
 from shardviz.relate.relations import Pending, Scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
+    from shardviz.check.step.rules.factors import Batch
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
 
-Values = dict[int, "NDArray[np.float64]"]
-Reduction = Literal["mean", "sum", "norm"]
+TORCH_OPS: Mapping[Reduction, str] = {"mean": "AVG", "sum": "SUM", "norm": "SUM"}
+"""Reductions, as torch calls what is sent."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Unreduced:
         """The reductions that are pending; None for a norm."""
         if self.kind == "norm":
             return None
-        pending = (Pending(axis, "avg" if self.kind == "mean" else "sum") for axis in self.axes)
+        pending = (Pending(axis, OPS[self.kind]) for axis in self.axes)
         scaled = (Scaled(float(self.ratio)),) if self.ratio != 1 else ()
         return Related((Group(self.ranks, (*pending, *scaled)),))
 
@@ -72,50 +79,55 @@ class Unreduced:
         return reduced_over(self.result, self.kind, self.axes)
 
 
-def missing_reduction(result: Compared) -> tuple[Reduction, tuple[str, ...], Fraction] | None:
-    """Return the reduction that makes every rank right, over the fewest axes along which copies differ.
-
-    Returns:
-        The reduction, its axes, and what ratio to the unsharded model's is left, which is 1 if nothing else is
-        wrong; None if no reduction fits. `norm`, the root of the sum of squares, is tried for scalars.
-    """
-    found = list(_fitting(result))
-    return next((fit for fit in found if fit[2] == 1), next(iter(found), None))
-
-
-def _fitting(result: Compared) -> Iterator[tuple[Reduction, tuple[str, ...], Fraction]]:
-    kinds: tuple[Reduction, ...] = ("mean", "sum", "norm") if result.role == "scalar" else ("mean", "sum")
-    axes = result.copies_differ_along
-    for count in range(1, len(axes) + 1):
-        for over in combinations(axes, count):
-            for kind in kinds:
-                ratio = ratio_to_wanted(result, reduced_over(result, kind, over))
-                if ratio is not None and (ratio == 1 or result.role != "scalar"):
-                    yield kind, over, ratio
-
-
-def reduced_over(result: Compared, kind: Reduction, axes: tuple[str, ...]) -> Mapping[int, NDArray[np.float64]]:
-    """Return what each rank would have after a reduction over axes; a rank whose group is not whole has nothing."""
-    values: Values = dict(result.reduced)
-    if kind == "norm":
-        values = {rank: value**2 for rank, value in values.items()}
-    for axis in axes:
-        values = result.over(axis, "avg" if kind == "mean" else "sum", values)
-    return {rank: np.sqrt(value) for rank, value in values.items()} if kind == "norm" else values
-
-
 def own_part(kind: Reduction, axes: tuple[str, ...]) -> str:
     """Say what ranks hold if a reduction over axes is missing, in the notation: `+tp`, or `+tp:avg` for a mean."""
     op = ":avg" if kind == "mean" else ""
     return f"each rank's own part ({', '.join(f'+{axis}{op}' for axis in axes)})"
 
 
-def reduction_over(result: Compared, groups: Sequence[Sequence[int]]) -> Literal["mean", "sum"] | None:
-    """Return the reduction within groups of ranks that makes every rank right; None if neither does."""
-    kinds: tuple[tuple[Literal["mean", "sum"], Callable[..., Any]], ...] = (("mean", np.mean), ("sum", np.sum))
-    for kind, reduce in kinds:
-        with np.errstate(invalid="ignore"):  # the sum of two infinities
-            whole = {rank: reduce([result.reduced[at] for at in ranks], axis=0) for ranks in groups for rank in ranks}
-        if all(result.is_right(rank, values) for rank, values in whole.items()):
-            return kind
-    return None
+def check_unreduced(result: Compared, batch: Batch | None = None) -> Finding | None:
+    """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right.
+
+    Args:
+        result: The result.
+        batch: Whether each axis of the run splits the batch; None if that is not known.
+    """
+    missing = reduction_of(result) if result.copies_differ_along else None
+    if missing is None:
+        return _among_holders(result)
+    reduction, over, ratio = missing
+    axes = " and ".join(over)
+    low, high, worst = _farthest(result, result.mesh.groups(result.copies_differ_along[0]))
+    whole = result.whose if ratio == 1 else f"{times_text(ratio)} {result.whose}"
+    op = TORCH_OPS[reduction]
+    cause: Cause = GradientNotReduced(over, op) if result.role == "grad" else OutputNotReduced(over, op)
+    if result.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
+        cause = GradientNotReduced(over, op, ratio=ratio, rest=cause_of_ratio(result, ratio, over, batch))
+    return result.finding(
+        cause,
+        f"the {result.what} differs along {axes}: {apart_text(low, high, worst)}",
+        details=(f"their {reduction} over {axes} is {whole}",),
+        held=own_part(reduction, over),
+    ).seen_in(Unreduced(result, reduction, over, ratio))
+
+
+def _among_holders(result: Compared) -> Finding | None:
+    """Return the finding if a reduction over the ranks that hold the same part, fewer than along any axis, is right."""
+    holders = result.holders
+    if result.role != "grad" or max(map(len, holders), default=0) < 2:
+        return None
+    low, high, worst = _farthest(result, holders)
+    reduction = reduction_among_holders(result) if worst > result.tolerance else None
+    if reduction is None:
+        return None
+    return result.finding(
+        UnreducedSharedPart(len(holders), len(result.reduced), TORCH_OPS[reduction], holders),
+        f"the gradient differs between ranks that hold the same part: {apart_text(low, high, worst)}",
+        details=(f"the {reduction} over those that do is {result.whose}",),
+        held="each rank's own contribution",
+    )
+
+
+def _farthest(result: Compared, groups: Sequence[Sequence[int]]) -> tuple[int, int, float]:
+    """Return the two neighbors within groups whose copies of one part are farthest apart, and how far."""
+    return max(result.neighbors_apart(groups), key=lambda pair: pair[2])

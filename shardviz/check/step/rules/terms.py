@@ -1,30 +1,38 @@
-"""What no ratio explains: a parameter added too often, shards that were summed as if they were copies, and ranks of
-which only some are right. If none of these fits, it is a `wrong-value`, with the place at which it is off.
+"""What no ratio explains: a parameter added too often, shards that were summed as if they were copies, one relation of
+all wrong ranks to what is wanted, and ranks of which only some are right. If none of these fits, it is a `wrong-value`,
+with the place at which it is off.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.advice import where_to_look
-from shardviz.check.step.rules.losses import cause_of_value
-from shardviz.check.step.rules.ratios.factors import splits
-from shardviz.check.step.rules.ratios.scale import size_in_words
-from shardviz.check.step.words import WHAT, claimed_text
+from shardviz.check.step.rules.factors import size_in_words
+from shardviz.check.step.rules.losses import cause_of_value, exponentials_of, unexplained_loss, unexplained_value
+from shardviz.check.step.trace.backward import OUTPUT
 from shardviz.dump.records.base import WEIGHTS
-from shardviz.explain.step import RankDependentCode, UnexplainedCopies, WeightOnSomeRanks
+from shardviz.explain.changed import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
+from shardviz.explain.gradients import CutGraph
+from shardviz.explain.step import (
+    RankDependentCode,
+    UnexplainedBackward,
+    UnexplainedCopies,
+    UnexplainedForward,
+    WeightOnSomeRanks,
+)
 from shardviz.explain.sums import MixedShards, RepeatedTerm, TermLeftOut
 from shardviz.explain.templates import number
 from shardviz.layout.region import index_of
-from shardviz.relate.factors import whole_multiple
+from shardviz.relate.measures import factor_of_all, mixed_over, vector_added
+from shardviz.relate.relations import Filled, Offset, Rounded, Transposed
+from shardviz.relate.tolerance import FEW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
@@ -32,23 +40,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-
-    Values = dict[int, NDArray[np.float64]]
-
-
-@dataclass(frozen=True, slots=True)
-class Added:
-    """A vector of the model that every row of a result has.
-
-    Attributes:
-        name: Its name.
-        values: Its values in the unsharded model.
-        times: How often too many it was added; -1 if it was left out.
-    """
-
-    name: str
-    values: NDArray[np.float64]
-    times: int
+    from shardviz.relate.relations import Relation
 
 
 def check_terms(evidence: Evidence, result: Compared) -> Finding:
@@ -59,59 +51,48 @@ def check_terms(evidence: Evidence, result: Compared) -> Finding:
     found = added_too_often(dump, result) or mixed_shards(result)
     if found is not None:
         return found
-    cause = cause_of_value(evidence, result) or where_to_look(evidence, result)
+    cause = cause_of_value(evidence, result) or _where_to_look(evidence, result)
     right = [rank for rank in result.reduced if rank not in result.wrong]
     is_on_some_ranks = bool(result.copies_differ_along and right)
     if is_on_some_ranks:
         cause = _on_some_ranks(dump, result, right)
     elif result.copies_differ_along:
         cause = UnexplainedCopies(" and ".join(result.copies_differ_along), cause)
-    return cause.finding(
-        result.name,
-        result.wrong,
-        _where(result, rank, excess),
-        kind="wrong-value",
-        claimed=claimed_text(result),
-        generic=not is_on_some_ranks,
-    )
+    return result.finding(cause, _where(result, rank, excess), kind="wrong-value", generic=not is_on_some_ranks)
+
+
+def _where_to_look(evidence: Evidence, result: Compared) -> Cause:
+    """Return the place of a wrong result that no rule explains, as its cause."""
+    if result.role == "output" or not evidence.outputs_are_right:
+        return UnexplainedForward()
+    if result.role == "scalar":
+        return unexplained_value(evidence, result)
+    return _in_backward(evidence) if evidence.loss_is_right else unexplained_loss(evidence)
+
+
+def _in_backward(evidence: Evidence) -> Cause:
+    cut = evidence.without_gradient
+    is_of_loss = any(call.is_bad(OUTPUT) for call in evidence.calls.by_module.get("", ()))
+    return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss)
 
 
 def added_too_often(dump: Dump, result: Compared) -> Finding | None:
     """Return the finding if a vector of the model was added to every row too often, or not at all."""
-    added = vector_added(dump, result)
-    return _added_too_often(result, added.name, added.times) if added is not None else None
-
-
-def vector_added(dump: Dump, result: Compared) -> Added | None:
-    """Return the vector of the model that a wrong result has in every row too often, or not at all."""
-    rank = result.wrong[0]
-    excess = result.reduced[rank] - result.wanted_of(rank)
-    names, vectors = dump.vectors(excess.shape[-1:])
-    for index in _candidates(result, excess, vectors) if names else ():
-        if times := whole_multiple(excess, np.broadcast_to(vectors[index], excess.shape), result.tolerance):
-            return Added(names[index], vectors[index], times)
-    return None
-
-
-def _candidates(result: Compared, excess: NDArray[np.float64], vectors: NDArray[np.float64]) -> list[int]:
-    """Return the rows of `vectors` that may have been added: the mean row of the excess is a whole number of times one.
-
-    All are tried at once, since each result that is wrong tries all of the model's.
-    """
-    if not excess.size or not np.all(np.isfinite(excess)):
-        return []
-    mean = excess.reshape(-1, vectors.shape[1]).mean(0)
-    squares = np.sum(vectors * vectors, axis=1)
-    times = np.rint(np.divide(vectors @ mean, squares, out=np.zeros_like(squares), where=squares > 0))
-    with np.errstate(invalid="ignore"):  # a vector with infinity
-        off = np.max(np.abs(mean - times[:, None] * vectors), axis=1)
-    # The rows are each as near as this, and the mean nearer still; twice as far for what rounding does to it.
-    return [int(index) for index in np.flatnonzero(times) if off[index] <= 2 * result.tolerance * abs(times[index])]
+    names, vectors = dump.vectors(result.reduced[result.wrong[0]].shape[-1:])
+    added = vector_added(result, vectors) if names else None
+    if added is None:
+        return None
+    name, times = names[added[0]], added[1]
+    axes = size_in_words(result.mesh, Fraction(times + 1)) if times > 0 else ""
+    over = f", once on every rank of {axes}" if axes else ""
+    cause: Cause = RepeatedTerm(name, axes) if times > 0 else TermLeftOut(name)
+    sentence = f"the {result.what} has {name} added {times + 1} times{over}"
+    return replace(result.finding(cause, sentence), tensor=name)
 
 
 def _not_finite(result: Compared, rank: int) -> str:
     """Say how many values are NaN or infinite although the wanted ones are finite, and which comes first."""
-    values, what = result.reduced[rank], WHAT[result.role]
+    values, what = result.reduced[rank], result.what
     odd = np.flatnonzero(~np.isfinite(values.ravel()))
     if not values.ndim:
         return f"the {what} is {number(float(values))} on rank {rank}; {result.whose} is {number(float(result.wanted))}"
@@ -127,7 +108,7 @@ def _where(result: Compared, rank: int, excess: NDArray[np.float64]) -> str:
     worst = float(np.max(np.abs(excess), initial=0.0))
     size = float(np.max(np.abs(result.wanted), initial=0.0))
     off = np.flatnonzero(~(np.abs(excess.ravel()) <= result.tolerance))
-    text = f"the {WHAT[result.role]} is off by up to {number(worst)} on rank {rank} (largest value {number(size)}, "
+    text = f"the {result.what} is off by up to {number(worst)} on rank {rank} (largest value {number(size)}, "
     text += f"rounding allows {number(result.tolerance)})"
     if excess.ndim and len(off):
         at = int(result.regions[rank].flat_ids(result.wanted.shape).ravel()[off[0]])
@@ -135,65 +116,14 @@ def _where(result: Compared, rank: int, excess: NDArray[np.float64]) -> str:
     return text
 
 
-def _added_too_often(result: Compared, name: str, times: int) -> Finding:
-    axes = size_in_words(result.mesh, Fraction(times + 1)) if times > 0 else ""
-    over = f", once on every rank of {axes}" if axes else ""
-    cause: Cause = RepeatedTerm(name, axes) if times > 0 else TermLeftOut(name)
-    return cause.finding(
-        name,
-        result.wrong,
-        f"the {WHAT[result.role]} has {name} added {times + 1} times{over}",
-        claimed=claimed_text(result),
-    )
-
-
 def mixed_shards(result: Compared) -> Finding | None:
     """Return the finding if each rank has the sum or mean of parts that are different parts of the tensor."""
-    wanted = {rank: result.wanted_of(rank) for rank in result.reduced}
-    for axis in result.mesh.axes:
-        groups = [group for group in result.mesh.groups(axis) if all(rank in wanted for rank in group)]
-        alike = all(len({wanted[rank].shape for rank in group}) == 1 for group in groups)
-        if not groups or not alike or not splits(result, axis):
-            continue
-        for name, mixed in _mixtures(result, axis, wanted, groups):
-            if set(mixed) == set(result.reduced) and all(_is_nearer(result, rank, mixed[rank]) for rank in mixed):
-                return _of_mixed(result, axis, name)
-    return None
-
-
-def _is_nearer(result: Compared, rank: int, mixed: NDArray[np.float64]) -> bool:
-    """Whether a rank has this, and is not merely as near to it as to what is wanted."""
-    apart, off = (
-        float(np.max(np.abs(result.reduced[rank] - due), initial=0.0)) for due in (mixed, result.wanted_of(rank))
-    )
-    return result.near(result.reduced[rank], mixed) and (rank not in result.wrong or apart <= off / 4)
-
-
-def _mixtures(
-    result: Compared, axis: str, wanted: Values, groups: list[tuple[int, ...]]
-) -> Iterator[tuple[str, Values]]:
-    """Yield what reductions over an axis make of its parts: of one a rank, or each counted once.
-
-    A part that several ranks share is counted once if each of them had its own contribution to it.
-    """
-    yield "mean", result.over(axis, "avg", wanted)
-    yield "sum", result.over(axis, "sum", wanted)
-    once: Values = {}
-    for group in groups:
-        parts = {result.regions[rank]: wanted[rank] for rank in group}
-        once |= dict.fromkeys(group, np.sum(list(parts.values()), axis=0))
-    yield "sum", once
-    yield "mean", {rank: values / len(group) for group in groups for rank, values in once.items() if rank in group}
-
-
-def _of_mixed(result: Compared, axis: str, reduction: str) -> Finding:
-    return MixedShards(axis).finding(
-        result.name,
-        result.wrong,
-        f"every rank has the {reduction} over {axis} of all parts of the {WHAT[result.role]}, "
-        "which are different parts",
-        claimed=claimed_text(result),
-    )
+    mixed = mixed_over(result)
+    if mixed is None:
+        return None
+    axis, kind = mixed
+    parts = f"all parts of the {result.what}, which are different parts"
+    return result.finding(MixedShards(axis), f"every rank has the {kind} over {axis} of {parts}")
 
 
 def _on_some_ranks(dump: Dump, result: Compared, right: list[int]) -> Cause:
@@ -205,3 +135,43 @@ def _on_some_ranks(dump: Dump, result: Compared, right: list[int]) -> Cause:
         for name in tensor.names
     ]
     return WeightOnSomeRanks(result.wrong, lacking[0]) if lacking else RankDependentCode(result.wrong)
+
+
+def check_related(result: Compared) -> Finding | None:
+    """Return the finding if all wrong ranks have what is wanted but for the same one relation."""
+    if result.role == "scalar" or any(result.values[rank].size <= FEW for rank in result.wrong):
+        return None  # fewer numbers are some other relation by chance
+    link = _shared(result)
+    cause = _cause(result, link) if link is not None else None
+    if link is None or cause is None:
+        return None
+    return result.finding(cause, f"the {result.what} is {_text(result, link)}")
+
+
+def _shared(result: Compared) -> Relation | None:
+    """Return the only relation of all wrong ranks; None if they have none, several, or not the same."""
+    chains = {result.changes_of(rank) for rank in result.wrong}
+    links = chains.pop() if len(chains) == 1 else None
+    return links[0] if links is not None and len(links) == 1 else None
+
+
+def _cause(result: Compared, link: Relation) -> Cause | None:
+    of_all = set(result.wrong) == set(result.reduced)
+    if isinstance(link, Offset):
+        return exponentials_of(result, link.number) or AddedNumber(link.number, result.wrong, of_all)
+    if isinstance(link, Filled) and not link.value and result.role == "output":
+        return OnlyZerosThere(result.wrong, of_all)
+    if isinstance(link, Rounded) and factor_of_all([result], result.wrong) is None:
+        return RoundedResult(link.dtype)
+    return TransposedResult(link.dims) if isinstance(link, Transposed) else None
+
+
+def _text(result: Compared, link: Relation) -> str:
+    if isinstance(link, Offset):
+        return f"{result.whose} {'plus' if link.number > 0 else 'minus'} {number(abs(link.number))}"
+    if isinstance(link, Filled):
+        largest = max(abs(float(result.wanted.max())), abs(float(result.wanted.min())), math.ulp(0.0))
+        return f"0 in every element, and the largest of {result.whose} is {number(largest)}"
+    if isinstance(link, Rounded):
+        return f"{result.whose} rounded to {link.dtype}"
+    return f"{result.whose} with its dims in another order"

@@ -1,16 +1,28 @@
-"""What two runs' steps show side by side, in sentences."""
+"""What two runs' steps show side by side, in sentences: the unsharded models, then each sharded one.
+
+Both unsharded models are right by themselves. If they do not start from the same weights, they cannot be compared
+beyond that. Where their steps first part, another torch, another dtype or another program is why, and whatever comes
+after is a consequence.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.jobs.compare import compare_jobs
 from shardviz.check.step.runs.departure import Departure, StepDifference, departure_for
-from shardviz.check.step.runs.unsharded import first_parting, has_sketches, pairs_of
+from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.words import number
 from shardviz.check.unread import without_trace
+from shardviz.dump.arrays.sketch import apart
 from shardviz.explain.step import DifferentBatch, DifferentProgram, DifferentWeights, WeightsDrawnAfterSharding
+from shardviz.relate.factors import factor_of
+from shardviz.relate.tolerance import COARSEST_NORM, MOST_SKETCH_NOISE, NORM, SKETCH_NOISE, above_noise
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
@@ -18,8 +30,8 @@ if TYPE_CHECKING:
 
     from shardviz.check.report import Report
     from shardviz.check.step.runs.departure import Kind
-    from shardviz.check.step.runs.unsharded import Pair, Parting, Place
     from shardviz.dump.dump import Dump
+    from shardviz.dump.records.trace import SketchRecord, What
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
@@ -57,7 +69,7 @@ def compare_steps(before: Dump, after: Dump, reports: tuple[Report, Report]) -> 
 
 def _precision(points: Mapping[Place, Pair]) -> tuple[str, ...]:
     both = [sorted({getattr(pair, side).dtype for pair in points.values()}) for side in ("ours", "theirs")]
-    return tuple(" and ".join(one) for one in both)
+    return tuple(" and ".join(dtypes) for dtypes in both)
 
 
 def _not_compared(points: Mapping[Place, Pair], begun: Sequence[Departure]) -> list[NotChecked]:
@@ -98,7 +110,7 @@ def _of_batch(points: Mapping[Place, Pair]) -> list[Departure]:
 
 def _weights(kind: Kind, differ: Sequence[tuple[str, Pair]], total: int, cause: Cause) -> Departure:
     name, pair = differ[0]
-    names = listed([one for one, _ in differ], MAX_LISTED)
+    names = listed([weight for weight, _ in differ], MAX_LISTED)
     sentence = f"{len(differ):,} of {total:,} weights differ before the step: {names}; {_apart(pair)}"
     return departure_for(cause, kind, name, sentence)
 
@@ -136,7 +148,7 @@ def _of_parting(first: Parting) -> Departure:
 
 def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> list[Departure]:
     """Return the first wrong module of one run's sharded step if the other run is right there."""
-    ours, theirs = (next((one for one in report.findings if one.module), None) for report in reports)
+    ours, theirs = (next((finding for finding in report.findings if finding.module), None) for report in reports)
     departures = []
     for number_, finding, other, dump in ((0, ours, theirs, before), (1, theirs, ours, after)):
         if finding is not None and (other is None or other.module != finding.module):
@@ -155,5 +167,144 @@ def _departure(finding: Finding, sentence: str, dump: Dump) -> Departure:
 
 def _num_odd(dump: Dump) -> int:
     """Return how many modules' calls have a wrong side on any rank."""
-    odd = {(one.module, one.call) for own in dump.files.ranks.values() for one in own.trace if one.state in ODD}
+    odd = {
+        (record.module, record.call) for own in dump.files.ranks.values() for record in own.trace if record.state in ODD
+    }
     return max(len(odd), 1)
+
+
+Direction = Literal["forward", "backward"]
+Place = tuple[str, str, int, int]
+"""A name, what of it, the number of the call, and of the tensor."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A place that both runs' unsharded models have.
+
+    Attributes:
+        ours: The first run's.
+        theirs: The second run's.
+    """
+
+    ours: SketchRecord
+    theirs: SketchRecord
+
+    @cached_property
+    def allowed(self) -> float:
+        """How far the two may be apart."""
+        sides = self.ours, self.theirs
+        base = max(NORM.get(side.dtype, COARSEST_NORM) for side in sides)
+        noise = max(side.noise for side in sides)
+        return above_noise(noise, min(base, NORM["float32"]) if noise else base, times=SKETCH_NOISE)
+
+    @cached_property
+    def apart(self) -> float:
+        """How far the two are apart, relative to the larger; infinite if shapes differ."""
+        if self.ours.shape != self.theirs.shape:
+            return float("inf")
+        return apart(self.ours.numbers, self.theirs.numbers)
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether rounding alone does less than all that is there."""
+        return self.allowed <= MOST_SKETCH_NOISE
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two are apart by more than rounding."""
+        return self.is_telling and self.apart > self.allowed
+
+    @property
+    def factor(self) -> float | None:
+        """The number by which the second's values are the first's; None if there is none."""
+        ours, theirs = np.array(self.ours.numbers), np.array(self.theirs.numbers)
+        found = factor_of(theirs, ours) if ours.shape == theirs.shape else None
+        is_times = bool(found) and np.linalg.norm(theirs - ours * found) <= self.allowed * np.linalg.norm(theirs)
+        return found if is_times else None
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where two unsharded models first part.
+
+    Attributes:
+        direction: In forward or in backward.
+        module: The module; empty for the model itself.
+        what: Which side of it is the first that differs.
+        pair: What both have there.
+        following: How many modules' calls after it differ too.
+    """
+
+    direction: Direction
+    module: str
+    what: str
+    pair: Pair
+    following: int
+
+
+def pairs_of(before: Dump, after: Dump) -> dict[Place, Pair]:
+    """Return the weights and points that both runs' unsharded models have, in the first one's order."""
+    ours, theirs = _by_place(before), _by_place(after)
+    return {place: Pair(sketch, theirs[place]) for place, sketch in ours.items() if place in theirs}
+
+
+def has_sketches(dump: Dump) -> bool:
+    """Whether a dump says what its unsharded model has."""
+    return bool(dump.files.ranks[0].sketches) if 0 in dump.files.ranks else False
+
+
+def _by_place(dump: Dump) -> Mapping[Place, SketchRecord]:
+    records = dump.files.ranks[0].sketches if 0 in dump.files.ranks else ()
+    return {(record.name, record.what, record.call, record.index): record for record in records}
+
+
+def first_parting(pairs: Mapping[Place, Pair]) -> Parting | None:
+    """Return where the unsharded models' steps first part; None if they do not."""
+    calls = _calls(pairs)
+    forward = _first_of(calls, ("input", "output"), "forward")
+    if forward is not None:
+        return forward
+    return _first_of(list(reversed(calls)), ("gradient of output", "gradient of input"), "backward")
+
+
+Call = tuple[str, dict[str, list[Pair]]]
+
+
+def _calls(pairs: Mapping[Place, Pair]) -> list[Call]:
+    """Return the calls of modules as they ended in the first run, each with its sides."""
+    sides_by_call: dict[tuple[int, str, int], dict[str, list[Pair]]] = {}
+    for (name, what, call, _), pair in pairs.items():
+        if what != "weight":
+            sides_by_call.setdefault((pair.ours.order, name, call), {}).setdefault(what, []).append(pair)
+    return [(name, sides) for (_, name, _), sides in sorted(sides_by_call.items(), key=lambda item: item[0])]
+
+
+def _first_of(calls: Sequence[Call], sides: tuple[What, What], direction: Direction) -> Parting | None:
+    """Return the first call that is given the same and returns something else; else the first that is given it."""
+    given, returned = sides
+    differing = [at for at, (_, own) in enumerate(calls) if any(_differing(own, side) for side in sides)]
+    if not differing:
+        return None
+    origins = [at for at in differing if not _differing(calls[at][1], given)]
+    if direction == "backward":
+        at = _innermost(calls, origins) if origins else differing[0]
+    else:
+        earlier = [
+            at for at in differing if origins and at < origins[0] and not is_within(calls[at][0], calls[origins[0]][0])
+        ]
+        at = origins[0] if origins and not earlier else differing[0]
+    name, sides_of = calls[at]
+    what = returned if at in origins else given
+    return Parting(direction, name, what, _differing(sides_of, what)[0], len(differing) - 1)
+
+
+def _innermost(calls: Sequence[Call], candidates: Sequence[int]) -> int:
+    """Return the innermost of the calls that lie within the first one that goes wrong in backward."""
+    outer = candidates[0]
+    within = [at for at in candidates if is_within(calls[at][0], calls[outer][0])]
+    return _innermost(calls, within) if within else outer
+
+
+def _differing(sides: Mapping[str, list[Pair]], what: str) -> list[Pair]:
+    return [pair for pair in sides.get(what, ()) if pair.differs]

@@ -45,7 +45,7 @@ class Departure:
 
     def to_json(self) -> dict[str, Any]:
         """Return its fields, with the name of its cause in the catalogue as `cause_id`."""
-        known = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "explanation"}
+        known = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "explanation"}
         return {**known, "cause_id": self.explanation.name if self.explanation is not None else ""}
 
 
@@ -107,10 +107,10 @@ class StepDifference:
     is_of_jobs: bool = False
 
     def __bool__(self) -> bool:
-        return any(not one.is_expected for one in self.departures)
+        return any(not departure.is_expected for departure in self.departures)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz diff --format json` prints of the steps."""
-        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "beside"}
-        departures = [one.to_json() for one in self.departures]
-        return found | {"departures": departures, "not_compared": [asdict(one) for one in self.not_compared]}
+        found = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "beside"}
+        departures = [departure.to_json() for departure in self.departures]
+        return found | {"departures": departures, "not_compared": [asdict(result) for result in self.not_compared]}

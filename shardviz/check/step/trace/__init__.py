@@ -1,5 +1,8 @@
 """The first wrong module of a step: its calls in order, forward and backward, each beside the unsharded model's.
 
-`calls` reads what ranks wrote of every call, `forward` and `backward` find the first that goes wrong, `causes` says why
+`traces` reads what ranks wrote of a step, `values` are kept elements of a tensor, and `judging` says what each rank has
+of an unsharded step at every place: of a probe's step as ranks ask for it (`for_ranks`), of two jobs' in `jobs`.
+
+`calls` reads that judgement of every call, `forward` and `backward` find the first that goes wrong, `causes` says why
 from the values there, and `naming` puts that into the findings and folds what follows from it.
 """

@@ -9,16 +9,15 @@ as a job may keep a weight permuted, and use it so.
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.compared import Compared, Rounding
+from shardviz.check.step.compared import Compared
 from shardviz.check.step.forward.sums import check_sum_beside_a_vector
-from shardviz.check.step.rules.gradients import check_unreduced
+from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.order import check_order
-from shardviz.check.step.rules.ratios.scale import size_in_words
-from shardviz.check.step.rules.related import check_related
-from shardviz.check.step.rules.terms import added_too_often, mixed_shards
+from shardviz.check.step.rules.reductions import check_unreduced
+from shardviz.check.step.rules.terms import added_too_often, check_related, mixed_shards
 from shardviz.check.step.trace.scale import check_times
 from shardviz.check.step.trace.slices import check_own_statistics
 from shardviz.dump.records.trace import of_point
@@ -27,9 +26,10 @@ from shardviz.explain.forward import JoinedOutOfOrder
 from shardviz.explain.gradients import CutResidual
 from shardviz.explain.modules import UnlikeLayers
 from shardviz.explain.sums import RepeatedTerm, TermLeftOut
+from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
-from shardviz.layout.placements import Placement, Replicate, Shard
+from shardviz.relate.sides import Rounding
 from shardviz.relate.tolerance import NOISE, POINT_EPSILON
 from shardviz.text import named_ranks
 
@@ -43,10 +43,6 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.explain.finding import Finding
     from shardviz.layout.region import Ranges
-
-
-MAX_CANDIDATES = 1 << 10
-"""A tensor that could be split over the mesh in more ways than this is not looked at."""
 
 
 def cause_of(evidence: Evidence, calls: Calls, first: Divergence) -> Finding | None:
@@ -103,7 +99,17 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
     values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
     for layout in _layouts(dump, calls, first, tensor, wanted.shape):
         regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in values}
-        yield Compared(point.module, role, layout.mesh, layout, wanted, values, regions, rounding, noise=noise)
+        yield Compared(
+            name=point.module,
+            role=role,
+            mesh=layout.mesh,
+            claimed=layout,
+            wanted=wanted,
+            values=values,
+            regions=regions,
+            rounding=rounding,
+            noise=noise,
+        )
 
 
 def _rounding(evidence: Evidence) -> Rounding:
@@ -116,7 +122,12 @@ def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape:
     mesh = dump.files.mesh
     local = {rank: shard.body.local_shape for rank, shard in tensor.shards.items()}
     seen: list[Layout] = []
-    for layout in (*_of_others(dump, calls, first, shape), *_candidates(dump, shape)):
+    rank = min(local)
+    splits = (
+        Layout.from_placements(mesh, shape, placements)
+        for placements, _ in placements_of(shape, local[rank], mesh, rank)
+    )
+    for layout in (*_of_others(dump, calls, first, shape), *splits):
         fits = all(rank in mesh and layout.region(mesh.coord_of(rank)).shape == local[rank] for rank in local)
         if fits and not layout.partial and layout not in seen:
             seen.append(layout)
@@ -135,17 +146,6 @@ def _of_others(dump: Dump, calls: Calls, first: Divergence, shape: tuple[int, ..
                 yield parse(right.layout).layout(dump.files.mesh, shape)
             except ShardvizError:
                 continue
-
-
-def _candidates(dump: Dump, shape: tuple[int, ...]) -> Iterator[Layout]:
-    mesh = dump.files.mesh
-    kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
-    if len(kinds) ** mesh.ndim > MAX_CANDIDATES:
-        return
-    for placements in sorted(
-        product(kinds, repeat=mesh.ndim), key=lambda all_: sum(isinstance(x, Shard) for x in all_)
-    ):
-        yield Layout.from_placements(mesh, shape, placements)
 
 
 INPUT = "input"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
 from shardviz.check.step.trace.backward import unsummed_behind
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of
@@ -22,6 +21,7 @@ from shardviz.explain.modules import (
 )
 from shardviz.explain.sums import GradientNotReduced
 from shardviz.explain.templates import times_text
+from shardviz.relate.measures import ratio_of
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _explained(evidence: Evidence, first: Divergence, pairs: Sequence[Found] = (
 
 def _of_weights(first: Divergence, pairs: Sequence[Found]) -> Finding | None:
     """Return that a module multiplies a gradient in backward, if its own weights' gradients say by what."""
-    factors = [(result, ratio_to_wanted(result, result.reduced)) for result, _ in pairs if _is_weight_of(first, result)]
+    factors = [(result, ratio_of(result)) for result, _ in pairs if _is_weight_of(first, result)]
     ratios = {ratio for _, ratio in factors}
     ratio = ratios.pop() if len(ratios) == 1 else None
     if first.direction != "backward" or ratio is None or ratio == 1:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.rules.ratios.factors import splits
-from shardviz.check.step.rules.ratios.scale import size_in_words
-from shardviz.check.step.words import WHAT, claimed_text, size_clause
+from shardviz.check.step.rules.factors import size_clause, size_in_words
 from shardviz.explain.gradients import AveragedBackward, RepeatedBackwardSum
 from shardviz.explain.modules import AveragedForward, RepeatedForwardSum, ScaledBetweenModules, ScaledByMicroBatches
 from shardviz.explain.templates import times_text
-from shardviz.relate.factors import MOST_RATIO, common_factor, ratio_near
+from shardviz.relate.factors import MOST_RATIO, ratio_near
+from shardviz.relate.measures import factor_of_all
 from shardviz.relate.tolerance import LEAST_FACTOR_OF_MODULE, near_ratio
 
 if TYPE_CHECKING:
@@ -27,28 +26,14 @@ if TYPE_CHECKING:
 
 def check_times(evidence: Evidence, result: Compared, first: Divergence) -> Finding | None:
     """Return the finding if every rank has the unsharded model's values times one number."""
-    factor = _factor(result)
+    factor = factor_of_all([result])
     if factor is None or abs(factor - 1) < LEAST_FACTOR_OF_MODULE:
         return None
     ratio = ratio_near(factor, MOST_RATIO, near_ratio(result.rounding.epsilon)) or Fraction(0)
     size = " or ".join(_axes(result, ratio))
     cause = _cause(evidence, first, ratio, size)
     times = times_text(ratio or factor)
-    return cause.finding(
-        result.name,
-        result.wrong,
-        f"the {WHAT[result.role]} is {times} {result.whose}{size_clause(ratio, size)}",
-        claimed=claimed_text(result),
-    )
-
-
-def _factor(result: Compared) -> float | None:
-    """Return the one number by which every rank's values are those wanted; None if there is none."""
-    pairs = [(values, result.wanted_of(rank)) for rank, values in result.reduced.items()]
-    factor = common_factor(pairs)
-    if not factor or not all(result.near(got, due * factor, scale=abs(factor)) for got, due in pairs):
-        return None
-    return factor
+    return result.finding(cause, f"the {result.what} is {times} {result.whose}{size_clause(ratio, size)}")
 
 
 def _axes(result: Compared, ratio: Fraction) -> list[str]:
@@ -57,7 +42,7 @@ def _axes(result: Compared, ratio: Fraction) -> list[str]:
         return []
     named = size_in_words(result.mesh, ratio)
     return [
-        text for text in named.split(" or ") if text and not any(splits(result, axis) for axis in text.split(" * "))
+        text for text in named.split(" or ") if text and not any(result.is_split(axis) for axis in text.split(" * "))
     ]
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.compared import laid_out, ranks_by_part, rounding_of
-from shardviz.check.step.update.reasons import scaled
-from shardviz.check.step.update.steps import factors_of
-from shardviz.check.step.words import apart_text, claimed_text, kind_of
+from shardviz.check.step.compared import compared, laid_out
+from shardviz.check.step.update.reasons import factors_of_steps, scaled
+from shardviz.check.step.words import apart_text, kind_of
 from shardviz.check.values.copies import with_copies
 from shardviz.explain.update import (
     AverageNotWritten,
@@ -44,28 +43,24 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
         dump: The dump.
         step: What was found of the step: wrong gradients make other weights.
     """
-    tensors = [tensor for tensor in dump.at("step") if tensor.role == "param"]
+    tensors = dump.by_name("step", "param")
     if not tensors or not dump.at("reference"):
         return
     if step:
         why = f"the weights after the optimizer's step: it began with what is wrong ({kind_of(step[0])})"
         yield NotChecked("", why, "step")
         return
-    rounding, seen = rounding_of(dump), []
-    for tensor in tensors:
-        for name in tensor.names:
-            before = dump.find("reference", "param", name)
-            if before is not None:
-                result = laid_out(dump, tensor, name, dump.values(before.first, name), rounding)
-                idle = _not_stepped_by(dump, result)
-                if result.incomparable:
-                    yield NotChecked(name, f"its value after the optimizer's step: {result.incomparable}", "step")
-                elif idle and _is_meant_to_move(dump, result, idle):
-                    yield _left_out(result, idle) if _with_gradient(dump, result) else _not_written(result, idle)
-                elif result.copies_differ_along:
-                    yield with_copies(_differing(dump, result), dump, tensor)
-                elif len(idle) < len(result.values):  # else it is left alone on purpose
-                    seen.append(result)
+    seen = []
+    for result in compared(dump, ("param",)):
+        idle = _not_stepped_by(dump, result)
+        if result.incomparable:
+            yield NotChecked(result.name, f"its value after the optimizer's step: {result.incomparable}", "step")
+        elif idle and _is_meant_to_move(dump, result, idle):
+            yield _left_out(result, idle) if _with_gradient(dump, result) else _not_written(result, idle)
+        elif result.copies_differ_along:
+            yield with_copies(_differing(dump, result), dump, tensors[result.name])
+        elif len(idle) < len(result.values):  # else it is left alone on purpose
+            seen.append(result)
     yield from _check_moved(dump, seen)
 
 
@@ -93,28 +88,23 @@ def _left_out(result: Compared, idle: tuple[int, ...]) -> Finding:
     everywhere = len(idle) == len(result.values)
     whose = "no rank's optimizer steps it" if everywhere else f"the optimizer does not step it{_where(result, idle)}"
     others = "the unsharded model's steps it" if everywhere else "the others step it"
-    return LeftOutOfOptimizer().finding(
-        result.name,
-        idle,
-        f"{whose}: it is not one of the tensors in param_groups there, or has a learning rate of 0, and {others}",
-        claimed=claimed_text(result),
-    )
+    sentence = f"{whose}: it is not one of the tensors in param_groups there, or has a learning rate of 0, and {others}"
+    return result.finding(LeftOutOfOptimizer(), sentence, idle)
 
 
 def _not_written(result: Compared, idle: tuple[int, ...]) -> Finding:
     """Return the finding of a weight without a gradient, which something else than the optimizer's groups writes."""
-    return AverageNotWritten(on_some=len(idle) < len(result.values)).finding(
-        result.name,
-        idle,
+    return result.finding(
+        AverageNotWritten(on_some=len(idle) < len(result.values)),
         f"it is as it was before the step{_where(result, idle)}, and the unsharded model's is not; "
         "it has no gradient and is in none of the optimizer's param_groups",
-        claimed=claimed_text(result),
+        idle,
     )
 
 
 def _differing(dump: Dump, result: Compared) -> Finding:
     axes = " and ".join(result.copies_differ_along)
-    factors = factors_of(dump, result)
+    factors = factors_of_steps(dump, result)
     if factors and max(factors.values()) - min(factors.values()) > EXPLAINED_UPDATE * max(map(abs, factors.values())):
         why = scaled(factors)
         return _apart(result, why.cause, f": {why.sentence}")
@@ -123,35 +113,29 @@ def _differing(dump: Dump, result: Compared) -> Finding:
 
 def _differing_states(dump: Dump, result: Compared) -> list[str]:
     """Return the kinds of state of a weight whose copies differ along the axes along which the weight's do."""
-    rounding, kinds = result.rounding, []
-    for tensor in dump.at("step"):
-        for name in tensor.names if tensor.role == "optim" else ():
-            weight, _, kind = name.rpartition(".")
-            updated = dump.find("updated", "optim", name) if weight == result.name else None
-            if updated is not None:
-                state = laid_out(dump, tensor, name, dump.values(updated.first, name), rounding)
-                if not state.incomparable and set(state.copies_differ_along) & set(result.copies_differ_along):
-                    kinds.append(kind)
+    kinds = []
+    for name, tensor in dump.by_name("step", "optim").items():
+        weight, _, kind = name.rpartition(".")
+        updated = dump.find("updated", "optim", name) if weight == result.name else None
+        if updated is not None:
+            state = laid_out(dump, tensor, name, dump.values(updated.first, name), result.rounding)
+            if not state.incomparable and set(state.copies_differ_along) & set(result.copies_differ_along):
+                kinds.append(kind)
     return kinds
 
 
 def _apart(result: Compared, cause: Cause, clause: str = "") -> Finding:
     axes = " and ".join(result.copies_differ_along)
-    low, high, worst = max(_pairs(result), key=lambda pair: pair[2])
-    return cause.finding(
-        result.name,
-        tuple(sorted({rank for pair in _pairs(result) if not pair[2] <= result.tolerance / 2 for rank in pair[:2]})),
+    pairs = result.pairs_of_copies
+    low, high, worst = max(pairs, key=lambda pair: pair[2])
+    return result.finding(
+        cause,
         f"copies differ along {axes} after the optimizer's step: {apart_text(low, high, worst)}, "
         f"although their weights and gradients are equal{clause}",
+        tuple(sorted({rank for pair in pairs if not pair[2] <= result.tolerance / 2 for rank in pair[:2]})),
         kind="unreplicated",
-        claimed=claimed_text(result),
         held=f"different values along {axes}",
     )
-
-
-def _pairs(result: Compared) -> list[tuple[int, int, float]]:
-    """Return how far each rank is from the first that holds the same part."""
-    return result.neighbors_apart((ranks[0], rank) for ranks in ranks_by_part(result) for rank in ranks[1:])
 
 
 def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
@@ -167,7 +151,7 @@ def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
     is_sent = any(call.op == "broadcast" for record in dump.files.ranks.values() for call in record.collectives)
     for result, still in unmoved_weights:
         text = f"the optimizer's step did not change it{_where(result, still)}, though its gradient is not zero"
-        yield StepNotKept(is_sent).finding(result.name, still, text, claimed=claimed_text(result))
+        yield result.finding(StepNotKept(is_sent), text, still)
 
 
 def _still(dump: Dump, result: Compared) -> tuple[int, ...]:

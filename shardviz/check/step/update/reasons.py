@@ -1,33 +1,21 @@
 """Why a weight differs after the step: how its step relates to the unsharded model's.
 
 A weight's step is what the optimizer added to it. Every rank's step may be the unsharded one times a number, or differ
-from it by a part of the weight itself, as weight decay does.
+from it by a part of the weight itself, as weight decay does. Optimizers that are defined for whole matrices may have
+run on each rank's part of one: they make a step orthogonal, give it a norm, or divide it by means along a dim, all of
+which a part has, too.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.rules.ratios.factors import splits
-from shardviz.check.step.rules.ratios.norms import norms_of_parts, total
-from shardviz.check.step.update.parts import (
-    by_own_statistics,
-    of_normed_parts,
-    of_orthogonal_parts,
-    of_this_part,
-)
-from shardviz.check.step.update.steps import (
-    Why,
-    factor_to,
-    factors_of,
-    is_equal,
-    is_stepped_once,
-    other_weights,
-    steps_of,
-)
+from shardviz.check.step.compared import compared
+from shardviz.check.step.rules.all_gradients import norms_of_parts, total
 from shardviz.check.step.words import number
 from shardviz.explain.factors import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.update import (
@@ -39,11 +27,12 @@ from shardviz.explain.update import (
     StepOfPart,
     TrainedThoughFrozen,
 )
-from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW
+from shardviz.relate.factors import factor_of
+from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW, LEAST_SINGULAR
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -54,21 +43,37 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 4
 
+MAX_MATRIX = 1 << 10
+"""Rows and columns of a matrix whose singular values are looked at."""
+
+
+@dataclass(frozen=True)
+class Why:
+    """An explanation of a wrong weight or state.
+
+    Attributes:
+        sentence: What is wrong, in numbers.
+        cause: The most likely cause.
+    """
+
+    sentence: str
+    cause: Cause
+
 
 def why_weight(evidence: Evidence, result: Compared) -> Why | None:
     """Return why a weight differs after the step, if its step shows that."""
     dump = evidence.dump
     if dump.find("reference", "grad", result.name) is None and dump.find("step", "grad", result.name) is not None:
         return Why("it has a gradient, and the unsharded model's has none", TrainedThoughFrozen())
-    factors = factors_of(dump, result)
+    factors = factors_of_steps(dump, result)
     apart = {rank: factor for rank, factor in factors.items() if abs(factor - 1) > EXPLAINED_UPDATE}
     if apart:
-        return of_normed_parts(dump, result) or _by_norms(evidence, result, factors) or _scaled(dump, result, factors)
+        return _of_normed_parts(dump, result) or _by_norms(evidence, result, factors) or _scaled(dump, result, factors)
     return (
         _decayed(dump, result)
-        or of_orthogonal_parts(dump, result)
-        or by_own_statistics(dump, result)
-        or of_this_part(dump, result)
+        or _of_orthogonal_parts(dump, result)
+        or _by_own_statistics(dump, result)
+        or _of_this_part(dump, result)
     )
 
 
@@ -79,7 +84,7 @@ def _by_norms(evidence: Evidence, result: Compared, factors: Mapping[int, float]
     norms = {rank: total(of.reduced[rank] for of in gradients if rank in of.reduced) for rank in factors}
     shown = listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
     steps = f"ranks step it by other multiples of the unsharded model's step: {shown}"
-    if all(norms.values()) and all(is_equal(factor, whole / norms[rank]) for rank, factor in factors.items()):
+    if all(norms.values()) and all(_is_equal(factor, whole / norms[rank]) for rank, factor in factors.items()):
         return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
     if not gradients or len(set(map(number, factors.values()))) == 1:
         return _by_norm_of_copies(gradients, factors)
@@ -97,7 +102,7 @@ def _by_norms(evidence: Evidence, result: Compared, factors: Mapping[int, float]
         },
     }
     for what, due in ways.items():
-        if len(due) == len(factors) and all(is_equal(factor, due[rank]) for rank, factor in factors.items()):
+        if len(due) == len(factors) and all(_is_equal(factor, due[rank]) for rank, factor in factors.items()):
             return Why(f"{steps}, as {what} on the rank differs from that of the whole weight", StepOfPart())
     return None
 
@@ -112,10 +117,15 @@ def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, floa
     """Return that all steps are divided by one norm of gradients that is not the norm of all of them."""
     factor, whole = next(iter(factors.values())), total(gradient.wanted for gradient in gradients)
     for what, norm in norms_of_parts(list(gradients)) if gradients else ():
-        if not norm or not is_equal(factor, whole / norm) or is_equal(norm, whole):
+        if not norm or not _is_equal(factor, whole / norm) or _is_equal(norm, whole):
             continue
         times = f"the optimizer's step of it is {_times(factor)} the unsharded model's on every rank"
-        copied = [(one.name, axis) for one in gradients for axis in one.mesh.axes if not splits(one, axis)]
+        copied = [
+            (gradient.name, axis)
+            for gradient in gradients
+            for axis in gradient.mesh.axes
+            if not gradient.is_split(axis)
+        ]
         copied = [pair for pair in copied if pair[1] in what.partition("over ")[2].partition(" of ")[0].split(" and ")]
         if "squares" in what and copied:
             cause: Cause = NormOverWrongAxes(*copied[0], "", "")
@@ -132,7 +142,7 @@ def _scaled(dump: Dump, result: Compared, factors: Mapping[int, float]) -> Why:
         is_seen = any(setting.startswith("lr of group") for setting in settings)
         return replace(why, cause=AnotherLearningRate(is_seen))
     if isinstance(why.cause, RepeatedStep) and any(
-        is_stepped_once(dump, other) for other in other_weights(dump, result)
+        _is_stepped_once(dump, other) for other in _other_weights(dump, result)
     ):
         return replace(why, cause=replace(why.cause, of_all=False))
     return why
@@ -168,7 +178,7 @@ def _decayed(dump: Dump, result: Compared) -> Why | None:
     before = dump.find("reference", "param", result.name)
     assert before is not None, "it was compared with what it was before"
     start = dump.values(before.first, result.name)
-    pairs = [(got - due, rank) for rank, (got, due) in steps_of(dump, result).items() if rank in result.wrong]
+    pairs = [(got - due, rank) for rank, (got, due) in _steps_of(dump, result).items() if rank in result.wrong]
     off = np.concatenate([difference.ravel() for difference, _ in pairs]) if pairs else np.zeros(0)
     own = [result.part(start, rank).ravel() for _, rank in pairs]
     weights = np.concatenate(own) if own else np.zeros(0)
@@ -189,3 +199,128 @@ def _decayed(dump: Dump, result: Compared) -> Why | None:
         f"its step differs from the unsharded model's by {number(factor)} times the weight itself: it is {more}",
         AnotherDecay(),
     )
+
+
+def _of_orthogonal_parts(dump: Dump, result: Compared) -> Why | None:
+    """Return that each rank's step is an orthogonal matrix of its own, which only the whole step should be."""
+    whole, steps = _whole_step(dump, result), _steps_of_parts(dump, result)
+    if whole is None or not steps or not _is_orthogonal(whole):
+        return None
+    if not all(_is_orthogonal(got) for got, _ in steps):
+        return None
+    return Why("each rank's step of it is an orthogonal matrix, as the whole step should be", StepOfPart())
+
+
+def _by_own_statistics(dump: Dump, result: Compared) -> Why | None:
+    """Return that a rank's step is scaled by numbers of its own, alike all along a split dim: means over its part."""
+    steps = _steps_of_parts(dump, result)
+    for dim, size in enumerate(result.wanted.shape if result.wanted.ndim > 1 else ()):
+        if steps and all(1 < got.shape[dim] < size for got, _ in steps):
+            first, *others = [_scales_across(got, due, dim) for got, due in steps]
+            is_own = first is not None and any(scales is not None and not _is_near(first, scales) for scales in others)
+            if is_own and all(scales is not None for scales in others):
+                times = f"each rank's step is the unsharded model's times numbers of its own, alike all along dim {dim}"
+                return Why(f"{times}, as means over its own part of that dim make them", StepOfPart())
+    return None
+
+
+def _scales_across(got: NDArray[np.float64], due: NDArray[np.float64], dim: int) -> NDArray[np.float64] | None:
+    """Return the numbers, alike all along a dim, by which one array is another; None if there are none."""
+    products, squares = (np.sum(side * due, axis=dim, keepdims=True) for side in (got, due))
+    scales: NDArray[np.float64] = products / np.where(squares, squares, 1.0)
+    return scales if _is_near(got, due * scales) else None
+
+
+def _of_this_part(dump: Dump, result: Compared) -> Why | None:
+    """Return that a split matrix is stepped differently, if the settings and another matrix's step are right."""
+    has_settings = any(record.other_settings for record in dump.files.ranks.values())
+    is_trained = dump.find("reference", "grad", result.name) is not None
+    if result.wanted.ndim < 2 or has_settings or not is_trained or not _steps_of_parts(dump, result):
+        return None
+    right = next((other.name for other in _other_weights(dump, result) if _is_stepped_once(dump, other)), None)
+    if right is None:
+        return None
+    return Why(f"its step is no multiple of the unsharded model's, and the step of {right} is right", StepOfPart())
+
+
+def _of_normed_parts(dump: Dump, result: Compared) -> Why | None:
+    """Return that each rank's step has the norm that the whole step should have."""
+    whole, steps = _whole_step(dump, result), _steps_of_parts(dump, result)
+    norm = float(np.linalg.norm(whole)) if whole is not None else 0.0
+    norms = [(float(np.linalg.norm(got)), float(np.linalg.norm(due))) for got, due in steps]
+    if not norm or not norms or not all(_is_equal(held, norm) and not _is_equal(due, norm) for held, due in norms):
+        return None
+    return Why(f"each rank's step has the norm {number(norm)}, which the whole one should have", StepOfPart())
+
+
+def _whole_step(dump: Dump, result: Compared) -> NDArray[np.float64] | None:
+    before, after = dump.find("reference", "param", result.name), dump.find("updated", "param", result.name)
+    if before is None or after is None:
+        return None
+    return dump.values(after.first, result.name) - dump.values(before.first, result.name)
+
+
+def _steps_of_parts(dump: Dump, result: Compared) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Return the step of each rank's part and the due one, of parts that are neither empty nor the whole."""
+    return [pair for pair in _steps_of(dump, result).values() if 0 < pair[0].size < result.wanted.size]
+
+
+def _is_orthogonal(step: NDArray[np.float64]) -> bool:
+    """Whether the singular values of a matrix are alike, as Muon makes them."""
+    if step.ndim != 2 or min(step.shape) < FEW or max(step.shape) > MAX_MATRIX or not np.isfinite(step).all():
+        return False
+    square = step @ step.T if step.shape[0] <= step.shape[1] else step.T @ step
+    if np.linalg.norm(square - np.diag(np.diag(square))) > np.linalg.norm(square) * (1 - LEAST_SINGULAR):
+        return False  # far from orthogonal, at a fraction of the cost
+    sizes = np.linalg.svd(step, compute_uv=False)
+    return bool(sizes[-1] >= LEAST_SINGULAR * sizes[0] > 0)
+
+
+def _steps_of(dump: Dump, result: Compared) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Return for each rank the step of a weight and the unsharded model's step of the same elements."""
+    before, after = dump.find("reference", "param", result.name), dump.find("updated", "param", result.name)
+    if before is None or after is None:
+        return {}
+    start, end = (dump.values(tensor.first, result.name) for tensor in (before, after))
+    steps = {}
+    for rank, values in result.reduced.items():
+        initial = result.part(start, rank)
+        steps[rank] = values - initial, result.part(end, rank) - initial
+    return steps
+
+
+def factors_of_steps(dump: Dump, result: Compared) -> dict[int, float]:
+    """Return the number of unsharded steps that each rank's step is; empty if some rank's is not such a multiple."""
+    steps = _steps_of(dump, result)
+    factors = {rank: factor_to(got, due) for rank, (got, due) in steps.items() if np.any(due)}
+    known = {rank: factor for rank, factor in factors.items() if factor is not None}
+    enough = sum(np.count_nonzero(due) for _, due in steps.values()) >= FEW
+    return known if enough and len(known) == len(factors) else {}
+
+
+def factor_to(got: NDArray[np.float64], due: NDArray[np.float64]) -> float | None:
+    """Return by what one array is a multiple of another; None if it is none."""
+    factor = factor_of(got, due)
+    return factor if factor is not None and _is_near(got, factor * due) else None
+
+
+def _is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    """Whether two arrays are near to each other, measured by the larger one."""
+    size = max(float(np.max(np.abs(side), initial=0.0)) for side in (got, other))
+    return bool(np.max(np.abs(got - other), initial=0.0) <= EXPLAINED_UPDATE * size)
+
+
+def _is_equal(left: float, right: float) -> bool:
+    """Whether two numbers are equal, as far as an update shows it."""
+    return math.isclose(left, right, rel_tol=EXPLAINED_UPDATE)
+
+
+def _other_weights(dump: Dump, result: Compared) -> Iterator[Compared]:
+    """Yield the other weights of which both models' steps are known."""
+    return (weight for weight in compared(dump, ("param",), reference="updated") if weight.name != result.name)
+
+
+def _is_stepped_once(dump: Dump, result: Compared) -> bool:
+    """Whether every rank steps a weight as the unsharded model does."""
+    factors = {} if result.incomparable else factors_of_steps(dump, result)
+    return bool(factors) and all(_is_equal(factor, 1.0) for factor in factors.values())

@@ -6,6 +6,9 @@ learning rate, weight decay of another group. `unreplicated` where each rank kee
 Adam divides a gradient by its own size, so that a gradient of nearly zero moves a weight by as much as any other, in
 either direction: elements whose gradient is lost in rounding are left out. Buffers (running statistics) are compared
 where no axis splits the batch; where one does, each rank rightly has the statistics of its own part.
+
+A state may have started from zeros, or belong to another rank: what the gradient adds in the step is the same in both
+cases, so what is left says what it started from.
 """
 
 from __future__ import annotations
@@ -17,14 +20,11 @@ import numpy as np
 from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.compared import compared, in_order, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.rules.ratios.clipping import multiplied
-from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
-from shardviz.check.step.update.reasons import why_weight
-from shardviz.check.step.update.states import of_another_order, of_others, why_state
-from shardviz.check.step.update.steps import Why
-from shardviz.check.step.words import claimed_text, number
+from shardviz.check.step.rules.all_gradients import multiplied
+from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, why_weight
+from shardviz.check.step.words import number
 from shardviz.explain.finding import Finding
-from shardviz.explain.states import UnexplainedState
+from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank, UnexplainedState
 from shardviz.explain.update import (
     BufferOfParts,
     RepeatedCount,
@@ -32,7 +32,9 @@ from shardviz.explain.update import (
     UnexplainedWeight,
     UnreducedStatistics,
 )
+from shardviz.relate.measures import owner_of, ratio_of
 from shardviz.relate.tolerance import FEW, ROUNDINGS_OF_STEP, STEP, TELLING
+from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -66,7 +68,7 @@ def check_unsharded_update(
         yield NotChecked("", why, "step")
         return
     rounding = rounding_of(dump)
-    splitting = _batch_axes(dump)
+    splitting = tuple(axis for axis, is_batch in (evidence.batch or {}).items() if is_batch)
     known = set(judged)
     for role in WHAT:
         for tensor, name in _of_role(dump, role):
@@ -116,13 +118,6 @@ def _weight(role: str, name: str) -> str:
     return name.rpartition(".")[0] if role == "optim" else name
 
 
-def _batch_axes(dump: Dump) -> tuple[str, ...]:
-    """Return the axes over which the batch is split: the loss is an average over them."""
-    loss = dump.find("step", "scalar", "loss")
-    claimed = loss.claimed if loss is not None else None
-    return tuple(axis for axis, _ in claimed.partial) if claimed is not None else ()
-
-
 def _check(evidence: Evidence, result: Compared, splitting: tuple[str, ...]) -> Iterator[Finding | NotChecked]:
     dump, what = evidence.dump, WHAT[result.role]
     if result.incomparable:
@@ -156,13 +151,8 @@ def _check(evidence: Evidence, result: Compared, splitting: tuple[str, ...]) -> 
 def _copies_of_buffer(result: Compared, axes: Sequence[str]) -> Finding:
     along = " and ".join(axes)
     sentence = f"copies of the buffer differ along {along} after the step, and all ranks see the same rows"
-    return BufferOfParts(along).finding(
-        result.name,
-        tuple(sorted(result.reduced)),
-        sentence,
-        claimed=claimed_text(result),
-        held=f"different values along {along}",
-    )
+    ranks = tuple(sorted(result.reduced))
+    return result.finding(BufferOfParts(along), sentence, ranks, held=f"different values along {along}")
 
 
 def _reduction(result: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
@@ -171,9 +161,7 @@ def _reduction(result: Compared, splitting: Sequence[str]) -> tuple[str, tuple[s
     first, *others = result.reduced.values()
     num_apart = max((np.count_nonzero(other != first) for other in others if other.shape == first.shape), default=0)
     for op in ("max", "min", "avg", "sum") if axes else ():
-        values = result.reduced
-        for axis in axes:
-            values = result.over(axis, op, values)
+        values = result.over(axes, op)
         if values and all(result.is_right(rank, value) for rank, value in values.items()):
             is_chance = op in ("max", "min") and num_apart <= FEW and result.wanted.size > 1
             return "" if is_chance else op, axes
@@ -185,12 +173,11 @@ def _not_reduced(result: Compared, op: str, axes: Sequence[str]) -> Finding:
     sentence = f"each rank along {along} has its own value after the step"
     if op:
         sentence += f"; the {op} over {along} is the unsharded model's"
-    return UnreducedStatistics(along, op).finding(
-        result.name,
-        tuple(sorted(result.reduced)),
+    return result.finding(
+        UnreducedStatistics(along, op),
         sentence,
+        tuple(sorted(result.reduced)),
         severity="warning",
-        claimed=claimed_text(result),
         held=f"different values along {along}",
     )
 
@@ -254,14 +241,8 @@ def _finding(evidence: Evidence, result: Compared, wrong: Mapping[int, tuple[flo
     cause = why.cause if why else UnexplainedState() if result.role == "optim" else UnexplainedWeight()
     where = f"on {len(ranks):,} of {len(result.reduced):,} ranks"
     text = f"{WHAT[result.role]} is not the unsharded model's after the step {where}"
-    return cause.finding(
-        result.name,
-        ranks,
-        f"{why.sentence}; {off}" if why else f"{text}: {off}",
-        kind="wrong-value",
-        claimed=claimed_text(result),
-        generic=why is None,
-    )
+    sentence = f"{why.sentence}; {off}" if why else f"{text}: {off}"
+    return result.finding(cause, sentence, ranks, kind="wrong-value", generic=why is None)
 
 
 def _why(evidence: Evidence, result: Compared, ranks: tuple[int, ...]) -> Why | None:
@@ -271,29 +252,91 @@ def _why(evidence: Evidence, result: Compared, ranks: tuple[int, ...]) -> Why | 
         if times:
             return Why(f"the buffer is {times} times the unsharded model's after the step", RepeatedCount(times))
         return Why("the buffer is not the unsharded model's after the step", UnexplainedBuffer())
-    others = {rank: _owner(result, rank) for rank in ranks}
+    others = {rank: owner_of(result, rank) for rank in ranks}
     if all(other is not None for other in others.values()):
-        return of_others({rank: other for rank, other in others.items() if other is not None})
+        return _of_others({rank: other for rank, other in others.items() if other is not None})
     if result.role != "optim":
         return why_weight(evidence, result)
-    return of_another_order(result, ranks) or why_state(evidence.dump, result)
+    return _of_another_order(result, ranks) or _why_state(evidence.dump, result)
 
 
 def _times_counted(result: Compared) -> int:
     """Return what whole number of times every rank's buffer is the unsharded model's; 0 if it is no such multiple."""
-    ratio = ratio_to_wanted(result, result.reduced) if result.wanted.size and np.ptp(result.wanted) else None
+    ratio = ratio_of(result) if result.wanted.size and np.ptp(result.wanted) else None
     return ratio.numerator if ratio is not None and ratio > 1 and ratio.denominator == 1 else 0
 
 
-def _owner(result: Compared, rank: int) -> int | None:
-    """Return the other rank whose part a rank holds."""
-    return next(
-        (
-            other
-            for other in result.reduced
-            if result.regions[other] != result.regions[rank]
-            and result.reduced[rank].shape == result.wanted_of(other).shape
-            and result.near(result.reduced[rank], result.wanted_of(other))
-        ),
-        None,
+def _why_state(dump: Dump, result: Compared) -> Why | None:
+    """Return why an optimizer's state differs after the step, if it shows what it started from."""
+    gradient = dump.find("reference", "grad", result.name.rpartition(".")[0])
+    if gradient is None:
+        return None
+    whole = dump.values(gradient.first, result.name.rpartition(".")[0])
+    if whole.size != result.wanted.size:
+        return None
+    for added in (whole, whole**2):
+        parts = {rank: result.part(added, rank) for rank in result.reduced}
+        if _are_multiples(result, parts):
+            return Why(
+                "the optimizer's state is what the first step leaves that starts from zeros; the unsharded model's is "
+                "not",
+                StateNotLoaded(),
+            )
+        if others := _from_others(result, parts):
+            return _of_others(others)
+    return None
+
+
+def _are_multiples(result: Compared, parts: Mapping[int, NDArray[np.float64]]) -> bool:
+    """Whether all ranks' state is one multiple of what a step adds, and the wanted state is not a multiple."""
+    got = np.concatenate([result.reduced[rank].ravel() for rank in parts])
+    due = np.concatenate([result.wanted_of(rank).ravel() for rank in parts])
+    added = np.concatenate([part.ravel() for part in parts.values()])
+    if np.count_nonzero(added) < FEW or not np.any(got):
+        return False
+    return factor_to(got, added) is not None and factor_to(due, added) is None
+
+
+def _from_others(result: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dict[int, int]:
+    """Return for each wrong rank the rank from whose part of the state it started; empty if one has none."""
+    owners: dict[int, int] = {}
+    for rank in result.wrong:
+        owner = next((other for other in parts if _is_from(result, parts, rank, other)), None)
+        if owner is None:
+            return {}
+        owners[rank] = owner
+    return owners
+
+
+def _is_from(result: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int, other: int) -> bool:
+    """Whether a rank's state is another's, but for what the two ranks' own gradients add to it."""
+    got, due = result.reduced[rank], result.wanted_of(other)
+    if result.regions[rank] == result.regions[other] or got.shape != due.shape or got.size < FEW:
+        return False
+    off, added = got - due, parts[rank] - parts[other]
+    return bool(np.any(added)) and factor_to(off, added) is not None
+
+
+def _of_another_order(result: Compared, ranks: Sequence[int]) -> Why | None:
+    """Return why ranks have the numbers of their own part of a state at other places; None if they have not."""
+    parts = [(result.reduced[rank].ravel(), result.wanted_of(rank).ravel()) for rank in ranks]
+    if any(got.size < 2 or not result.near(np.sort(got), np.sort(due)) for got, due in parts):
+        return None
+    got, due = parts[0]
+    moved = int(np.count_nonzero(np.abs(got - due) > result.tolerance))
+    return Why(
+        f"the optimizer's state is in another order within its part: {moved:,} of {got.size:,} elements of rank "
+        f"{ranks[0]} are out of place",
+        StateInAnotherOrder(),
     )
+
+
+def _of_others(others: Mapping[int, int]) -> Why:
+    """Return why ranks have the state of other ranks."""
+    pairs = listed((f"rank {rank} has that of rank {other}" for rank, other in others.items()), MAX_LISTED)
+    if len(set(others.values())) == 1:
+        first = next(iter(others.values()))
+        return Why(
+            f"the optimizer's state is of the same part on every rank, rank {first}'s", StateOfAnotherRank(is_one=True)
+        )
+    return Why(f"the optimizer's state is of the part of another rank: {pairs}", StateOfAnotherRank())

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardviz.checkpoint.maps.made import Made
-from shardviz.checkpoint.maps.padding import has_padding, padding_of
+from shardviz.checkpoint.maps.made import Made, has_padding, padding_of
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.errors import DumpError
 from shardviz.layout.layout import Layout
@@ -23,8 +22,7 @@ from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.capture.meshes import without_axes
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
-from shardviz.reference.lookup import has_windows_of, locate
-from shardviz.reference.singly import singly
+from shardviz.reference.lookup import has_windows_of, locate, singly
 from shardviz.reference.windows import UNPLACED
 from shardviz.relate.values import is_alike, part_of
 from shardviz.stamping.fill import Fill, looks_filled

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from shardviz.checkpoint.maps.inverse import towards
+from shardviz.checkpoint.maps.families import numbers_beside
 from shardviz.checkpoint.maps.language import names_in, rules_of
-from shardviz.checkpoint.maps.matching import apply
-from shardviz.checkpoint.maps.named import named
-from shardviz.checkpoint.maps.settings import numbers_beside
+from shardviz.checkpoint.maps.matching import apply, named, towards
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks, raise_together

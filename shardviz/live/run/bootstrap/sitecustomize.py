@@ -9,7 +9,7 @@ import sys
 
 def _watch_imports() -> None:
     try:
-        from shardviz.live.run.hooks.importing import install
+        from shardviz.live.run.hooks.table import install
 
         install()
     except Exception as error:

@@ -1,5 +1,4 @@
 """`shardviz run --stamp`: a job loads stamped copies, and ends before it can save: the one mode that destroys values.
 
-`table` says which functions of torch and libraries are changed, `loads` what each rank loaded in place of what, and
-`memory` what is written over in memory.
+`table` says which functions of torch and libraries are changed, `loads` what each rank loaded in place of what.
 """

@@ -1,5 +1,5 @@
-"""Follow a step through its modules, forward and backward, and find what each has of the unsharded model's values.
+"""Follow a step through its modules, forward and backward, and record what each is given and returns.
 
-`recorded` keeps what goes in and out of every module, `joined` puts micro-batches together, `fitting` finds which part
-of the unsharded model's values a rank has, and `judged` does that for the whole step and writes down what it found.
+`recorded` keeps what goes in and out of every module, `points` writes it, `noise` says how far rounding alone takes a
+step, and `replayed` runs modules again on what they were given. Nothing is judged here: `step/judge` asks.
 """

@@ -8,7 +8,7 @@ make in-place operations raise. Inside of what `torch.compile` compiled nothing 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import nn
+
+    from shardviz.live.capture.locals import Local
 
 MAX_ELEMENTS = 1 << 24
 """Once this many elements are kept of one step on one rank, nothing more is: 64 MiB in float32."""
@@ -43,6 +45,7 @@ class Seen:
         number: Counts the tensors of a trace.
         gradient: This rank's part of its gradient; None if none came back.
         shape: The shape of this rank's part, also where only a sample of it is kept.
+        local: The same values with the placements that the tensor claims.
     """
 
     values: torch.Tensor | None
@@ -50,14 +53,22 @@ class Seen:
     number: int
     gradient: torch.Tensor | None = None
     shape: tuple[int, ...] = ()
+    local: Local | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a module in forward, with what went in and out of it."""
+    """One call of a module in forward, with what went in and out of it.
+
+    Attributes:
+        inputs: What it was given.
+        outputs: What it returned.
+        is_tensor: Whether it returned one tensor, and not several.
+    """
 
     inputs: list[Seen]
     outputs: list[Seen]
+    is_tensor: bool = False
 
 
 @dataclass
@@ -133,7 +144,7 @@ class Trace:
             if in_backward():
                 self._recomputed(name, output)
             elif self._open[name]:
-                self.calls[name].append(Call(self._open[name].pop(), self._seen(output)))
+                self.calls[name].append(Call(self._open[name].pop(), self._seen(output), torch.is_tensor(output)))
                 self.order.append(name)
 
         return end
@@ -147,15 +158,22 @@ class Trace:
         if known is not None and known[0]() is tensor and known[1] == tensor._version:
             return known[2]
         with torch.no_grad():
-            values = of_tensor("", "activation", tensor).values
-            copied = None if self.is_full else self.copied(values)
-            seen = Seen(copied, tensor.requires_grad, self._count, shape=tuple(values.shape))
+            local = of_tensor("", "activation", tensor)
+            # Copied as a plain tensor, because cloning a DTensor with a pending sum makes the sum.
+            copied = None if self.is_full else self.copied(local.values)
+            kept = None if copied is None else replace(local, values=copied, grad=None)
+            seen = Seen(copied, tensor.requires_grad, self._count, shape=tuple(local.values.shape), local=kept)
             self._count += 1
         self.num_elements += 0 if copied is None else copied.numel()
         self.num_left_out += seen.values is None
         self._known[id(tensor)] = ref(tensor), tensor._version, seen
         self._hook(tensor, seen)
         return seen
+
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy these tensors anew when they come next: something wrote into them without a new version."""
+        for tensor in tensors:
+            self._known.pop(id(tensor), None)
 
     def _hook(self, tensor: torch.Tensor, seen: Seen) -> None:
         if tensor.requires_grad:

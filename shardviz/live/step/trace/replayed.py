@@ -11,97 +11,46 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pickle import PicklingError
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.layout.layout import Layout
-from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.dump.records.step import of_replay
+from shardviz.live.capture.locals import Local
 from shardviz.live.compat import clean_name
-from shardviz.live.step.trace.fitting import part_of
-from shardviz.live.step.trace.joined import Place
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import LEAST_FACTOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from torch import nn
 
-    from shardviz.live.capture.locals import Local
-    from shardviz.live.step.trace.judged import Judged
+    from shardviz.check.step.trace.for_ranks import Sides, StepJudge
+    from shardviz.live.capture.capture import Capture
     from shardviz.live.step.unsharded.step import UnshardedStep
 
-MAX_EXCHANGED = 1 << 21
-"""Ranks exchange no more elements of inputs and gradients than this."""
 
+def add_replayed(capture: Capture, judge: StepJudge, reference: UnshardedStep) -> None:
+    """Record, of a step in narrow numbers, the gradients that the sharded modules' own activations make.
 
-class Sides(NamedTuple):
-    """What goes into a module in forward and comes back to it in backward."""
-
-    given: torch.Tensor
-    back: torch.Tensor
-
-
-def replayed(judged: Judged, reference: UnshardedStep) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the gradients, by weight, that the sharded step's own activations make. Every rank calls this."""
-    names = dict(_leaves(reference.model))
-    wanted = [name for name in names if reference.points.counts.get(name) == 1]
-    wholes = _wholes(judged, [place for name in wanted for place in _places(name)])
+    Args:
+        capture: Rank 0's.
+        judge: What judged the step.
+        reference: The unsharded model's.
+    """
+    leaves = dict(_leaves(reference.model))
     weights = {local.name: local for local in reference.before if local.role == "param"}
-    for name in wanted:
-        given, back = (wholes.get(place) for place in _places(name))
-        points = [reference.points.points.get(place) for place in _places(name)]
-        own = [point.values for point in points if point is not None and point.values is not None]
-        if given is not None and back is not None and len(own) == 2:
-            yield from _of_module(name, names[name], weights, Sides(given, back), Sides(own[0], own[1]))
-
-
-def _places(name: str) -> tuple[Place, Place]:
-    return Place(name, 0, "input", 0), Place(name, 0, "gradient of output", 0)
+    for name, sharded, unsharded in judge.sides(list(leaves)):
+        for weight, gradient in _of_module(name, leaves[name], weights, sharded, unsharded):
+            local = Local(of_replay(weight), "activation", tuple(gradient.shape), gradient.float())
+            capture.add_values(local, "reference")
 
 
 def _leaves(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if name and not any(True for _ in module.children()) and any(True for _ in module.parameters()):
             yield clean_name(name), module
-
-
-def _wholes(judged: Judged, places: Sequence[Place]) -> dict[Place, torch.Tensor]:
-    """Return what all ranks have together at places at which each has a part of the whole. Every rank calls this."""
-    sent: dict[Place, torch.Tensor] = {}
-    left = MAX_EXCHANGED
-    for place in places:
-        values = judged.points[place].values if place in judged.points else None
-        if values is not None and place in judged.layouts and values.numel() <= left and judged.state(place) == "right":
-            sent[place] = (values / judged.scale(place, judged.rank)).cpu()
-            left -= values.numel()
-    of_all = of_all_ranks(sent)
-    wholes = {}
-    for place in places:
-        parts = {rank: own[place] for rank, own in enumerate(of_all) if place in own}
-        whole = judged.reference.points[place].values if place in judged.reference.points else None
-        if whole is not None and parts and place in judged.layouts:
-            joined = _joined(judged, place, tuple(whole.shape), parts)
-            if joined is not None:
-                wholes[place] = joined
-    return wholes
-
-
-def _joined(
-    judged: Judged, place: Place, shape: tuple[int, ...], parts: Mapping[int, torch.Tensor]
-) -> torch.Tensor | None:
-    whole = torch.full(shape, float("nan"), dtype=torch.float64)
-    layout = Layout.from_placements(judged.mesh, shape, judged.layouts[place])
-    for rank, values in parts.items():
-        region = layout.region(judged.mesh.coord_of(rank))
-        if region.shape != tuple(values.shape):
-            return None
-        if all(len(spans) == 1 for spans in region.dims):
-            part_of(whole, region).copy_(values)
-        else:
-            whole.view(-1)[torch.from_numpy(region.flat_ids(shape))] = values.double()
-    return None if bool(whole.isnan().any()) else whole
 
 
 def _of_module(
@@ -137,9 +86,10 @@ def _gradients(name: str, module: nn.Module, weights: Mapping[str, Local], sides
 def _runs_back(module: nn.Module, sides: Sides) -> bool:
     """Run a module forward and backward; whether it could be run by its first input alone."""
     try:
-        output = module(sides.given.cpu().double())
-        if torch.is_tensor(output) and output.shape == sides.back.shape:
-            torch.autograd.backward(output, sides.back.cpu().double())
+        given, back = map(torch.tensor, sides)
+        output = module(given)
+        if torch.is_tensor(output) and output.shape == back.shape:
+            torch.autograd.backward(output, back)
             return True
     except Exception:  # a module of a user's own may raise anything where it is called otherwise than by its model
         return False

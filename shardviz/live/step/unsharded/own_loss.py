@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
+    from shardviz.dump.records.trace import StepAnswer
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.step import StepResult
-    from shardviz.live.step.trace.judged import Judged
     from shardviz.live.step.unsharded.step import UnshardedStep
 
 
@@ -47,7 +47,7 @@ INPUT = (
 
 
 def with_own_loss(
-    probe: ModuleType, step: StepResult, reference: UnshardedStep, judge: Callable[[UnshardedStep], Judged]
+    probe: ModuleType, step: StepResult, reference: UnshardedStep, judge: Callable[[UnshardedStep], StepAnswer]
 ) -> UnshardedStep:
     """Return the reference with a note of what it has not in common with the sharded step. Every rank calls this.
 
@@ -55,12 +55,12 @@ def with_own_loss(
         probe: The probe.
         step: The sharded step.
         reference: The unsharded model's.
-        judge: Judges the sharded step beside a reference.
+        judge: Says what the sharded step has of a reference's values.
     """
     if not hasattr(probe, "step") or hasattr(probe, "loss") or not _is_another(step, reference):
         return reference
     forward = replace(reference, has_own_loss=True)
-    if _is_called_otherwise(judge(forward)):
+    if judge(forward).is_called_otherwise:
         return replace(forward, is_called_otherwise=True, notes=(INPUT,))
     return replace(forward, notes=(*(reference.whole or reference).notes, LOSS))
 
@@ -87,12 +87,6 @@ def _losses(of_all: Sequence[Sequence[float]]) -> Iterator[list[float]]:
     yield [float(np.mean([np.mean(squares) for squares in of_all]))] * len(of_all) if of_all else []
     yield [float(np.mean(squares)) for squares in of_all]
     yield [squares[-1] for squares in of_all]
-
-
-def _is_called_otherwise(judged: Judged) -> bool:
-    """Whether the model was called with anything but parts of the batch on any rank. Every rank calls this."""
-    given = [place for place in judged.places if not place.module and place.what == "input"]
-    return any(of_all_ranks(any(judged.state(place) == "odd" for place in given)))
 
 
 def _squares(step: StepResult, dtype: torch.dtype | None = None) -> list[float]:

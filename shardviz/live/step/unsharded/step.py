@@ -11,7 +11,6 @@ the sharded step is compared with the whole batch instead.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -26,9 +25,7 @@ from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.clipping import agreed_clips
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import StepResult, logged_by, loss_of
-from shardviz.live.step.trace.judged import Judged, judged
 from shardviz.live.step.trace.noise import moved, moved_tensor
-from shardviz.live.step.trace.reference import Reference
 from shardviz.live.step.unsharded.own_loss import is_weighted_mean, why_apart
 from shardviz.relate.tolerance import LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP
 
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.layout.mesh import Mesh
+    from shardviz.dump.records.trace import StepAnswer
     from shardviz.live.capture.locals import Local
     from shardviz.live.step.batch import Batch
 
@@ -80,16 +77,20 @@ class UnshardedStep:
     has_own_loss: bool = False
     is_called_otherwise: bool = False
 
-    @cached_property
-    def points(self) -> Reference:
-        """What it has at every point of its trace that can be compared."""
-        found = Reference.of(self.step.seen.trace, self.parts, self.dim)
-        return found.of_forward() if self.has_own_loss else found
+    @property
+    def narrowed_to(self) -> set[torch.dtype]:
+        """The dtypes that it computes with and that are narrower than float64."""
+        dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
+        return {*self.step.seen.comms.narrowed_to, *(dtypes - {torch.float64})}
 
     @property
     def precision(self) -> float:
         """The relative precision of the narrowest numbers that it computes with; 0 in float64 throughout."""
-        return max(_precision(self.step), _own_precision(self.model))
+        return max((torch.finfo(dtype).eps for dtype in self.narrowed_to), default=0.0)
+
+    def num_calls(self, module: str) -> int:
+        """Return how often a module is called in one forward of the whole batch."""
+        return len(self.step.seen.trace.calls.get(module, ())) // self.parts
 
     def once_more(
         self, step: StepResult, probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
@@ -111,20 +112,14 @@ class UnshardedStep:
         logged = logged_by(probe, self.model, batch, self.step.loss) if clips else self.step.logged
         return replace(self, step=replace(self.step, logged=logged))
 
-    def judge(self, step: StepResult, mesh: Mesh, rank: int, *, is_pipeline: bool) -> Judged:
-        """Judge the sharded step's modules beside this one's. Every rank calls this."""
-        precision = max(_precision(step), self.precision)
-        moved_points = self.moved.points if self.moved is not None else None
-        return judged(step.seen.trace, self.points, mesh, rank, precision, moved_points, is_pipeline=is_pipeline)
-
-    def beside(self, step: StepResult, judge: Callable[[UnshardedStep], Judged]) -> UnshardedStep:
+    def beside(self, step: StepResult, judge: Callable[[UnshardedStep], StepAnswer]) -> UnshardedStep:
         """Return the reference whose loss equals the sharded step's over all ranks. Every rank calls this.
 
         Where neither's does, it is the one whose modules agree with the sharded step's for longer.
 
         Args:
             step: The sharded step.
-            judge: Judges it beside a reference.
+            judge: Says what it has of a reference's values.
         """
         of_all = of_all_ranks((self.whole is not None, _number(step.loss)))
         if self.whole is None or not all(has_parts for has_parts, _ in of_all):
@@ -136,7 +131,7 @@ class UnshardedStep:
             return self.whole
         if _equal(mean, float(self.step.loss), near):
             return self
-        of_parts, of_whole = (sum(of_all_ranks(judge(one).num_right_before_odd)) for one in (self, self.whole))
+        of_parts, of_whole = (judge(reference).num_right for reference in (self, self.whole))
         return self.whole if of_whole > of_parts else self
 
     def mode(self, model: nn.Module) -> nn.Module:
@@ -236,7 +231,6 @@ def _in_parts(
     if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
         return whole
     reference = stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.seen.trace.followed)
-    reference.step.seen.activations.clear()  # of one part only
     reference = replace(reference, training=whole.training, notes=whole.notes, whole=whole)
     if (
         independent
@@ -285,12 +279,6 @@ def _number(loss: torch.Tensor) -> float:
     """Return a rank's loss, with any pending sum computed."""
     with quiet_redistribution():
         return float(loss.full_tensor() if isinstance(loss, DTensor) else loss)
-
-
-def _own_precision(model: nn.Module) -> float:
-    """Return the relative precision of a model's weights, where these are narrower than float64."""
-    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    return max((torch.finfo(dtype).eps for dtype in dtypes - {torch.float64}), default=0.0)
 
 
 def _precision(step: StepResult) -> float:

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardviz.live.world.failures.raised import pickled
 from shardviz.testing.assertions import current
 from shardviz.testing.plugin import compat, debugging, outcome
-from shardviz.testing.plugin.on_ranks import bindings, modules, parcel
+from shardviz.testing.plugin.on_ranks import modules, parcel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -47,7 +47,7 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
     try:
         module = modules.load(sent.source)
         modules.explain_assertions(sent.source, sent.style.verbosity)
-        bindings.bind(sent, module)
+        parcel.bind(sent, module)
         function = _function(sent, module)
         values = parcel.unpack_arguments(sent, module)
         values.update(dict.fromkeys(sent.arguments.meshes, device_mesh(sent.mesh, world.device_type)))

@@ -1,0 +1,203 @@
+"""`foreign` and `name-collision`: values that are not ids of the tensor that holds them.
+
+Zeros are padding or memory that nothing was written to; a value that is not an id is NaN or was computed; an id of
+another tensor identifies that tensor. Where ranks hold whole tensors that differ in their numbers only, another one on
+each rank, the name itself means different tensors: `name-collision`. A pending sum (Partial) may hold zeros anywhere; a
+plain tensor may end in padding as long as every id of it is held, and is `missing` some otherwise.
+
+How far a whole shard of zeros goes says what went wrong: all weights of the model on all ranks, one weight on all
+ranks, or some ranks. Only zeros beside a tensor that is complete are padding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.order.infer.elements import explain_elements
+from shardviz.check.order.rules.counts import count_ids
+from shardviz.explain.content import (
+    AnotherCheckpoint,
+    BufferNotWritten,
+    LoadedOnOneRank,
+    LocalNumbering,
+    NoWeightLoaded,
+    OtherTensor,
+    PartNotWritten,
+    RanksNotLoaded,
+    RanksNotWritten,
+    RewrittenAfterStamping,
+    WeightNotLoaded,
+    ZerosAmongElements,
+)
+from shardviz.layout.region import index_of
+from shardviz.text import listed, natural_key, starred
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.order.case import Case
+    from shardviz.dump.dump import Dump
+    from shardviz.explain.finding import Finding
+    from shardviz.explain.order import Disorder
+    from shardviz.layout.mesh import Coord
+
+MAX_RANKS = 4
+CHANCE = 0.1
+"""The part of a shard's values that a checkpoint may have by chance, if nothing of it was loaded."""
+
+
+def check_foreign(case: Case) -> Iterator[Finding]:
+    """Yield the findings about elements that are not the tensor's own.
+
+    Raises:
+        CountError: The ids are too many to be counted.
+    """
+    foreign = {coord: ids for coord, ids in case.ids.items() if np.any(ids <= 0)}
+    if not foreign or _may_be_padding(case, foreign):
+        return
+    owners = {coord: _owner(case, ids) for coord, ids in foreign.items()}
+    names = {name for name in owners.values() if name}
+    mixed = len(names) > 1 or (len(names) == 1 and len(foreign) < len(case.shards))
+    if mixed and all(owners.values()) and _may_be_renumbered(case, names):
+        yield _collision(case)
+    elif names and all(owners.values()):
+        yield _other_tensor(case, foreign, sorted(names, key=natural_key))
+    else:
+        yield _foreign(case, foreign)
+
+
+def _may_be_padding(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> bool:
+    """Whether the only foreign values are zeros in a plain tensor: the elements they replace are found as missing."""
+    return case.claimed is None and not any(np.any(ids < 0) for ids in foreign.values())
+
+
+def _owner(case: Case, ids: NDArray[np.int64]) -> str:
+    """Return the one tensor that a whole shard is of; empty if it is of several, or of none."""
+    if np.any(ids >= -1):
+        return ""
+    first, last = case.owner(-1 - int(ids.max()))[0], case.owner(-1 - int(ids.min()))[0]
+    return first if first == last else ""
+
+
+def owners_of(case: Case) -> dict[int, str]:
+    """Return the tensor that each rank's whole shard is of; empty for a rank whose shard is of several, or of none."""
+    return {
+        shard.rank: _owner(case, case.ids[coord]) if coord in case.ids and np.any(case.ids[coord] <= 0) else case.name
+        for coord, shard in case.shards.items()
+    }
+
+
+def _collision(case: Case) -> Finding:
+    by_rank = owners_of(case)
+    named = listed((f"{name} on rank {rank}" for rank, name in by_rank.items()), 3)
+    distinct = len(set(by_rank.values()))
+    sentence = f"ranks use this name for {distinct} different tensors of the unsharded model: {named}"
+    return case.finding(LocalNumbering(), by_rank, sentence, held="a different tensor on each rank")
+
+
+def _may_be_renumbered(case: Case, names: Iterable[str]) -> bool:
+    """Whether each rank has whole tensors, which it numbers for itself: their names differ in numbers only."""
+    whole = all(tuple(shard.body.local_shape) == case.shape for shard in case.shards.values())
+    return whole and {starred(name) for name in names} == {starred(case.name)}
+
+
+def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], names: Sequence[str]) -> Finding:
+    coord = next(iter(foreign))
+    at = case.owner(-1 - int(foreign[coord].flat[0]))[1]
+    of_it = "it" if len(names) == 1 else _owner(case, foreign[coord])
+    return case.finding(
+        OtherTensor(may_be_copy=case.tensor.role == "buffer"),
+        map(case.rank, foreign),
+        f"{len(foreign):,} of {len(case.shards):,} ranks hold {listed(names, MAX_RANKS)} under this name: rank "
+        f"{case.rank(coord)} starts with element {at} of {of_it}",
+        held=f"the elements of {listed(names, MAX_RANKS)}",
+    )
+
+
+def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
+    reference = case.dump.files.run.reference
+    zeros = sum(int(np.count_nonzero(ids == 0)) for ids in foreign.values())
+    none = sum(int(np.count_nonzero(ids == -1)) for ids in foreign.values())
+    others = sum(int(np.count_nonzero(ids < -1)) for ids in foreign.values())
+    unknown = f"values that are not {f'in {reference}' if reference else 'ids'}"
+    parts = [f"{count:,} {what}" for count, what in ((zeros, "zeros"), (none, unknown)) if count]
+    if others:
+        parts.append(f"{others:,} ids of other tensors ({_first_other(case, foreign)})")
+    counts = count_ids(case)
+    lost = counts.num_missing
+    coord, ids = next(iter(foreign.items()))
+    first = index_of(int(np.argmax(ids <= 0)), ids.shape)
+    cause, clause = _explained(case, zeros, none)
+    where = "lost" if counts.copies == 1 or not counts.least else "not in every copy"
+    details = (f"{lost:,} of its own {case.numel:,} elements are {where}{clause}",) if lost else ()
+    return case.finding(
+        cause,
+        map(case.rank, foreign),
+        f"{' and '.join(parts)} among the {case.num_held:,} elements held, the first at {first} of rank "
+        f"{case.rank(coord)}'s shard{'' if lost else clause}",
+        kind="foreign",
+        details=details,
+        generic=all(np.all(ids == -1) for ids in foreign.values()) or _is_of_another(case.dump),
+    )
+
+
+def _is_of_another(dump: Dump) -> bool:
+    """Whether a reference has no weight of the model, so that zeros beside the others say nothing of their own."""
+    return bool(dump.files.run.reference) and dump.all_without_ids in ("values", "mixed")
+
+
+def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
+    """Return why a case has foreign values, and how the sentence ends that says so."""
+    shifted = next(explain_elements(case), None) if case.claimed is not None else None
+    if shifted is not None:
+        return shifted.cause, shifted.clause
+    if case.dump.files.run.reference and (none or _is_of_another(case.dump)):
+        ranks = sorted(case.rank(coord) for coord, ids in case.ids.items() if np.mean(ids > 0) <= CHANCE)
+        claimed = case.claimed
+        is_some_right = claimed is not None and any(
+            region.size and region == claimed.region(coord) for coord, region in case.regions.items()
+        )
+        not_loaded = _not_loaded(case, ranks) if is_some_right else None
+        return not_loaded or AnotherCheckpoint(case.dump.files.run.reference), ""
+    if none and all(np.all(ids == -1) for ids in case.ids.values()):
+        return _rewritten(case), ""
+    if none:
+        return RewrittenAfterStamping(), ""
+    return cause_of_zeros(case) if zeros else OtherTensor(), ""
+
+
+def _not_loaded(case: Case, ranks: Sequence[int]) -> Disorder | None:
+    """Return the cause if some ranks have nothing of what they should, and others have all; None otherwise."""
+    if not ranks or len(ranks) < sum(1 for ids in case.ids.values() if ids.size):
+        return None
+    return RanksNotLoaded(case.dump.files.run.reference, tuple(ranks))
+
+
+def _rewritten(case: Case) -> Disorder:
+    """Return the cause if whole shards have no ids: other ranks may have kept what these should have."""
+    kept = sorted(case.rank(coord) for coord, region in case.regions.items() if region.size)
+    return LoadedOnOneRank(kept[0]) if len(kept) == 1 else RewrittenAfterStamping()
+
+
+def _first_other(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> str:
+    ids = next(ids for ids in foreign.values() if np.any(ids < -1))
+    name, at = case.owner(-1 - int(ids[ids < -1][0]))
+    return f"the first is element {at} of {name}"
+
+
+def cause_of_zeros(case: Case) -> Disorder:
+    """Return why a case holds zeros and no other foreign values."""
+    shards = [coord for coord, shard in case.shards.items() if 0 not in shard.body.local_shape]
+    blank = [coord for coord in shards if coord in case.ids and not case.ids[coord].any()]
+    if not blank:
+        return PartNotWritten() if count_ids(case).num_missing else ZerosAmongElements()
+    if len(blank) < len(shards):
+        return RanksNotWritten(tuple(sorted(map(case.rank, blank))))
+    if case.tensor.role != "param":
+        return BufferNotWritten()
+    is_nothing_loaded = case.dump.all_without_ids == "zeros" and len(case.dump.without_ids) > 1
+    return NoWeightLoaded() if is_nothing_loaded else WeightNotLoaded()

@@ -1,0 +1,211 @@
+"""Tensors whose order nobody can check: rewritten after they were stamped, or captured without ids and a reference.
+
+A buffer that every rank computes again (rotary frequencies, a mask) has no ids left, and the same numbers everywhere.
+A plain tensor that is zero on some ranks and whole on others is either a term of a sum that one rank adds, as the bias
+of a row-wise layer, or a copy that was never written: the ids do not show which. That copies agree and that shards
+differ says nothing about where their elements belong, so that no such tensor may be called in order.
+
+If a step is wrong for no reason that a rule knows, they are the first thing to look at. What is wrong with them shows
+in the output, which names the first odd module instead. As long as the step is right, they are right.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.report import NotChecked
+from shardviz.check.values.copies import flat_values
+from shardviz.dump.records.base import WEIGHTS
+from shardviz.errors import ShardvizError
+from shardviz.explain.finding import Finding
+from shardviz.explain.whole import UncheckedWeights
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.order.case import Case
+    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.dump.dump import Dump, Tensor
+    from shardviz.layout.mesh import Coord
+
+
+def check_recomputed(case: Case) -> Iterator[NotChecked]:
+    """Yield a buffer that every rank computed again: it has no order to check."""
+    if _is_whole_in_shape(case) and _is_computed_alike(case, case.ids):
+        why = "every rank computes it again after the model is filled, with equal results: a step compares its values"
+        yield NotChecked(case.name, why, "order")
+
+
+def check_redrawn(case: Case) -> Iterator[NotChecked]:
+    """Yield a tensor that was written on every rank once it was sharded, so that only its own values can be judged.
+
+    They are compared as copies and as shards, and by a step. Where only some ranks have lost their ids, or values are
+    not finite, it is `foreign`.
+    """
+    if not case.dump.files.run.reference and _is_written_everywhere(case) and _has_finite_values(case):
+        why = (
+            "the order of its elements: drawn, loaded or computed once the model was filled with ids, on every rank, "
+            "so that none are left; copies and shards are compared by value"
+        )
+        yield NotChecked(case.name, why, "order")
+
+
+def _is_written_everywhere(case: Case) -> bool:
+    """Whether no rank has ids: other values everywhere, or one number in a model whose other weights were drawn."""
+    if not case.ids and "values" not in case.dump.without_ids.values():
+        return False
+    coords = [coord for coord, shard in case.shards.items() if 0 not in shard.body.local_shape]
+    numbers = set().union(*(_numbers(case, coord) for coord in coords))
+    if numbers == {-1}:
+        return case.claimed is not None or case.tensor.role == "param"
+    drawn = "values" in case.dump.without_ids.values() and case.tensor.role == "param"
+    return len(numbers) == 1 and case.numel > 1 and drawn
+
+
+def _numbers(case: Case, coord: Coord) -> set[int]:
+    """Return the ids that a coordinate has, no more than two of them."""
+    if coord in case.ids:
+        ids = case.ids[coord]
+        return {int(ids.min()), int(ids.max())}
+    dims = case.regions[coord].dims
+    first = np.ravel_multi_index([ranges[0][0] for ranges in dims], case.shape) if dims else 0
+    last = np.ravel_multi_index([ranges[-1][1] - 1 for ranges in dims], case.shape) if dims else 0
+    return {int(first) + 1, int(last) + 1, *({0} if any(len(set(ranges)) > 1 for ranges in dims) else ())}
+
+
+def _has_finite_values(case: Case) -> bool:
+    """Whether the model's own values were captured, and none of those in the dump is NaN or infinite."""
+    initial = case.dump.find("initial", case.tensor.role, case.name)
+    if initial is None:
+        return False
+    values = (flat_values(shard) for shard in initial.shards.values())
+    return all(isinstance(number, float | int) and math.isfinite(number) for of in values for number in of or ())
+
+
+def check_zeros(case: Case) -> Iterator[NotChecked]:
+    """Yield a plain tensor that is zero on some ranks and whole on the others."""
+    if _is_whole_in_shape(case) and case.regions and not any(map(np.any, case.ids.values())):
+        ranks = sorted(map(case.rank, case.ids))
+        why = (
+            f"{len(ranks):,} of {len(case.shards):,} ranks hold only zeros (rank {ranks[0]} first) where the others "
+            "hold all of it: terms of a sum, or copies that were never written"
+        )
+        yield NotChecked(case.name, why, "values")
+
+
+def _is_whole_in_shape(case: Case) -> bool:
+    """Whether it is a plain tensor of its whole shape on every rank, and some values are not its ids."""
+    if case.claimed is not None or case.absent or not case.ids:
+        return False
+    return all(shard.body.local_shape == case.shape for shard in case.shards.values())
+
+
+def _is_computed_alike(case: Case, ids: Mapping[Coord, NDArray[np.int64]]) -> bool:
+    """Whether all ranks have equal numbers, not all of them ids, in the stamped model and in the original one."""
+    first = next(iter(ids.values()))
+    initial = case.dump.find("initial", "buffer", case.name)
+    alike = all(np.array_equal(first, other) for other in ids.values())
+    if case.regions or not alike or not np.any(first == -1):
+        return False
+    if initial is None:  # a captured job has the stamped model only, whose other values a dump does not tell apart
+        return case.tensor.role == "buffer" and not case.dump.files.run.reference
+    index = initial.index(case.name)
+    digests = {shard.digest(index) for shard in initial.shards.values()}
+    return len(digests) == 1 and "" not in digests
+
+
+WHY = (
+    "placement: it has no ids and no reference; give its checkpoint (shardviz run --reference, or reference= of "
+    "shardviz.capture), or stamp the model before it is sharded"
+)
+
+COMPLEX = (
+    "placement: it has no reference, and no stamp is complex; copies of it are compared. If a checkpoint has it, give "
+    "that (shardviz run --reference, or reference= of shardviz.capture)"
+)
+
+
+def check_unplaced(dump: Dump, known: AbstractSet[str]) -> Iterator[NotChecked]:
+    """Yield the weights without ids, but for those of a single element, which has one place only.
+
+    Args:
+        dump: The dump.
+        known: Names that were already reported, as wrong or as not checked.
+    """
+    weights = [tensor for tensor in dump.at("stamped") if tensor.role in WEIGHTS]
+    stamped = {name for tensor in weights for name in tensor.names}
+    for tensor in dump.at("initial"):
+        if tensor.role in WEIGHTS and math.prod(tensor.shape) > 1 and not (stamped and _is_whole(tensor)):
+            why = COMPLEX if tensor.dtype.startswith("complex") else WHY
+            yield from (NotChecked(name, why, "order") for name in tensor.names if name not in stamped | known)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether every rank has all of a plain tensor: in a stamped model one without ids has a dtype that holds none."""
+    shards = tensor.shards.values()
+    return all(shard.layout is None and shard.body.local_shape == tensor.shape for shard in shards)
+
+
+MAX_LISTED = 3
+
+
+def with_suspects(
+    of_step: Iterable[Finding | NotChecked], laid_out: LaidOut, weights: Iterable[Finding]
+) -> list[Finding | NotChecked]:
+    """Return a step's results with the weights to look at first in those that no rule explains.
+
+    Args:
+        of_step: What was found of the step.
+        laid_out: The stamped tensors.
+        weights: What was found of the weights: the step of a model that lacks some shows nothing.
+    """
+    results = list(of_step)
+    if not any(map(_is_unexplained, results)):
+        return results
+    absent = [
+        finding.tensor for finding in weights if finding.kind == "incomplete" and finding.tensor and not finding.ranks
+    ]
+    if absent:
+        why = f"the step: its numbers come from a model without {listed(absent, MAX_LISTED)}"
+        kept = [result for result in results if result.tensor and not _is_unexplained(result)]
+        return [*kept, NotChecked("", why, "step")]
+    suspects = list(_suspects(laid_out))
+    return [_blamed(result, suspects) if suspects and _is_unexplained(result) else result for result in results]
+
+
+def _is_unexplained(result: Finding | NotChecked) -> bool:
+    return isinstance(result, Finding) and result.kind == "wrong-value" and result.generic
+
+
+def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, str, str]]:
+    """Yield names of plain tensors whose values were not checked, each with what is odd and what to compare."""
+    for tensor in laid_out.dump.at("stamped"):
+        for name in tensor.names if tensor.claimed is None else ():
+            try:
+                cases = laid_out.cases(tensor, name)
+            except ShardvizError:  # it is not checked for that reason already
+                continue
+            if any(any(check_recomputed(case)) for case in cases):
+                yield (
+                    name,
+                    "computed again on every rank once the model was built",
+                    "numbers with the unsharded model's",
+                )
+            elif any(any(check_zeros(case)) for case in cases):
+                yield (
+                    name,
+                    "zero on some ranks only",
+                    "use: is it a term of a sum over ranks, or a copy to be broadcast",
+                )
+
+
+def _blamed(result: Finding | NotChecked, suspects: list[tuple[str, str, str]]) -> Finding | NotChecked:
+    assert isinstance(result, Finding)
+    return result.because(UncheckedWeights(tuple(suspects), result.explanation))

@@ -1,0 +1,361 @@
+"""What all gradients of a step show together: one factor, a part of them that has a factor, and their norm.
+
+One factor for every gradient, beside a loss that is right, is of no reduction of a single tensor. What does that is a
+backward of another loss than the one that is returned: a loss scale, micro-batches whose losses are not divided. What
+all gradients come from, as the loss, cannot give a factor to a part: a part of one module, or all that an axis splits,
+is where to look. Clipping to a round norm multiplies all gradients, too, and is not an error; clipping by a rank's own
+norm gives each rank a number of its own, and stays a finding.
+
+A norm over shards is the root of the sum of all squares, each counted once. Summed over an axis that keeps copies too,
+it counts those once a rank (torchtune#2420); not summed over an axis that splits, it is a part's (RLinf#1558). Norms
+of parts are not summed or averaged: only their squares add up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.report import NotChecked
+from shardviz.check.step.rules.factors import cause_of_axes, overs, size_clause
+from shardviz.explain.factors import ClippedByParts, NormOverWrongAxes, ScaledBackward, ScaledForward
+from shardviz.explain.losses import NormOfPart
+from shardviz.explain.templates import number, times_text
+from shardviz.relate.factors import ratio_near
+from shardviz.relate.measures import axis_sets, factor_of_all
+from shardviz.relate.tolerance import EXACT, EXPLAINED, SAFETY, SINGLE, least_factor, near_ratio
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
+
+    Found = tuple[Compared, Finding]
+    Values = Mapping[int, NDArray[np.float64]]
+
+MAX_LISTED = 4
+
+CLIP_EPSILON = 1e-6
+"""What torch.nn.utils.clip_grad_norm_ adds to the norm that it divides by."""
+
+
+def of_all_gradients(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[Found], list[Finding | NotChecked]]:
+    """Return the findings left of a step, and one for all gradients together in place of the others."""
+    all_alike = multiplied(evidence)
+    if all_alike is None:
+        return list(pairs), []
+    rest = [(result, finding) for result, finding in pairs if result.role != "grad"]
+    if not all_alike.clipped_to:
+        return rest, [_finding(evidence, all_alike.gradients, all_alike.factor)]
+    return [pair for pair in rest if not _is_clipped(pair[0], all_alike.factor)], [
+        NotChecked("", _why(all_alike), "step")
+    ]
+
+
+def _why(clipped: Multiplied) -> str:
+    return (
+        f"the size of the gradients: the step clips them to a norm of {number(clipped.clipped_to)}, and the unsharded "
+        f"step does not; they are right but for the factor {number(clipped.factor)}; clip by "
+        "torch.nn.utils.clip_grad_norm_, after the last backward, or in optimizer(model, mesh) to have it compared"
+    )
+
+
+def _is_clipped(result: Compared, factor: float) -> bool:
+    """Whether a logged value is the norm of clipped gradients, or another number that is off by their factor."""
+    return result.role == "scalar" and all(
+        result.near(values, factor * result.wanted) for values in result.reduced.values()
+    )
+
+
+def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Finding:
+    ratio = ratio_near(factor, gradients[0].mesh.size, near_ratio(gradients[0].rounding.epsilon))
+    axes = overs(gradients, ratio, evidence.batch) if ratio else []
+    size = " or ".join(over.text for over in axes)
+    exact, is_in_loss = ratio or factor, _is_in_loss(evidence, factor)
+    cause = _cause(gradients, factor, exact)
+    if ratio and axes:
+        cause = cause_of_axes(ratio, axes, of_all=True, or_else=cause)
+    elif is_in_loss:
+        cause = ScaledForward()
+    first = gradients[0]
+    finding = cause.finding(
+        first.name,
+        first.wrong,
+        f"the gradient is {times_text(exact)} the unsharded model's{size_clause(ratio or Fraction(0), size)}",
+        details=("the loss has this factor, too" if is_in_loss else "the loss is right",),
+    ).seen_in(first)
+    return finding if len(gradients) == 1 else _of_all(finding, gradients)
+
+
+def _is_in_loss(evidence: Evidence, factor: float) -> bool:
+    """Whether the loss is off by this factor, too, by no more than rounding allows: it was not called wrong."""
+    loss = evidence.loss
+    factors = [float(held) / float(loss.wanted) for held in loss.reduced.values()] if loss and loss.wanted else []
+    return bool(factors) and all(abs(own - factor) <= EXPLAINED * abs(factor - 1) for own in factors)
+
+
+def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
+    """Return the finding of one gradient as that of the whole run, with each gradient's own in it."""
+    every = "both" if len(gradients) == 2 else f"all {len(gradients):,}"
+    return replace(
+        finding,
+        tensor="",
+        ranks=tuple(sorted({rank for gradient in gradients for rank in gradient.wrong})),
+        sentence=finding.sentence.replace("the gradient is", f"{every} gradients are", 1),
+        pairs=tuple(gradients),
+        members=tuple(
+            replace(finding, tensor=gradient.name, ranks=gradient.wrong, pairs=(gradient,)) for gradient in gradients
+        ),
+    )
+
+
+def _cause(gradients: Sequence[Compared], factor: float, exact: Fraction | float) -> Cause:
+    """Return the cause if no axis tells what the factor comes of."""
+    norm, left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
+    return ClippedByParts(norm, left) if left else ScaledBackward(exact)
+
+
+def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:
+    """Return a norm of parts that is a round number once gradients are clipped; empty if there is none."""
+    for what, norm in norms_of_parts(list(gradients)):
+        left = _round_norm(1.0, norm, _nearness(gradients))
+        if left and not math.isclose(norm, total(gradient.wanted for gradient in gradients)):
+            return what, left
+    return "", 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplied:
+    """What the gradients of a step have in common.
+
+    Attributes:
+        gradients: The gradients, which are the unsharded model's but for the factor.
+        factor: The number that every rank's part of every one is multiplied by.
+        clipped_to: The round norm that they were clipped to; 0 if that is not what multiplied them.
+    """
+
+    gradients: tuple[Compared, ...]
+    factor: float
+    clipped_to: float
+
+
+def multiplied(evidence: Evidence) -> Multiplied | None:
+    """Return the one number that multiplies all gradients beside a loss that is right; None if there is none."""
+    gradients = tuple(gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted) or gradient.wrong)
+    factor = _factor(gradients) if evidence.loss_is_right else None
+    return None if factor is None else Multiplied(gradients, factor, _clipped_to(evidence, gradients, factor))
+
+
+def _round_norm(factor: float, norm: float, near: float) -> float:
+    """Return the number of two digits that a norm is after it was multiplied; 0 if it is none.
+
+    Args:
+        factor: What it was multiplied by, which may have divided by the norm and an epsilon.
+        norm: The norm.
+        near: How far the number may be off, relative to it.
+    """
+    for left in (factor * norm, factor * (norm + CLIP_EPSILON)):
+        asked = float(f"{left:.1e}")
+        if near < SINGLE * 10 and left and abs(left - asked) <= near * asked:
+            return asked
+    return 0.0
+
+
+def _nearness(gradients: Sequence[Compared]) -> float:
+    """Return how far a norm of gradients may be off by rounding, relative to it."""
+    return max(EXACT, SAFETY * max(gradient.rounding.epsilon for gradient in gradients))
+
+
+def _factor(gradients: Sequence[Compared]) -> float | None:
+    factor = factor_of_all(gradients)
+    num_known = sum(np.count_nonzero(gradient.wanted_of(rank)) for gradient in gradients for rank in gradient.reduced)
+    is_far = factor is not None and abs(factor - 1) >= least_factor(gradients[0].rounding.epsilon)
+    return factor if is_far and num_known > 1 else None
+
+
+def _clipped_to(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> float:
+    """Return the round norm that gradients were clipped to; 0 if they were not."""
+    if not 0 < factor < 1:
+        return 0.0
+    distinct = [
+        gradient for gradient in gradients if not any(name < gradient.name for name in evidence.tied_to(gradient.name))
+    ]
+    near = _nearness(gradients)
+    norms = [total(gradient.wanted for gradient in some) for some in (gradients, distinct)]
+    return next((found for norm in norms if (found := _round_norm(factor, norm, near))), 0.0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The gradients of a step that have a factor, and the others.
+
+    Attributes:
+        have: Those that have it.
+        others: Those that have not, zeros left out, which have any.
+    """
+
+    have: tuple[Compared, ...]
+    others: tuple[Compared, ...]
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all gradients have it."""
+        return not self.others
+
+    @property
+    def is_beside_right(self) -> bool:
+        """Whether any other gradient is right, so that nothing that all come from is wrong."""
+        return any(not gradient.wrong for gradient in self.others)
+
+    @cached_property
+    def text(self) -> str:
+        """How many have it, and what only they have in common; empty if all do."""
+        if self.is_all:
+            return ""
+        names = {gradient.name for gradient in self.have}
+        common = [text for text, those in self._traits() if {gradient.name for gradient in those} == names]
+        which = " and ".join(common) or listed((gradient.name for gradient in self.have), MAX_LISTED)
+        have = "has" if len(self.have) == 1 else "have"
+        return f"{len(self.have):,} of {len(self.have) + len(self.others):,} gradients {have} this factor: {which}"
+
+    def _traits(self) -> Iterator[tuple[str, list[Compared]]]:
+        """Yield what gradients may have in common, each with all that have it."""
+        every = (*self.have, *self.others)
+        if inside := _module_of(self.have):
+            yield f"all those of {inside}", [gradient for gradient in every if gradient.name.startswith(f"{inside}.")]
+        last = self.have[0].name.rpartition(".")[2]
+        yield f"all those named {last}", [gradient for gradient in every if gradient.name.rpartition(".")[2] == last]
+        for axis in self.have[0].mesh.axes:
+            yield f"all that {axis} splits", [gradient for gradient in every if gradient.is_split(axis)]
+            yield f"all that are whole along {axis}", [gradient for gradient in every if not gradient.is_split(axis)]
+        yield "all plain tensors", [gradient for gradient in every if gradient.claimed is None]
+        yield "all DTensors", [gradient for gradient in every if gradient.claimed is not None]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The gradients of a step by the factor that they have; gradients of one factor share their part.
+
+    Attributes:
+        gradients: Every gradient of the step that can be compared.
+        ratios: The factor of each, by name.
+    """
+
+    gradients: Sequence[Compared]
+    ratios: Mapping[str, Fraction | None]
+
+    def part_with(self, result: Compared) -> Part:
+        """Return the gradients that have the factor that one of them has."""
+        ratio = self.ratios.get(result.name)
+        return self._by_ratio[ratio] if ratio in self._by_ratio else self._alone(result)
+
+    @cached_property
+    def _known(self) -> tuple[Compared, ...]:
+        return tuple(gradient for gradient in self.gradients if np.any(gradient.wanted))
+
+    @cached_property
+    def _by_ratio(self) -> Mapping[Fraction | None, Part]:
+        ratios = dict.fromkeys(ratio for gradient in self._known if (ratio := self.ratios[gradient.name]) is not None)
+        return {
+            ratio: Part(
+                tuple(gradient for gradient in self._known if self.ratios[gradient.name] == ratio),
+                tuple(gradient for gradient in self._known if self.ratios[gradient.name] != ratio),
+            )
+            for ratio in ratios
+        }
+
+    def _alone(self, result: Compared) -> Part:
+        """Return the part of a gradient that has no factor, or none that another one has."""
+        at = self._positions.get(result.name, len(self._known))
+        return Part((result,), self._known[:at] + self._known[at + 1 :])
+
+    @cached_property
+    def _positions(self) -> Mapping[str, int]:
+        return {gradient.name: position for position, gradient in enumerate(self._known)}
+
+
+def _module_of(have: Sequence[Compared]) -> str:
+    """Return the innermost module that all are in; empty if that is the model."""
+    modules = [gradient.name.split(".")[:-1] for gradient in have]
+    alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))
+    return ".".join(parts[0] for parts in alike)
+
+
+def check_norm(evidence: Evidence, result: Compared) -> Finding | None:
+    """Return the finding if a value should be the norm of all gradients, and is put together in another way."""
+    gradients = list(evidence.gradients.values())
+    whole = np.array(total(gradient.wanted for gradient in gradients))
+    if result.wanted.ndim or not gradients or not result.near(result.wanted, whole):
+        return None
+    squares = {rank: _square(gradients, rank) for rank in result.reduced}
+    for axes in axis_sets(result.mesh.axes, 0):
+        if _is(result, result.over(axes, "sum", squares), root=True):
+            return _of_squares(result, gradients, axes)
+    norms = {rank: np.sqrt(square) for rank, square in squares.items()}
+    for axes in axis_sets(result.mesh.axes):
+        for op, name in (("avg", "mean"), ("sum", "sum")):
+            if _is(result, result.over(axes, op, norms)):
+                over = " and ".join(axes)
+                what = f"the {name} over {over} of each rank's own norm"
+                sentence = f"the value is {what}; the norm of all gradients is the root of the sum of all squares"
+                return result.finding(NormOfPart(over, is_reduced=True), sentence, kind="wrong-scale")
+    return None
+
+
+def total(parts: Iterable[NDArray[np.float64]]) -> float:
+    """Return the norm of all parts together."""
+    return math.sqrt(sum(float(np.sum(part**2)) for part in parts))
+
+
+def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float]]:
+    """Yield norms that are not the whole's but equal on all ranks, as sentences call them."""
+    ranks = sorted({rank for gradient in gradients for rank in gradient.reduced})
+    first = gradients[0]
+    squares = {rank: _square(gradients, rank) for rank in ranks}
+    roots = {rank: np.sqrt(square) for rank, square in squares.items()}
+    for axes in axis_sets(first.mesh.axes):
+        over = " and ".join(axes)
+        ways = (("avg", "mean", roots), ("sum", "sum", roots), ("sum", "root of the sum of squares", squares))
+        for op, name, values in ways:
+            norms = [float(value) for value in first.over(axes, op, values).values()]
+            norms = [math.sqrt(value) for value in norms] if values is squares else norms
+            if norms and max(norms) - min(norms) <= EXACT * max(norms):
+                yield f"the {name} over {over} of each rank's own", norms[0]
+
+
+def _is(result: Compared, values: Values, *, root: bool = False) -> bool:
+    """Whether every rank has logged such a value."""
+    found = {rank: np.sqrt(value) for rank, value in values.items()} if root else values
+    return set(found) == set(result.reduced) and all(result.near(result.reduced[rank], found[rank]) for rank in found)
+
+
+def _square(gradients: list[Compared], rank: int) -> NDArray[np.float64]:
+    """Return the sum of the squares of what a rank has."""
+    squares = [float(np.sum(gradient.reduced[rank] ** 2)) for gradient in gradients if rank in gradient.reduced]
+    return np.array(sum(squares))
+
+
+def _of_squares(result: Compared, gradients: list[Compared], axes: tuple[str, ...]) -> Finding:
+    copied = next(((name, axis) for axis in axes for name in _names(gradients, axis, split=False)), ("", ""))
+    others = [axis for axis in result.mesh.axes if axis not in axes]
+    left = next(((name, axis) for axis in others for name in _names(gradients, axis)), ("", ""))
+    over = f"summed over {' and '.join(axes)}" if axes else "not summed over any axis"
+    sentence = f"the value is the norm of all gradients with the squares of each rank's {over}"
+    return result.finding(NormOverWrongAxes(*copied, *left), sentence)
+
+
+def _names(gradients: list[Compared], axis: str, *, split: bool = True) -> Iterator[str]:
+    """Yield the gradients that an axis splits, or those that it keeps copies of."""
+    yield from (gradient.name for gradient in gradients if gradient.is_split(axis) == split)

@@ -1,0 +1,243 @@
+"""`wrong-scale`: a result is the unsharded model's, times a number.
+
+A sum where a mean belongs multiplies by the number of ranks, a mean where a sum belongs divides by it. Whether an axis
+splits the batch, and whether it splits the tensor, tells apart what multiplies: FSDP reduces what it splits and has a
+setting of its own, copies are reduced by the training loop, and along an axis whose ranks see the same batch nothing is
+averaged at all. A reduction over an axis that splits a tensor is never advised: it mixes shards. A number that is no
+axis's size comes of what ranks compute by themselves: clipping by the norm of their own shard, a loss scale.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from shardviz.explain.factors import (
+    AveragedNotSummed,
+    ClippedByParts,
+    DividedByWorldSize,
+    DividedShardGradient,
+    FsdpDividedAgain,
+    FsdpSumsGradients,
+    LossScaleLeft,
+    LostContributions,
+    RepeatedSum,
+    ScaledByOwnCount,
+    ScaledForward,
+    ScaledInStep,
+    ScaledSharedPart,
+    SummedContributions,
+    SummedNotAveraged,
+    UndividedShardGradient,
+)
+from shardviz.explain.losses import DividedMean, SummedValue, UnsummedValue
+from shardviz.explain.templates import number, times_text
+from shardviz.relate.measures import axes_of_size, factors_of_ranks, ratio_of
+from shardviz.relate.tolerance import SINGLE, near_ratio
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.rules.all_gradients import Part
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.factors import FactorOfAxes
+    from shardviz.explain.finding import Finding
+    from shardviz.layout.mesh import Mesh
+
+    Batch = Mapping[str, bool]
+
+MAX_LISTED = 3
+LOSS_SCALE = 16
+"""Gradients that are larger by this power of two or a higher one on some ranks only may carry a loss scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Axes whose sizes multiply to a factor.
+
+    Attributes:
+        axes: The axes.
+        size: The product of their sizes.
+        batch: Whether each of them splits the batch; None if that is not known.
+        splits: Whether one of them splits a gradient that has the factor.
+        labeled: Whether that gradient is a DTensor, as FSDP's are.
+    """
+
+    axes: tuple[str, ...]
+    size: int
+    batch: bool | None
+    splits: bool
+    labeled: bool
+
+    @property
+    def text(self) -> str:
+        """The axes, as sentences call them."""
+        return " * ".join(self.axes)
+
+
+def batch_of(axes: Sequence[str], batch: Batch | None) -> bool | None:
+    """Return whether all of some axes split the batch, or none of them; None if that differs or is not known."""
+    known = {batch.get(axis) for axis in axes} if batch is not None else {None}
+    return known.pop() if len(known) == 1 else None
+
+
+def check_scale(
+    result: Compared, batch: Batch | None = None, part: Part | None = None, *, is_mean: bool = False
+) -> Finding | None:
+    """Return the finding if every rank is off by the same ratio, or by a number of its own.
+
+    Args:
+        result: The result.
+        batch: Whether each axis of the run splits the batch; None if that is not known.
+        part: The gradients that have the same factor; None if the others are not known.
+        is_mean: Whether the value is known to be a mean over the batch, as the loss is.
+    """
+    ratio = ratio_of(result)
+    if ratio is None or ratio == 1:
+        return _by_numbers(result, part)
+    axes = overs([result], ratio, batch)
+    size = " or ".join(over.text for over in axes)
+    of_all = part is not None and part.is_all
+    cause = (
+        _of_value(ratio, size, is_mean=is_mean)
+        if result.role == "scalar"
+        else _of_shared(result, ratio) or _of_gradient(ratio, axes, of_all=of_all)
+    )
+    sentence = f"the {result.what} is {times_text(ratio)} {result.whose}{size_clause(ratio, size)}"
+    return result.finding(cause, sentence, details=(part.text,) if part is not None and part.text else ())
+
+
+def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> Cause:
+    """Return the cause of a logged number's factor."""
+    if ratio > 1:
+        return SummedValue(axes)
+    return DividedMean(axes, 1 / ratio) if is_mean else UnsummedValue(axes)
+
+
+def _of_gradient(ratio: Fraction, axes: Sequence[Over], *, of_all: bool) -> Cause:
+    if axes:
+        return cause_of_axes(ratio, axes, of_all=of_all)
+    return SummedContributions(ratio, of_all) if ratio > 1 else LostContributions(ratio, 1 / ratio)
+
+
+def _of_shared(result: Compared, ratio: Fraction) -> Cause | None:
+    """Return the cause if the factor is the number of ranks that hold each part, and these are those of no axis."""
+    holders = result.holders
+    count = len(holders[0]) if holders else 0
+    is_shared = count > 1 and all(len(ranks) == count for ranks in holders) and len(holders) > 1
+    axes = [group for axis in result.mesh.axes for group in result.mesh.groups(axis)]
+    if not is_shared or ratio not in (count, Fraction(1, count)) or holders[0] in axes:
+        return None
+    return ScaledSharedPart(len(holders), len(result.reduced), count, tuple(holders), is_sum=ratio > 1)
+
+
+def cause_of_ratio(result: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> Cause:
+    """Return the cause of a ratio that a gradient has besides its copies differing along some axes.
+
+    Nothing was reduced over these; if another axis has the size, it is the other.
+    """
+    found = overs([result], ratio, batch)
+    others = [over for over in found if not {*over.axes} & {*apart}]
+    return _of_gradient(ratio, others or found, of_all=False)
+
+
+def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -> list[Over]:
+    """Return the fewest axes whose sizes multiply to the ratio, or to one over it, in all ways.
+
+    Axes along which some ranks have no such gradient, as stages of a pipeline, are left out: nothing reduces over them.
+    """
+    mesh = gradients[0].mesh
+    spread = {axis for axis in mesh.axes for gradient in gradients if gradient.has_group(axis)}
+    return [
+        Over(
+            axes,
+            _size(ratio),
+            batch_of(axes, batch),
+            any(gradient.is_split(axis) for gradient in gradients for axis in axes),
+            any(
+                gradient.claimed is not None and any(gradient.is_split(axis) for axis in axes) for gradient in gradients
+            ),
+        )
+        for axes in _products(mesh, ratio)
+        if set(axes) <= spread
+    ]
+
+
+def cause_of_axes(ratio: Fraction, axes: Sequence[Over], *, of_all: bool, or_else: Cause | None = None) -> Cause:
+    """Return the cause of gradients that have a factor, with all axes that it may come of.
+
+    Args:
+        ratio: The factor.
+        axes: The axes.
+        of_all: Whether all gradients of the step have it; what all come from, as the loss, cannot be off by it else.
+        or_else: What else it may come of.
+    """
+    first, *others = ((_too_large if ratio > 1 else _too_small)(over, of_all=of_all) for over in axes)
+    return replace(first, or_over=tuple(others), or_else=or_else)
+
+
+def _too_large(over: Over, *, of_all: bool) -> FactorOfAxes:
+    axes, size = over.text, over.size
+    if over.batch is False:
+        return RepeatedSum(axes)
+    if over.splits:
+        return (FsdpSumsGradients if over.labeled else UndividedShardGradient)(axes, size, of_all)
+    return SummedNotAveraged(axes)
+
+
+def _too_small(over: Over, *, of_all: bool) -> FactorOfAxes:
+    axes, size = over.text, over.size
+    if over.batch is False and not over.splits:
+        return DividedByWorldSize(axes)
+    if over.splits and over.labeled and over.batch is not False:
+        return FsdpDividedAgain(axes, size, of_all)
+    return DividedShardGradient(axes, size) if over.splits else AveragedNotSummed(axes)
+
+
+def _by_numbers(result: Compared, part: Part | None) -> Finding | None:
+    """Return the finding if every rank's values are those wanted, times any number."""
+    factors = factors_of_ranks(result)
+    if not factors:
+        return None
+    low, high = min(factors.values()), max(factors.values())
+    alike = high - low <= near_ratio(result.rounding.epsilon) * abs(high)
+    shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
+    times = f"{number(high)} times {result.whose} on every rank" if alike else f"scaled by {shown}"
+    cause: Cause = ClippedByParts() if result.role == "grad" else ScaledByOwnCount()
+    if _is_loss_scale(factors.values()):
+        cause = LossScaleLeft()
+    if alike:
+        of_all = part is None or not part.is_beside_right
+        cause = ScaledForward() if result.role == "output" else ScaledInStep(of_all)
+    return result.finding(cause, f"the {result.what} is {times}")
+
+
+def _is_loss_scale(factors: Iterable[float]) -> bool:
+    """Whether some ranks' factor is 1 and that of all others one large power of two."""
+    high = {factor for factor in factors if abs(factor - 1) > SINGLE}
+    scale = max(high, default=0.0)
+    power = 2.0 ** round(math.log2(scale)) if scale >= LOSS_SCALE else 0.0
+    return bool(power) and all(abs(factor - power) <= SINGLE * power for factor in high)
+
+
+def size_in_words(mesh: Mesh, ratio: Fraction) -> str:
+    """Name the fewest axes whose sizes multiply to the ratio or to one over it: `dp or tp`, `dp * tp`."""
+    return " or ".join(" * ".join(axes) for axes in _products(mesh, ratio))
+
+
+def _size(ratio: Fraction) -> int:
+    return ratio.numerator if ratio > 1 else ratio.denominator
+
+
+def _products(mesh: Mesh, ratio: Fraction) -> list[tuple[str, ...]]:
+    """Return the sets of the fewest axes whose sizes multiply to the ratio, or to one over it."""
+    return axes_of_size(mesh, _size(ratio)) if 1 in (ratio.numerator, ratio.denominator) else []
+
+
+def size_clause(ratio: Fraction | float, axes: str) -> str:
+    """Return the clause that names the axes whose size a ratio is, or one over it; empty if there are none."""
+    return f", {'' if ratio > 1 else '1 over '}the size of {axes}" if axes else ""

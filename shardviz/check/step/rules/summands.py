@@ -1,0 +1,241 @@
+"""Gradients in which micro-batches, or terms of the loss, count more often than others, or not at all.
+
+The unsharded model's gradient is known of every micro-batch and of every term. If wrong gradients are a sum of these
+with other weights than the right ones, which least squares finds, the weights say what went wrong: only the last
+micro-batch counts if gradients are zeroed between them, the earlier ones count more often if each reduction sums what
+was reduced before. If there are no such weights, and all gradients are right that other terms alone reach, the one term
+that reaches all wrong ones is computed otherwise.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.dump.records.step import of_loss_term, of_micro_batch
+from shardviz.explain.gradients import (
+    LostMicroBatches,
+    MicroBatchesReducedAgain,
+    RepeatedMicroBatch,
+    UnclearedGradients,
+    UnequalMicroBatches,
+)
+from shardviz.explain.losses import MiscountedTerm, TermOfPart
+from shardviz.explain.templates import number, times_text
+from shardviz.relate.factors import ratio_near
+from shardviz.relate.measures import columns_of, weights_between
+from shardviz.relate.tolerance import TELLING, near_ratio
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
+
+    Found = tuple[Compared, Finding]
+    Parts = Sequence[NDArray[np.float64]]
+    Weights = tuple[float, ...]
+
+DIGITS = 3
+"""Weights of micro-batches are rounded to this many digits after the point."""
+
+MAX_LISTED = 8
+MAX_TERMS = 4
+
+
+def _parts_of(evidence: Evidence, name: str, named: Callable[[str, int], str]) -> list[NDArray[np.float64]]:
+    """Return the unsharded model's gradient of each micro-batch, or of each term of the loss."""
+    parts: list[NDArray[np.float64]] = []
+    while part := evidence.dump.find("reference", "activation", named(name, len(parts))):
+        parts.append(evidence.dump.values(part.first, named(name, len(parts))))
+    return parts
+
+
+def _largest(part: NDArray[np.float64]) -> float:
+    return float(np.max(np.abs(part), initial=0.0))
+
+
+def of_micro_batches(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[Found], list[Finding]]:
+    """Return the findings left of a step, and one for micro-batches that count wrongly."""
+    unexplained = [result for result, finding in pairs if result.role == "grad" and finding.generic]
+    weights = {result.name: of for result in unexplained if (of := _weights(evidence, result))}
+    distinct = set(weights.values())
+    has_output = any(result.role == "output" for result, _ in pairs)
+    if len(distinct) != 1 or (has_output and not _repeated(min(distinct))):
+        return list(pairs), []
+    covered = [
+        result
+        for result in unexplained
+        if result.name in weights or not _tells(result, _parts_of(evidence, result.name, of_micro_batch))
+    ]
+    left = [(result, finding) for result, finding in pairs if result not in covered]
+    if has_output:  # what was run is another batch, and its outputs and loss are right for that one
+        left = [(result, finding) for result, finding in left if result.role == "grad" or not finding.generic]
+    weighted = [result for result in unexplained if result.name in weights]
+    ranks = {rank for result in weighted for rank in result.wrong}
+    return left, [_of_weights(evidence, list(weights), min(distinct), tuple(sorted(ranks))).seen_in(*weighted)]
+
+
+def _repeated(weights: Weights) -> tuple[int, ...]:
+    """Return the micro-batches that were run in place of others, which do not count; as many runs as there are."""
+    whole = all(weight == round(weight) >= 0 for weight in weights)
+    if not whole or sum(weights) != len(weights) or 0 not in weights:
+        return ()
+    return tuple(index for index, weight in enumerate(weights) if weight > 1)
+
+
+def _tells(result: Compared, parts: Parts) -> bool:
+    """Whether a part that counts wrongly would show in a gradient."""
+    is_large = bool(parts) and min(map(_largest, parts)) > TELLING * result.tolerance
+    return is_large and result.wanted.size >= 2 * len(parts)
+
+
+def _weights(evidence: Evidence, result: Compared) -> Weights:
+    """Return how often each micro-batch counts, the same on all ranks; empty if that does not explain a gradient."""
+    parts = _parts_of(evidence, result.name, of_micro_batch)
+    if not _tells(result, parts) or len(result.wrong) < len(result.reduced):
+        return ()
+    parts = [part.reshape(result.wanted.shape) / len(parts) for part in parts]
+    if not result.near(sum(parts, np.zeros(result.wanted.shape)), result.wanted):
+        return ()
+    weights = {_fitted(result, rank, parts) for rank in result.reduced}
+    return weights.pop() if len(weights) == 1 else ()
+
+
+def _fitted(result: Compared, rank: int, parts: Parts) -> Weights:
+    columns, held = columns_of(result, parts, rank), result.reduced[rank].ravel()
+    solved = weights_between(columns, held) if len(held) >= 2 * len(parts) else None
+    if solved is None:
+        return ()
+    weights = tuple(round(float(weight), DIGITS) + 0.0 for weight in solved)
+    fits = result.near(columns @ np.array(weights), held, scale=max(map(abs, weights)))
+    return weights if fits and len(set(weights)) > 1 else ()
+
+
+def _of_weights(evidence: Evidence, names: list[str], weights: Weights, ranks: tuple[int, ...]) -> Finding:
+    times = listed(map(number, weights), MAX_LISTED)
+    what = "the gradient has" if len(names) == 1 else f"{len(names)} gradients have"
+    return _cause(evidence, names, weights).finding(
+        names[0] if len(names) == 1 else "",
+        ranks,
+        f"{what} the {len(weights)} micro-batches {times} times, respectively, and each should count once",
+        details=(f"these are {listed(names, MAX_LISTED)}",) if len(names) > 1 else (),
+    )
+
+
+def _cause(evidence: Evidence, names: list[str], weights: Weights) -> Cause:
+    """Return why micro-batches count with these weights."""
+    counted = [index for index, weight in enumerate(weights) if weight]
+    if again := _repeated(weights):
+        return RepeatedMicroBatch(again)
+    if counted == [len(weights) - 1]:
+        return LostMicroBatches()
+    if len(counted) < len(weights):
+        return LostMicroBatches(tuple(index for index in range(len(weights)) if index not in counted))
+    axes = _summed_again(evidence, names, weights)
+    if weights == tuple(range(len(weights), 0, -1)):
+        return UnclearedGradients(axes)
+    if axes:
+        return MicroBatchesReducedAgain(axes, weights[0] / weights[1])
+    return UnequalMicroBatches()
+
+
+def _summed_again(evidence: Evidence, names: list[str], weights: Weights) -> str:
+    """Name the axes whose size is the ratio of each weight to the next; empty if there is none."""
+    ratios = {round(weight / following, DIGITS) for weight, following in pairwise(weights)}
+    mesh = evidence.gradients[names[0]].mesh
+    fitting = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and {mesh.axis_size(axis)} == ratios]
+    return " or ".join(fitting) or ("all ranks" if ratios == {mesh.size} else "")
+
+
+def of_loss_terms(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[Found], list[Finding]]:
+    """Return the findings left of a step, and one for a term of the loss that counts wrongly."""
+    terms = {name: _terms(evidence, result) for name, result in evidence.gradients.items()}
+    count = max(map(len, terms.values()), default=0)
+    is_output = any(result.role == "output" for result, _ in pairs)
+    open_ = [(result, finding) for result, finding in pairs if finding.generic or result.role == "grad"]
+    wrong = [result for result, _ in open_ if result.role == "grad"]
+    is_split = count > 1 and all(len(gradients) == count for gradients in terms.values())
+    if is_output or not wrong or not is_split or len(open_) != len(pairs):
+        return list(pairs), []
+    ranks = tuple(sorted({rank for result in wrong for rank in result.wrong}))
+    weights = _weights_of_terms(evidence, wrong, terms, count)
+    if weights:
+        return [], [_miscounted(evidence, weights, [result.name for result in wrong], ranks)]
+    odd = _odd_term(evidence, wrong, terms, count) if not evidence.loss_is_right else None
+    if odd is None:
+        return list(pairs), []
+    names = listed([result.name for result in wrong], MAX_TERMS)
+    which = f"{_named(evidence, odd)} in the unsharded model"
+    sentence = f"{which}, is wrong: only gradients that the term reaches are wrong, {names}"
+    return [], [TermOfPart(odd + 1, count).finding("loss", ranks, sentence)]
+
+
+def _terms(evidence: Evidence, result: Compared) -> Parts:
+    """Return the unsharded model's gradient of each term of the loss."""
+    parts = [part.reshape(result.wanted.shape) for part in _parts_of(evidence, result.name, of_loss_term)]
+    return parts if parts and result.near(sum(parts, np.zeros(result.wanted.shape)), result.wanted) else []
+
+
+def _weights_of_terms(
+    evidence: Evidence, wrong: Sequence[Compared], terms: Mapping[str, Parts], count: int
+) -> tuple[Fraction, ...]:
+    """Return how often each term counts in all gradients; empty if that explains none, or all count alike."""
+    places = [(result, rank) for result in wrong for rank in result.reduced]
+    columns = np.concatenate([columns_of(result, terms[result.name], rank) for result, rank in places])
+    held = np.concatenate([result.reduced[rank].ravel() for result, rank in places])
+    solved = weights_between(columns, held) if len(held) >= 4 * count else None
+    sizes = [_largest(columns[:, at]) for at in range(count)]
+    tolerance = max(result.tolerance for result in wrong)
+    if solved is None or min(sizes) <= TELLING * tolerance:
+        return ()
+    most = wrong[0].mesh.size * max(evidence.activations.num_micro_batches, 1)
+    near = near_ratio(wrong[0].rounding.epsilon)
+    weights = (Fraction(0) if abs(weight) <= near else ratio_near(weight, most, near) for weight in solved.tolist())
+    ratios = tuple(weight for weight in weights if weight is not None)
+    if len(ratios) < count or len(set(ratios)) == 1:
+        return ()
+    allowed = tolerance * max(map(float, map(abs, ratios)))
+    made = columns @ np.array([float(ratio) for ratio in ratios])
+    return ratios if bool(np.all(np.abs(made - held) <= max(allowed, near * max(sizes)))) else ()
+
+
+def _odd_term(evidence: Evidence, wrong: Sequence[Compared], terms: Mapping[str, Parts], count: int) -> int | None:
+    """Return the one term that reaches all wrong gradients, if each other one alone reaches a right one."""
+    names = {result.name for result in wrong}
+
+    def reach(name: str) -> set[int]:
+        tolerance = evidence.gradients[name].tolerance
+        return {at for at, part in enumerate(terms[name]) if _largest(part) > tolerance}
+
+    right = [reach(name) for name in terms if name not in names]
+    odd = set.intersection(*(reach(name) for name in names)) - set().union(*right)
+    others = set(range(count)) - odd
+    return odd.pop() if len(odd) == 1 and others <= set().union(*right) else None
+
+
+def _named(evidence: Evidence, at: int) -> str:
+    """Say which term of the loss, with its value in the unsharded step."""
+    value = evidence.dump.find("reference", "activation", of_loss_term("loss", at))
+    size = "" if value is None else f", {number(float(evidence.dump.values(value.first, of_loss_term('loss', at))))}"
+    return f"term {at + 1} of the loss{size}"
+
+
+def _miscounted(evidence: Evidence, weights: Sequence[Fraction], names: list[str], ranks: tuple[int, ...]) -> Finding:
+    odd = [at for at, weight in enumerate(weights) if weight != 1]
+    times = listed((f"{_named(evidence, at)}, counts {times_text(weights[at])} its weight" for at in odd), MAX_TERMS)
+    cause = MiscountedTerm(odd[0] + 1, len(weights), weights[odd[0]])
+    return cause.finding(
+        "loss",
+        ranks,
+        f"in all wrong gradients {times} in the unsharded model",
+        details=(f"these are {listed(names, MAX_TERMS)}",),
+    )

@@ -1,0 +1,371 @@
+"""What each rank has, at every place of a step, of what an unsharded step has there: the one judge of steps.
+
+Ranks record values and judge nothing. A probe's ranks ask for this judgement while they wait (`for_ranks`), and
+`shardviz diff` makes it of two jobs' traces. A part of the whole's values is found by some split over the mesh, as the
+terms of a sum, or as slices in another order. Gradients of activations are those of a rank's own loss, which is a mean
+over its part of the batch: they are the whole's times one number, which the last module's gradient gives.
+
+How far values may be off: some times what rounding alone does to the place, if that was measured. Otherwise in narrow
+numbers two right jobs drift apart from module to module, so that places may be as far apart as those before them that
+are right, and a little more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.trace.calls import NUMBER, is_within
+from shardviz.check.step.trace.traces import float_of
+from shardviz.check.step.trace.values import in_both
+from shardviz.dump.records.trace import PointRecord
+from shardviz.layout.candidates import placements_of, shared_placements
+from shardviz.layout.layout import Layout
+from shardviz.layout.notation import write
+from shardviz.layout.placements import Partial
+from shardviz.relate.factors import scale_between, whole_multiple
+from shardviz.relate.slices import Slices, places_in
+from shardviz.relate.sums import placements_of_sum
+from shardviz.relate.tolerance import DRIFT, EXACT, FEW, MANY, MOST_NOISE, TENSOR_FLOAT, TYPICAL_POINT, above_noise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.trace.traces import Point
+    from shardviz.check.step.trace.values import Kept
+    from shardviz.dump.records.trace import Place, State
+    from shardviz.layout.candidates import Placements
+    from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Region
+
+NARROW = ("bfloat16", "float16")
+
+BAD: tuple[State, ...] = ("odd", "repeated")
+
+MAX_WRONG = 16
+"""The values of so many wrong places, forward and backward, are looked at: behind them all is a consequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How far rounding alone takes a step.
+
+    Attributes:
+        points: The whole's points, from weights and batch that were moved by a rounding.
+        precision: The relative precision of the narrowest numbers in the step.
+    """
+
+    points: Mapping[Place, Point]
+    precision: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    """What the ranks have at a place.
+
+    Attributes:
+        state: In a word, on each rank that has it.
+        layout: The placements that fit all of them; None if none do.
+        near: How far an element was allowed to be off.
+    """
+
+    state: Mapping[int, State]
+    layout: Placements | None
+    near: float
+
+
+@dataclass
+class Judging:
+    """A step on many ranks and the whole step, at every place that both have.
+
+    Attributes:
+        whole: What the unsharded step has.
+        ranks: What each rank has.
+        mesh: The ranks' mesh.
+        noise: How far rounding alone takes the whole; None if that was not measured.
+        drift: How far apart places are that are right, at most, relative to their size.
+        num_not_finite: Places at which the whole has NaN or infinity, so that nothing can be judged.
+    """
+
+    whole: Mapping[Place, Point]
+    ranks: Mapping[int, Mapping[Place, Point]]
+    mesh: Mesh
+    noise: Noise | None = None
+    drift: float = field(default=0.0)
+    num_not_finite: int = field(default=0)
+
+    @cached_property
+    def judgments(self) -> Mapping[Place, Judgment]:
+        """What is at every place, in the order of the whole: forward, then backward."""
+        places = [place for place in self.whole if any(place in own for own in self.ranks.values())]
+        forward = sorted((place for place in places if not place.is_gradient), key=self._order)
+        backward = sorted((place for place in places if place.is_gradient), key=self._order, reverse=True)
+        return {place: judgment for place in (*forward, *backward) if (judgment := self.judged(place)) is not None}
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """The places at which any rank has values."""
+        by_rank = (own.items() for own in self.ranks.values())
+        return list(dict.fromkeys(place for own in by_rank for place, point in own if point.values is not None))
+
+    def _order(self, place: Place) -> int:
+        return self.whole[place].order
+
+    @cached_property
+    def scales(self) -> Mapping[int, float]:
+        """For each rank, what the gradients of its activations are the whole's times.
+
+        The last gradient that is the whole's times a number gives it; ranks that have no such place share the others'.
+        """
+        by_rank = {rank: self._scale_of(rank) for rank in self.ranks}
+        known = [pair for pair in by_rank.values() if pair is not None]
+        last = max((order for order, _ in known), default=-1)
+        at_end = {scale for order, scale in known if order == last}
+        common = at_end.pop() if len(at_end) == 1 else None
+        return {
+            rank: pair[1] if pair is not None and (pair[0] == last or common is None) else common or 1.0
+            for rank, pair in by_rank.items()
+        }
+
+    def _scale_of(self, rank: int) -> tuple[int, float] | None:
+        own = [place for place in self.ranks[rank] if place.what == "gradient of output" and place in self.whole]
+        for place in sorted(own, key=self._order, reverse=True):
+            whole, part = self.whole[place].values, self.ranks[rank][place].values
+            if whole is not None and part is not None and float_of(whole):
+                near = self._near(place, whole, {rank: part}, drift=0.0)
+                for _, region in placements_of(whole.shape, part.shape, self.mesh, rank):
+                    pair = in_both(whole, part, region)
+                    if pair is not None and (scale := scale_between(pair[1], pair[0], near)) is not None:
+                        return self._order(place), scale
+        return None
+
+    def scale(self, place: Place, rank: int) -> float:
+        """Return what the whole's values are multiplied by at a place, on a rank."""
+        return self.scales[rank] if place.is_gradient else 1.0
+
+    def _near(self, place: Place, whole: Kept, parts: Mapping[int, Kept], drift: float) -> float:
+        """Return how far an element may be off."""
+        size, moved = float_of(whole), self._moved(place, whole)
+        if moved is not None and self.noise is not None:
+            return above_noise(float_of(moved), self.noise.precision * size, MOST_NOISE * size)
+        base = max((max(whole.tolerance, part.tolerance) for part in parts.values()), default=EXACT)
+        return (max(base, min(DRIFT * drift, MOST_NOISE)) if base >= TENSOR_FLOAT else base) * size
+
+    def _moved(self, place: Place, whole: Kept) -> Kept | None:
+        """Return how far rounding alone moves each element of the whole; None if that was not measured there."""
+        point = self.noise.points.get(place) if self.noise is not None else None
+        if point is None or point.values is None or point.values.values.shape != whole.values.shape:
+            return None
+        return whole.with_values(np.abs(point.values.values - whole.values))
+
+    def judged(self, place: Place) -> Judgment | None:
+        """Return what the ranks have at a place; None if nothing can be judged."""
+        whole = self.whole[place].values
+        by_rank = {rank: points[place] for rank, points in self.ranks.items() if place in points}
+        parts = {rank: point.values for rank, point in by_rank.items() if point.values is not None}
+        absent: dict[int, State] = {
+            rank: "none" if point.needs_grad else "cut"
+            for rank, point in by_rank.items()
+            if point.values is None and self._is_known_to_be_absent(place, rank)
+        }
+        if whole is None or not (parts or absent):
+            return None
+        if not np.all(np.isfinite(whole.values)):
+            self.num_not_finite += 1
+            return None
+        at = _Place(self, place, whole, parts, self._near(place, whole, parts, self.drift))
+        layout = at.split() or at.sum()
+        state: State = "odd"
+        if layout is not None:
+            state = "pending" if any(isinstance(placement, Partial) for placement in layout) else "right"
+            self.drift = max(self.drift, at.farthest)
+        elif parts:
+            state = at.of_slices()
+        return Judgment(dict.fromkeys(parts, state) | absent, layout, at.near)
+
+    def _is_known_to_be_absent(self, place: Place, rank: int) -> bool:
+        """Whether a gradient is not there that should be: what it is the gradient of was kept."""
+        whole = self.whole[place].values
+        forward = self.ranks[rank].get(place.forward)
+        is_kept = forward is not None and forward.values is not None
+        return place.is_gradient and is_kept and whole is not None and bool(np.any(whole.values))
+
+    @cached_property
+    def wrong(self) -> list[Place]:
+        """The first wrong places, forward and backward, and outputs out of order that other layers have in order."""
+        wrong = [place for place, judgment in self.judgments.items() if set(judgment.state.values()) & set(BAD)]
+        forward = [place for place in wrong if not place.is_gradient]
+        backward = [place for place in wrong if place.is_gradient]
+        outputs = {place: judgment for place, judgment in self.judgments.items() if place.what == "output"}
+        in_order = {_layer(place) for place, judgment in outputs.items() if "right" in judgment.state.values()}
+        moved = [place for place, judgment in outputs.items() if "moved" in judgment.state.values()]
+        moved = [place for place in moved if _layer(place) in in_order]
+        return [*forward[:MAX_WRONG], *backward[:MAX_WRONG], *moved[:MAX_WRONG]]
+
+    def records(self, rank: int) -> list[PointRecord]:
+        """Return what a rank has at every place; of the first wrong ones also the term that they have too often."""
+        wrong = set(self.wrong)
+        return [
+            self._record(place, judgment, rank, is_wrong=place in wrong)
+            for place, judgment in self.judgments.items()
+            if rank in judgment.state
+        ]
+
+    def _record(self, place: Place, judgment: Judgment, rank: int, *, is_wrong: bool) -> PointRecord:
+        whole, point = self.whole[place], self.ranks[rank][place]
+        has_noise = self.noise is not None or (whole.values is not None and whole.values.dtype in NARROW)
+        layout = ""
+        if judgment.layout is not None and point.values is not None and whole.values is not None:
+            layout = write(Layout.from_placements(self.mesh, whole.values.shape, judgment.layout))
+        return PointRecord(
+            place.module,
+            place.what,
+            whole.order,
+            judgment.state[rank],
+            place.call,
+            place.tensor,
+            point.tensor,
+            layout,
+            whole.type,
+            judgment.near if has_noise else 0.0,
+            self.scale(place, rank),
+            *(self._added(place, rank) if is_wrong and judgment.state[rank] == "odd" else ("", 0)),
+        )
+
+    def _added(self, place: Place, rank: int) -> tuple[str, int]:
+        """Return the term that a value has too often, and how often (-1: it lacks it); empty if there is none.
+
+        What a module returns is often a sum, of what it was given and what modules in it return, and the gradient of an
+        input is one of what the module sends back and what goes around it, as a residual does.
+        """
+        whole, part = self.whole[place].values, self.ranks[rank][place].values
+        if whole is None or part is None or not (whole.is_whole and part.is_whole) or part.values.size < FEW:
+            return "", 0
+        terms = list(self._terms(place, rank, part.shape))
+        for _, region in placements_of(whole.shape, part.shape, self.mesh, rank) if terms else ():
+            pair = in_both(whole, part, region)
+            excess = pair[1] - pair[0] * self.scale(place, rank) if pair is not None else None
+            for name, term in terms:
+                times = whole_multiple(excess, term, self.judgments[place].near) if excess is not None else 0
+                if times:
+                    return name, times
+        return "", 0
+
+    def _terms(self, place: Place, rank: int, shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray[np.float64]]]:
+        for other, point in self.ranks[rank].items():
+            name = _name_of_term(place, other)
+            judgment = self.judgments.get(other)
+            is_right = name == "input" or (judgment is not None and judgment.state.get(rank) == "right")
+            if name and is_right and point.values is not None and point.values.is_whole and point.values.shape == shape:
+                yield name, point.values.values
+
+
+def _layer(place: Place) -> str:
+    return NUMBER.sub("*", place.module)
+
+
+def _name_of_term(place: Place, other: Place) -> str:
+    """Return the name of a term of a sum; empty if the value at `other` is not a term of that at `place`."""
+    if place.what == "output" and other.what == "input" and (other.module, other.call) == (place.module, place.call):
+        return "input"
+    if place.what == "output":
+        return other.module if other.what == "output" and is_within(other.module, place.module) else ""
+    parent = place.module.rpartition(".")[0]
+    is_beside = other.module.rpartition(".")[0] == parent and other.module != place.module
+    is_around = bool(parent) and other.what == "gradient of output" and (is_beside or other.module == parent)
+    return other.module if place.what == "gradient of input" and is_around else ""
+
+
+@dataclass
+class _Place:
+    """One place that is judged.
+
+    Attributes:
+        judging: The step.
+        place: The place.
+        whole: What the unsharded step has there.
+        parts: What ranks have.
+        near: How far an element may be off.
+        farthest: How far the parts are off that were found to be right, relative to the whole's size.
+    """
+
+    judging: Judging
+    place: Place
+    whole: Kept
+    parts: Mapping[int, Kept]
+    near: float
+    farthest: float = 0.0
+
+    def split(self) -> Placements | None:
+        """Return the placements that give every rank the values that it has, with the fewest splits."""
+        off: dict[int, float] = {}
+
+        def fits(rank: int, region: Region) -> bool:
+            apart = self._apart(rank, self.parts[rank], region)
+            off[rank] = apart or 0.0
+            return apart is not None
+
+        shapes = {rank: part.shape for rank, part in self.parts.items()}
+        placements = shared_placements(self.whole.shape, shapes, self.judging.mesh, fits)
+        if placements is not None:
+            self.farthest = max(off.values()) / (float_of(self.whole) or 1.0)
+        return placements
+
+    def _apart(self, rank: int, part: Kept, region: Region, *, is_sum: bool = False) -> float | None:
+        """Return how far a part is from a region of the whole; None if that is too far, or nothing is kept of both."""
+        pair = in_both(self.whole, part, region)
+        if pair is None:
+            return None
+        scale = self.judging.scale(self.place, rank)
+        off = np.abs(pair[1] - pair[0] * scale)
+        apart = float(np.max(off, initial=0.0)) / max(1.0, abs(scale))
+        if not apart <= self.near:
+            return None
+        return apart if is_sum or self._is_typical(off, pair[0], part, region, scale) else None
+
+    def _is_typical(
+        self, off: NDArray[np.float64], wanted: NDArray[np.float64], part: Kept, region: Region, scale: float
+    ) -> bool:
+        """Whether a part is no farther off on the whole than rounding takes it, if that was measured."""
+        noise, moved = self.judging.noise, self._moved
+        pair = in_both(moved, part, region) if moved is not None and off.size >= MANY else None
+        if noise is None or pair is None:
+            return True
+        allowed = max(TYPICAL_POINT * _root(pair[0]), noise.precision / 4 * _root(wanted))
+        return _root(off) <= allowed * abs(scale)
+
+    @cached_property
+    def _moved(self) -> Kept | None:
+        return self.judging._moved(self.place, self.whole)
+
+    def sum(self) -> Placements | None:
+        """Return the placements of terms whose sum along one axis is the right part on every rank."""
+
+        def fits(rank: int, total: NDArray[np.float64]) -> Iterator[Placements]:
+            part = replace(self.parts[rank], values=total)
+            for placements, region in placements_of(self.whole.shape, part.shape, self.judging.mesh, rank):
+                if self._apart(rank, part, region, is_sum=True) is not None:
+                    yield placements
+
+        terms = {rank: part.values for rank, part in self.parts.items()}
+        return placements_of_sum(terms, self.judging.mesh, fits, self.near)
+
+    def of_slices(self) -> State:
+        """Return whether ranks have slices of the whole in another order, once each or some of them repeatedly."""
+        if not self.whole.is_whole or not all(part.is_whole for part in self.parts.values()):
+            return "odd"
+        of_ranks = [
+            places_in(part.values / (self.judging.scale(self.place, rank) or 1.0), self.whole.values, self.near)
+            for rank, part in self.parts.items()
+        ]
+        joined = Slices.joined(of_ranks)
+        return "odd" if joined is None else "moved" if joined.is_whole else "repeated"
+
+
+def _root(values: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0

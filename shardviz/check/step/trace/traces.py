@@ -1,0 +1,216 @@
+"""What the ranks of a job wrote of one step, by place; micro-batches are put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.trace.values import Kept, joined
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import arrays_of, read_files
+from shardviz.dump.records.trace import Place, of_point
+from shardviz.dump.write import TRACE_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from shardviz.dump.dump import Dump, Shard
+    from shardviz.dump.records.trace import KeptRecord
+    from shardviz.layout.layout import Layout
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a rank has at a place.
+
+    Attributes:
+        values: What was kept; None for a gradient that did not come, or if too much was kept before it.
+        needs_grad: Whether a gradient can flow back to the tensor.
+        tensor: A number that points of one tensor share.
+        order: When the call ended.
+        type: The module's class.
+        draws: Whether the call drew random numbers.
+    """
+
+    values: Kept | None
+    needs_grad: bool
+    tensor: int
+    order: int
+    type: str
+    draws: bool = False
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A rank's part of a weight, or of its gradient.
+
+    Attributes:
+        shape: The whole weight's shape, as the rank sees it.
+        layout: What its placements claim; None for a plain tensor.
+        values: What was kept of the part; None if its shape is not understood.
+    """
+
+    shape: tuple[int, ...]
+    layout: Layout | None
+    values: Kept | None
+
+
+@dataclass(frozen=True)
+class OfRank:
+    """One rank's trace.
+
+    Attributes:
+        rank: The rank.
+        dump: The whole trace's dump.
+    """
+
+    rank: int
+    dump: Dump
+
+    @cached_property
+    def records(self) -> Sequence[KeptRecord]:
+        """What it wrote of places, in order."""
+        return self.dump.files.ranks[self.rank].kept
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """How often each module was called."""
+        counts: dict[str, int] = {}
+        for record in self.records:
+            if record.what != "batch":
+                counts[record.module] = max(counts.get(record.module, 0), record.call + 1)
+        return counts
+
+    @cached_property
+    def batch(self) -> list[Kept]:
+        """What the model was given, each tensor joined over the calls: whole numbers first."""
+        records = [one for one in self.records if one.what == "batch" or (one.module, one.what) == ("", "input")]
+        by_tensor: dict[tuple[str, int], list[KeptRecord]] = {}
+        for one in records:
+            by_tensor.setdefault((one.what, one.index), []).append(one)
+        found = (joined([self._values(one) for one in own]) for own in by_tensor.values())
+        return [one for one in found if one is not None]
+
+    def points(self, counts: Mapping[str, int], dim: int = 0) -> dict[Place, Point]:
+        """Return what it has at every place.
+
+        Args:
+            counts: How often each module is called in one forward of the batch.
+            dim: The dim along which parts of the batch are joined.
+        """
+        by_place: dict[Place, list[KeptRecord]] = {}
+        for record in self.records:
+            count = counts.get(record.module, 0)
+            if record.what != "batch" and count and not self.counts[record.module] % count:
+                place = Place(record.module, record.call % count, record.what, record.index)
+                by_place.setdefault(place, []).append(record)
+        return {place: self._point(records, dim) for place, records in by_place.items()}
+
+    def _point(self, records: Sequence[KeptRecord], dim: int) -> Point:
+        first = records[0]
+        values = joined([self._values(one) for one in records], dim)
+        draws = any(one.draws for one in records)
+        needs_grad = any(one.needs_grad for one in records)
+        return Point(values, needs_grad, first.tensor, first.order, first.type, draws)
+
+    def _values(self, record: KeptRecord) -> Kept | None:
+        name = record.same_as or of_point(record.module, record.what, record.call, record.index)
+        shard = self._shard("activation", name)
+        return (
+            Kept.of(shard.body.shape, self._numbers(shard, name), shard.body.dtype, shard.body.device)
+            if shard
+            else None
+        )
+
+    @cached_property
+    def _arrays(self) -> Mapping[str, NDArray[np.generic]]:
+        return arrays_of(self.dump.files, self.rank)
+
+    def _numbers(self, shard: Shard, name: str) -> NDArray[np.float64]:
+        body = shard.body
+        if not body.dense:
+            return self.dump.values(shard, name)
+        return np.asarray(self._arrays[f"{body.moment}/{body.role}/{name}"], np.float64)
+
+    def weights(self, role: str) -> Iterator[tuple[str, Weight]]:
+        """Yield its parts of the weights before the step, or of their gradients, by name."""
+        for name, tensor in self.dump.by_name("step", role).items():
+            shard = tensor.shards.get(self.rank)
+            if shard is not None:
+                yield name, self._weight(name, shard)
+
+    def _weight(self, name: str, shard: Shard) -> Weight:
+        layout, body = shard.layout, shard.body
+        if layout is None and (0 in body.local_shape or len(body.local_shape) != len(body.shape)):
+            return Weight(body.shape, None, None)  # a stretch of a flat parameter, which may be empty here
+        shape = body.local_shape if layout is None else layout.region(layout.mesh.coord_of(self.rank)).shape
+        return Weight(body.shape, layout, Kept.of(shape, self._numbers(shard, name), body.dtype, body.device))
+
+    def _shard(self, role: str, name: str) -> Shard | None:
+        tensor = self.dump.find("step", role, name)
+        return tensor.shards.get(self.rank) if tensor is not None else None
+
+
+@dataclass(frozen=True)
+class JobTrace:
+    """A job's trace of one step.
+
+    Attributes:
+        dump: It, as a dump.
+        ranks: What each rank wrote.
+    """
+
+    dump: Dump
+    ranks: Mapping[int, OfRank]
+
+    @property
+    def is_of_one(self) -> bool:
+        """Whether the job is one process: its values are whole."""
+        return self.dump.files.run.num_ranks == 1
+
+
+def trace_of(dump: Dump) -> JobTrace | None:
+    """Return the trace of a step that a job's dump has.
+
+    Raises:
+        DumpError: It is damaged.
+    """
+    folder = dump.files.path / TRACE_FOLDER
+    return None if folder.is_symlink() or not folder.is_dir() else read_trace(folder)
+
+
+def read_trace(folder: Path) -> JobTrace:
+    """Read the trace of a step.
+
+    Raises:
+        DumpError: It is damaged.
+    """
+    traced = dump_of(read_files(folder))
+    return JobTrace(traced, {rank: OfRank(rank, traced) for rank in sorted(traced.files.ranks)})
+
+
+def counts_per_forward(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return how often each module is called in one forward of the model, given how often it was called in the step."""
+    forwards = max(counts.get("", 1), 1)
+    return {name: count // forwards if count % forwards == 0 else count for name, count in counts.items()}
+
+
+def is_pipeline(ranks: Mapping[int, OfRank]) -> bool:
+    """Whether ranks have other modules: each is a stage of the model."""
+    return len({frozenset(own.counts) for own in ranks.values()}) > 1
+
+
+def with_first_module(first: str, ranks: Mapping[int, OfRank]) -> dict[int, OfRank]:
+    """Return the ranks that call what the model calls first: what others are given is not the batch."""
+    return {rank: own for rank, own in ranks.items() if first in own.counts} if is_pipeline(ranks) else dict(ranks)
+
+
+def float_of(kept: Kept | None) -> float:
+    """Return the size of the largest finite element."""
+    return float(np.max(np.abs(kept.values), initial=0.0, where=np.isfinite(kept.values))) if kept is not None else 0.0

@@ -1,1 +1,0 @@
-"""What became of a tensor between two checkpoints, read off its own values: another order, a factor, other sizes."""

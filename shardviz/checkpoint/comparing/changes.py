@@ -1,0 +1,236 @@
+"""What became of a tensor that is not equal: another order, padding, a rounding, a factor, or other values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.checkpoint.comparing.equality import narrower
+from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.checkpoint.records import Saved
+from shardviz.explain.conversion import (
+    CutOffDigits,
+    CutOffEnd,
+    ForgottenFactor,
+    ForgottenOffset,
+    NarrowedOnTheWay,
+    PaddedEnd,
+    PaddedParts,
+    RepeatedHeads,
+)
+from shardviz.layout.region import box_of, index_of
+from shardviz.relate.casts import cast, is_narrower, values_of
+from shardviz.relate.relations import Scaled
+from shardviz.relate.stored import is_cut_off, line_between, rounding_between
+from shardviz.relate.tolerance import FLOATS, WHOLE_FACTOR
+from shardviz.relate.values import blocks, is_alike, part_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardviz.checkpoint.comparing.outcome import Outcome
+    from shardviz.checkpoint.records import Tensor
+    from shardviz.layout.region import Region
+
+SIDES = ("the first", "the second")
+NARROW = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+MORE, LESS = ("more", "subtract"), ("less", "add")
+CUT = {"float32": 16}
+"""Bits that are cut off of a type to have the upper half of it, which is a bfloat16."""
+
+MAX_RANKS = 1024
+"""Ranks that may each have padded their own part."""
+
+
+def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str, str] = SIDES) -> Outcome:
+    """Say what became of a tensor.
+
+    Args:
+        outcome: Its names.
+        before: What it was.
+        after: What it is: not that, in a type to which values are known to be rounded.
+        names: What the two are called.
+
+    Raises:
+        DumpError: One of them cannot be read.
+    """
+    narrow = narrower(before.dtype, after.dtype)
+    mine, theirs = (cast(side.bits, side.dtype, narrow) for side in (before, after))
+    assert mine is not None, "can_cast says so"
+    assert theirs is not None, "can_cast says so"
+    types = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
+    cuts = tuple(side for side in (after, before) if isinstance(side, Saved))
+    if order := name_change(mine, theirs, cuts):
+        return outcome.became("permuted", f"{order}{types}")
+    if changed := repeated(outcome, mine, theirs, names):
+        shapes = f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
+        return replace(changed, why=f"{shapes}: {changed.why}")
+    if changed := padding(outcome, mine, theirs, names):
+        return replace(changed, why=f"{changed.why}{types}")
+    if not is_alike(before.bits) and (changed := values_changed(outcome, before, after, names)):
+        return changed
+    return outcome.became("other", counted_differences(before, after, mine, theirs, names))
+
+
+def counted_differences(
+    before: Tensor, after: Tensor, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
+) -> str:
+    """Say how many values differ, and which; `mine` and `theirs` are the bits of both in the narrower type."""
+    if before.shape != after.shape:
+        return f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
+    if mine.size == 1 and (old := _first(before)) != (new := _first(after)):
+        return f"{old} became {new}"
+    different = mine != theirs
+    where = index_of(int(np.argmax(different)), before.shape)
+    count = int(different.sum())
+    words = f"{count:,} of {mine.size:,} elements differ, the first at {where}"
+    box = box_of(different)
+    if box is not None:
+        words += f": all of {box}"
+    for name, side in zip(names, (before, after), strict=True):
+        if mine.size > 1 and (number := _only(side, box)):
+            words += f"; all values of {name} {'there ' if box is not None else ''}are {number}"
+        elif side.dtype in FLOATS and (broken := _not_finite(side)):
+            words += f"; {broken:,} values of {name} are nan or infinite"
+    return words
+
+
+def _only(side: Tensor, box: Region | None) -> str:
+    """Return the number that all values of a tensor, or of a part of it, are; empty if they are not alike."""
+    bits = side.bits if box is None else part_of(side.bits, box)
+    if side.dtype in FLOATS and not any((part << 1).any() for part in blocks(bits)):
+        return "0"  # and some of them -0
+    return _text(bits, side.dtype) if is_alike(bits) else ""
+
+
+def _first(side: Tensor) -> str:
+    return _text(side.bits, side.dtype)
+
+
+def _text(bits: NDArray[Any], dtype: str) -> str:
+    """Return the first number of some."""
+    found = cast(np.array(bits).reshape(-1)[:1], dtype, "float64")
+    return f"{found.view(np.float64)[0]:g}" if found is not None else "alike"
+
+
+def _not_finite(side: Tensor) -> int:
+    return sum(int((~np.isfinite(values_of(part, side.dtype))).sum()) for part in blocks(side.bits))
+
+
+def values_changed(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str, str] = SIDES) -> Outcome | None:
+    """Say that all values lost digits, are times a factor, or have a number added; None if it is none of these."""
+    if before.shape != after.shape:
+        return None
+    for old, new, name in ((before, after, names[1]), (after, before, names[0])):
+        if changed := _narrowed(outcome, old, new, name):
+            return changed
+    narrow = narrower(before.dtype, after.dtype)
+    mine, theirs = (cast(side.bits, side.dtype, narrow) for side in (before, after))
+    relation = None if mine is None or theirs is None else line_between(mine, theirs, narrow)
+    if relation is None:
+        return None
+    types = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
+    if isinstance(relation, Scaled):
+        why = f"every value of {names[1]} is {factor_text(relation.factor)} times that of {names[0]}{types}"
+        return outcome.became("other", why, ForgottenFactor(factor_text(1 / relation.factor)))
+    size, (how, undo) = factor_text(abs(relation.number)), MORE if relation.number > 0 else LESS
+    why = f"every value of {names[1]} is {size} {how} than in {names[0]}{types}"
+    return outcome.became("other", why, ForgottenOffset(undo, size))
+
+
+def _narrowed(outcome: Outcome, before: Tensor, after: Tensor, name: str) -> Outcome | None:
+    """Say how one tensor's values became those of the other, which has a name: rounded on the way, or cut off."""
+    dtype, to = before.dtype, after.dtype
+    through = through_types(dtype, to)
+    if through and (relation := rounding_between(before.bits, dtype, after.bits, to, through)) is not None:
+        end, narrow = "" if dtype == to else f" to {to}", relation.dtype
+        why = f"{name} has {dtype} values that were rounded to {narrow} on the way{end}"
+        return outcome.became("cast", why, NarrowedOnTheWay(narrow, dtype, "" if dtype == to else to))
+    if to == "bfloat16" and dtype in CUT and is_cut_off(before.bits, after.bits, CUT[dtype]):
+        why = f"{name} has {dtype} cut off to bfloat16, where torch rounds"
+        return outcome.became("cast", why, CutOffDigits())
+    return None
+
+
+def through_types(dtype: str, to: str) -> list[str]:
+    """Return the narrower types through which values of one type may have gone on their way to another."""
+    are_floats = dtype in FLOATS and to in FLOATS
+    return [narrow for narrow in NARROW if are_floats and is_narrower(narrow, dtype) and narrow != to]
+
+
+def padding(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
+    """Say which side has more at the end of one dim, and is else equal; None if neither is that."""
+    if (longer := _longer(mine, theirs)) is None:
+        return None
+    dim, is_longer, short, long = longer
+    size, rest = len(short), long[len(short) :]
+    if not np.array_equal(long[:size], short):
+        return _padding_between(outcome, dim, short, long, names[is_longer])
+    what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
+    why = f"equal in the first {size:,} indices of dim {dim}; {names[is_longer]} has {len(rest):,} more, {what}"
+    return outcome.became("padded", why, PaddedEnd(is_plain=what != "not alike") if is_longer else CutOffEnd())
+
+
+def _padding_between(outcome: Outcome, dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> Outcome | None:
+    """Say that one side was padded part by part: the other's parts, divided as torch divides them, with more behind."""
+    size = len(long)
+    for ranks in [count for count in range(2, min(size, MAX_RANKS) + 1) if size % count == 0]:
+        room, part = size // ranks, -(-len(short) // ranks)
+        starts = range(0, len(short), part)
+        parts = ((short[at : at + part], long[at // part * room :]) for at in starts)
+        if part < room and all(np.array_equal(own, there[: len(own)]) for own, there in parts):
+            more = "1 more index" if room - part == 1 else f"{room - part:,} more indices"
+            why = f"{name} has {more} of dim {dim} behind every {part:,}"
+            return outcome.became("padded", why, PaddedParts(ranks))
+    return None
+
+
+def repeated(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
+    """Say that one side has blocks of the other several times, as heads of k and v are; None if it has not."""
+    if (longer := _longer(mine, theirs)) is None:
+        return None
+    dim, is_longer, short, long = longer
+    times, rest = divmod(len(long), len(short))
+    if rest or is_alike(long):
+        return None
+    for block in [size for size in range(len(short), 0, -1) if len(short) % size == 0]:
+        once = short.reshape(-1, 1, block, *short.shape[1:])
+        if (long.reshape(-1, times, block, *short.shape[1:]) == once).all():
+            why = f"{names[is_longer]} has every {block:,} indices of dim {dim} {times} times, one after the other"
+            return outcome.became("other", why, RepeatedHeads(times))
+    return None
+
+
+def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArray[Any], NDArray[Any]] | None:
+    """Return the only dim in which two arrays differ, whether the second is longer, and both along it, shorter first.
+
+    None if their shapes differ in another way.
+    """
+    if mine.ndim != theirs.ndim or not mine.size or not theirs.size:
+        return None
+    odd = [dim for dim in range(mine.ndim) if mine.shape[dim] != theirs.shape[dim]]
+    if len(odd) != 1:
+        return None
+    is_longer = theirs.shape[odd[0]] > mine.shape[odd[0]]
+    short, long = (np.moveaxis(one, odd[0], 0) for one in ((mine, theirs) if is_longer else (theirs, mine)))
+    return odd[0], is_longer, short, long
+
+
+def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
+    """Say how many values a cast made infinite; empty if it made none."""
+    count = 0
+    for part in blocks(wide):
+        narrow = cast(part, dtype, to)
+        if narrow is not None:
+            count += int((np.isinf(values_of(narrow, to)) & np.isfinite(values_of(part, dtype))).sum())
+    return f"{count:,} of {wide.size:,} values are too large for {to} and became infinite" if count else ""
+
+
+def factor_text(number: float) -> str:
+    """Return a factor in few digits; as a whole number where it is nearly one."""
+    near = round(number)
+    is_whole = near and math.isclose(number, near, rel_tol=WHOLE_FACTOR) and abs(number - near) < WHOLE_FACTOR
+    return f"{near:,}" if is_whole else f"{number:.4g}"

@@ -1,0 +1,391 @@
+"""What was done to a tensor's elements between two checkpoints, named.
+
+It is read off where each element of the one is in the other; the names are those that a check of a dump gives. Of large
+tensors it is the order of long stretches, found in little memory: a window of neighbors is looked for, and what follows
+it is compared for as long as it is equal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.check.order.infer.orders import name_order, transposed_digits, transpositions
+from shardviz.checkpoint.comparing.equality import BLOCK
+from shardviz.reference.lookup import locate
+from shardviz.reference.windows import UNPLACED
+from shardviz.relate.orders import orders_of_slices
+from shardviz.relate.values import is_alike
+from shardviz.text import join_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.checkpoint.records import Saved
+
+MAX_LOCATED = 1 << 22
+"""Elements of a tensor whose places are looked for one by one: that takes twenty times its memory."""
+
+LOW = np.uint16
+"""The low bits of a value: most values that are not looked for have others."""
+
+SAMPLES = 1024
+"""Values of a tensor that are looked for in another, before all are."""
+
+MAX_SHARDS = 16
+"""Saved shards whose order is written out."""
+
+MAX_PERMUTED = 4
+"""Dims of a tensor whose dims are exchanged in every way."""
+
+WINDOW = 16
+"""Neighbors that are looked for."""
+
+MAX_STRETCHES = 64
+"""Stretches that are followed: each takes a pass over the tensor."""
+
+MAX_LISTED = 16
+
+
+def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...] = ()) -> str:
+    """Say how the elements of one tensor became those of another of as many; empty if they did not.
+
+    Args:
+        before: Its bits in the first checkpoint.
+        after: Its bits in the second.
+        cuts: The tensors, whose chunks say what ranks held.
+    """
+    if before.size != after.size or is_alike(before) or is_alike(after):
+        return ""
+    if before.shape != after.shape:
+        return _reshaped(before, after)
+    if (axes := _exchanged(before, after)) is not None:
+        return f"its dims are exchanged: permute({', '.join(map(str, axes))})"
+    if before.ndim == 0 or not _has_some(before, after):
+        return ""
+    if before.size > MAX_LOCATED and max(before.shape) == before.size:
+        return name_stretches(before, after)
+    if (orders := orders_of_slices(before, after)) is not None:
+        return _words_of(orders, before.shape, cuts)
+    return _by_transposition(before, after) or _by_places(before, after, cuts)
+
+
+def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...]) -> str:
+    """Name an order that only the place of every element shows; of a large tensor one of long stretches."""
+    if before.size > MAX_LOCATED:
+        return name_stretches(before, after)
+    ids = locate(after, before)
+    if (ids == UNPLACED).any():
+        return ""
+    return _by_dims(ids, before.shape, cuts) or _by_stretches(ids.ravel(), before.shape)
+
+
+def _has_some(before: NDArray[Any], after: NDArray[Any]) -> bool:
+    """Whether a tensor has a sample of another's values: looking all of them up takes many times the memory of both."""
+    places = np.linspace(0, after.size - 1, SAMPLES).astype(np.int64)
+    wanted = np.unique(after[np.unravel_index(places, after.shape)])
+    like = np.zeros(1 << 16, np.bool_)
+    like[wanted.astype(LOW)] = True
+    is_present = np.zeros(len(wanted), np.bool_)
+    flat = before.reshape(-1)
+    for at in range(0, flat.size, BLOCK):
+        block = flat[at : at + BLOCK]
+        is_present |= np.isin(wanted, block[like[block.astype(LOW)]])
+    return bool(is_present.all())
+
+
+def _exchanged(before: NDArray[Any], after: NDArray[Any]) -> tuple[int, ...] | None:
+    """Return the order of dims that makes one of the other; None if none does."""
+    if not 2 <= before.ndim <= MAX_PERMUTED:
+        return None
+    for axes in list(permutations(range(before.ndim)))[1:]:
+        if tuple(before.shape[axis] for axis in axes) == after.shape and np.array_equal(before.transpose(axes), after):
+            return axes
+    return None
+
+
+def _reshaped(before: NDArray[Any], after: NDArray[Any]) -> str:
+    if np.array_equal(before.reshape(-1), after.reshape(-1)):
+        return f"reshaped from {list(before.shape)} to {list(after.shape)}, in the same order"
+    axes = _exchanged(before, after)
+    return f"its dims are exchanged: permute({', '.join(map(str, axes))})" if axes is not None else ""
+
+
+def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[Saved, ...]) -> str:
+    """Name the orders of single dims; empty if the ids are not such a product, or not all of the tensor."""
+    orders = [_order_along(ids, shape, dim) for dim in range(len(shape))]
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    wanted: NDArray[np.int64] = np.ones((), np.int64)
+    for order, stride in zip(orders, strides, strict=True):
+        wanted = np.add.outer(wanted, order * stride)
+    return _words_of(orders, shape, cuts) if np.array_equal(wanted, ids) else ""
+
+
+def _words_of(orders: Sequence[NDArray[np.int64]], shape: tuple[int, ...], cuts: tuple[Saved, ...]) -> str:
+    words = []
+    for dim, order in enumerate(orders):
+        if np.array_equal(np.sort(order), np.arange(shape[dim])):
+            if not np.array_equal(order, np.arange(shape[dim])):
+                words.append(_named(order, dim, cuts))
+        else:
+            words.append(_repeated(order, dim))
+    return " and ".join(words)
+
+
+def _repeated(order: NDArray[np.int64], dim: int) -> str:
+    """Say which indices of a dim are lost, and which are there several times."""
+    counts = np.bincount(order, minlength=len(order))
+    again, lost = (join_numbers(np.flatnonzero(some).tolist()) for some in (counts > 1, counts == 0))
+    most = int(counts.max())
+    times = "several times" if (counts[counts > 1] != most).any() else "twice" if most == 2 else f"{most} times"
+    words = f"dim {dim} has only {int((counts > 0).sum()):,} of its {len(order):,} indices: {again} {times}, "
+    words += f"{lost} never"
+    shard = order[: len(order) // most]
+    is_shard = len(order) % most == 0 and (np.diff(shard) == 1).all() and np.array_equal(order, np.tile(shard, most))
+    return f"{words}, as when {most} ranks load the same shard" if is_shard else words
+
+
+def _order_along(ids: NDArray[np.int64], shape: tuple[int, ...], dim: int) -> NDArray[np.int64]:
+    line = ids[tuple(slice(None) if other == dim else 0 for other in range(len(shape)))]
+    found: NDArray[np.int64] = (line - 1) // math.prod(shape[dim + 1 :]) % shape[dim]
+    return found
+
+
+def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
+    stretches = next((found for cut in cuts if len(found := _spans_of_chunks(cut, dim)) > 1), [])
+    shards = _order_of_shards(order, stretches)
+    _, words = name_order(order, dim, stretches)
+    if shards:
+        numbers = " ".join(map(str, shards[:MAX_SHARDS])) + " ..." * (len(shards) > MAX_SHARDS)
+        words = f"the {len(shards)} shards that were saved of dim {dim} come in the order {numbers}"
+    digits = transposed_digits(order)
+    size = len(order)
+    if digits is not None and (known := _known(*digits)):
+        words += known
+    elif digits is not None and digits[0] == 1:
+        words += (
+            f", as when shards of [{size}/{digits[1]}/ranks] from {digits[2]} ranks are joined as [{size}/ranks], "
+            f"or those of [{size}/ranks] from {digits[1]} ranks as [{size}/{digits[2]}/ranks]"
+        )
+    return words
+
+
+def _known(outer: int, rows: int, columns: int, inner: int) -> str:
+    """Say what makes such an order of single indices; empty if nothing is known to."""
+    if inner != 1 or 2 not in (rows, columns):
+        return ""
+    if outer > 1:
+        size, way = 2 * max(rows, columns), "pairs to halves" if columns == 2 else "halves to pairs"
+        return f", as rotary embeddings' rows in heads of {size} go from {way}"
+    if columns == 2:
+        return ": the even indices come first, then the odd ones, as if interleaved gate and up were separated"
+    return ", as gate and up are put in turns: one index of the first half, one of the second"
+
+
+def _spans_of_chunks(cut: Saved, dim: int) -> list[tuple[int, int]]:
+    """Return the stretches of a dim that chunks are."""
+    sides = {(chunk.offsets[dim], chunk.offsets[dim] + chunk.sizes[dim]) for chunk in cut.chunks if chunk.sizes[dim]}
+    return sorted(sides)
+
+
+def _order_of_shards(order: NDArray[np.int64], stretches: Sequence[tuple[int, int]]) -> list[int]:
+    """Return which saved stretch each saved stretch has; empty if one has anything but another as it was."""
+    known = {pair: at for at, pair in enumerate(stretches)}
+    sources = []
+    for start, stop in stretches:
+        first = int(order[start])
+        at = known.get((first, first + stop - start))
+        if at is None or not np.array_equal(order[start:stop], np.arange(first, first + stop - start)):
+            return []
+        sources.append(at)
+    return sources if len(sources) > 1 else []
+
+
+def _by_transposition(before: NDArray[Any], after: NDArray[Any]) -> str:
+    """Name two dims that were exchanged in a tensor whose shape stayed; empty if none were."""
+    flat, wanted = before.reshape(-1), after.reshape(-1)
+    blocks = [slice(start, min(start + BLOCK, flat.size)) for start in range(0, flat.size, BLOCK)]
+    for _, _, text, content in transpositions(before.shape):
+        if all(np.array_equal(flat[content(np.arange(at.start, at.stop))], wanted[at]) for at in blocks):
+            return f"its own {text}"
+    return ""
+
+
+def _by_stretches(flat: NDArray[np.int64], shape: tuple[int, ...]) -> str:
+    if text := _by_pieces(flat - 1, shape):
+        return text
+    num = int((np.diff(flat) != 1).sum()) + 1
+    is_all = len(np.unique(flat)) == flat.size
+    return f"all of its elements, in another order: {num:,} stretches" if is_all else ""
+
+
+def _by_pieces(order: NDArray[np.int64], shape: tuple[int, ...]) -> str:
+    """Name pieces of one dim that were joined along another; empty if the elements are not such pieces."""
+    digits = transposed_digits(order) or transposed_digits(np.argsort(order))
+    if digits is None or len(np.unique(order)) != len(order):
+        return ""
+    outer, rows, columns, inner = digits
+    words = f"view({outer}, {rows}, {columns}, {inner}).transpose(1, 2)"
+    for dim in range(1, len(shape)):
+        size, after = shape[dim], math.prod(shape[dim + 1 :])
+        for pieces, piece in ((columns, inner), (rows, inner)):
+            if piece % after == 0 and pieces * piece == size * after:
+                joined = f"as when {pieces} pieces of dim {dim} are joined along dim {dim - 1}, or the other way round"
+                return f"its elements are in the order of {words}, {joined}"
+    return f"its elements are in the order of {words}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Elements that stand one behind the other in both.
+
+    Attributes:
+        start: The first one's place in the tensor that is made.
+        source: Its place in the other.
+        size: How many there are.
+    """
+
+    start: int
+    source: int
+    size: int
+
+
+def name_stretches(before: NDArray[Any], after: NDArray[Any]) -> str:
+    """Say in which order one tensor has another's elements; empty if that is not an order of long stretches.
+
+    Args:
+        before: The bits of the first tensor.
+        after: The bits of the second, of the same shape.
+
+    Example:
+        >>> before = np.arange(100, dtype=np.uint32)
+        >>> name_stretches(before, np.roll(before, 30))
+        'dim 0 is rolled by 30'
+    """
+    flat_before, flat_after = before.reshape(-1), after.reshape(-1)
+    first = _stretch(flat_before, flat_after, 0) or _behind(flat_before, flat_after, 0)
+    if first is None:
+        return ""
+    if (words := _by_exchanged_pieces(flat_before, flat_after, first)) or (
+        stretches := _stretches(flat_before, flat_after, first)
+    ) is None:
+        return words
+    long = [dim for dim, size in enumerate(before.shape) if size > 1]
+    return _in_words(stretches, long[0], flat_before.size) if len(long) == 1 else _count_of(len(stretches))
+
+
+def _count_of(num: int) -> str:
+    return f"all of its elements, in another order: {num:,} stretches"
+
+
+def _in_words(stretches: list[Stretch], dim: int, size: int) -> str:
+    if len(stretches) == 2:
+        by = stretches[1].start
+        return f"dim {dim} is rolled by {by if by <= size // 2 else by - size}"
+    if {stretch.size for stretch in stretches} == {stretches[0].size}:
+        order = [stretch.source // stretches[0].size for stretch in stretches]
+        listed = " ".join(map(str, order[:MAX_LISTED])) + (" ..." if len(order) > MAX_LISTED else "")
+        return f"dim {dim}'s blocks of {stretches[0].size} come in the order {listed}"
+    return _count_of(len(stretches))
+
+
+def _stretches(before: NDArray[Any], after: NDArray[Any], first: Stretch) -> list[Stretch] | None:
+    """Return the stretches that make up a tensor, each place once; None if there are more, or it is not that."""
+    stretches, at = [first], first.start + first.size
+    while at < after.size:
+        stretch = _stretch(before, after, at) or _behind(before, after, at)
+        if stretch is None or len(stretches) == MAX_STRETCHES:
+            return None
+        stretches.append(stretch)
+        at = stretch.start + stretch.size
+    return _completed(before, after, stretches)
+
+
+def _completed(before: NDArray[Any], after: NDArray[Any], stretches: list[Stretch]) -> list[Stretch] | None:
+    """Return stretches with those that are too short to be looked for; None if a place is left, or taken twice."""
+    gaps = _left({stretch.start: stretch.size for stretch in stretches}, before.size)
+    sources = _left({stretch.source: stretch.size for stretch in stretches}, before.size)
+    if gaps is None or sources is None or len(gaps) != len(sources):
+        return None
+    for (start, size), (source, room) in zip(gaps, sources, strict=True):
+        if size != room or not np.array_equal(before[source : source + size], after[start : start + size]):
+            return None
+        stretches.append(Stretch(start, source, size))
+    return sorted(stretches, key=lambda stretch: stretch.start)
+
+
+def _left(sizes: dict[int, int], end: int) -> list[tuple[int, int]] | None:
+    """Return the starts and sizes of what stretches leave of a tensor; None if they overlap."""
+    at, gaps = 0, []
+    for start, size in sorted(sizes.items()):
+        if start < at:
+            return None
+        gaps += [(at, start - at)] if start > at else []
+        at = start + size
+    return gaps + ([(at, end - at)] if at < end else [])
+
+
+def _behind(before: NDArray[Any], after: NDArray[Any], at: int) -> Stretch | None:
+    """Return the stretch that begins within a window from a place, behind one that is too short to be looked for."""
+    later = at + WINDOW
+    if later + WINDOW > after.size or (stretch := _stretch(before, after, later)) is None:
+        return None
+    most = min(WINDOW, stretch.source)
+    odd = (by for by in range(most) if before[stretch.source - by - 1] != after[later - by - 1])
+    back = next(odd, most)
+    return Stretch(later - back, stretch.source - back, stretch.size + back)
+
+
+def _stretch(before: NDArray[Any], after: NDArray[Any], at: int) -> Stretch | None:
+    """Return the stretch that begins at a place; None unless its first elements occur once before."""
+    source = _place(before, after[at : at + WINDOW])
+    return None if source < 0 else Stretch(at, source, _equal_length(before[source:], after[at:]))
+
+
+def _place(before: NDArray[Any], window: NDArray[Any]) -> int:
+    """Return the offset of some elements in a tensor; -1 if it lacks them, or has them more than once."""
+    places: list[int] = []
+    for start in range(0, before.size, BLOCK):
+        part = before[start : start + BLOCK + len(window) - 1]
+        at = np.flatnonzero(part[: len(part) - len(window) + 1] == window[0])
+        for offset in range(1, len(window)):
+            at = at[part[at + offset] == window[offset]]
+        places += (at + start).tolist()
+        if len(places) > 1:
+            return -1
+    return places[0] if places else -1
+
+
+def _equal_length(first: NDArray[Any], second: NDArray[Any]) -> int:
+    size = min(first.size, second.size)
+    for start in range(0, size, BLOCK):
+        odd = first[start : start + BLOCK][: size - start] != second[start : start + BLOCK][: size - start]
+        if odd.any():
+            return start + int(odd.argmax())
+    return size
+
+
+def _by_exchanged_pieces(before: NDArray[Any], after: NDArray[Any], first: Stretch) -> str:
+    """Name pieces that were joined in another order: two dims of a view that were exchanged."""
+    inner = first.size
+    second = (
+        _place(before, after[inner : inner + WINDOW]) if first.start == first.source == 0 and inner >= WINDOW else -1
+    )
+    if second <= 0 or second % inner or inner >= before.size:
+        return ""
+    columns = second // inner
+    at = _place(after, before[inner : inner + WINDOW])
+    rows = at // inner if at > 0 and at % inner == 0 else 0
+    if rows < 2 or columns < 2 or before.size % (rows * columns * inner):
+        return ""
+    view = before.reshape(-1, rows, columns, inner).swapaxes(1, 2)
+    wanted = after.reshape(view.shape)
+    if not all(np.array_equal(mine, theirs) for mine, theirs in zip(view, wanted, strict=True)):
+        return ""
+    return f"its elements are in the order of view({len(view)}, {rows}, {columns}, {inner}).transpose(1, 2)"

@@ -1,0 +1,470 @@
+"""Tensors that another step's checkpoint has: left over from it, frozen since, all of one file, or merged.
+
+Frozen weights are the same in neighboring steps. A tensor counts as left over if the other tensors show that both
+checkpoints are of one step, or if all tensors that differ come from the same other step. Training changes all parts of
+a tensor: if several differ only in the parts that one file has, the file is of another save.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.checkpoint.comparing.changes import factor_text
+from shardviz.checkpoint.comparing.equality import equal, is_same, narrower, readable_bits
+from shardviz.checkpoint.maps.made import Made, Op
+from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
+from shardviz.checkpoint.records import Saved
+from shardviz.errors import DumpError
+from shardviz.explain.conversion import AdapterMergedAgain, AveragedWeights
+from shardviz.explain.files import (
+    FileOfAnotherSave,
+    FileOnEitherSide,
+    OddFile,
+    OutlierCheckpoint,
+    ValuesOfAnotherStep,
+    WholeFileDiffers,
+)
+from shardviz.relate.casts import cast, values_of
+from shardviz.relate.factors import factor_at_largest
+from shardviz.relate.stored import is_made
+from shardviz.relate.tolerance import EPSILON, FLOATS, LEAST_PART, MANY, SAFETY
+from shardviz.relate.values import is_alike, sampled
+from shardviz.text import listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from shardviz.checkpoint.comparing.outcome import Outcome
+    from shardviz.checkpoint.comparing.pairs import Pair
+    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.records import Checkpoint, Tensor
+    from shardviz.layout.region import Region
+
+    Values = NDArray[np.float64]
+    Outcomes = list[tuple[Outcome, Pair]]
+
+MAX_SIBLINGS = 8
+"""Checkpoints of other steps that are looked at, the nearest ones first."""
+
+LEVELS = 2
+"""Folders above a checkpoint whose names may have its step: `checkpoint-100/model`."""
+
+MAX_ENTRIES = 4096
+_STEP = re.compile(
+    r"((?:.*(?:step|checkpoint|ckpt|iter|iteration|epoch)[-_=.]?)?)([0-9]{1,18})([^0-9]*)", re.IGNORECASE
+)
+"""A name that counts steps: `checkpoint-100`, `iter_0001000`, `1000`; not `exp2`, which is another run."""
+
+SHARED = ("equal", "cast", "permuted", "padded")
+"""Verdicts on tensors whose values both checkpoints have."""
+
+MAX_STEPS = 3
+SIDES = ("first", "second")
+FEWEST = 2
+"""Tensors that one file cuts into equal and different parts: a single one may be an embedding with unused rows."""
+
+SAME = ("equal", "tied")
+LONE = ("missing", "added", "not-compared")
+
+
+def siblings(path: Path) -> list[Path]:
+    """Return the checkpoints of other steps beside one: the same path but for the last number of a name.
+
+    Example:
+        >>> siblings(Path("runs/checkpoint-200"))  # doctest: +SKIP
+        [PosixPath('runs/checkpoint-100'), PosixPath('runs/checkpoint-300')]
+    """
+    path = path.absolute()
+    for level in range(LEVELS):
+        folder = path if level == 0 else path.parents[level - 1]
+        step = _STEP.fullmatch(folder.name)
+        found = list(_others(folder, step)) if step else []
+        rest = path.relative_to(folder)
+        near = sorted(found, key=lambda pair: abs(pair[0] - int(step[2]) if step else 0))
+        there = [other / rest for _, other in near if is_checkpoint(other / rest)]
+        if there:
+            return there[:MAX_SIBLINGS]
+    return []
+
+
+def _others(folder: Path, step: re.Match[str]) -> Iterator[tuple[int, Path]]:
+    try:
+        names = [one.name for _, one in zip(range(MAX_ENTRIES), folder.parent.iterdir(), strict=False)]
+    except OSError:
+        return
+    for name in names:
+        other = _STEP.fullmatch(name)
+        if other is not None and name != folder.name and (other[1], other[3]) == (step[1], step[3]):
+            yield int(other[2]), folder.parent / name
+
+
+def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
+    """Open what can be opened of some checkpoints, but for those that are compared."""
+    compared = {path.absolute() for path in but}
+    checkpoints = []
+    for path in paths:
+        if path.absolute() not in compared:
+            try:
+                checkpoints.append(open_checkpoint(path))
+            except (DumpError, OSError):  # of another step; nothing depends on it
+                continue
+    return checkpoints
+
+
+def number_of(path: Path, reference: Path) -> int | None:
+    """Return a checkpoint's step, counted at the level where its path differs from a reference; None if unknown.
+
+    Example:
+        >>> from pathlib import Path
+        >>> number_of(Path("runs/checkpoint-100/model"), reference=Path("runs/checkpoint-200/model"))
+        100
+    """
+    path, reference = path.absolute(), reference.absolute()
+    for level in range(LEVELS):
+        folder, other = (one if level == 0 else one.parents[level - 1] for one in (path, reference))
+        steps = [_STEP.fullmatch(one.name) for one in (folder, other)]
+        if steps[0] is not None and steps[1] is not None:
+            is_series = folder.parent == other.parent and path.relative_to(folder) == reference.relative_to(other)
+            return int(steps[0][2]) if is_series and steps[0].group(1, 3) == steps[1].group(1, 3) else None
+    return None
+
+
+def steps_with(
+    pair: Pair, of_first: Iterable[Checkpoint], of_second: Iterable[Checkpoint]
+) -> tuple[int, tuple[Checkpoint, ...]] | None:
+    """Return which side of a pair has what other steps have, 0 or 1, and the checkpoints of those steps.
+
+    Args:
+        pair: Two tensors that differ.
+        of_first: Checkpoints of other steps with the first one's names.
+        of_second: And with the second one's.
+    """
+    if pair.first is None or pair.second is None or is_alike(pair.first.bits) or is_alike(pair.second.bits):
+        return None
+    for which, own, held, steps in ((1, pair.first, pair.second, of_first), (0, pair.second, pair.first, of_second)):
+        found = tuple(step for step in steps if has(step, own, held))
+        if found:
+            return which, found
+    return None
+
+
+def has(step: Checkpoint, tensor: Tensor, held: Tensor) -> bool:
+    """Whether another step has some values under the name of a tensor."""
+    there = tensor_in(step, tensor)
+    return there is not None and is_same(there, held)
+
+
+def tensor_in(step: Checkpoint, tensor: Tensor) -> Tensor | None:
+    """Return the same tensor of another step; None if that lacks it or has another shape."""
+    if not isinstance(tensor, Made):
+        found = step.tensors.get(tensor.name)
+        return found if found is not None and found.shape == tensor.shape else None
+    node = _node_in(step, tensor.node)
+    return replace(tensor, node=node) if isinstance(node, Op) else None
+
+
+def _node_in(step: Checkpoint, node: Node) -> Node | None:
+    if not isinstance(node, Op):
+        return tensor_in(step, node)
+    parts = [_node_in(step, part) for part in node.parts]
+    return (
+        None
+        if any(part is None for part in parts)
+        else replace(node, parts=tuple(part for part in parts if part is not None))
+    )
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Two checkpoints among others of their runs.
+
+    Attributes:
+        sides: The two.
+        others: The other steps of each.
+        outcomes: What became of each tensor.
+    """
+
+    sides: tuple[Checkpoint, Checkpoint]
+    others: tuple[list[Checkpoint], list[Checkpoint]]
+    outcomes: Outcomes
+    _same: dict[tuple[int, int], bool] = field(default_factory=dict)
+
+    def is_same_step(self, side: int, step: Checkpoint) -> bool:
+        """Whether the two share values that another step, of the side `side`, does not have."""
+        key = side, id(step)
+        if key not in self._same:
+            self._same[key] = any(
+                (mine := pair.sides[side]) is not None
+                and not is_alike(mine.bits)
+                and tensor_in(step, mine) is not None
+                and not has(step, mine, mine)
+                for outcome, pair in self.outcomes
+                if outcome.verdict in SHARED
+            )
+        return self._same[key]
+
+    def number(self, step: Checkpoint, side: int) -> int | None:
+        """Return the number of a step among those of a side."""
+        return number_of(step.path, self.sides[side].path)
+
+
+def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, also: Sequence[Checkpoint]) -> Outcomes:
+    """Say which tensors are left over from another step.
+
+    Args:
+        outcomes: What became of each tensor.
+        before: The first checkpoint.
+        after: The second.
+        also: Checkpoints of other steps, besides those next to the two.
+    """
+    if not any(is_open(outcome) for outcome, _ in outcomes):
+        return outcomes
+    sides = before, after
+    first, second = ([*also, *opened(siblings(one.path), [it.path for it in sides])] for one in sides)
+    steps = _Steps(sides, (first, second), outcomes)
+    seen = [steps_with(pair, first, second) if is_open(one) else None for one, pair in outcomes]
+    each = [one for one, (outcome, _) in zip(seen, outcomes, strict=True) if is_open(outcome)]
+    whole = set.intersection(*({(one[0], id(step)) for step in one[1]} if one is not None else set() for one in each))
+    judged = [
+        (outcome if one is None else _judged(outcome, steps, pair, *one, whole), pair)
+        for one, (outcome, pair) in zip(seen, outcomes, strict=True)
+    ]
+    merged = [(_merged(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in judged]
+    return with_whole_file(with_odd_file(merged, steps.others))
+
+
+def _judged(
+    outcome: Outcome, steps: _Steps, pair: Pair, held: int, there: tuple[Checkpoint, ...], whole: set[tuple[int, int]]
+) -> Outcome:
+    """Judge a tensor that one side has as some other steps have it."""
+    side, step = 1 - held, there[0]
+    number, last = steps.number(steps.sides[side], side), steps.number(steps.sides[held], side)
+    numbers = [one for one in (steps.number(each, side) for each in there) if one is not None]
+    named = listed((each.path.name for each in there), MAX_STEPS)
+    every = [*numbers, *([] if last is None else [last])]
+    if number is not None and numbers and min(every) < number < max(every):
+        names = listed(dict.fromkeys([*(one.path.name for one in there), steps.sides[held].path.name]), MAX_STEPS)
+        why = f"{outcome.why}; {names} have the same, before and after it"
+        return outcome.became("other", why, OutlierCheckpoint(SIDES[side]))
+    earlier = last is None or not numbers or min(numbers) < last
+    if earlier and (steps.is_same_step(side, step) or (last is None and (held, id(step)) in whole)):
+        return _stale(outcome, steps, pair, held, step)
+    do = "does" if len(there) == 1 else "do"
+    why = f"{outcome.why}; the {SIDES[held]} has it as {named} {do}: it was frozen in between, or one is left over"
+    return outcome.became("other", why)
+
+
+def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpoint) -> Outcome:
+    """Say that a side has a tensor of another step."""
+    side = 1 - held
+    number, other = (steps.number(one, side) for one in (steps.sides[side], step))
+    is_later = number is not None and other is not None and other > number
+    mine = pair.sides[side]
+    thirds = (one for one in steps.others[side] if one is not step)
+    is_sure = mine is not None and any(tensor_in(one, mine) is not None for one in thirds)
+    doubt = "" if is_sure else SIDES[side]
+    cause = ValuesOfAnotherStep(step.path.name, is_later, doubt)
+    return outcome.became("stale", f"the {SIDES[held]} has here what {step.path} has", cause)
+
+
+def _merged(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome:
+    """Say how often a tensor has what lies between the other side and a third checkpoint."""
+    for step in also if pair.first is not None and pair.second is not None else ():
+        third = tensor_in(step, pair.both[0])
+        if third is not None and (times := _times([*pair.both, third])) is not None:
+            return _named_merged(outcome, times, printable(step.path.name))
+    return outcome
+
+
+def _named_merged(outcome: Outcome, times: float, third: str) -> Outcome:
+    """Name the two that a change lies between: the first and the third, in the order in which it grows."""
+    base, other, by = (f"the {SIDES[0]}", third, times) if times > 0 else (third, f"the {SIDES[0]}", 1 - times)
+    why = f"{outcome.why}; it is {base} and {factor_text(by)} times what {other} adds to that"
+    return outcome.became("other", why, AveragedWeights() if by < 1 else AdapterMergedAgain())
+
+
+def _times(sides: list[Tensor]) -> float | None:
+    """Return the t with which the second is the first + t * (third - first); None if there is none, or 0 or 1."""
+    start, middle, _ = sides
+    types = {side.dtype for side in sides}
+    if len(types) > 1 or start.dtype not in FLOATS or start.shape != middle.shape or math.prod(start.shape) < MANY:
+        return None
+    bits = [bits for side in sides if (bits := readable_bits(side)) is not None]
+    if len(bits) < len(sides):
+        return None
+    first, second, last = (values_of(sampled(part), start.dtype) for part in bits)
+    if is_alike(bits[0]) and is_alike(bits[2]):
+        return None  # one number each: any third is on their line
+    change, room = last - first, SAFETY * EPSILON[start.dtype] * np.abs(first)
+    if not np.isfinite([first, second, last]).all() or np.median(np.abs(change) - room) <= 0:
+        return None
+    times = factor_at_largest(second - first, change)
+    at = int(np.abs(change).argmax())
+    largest = max(abs(values[at]) for values in (first, second, last))
+    rounding = (2 + 2 * abs(times)) * EPSILON[start.dtype]
+    if min(abs(times), abs(times - 1)) <= LEAST_PART:
+        return None
+    sources, slack = [bits[0], bits[2]], rounding * float(largest / abs(change[at]))
+    fits = is_made(bits[1], sources, start.dtype, lambda base, end: base + times * (end - base), rounding, slack)
+    return times if fits else None
+
+
+def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequence[Checkpoint]]) -> Outcomes:
+    """Say of tensors that differ that they do so in one file alone, and which step that file is of.
+
+    Args:
+        outcomes: What became of each tensor.
+        others: Checkpoints of other steps, with the first's names and with the second's.
+    """
+    if not any(is_open(outcome) for outcome, _ in outcomes):
+        return outcomes
+    both = [(outcome, pair) for outcome, pair in outcomes if outcome.verdict not in LONE]
+    sides = [odd_file(at, (_files(outcome, pair, at) for outcome, pair in both)) for at in (1, 0)]
+    odd = [side for side in sides if side is not None]
+    if not odd:
+        return outcomes
+    return [(_named(outcome, pair, odd, others) if is_open(outcome) else outcome, pair) for outcome, pair in outcomes]
+
+
+def is_open(outcome: Outcome) -> bool:
+    """Whether a tensor has other values, and not ones that a factor or a rounding makes of its own."""
+    return outcome.verdict == "other" and outcome.explanation is None
+
+
+def odd_file(at: int, parts: Iterable[tuple[set[str], set[str]]]) -> OddFile | None:
+    """Return the only file of a side in which tensors differ, or the only one in which none does; None without one.
+
+    Args:
+        at: The side.
+        parts: For each tensor the files that have equal parts of it, and those that have different ones.
+    """
+    same: Counter[str] = Counter()
+    odd: Counter[str] = Counter()
+    cut: Counter[str] = Counter()
+    for equal_in, odd_in in parts:
+        same.update(equal_in)
+        odd.update(odd_in)
+        cut.update({*equal_in, *odd_in} if equal_in and odd_in else ())
+    files = {*same, *odd}
+    name = _alone(same, odd)
+    if name is None or cut[name] < FEWEST:
+        return None
+    return OddFile(at, name, name in odd, same[name] + odd[name], odd[name], len(files) - 1)
+
+
+def _alone(same: Counter[str], odd: Counter[str]) -> str | None:
+    """Return the file that has all differences, or none of them, where the others have hardly any, or mostly."""
+    if len(odd) == 1:
+        name = next(iter(odd))
+        return name if odd[name] > same[name] else None
+    without = [name for name in same if name not in odd]
+    return without[0] if len(without) == 1 and all(odd[name] > same[name] for name in odd) else None
+
+
+def _files(outcome: Outcome, pair: Pair, at: int) -> tuple[set[str], set[str]]:
+    """Return the files that have equal parts of a tensor, and those that have different ones."""
+    tensor, other = pair.sides[at], pair.sides[1 - at]
+    if not isinstance(tensor, Saved) or other is None:
+        return set(), set()
+    if outcome.verdict in SAME:
+        return set(tensor.files), set()
+    return files_of(tensor, other)
+
+
+def files_of(tensor: Saved, other: Tensor) -> tuple[set[str], set[str]]:
+    """Return the files that have parts of a tensor which another one has too, and those with different parts."""
+    if tensor.shape != other.shape:
+        return set(), set(tensor.files)
+    parts: dict[bool, set[str]] = {True: set(), False: set()}
+    for chunk in tensor.chunks:
+        if chunk.place is not None:
+            parts[_is_same(tensor, other, chunk.region)].add(chunk.place.file)
+    return parts[True], parts[False]
+
+
+def _is_same(tensor: Tensor, other: Tensor, region: Region) -> bool:
+    """Whether two tensors have the same values in one part, after a cast if their types differ."""
+    narrow = narrower(tensor.dtype, other.dtype)
+    try:
+        mine, theirs = (cast(one.read(region), one.dtype, narrow) for one in (tensor, other))
+    except DumpError:
+        return False
+    return mine is not None and theirs is not None and equal(mine, theirs)
+
+
+def _named(outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[Sequence[Checkpoint]]) -> Outcome:
+    """Name the odd file; where both sides have one of all that differs, a step that has its values says whose it is."""
+    for odd in sides:
+        step = next((step for at in (0, 1) for step in others[at] if _is_from(step, pair, odd, at)), None)
+        if odd.differs and step is not None:
+            return _of_step(outcome, odd, step)
+    odd, names = sides[0], (SIDES[sides[0].at], SIDES[1 - sides[0].at])
+    if not odd.differs or len(sides) == 1 or not sides[1].differs:
+        return outcome.became("other", outcome.why, FileOfAnotherSave(odd, *names))
+    return outcome.became("other", outcome.why, FileOnEitherSide(odd, *names, sides[1].file))
+
+
+def _of_step(outcome: Outcome, odd: OddFile, step: Checkpoint) -> Outcome:
+    side, other = SIDES[odd.at], SIDES[1 - odd.at]
+    why = f"{outcome.why}; the {side} has there what {printable(str(step.path))} has"
+    return outcome.became("stale", why, FileOfAnotherSave(odd, side, other, printable(step.path.name)))
+
+
+def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:
+    """Whether another step, whose names are those of a side, has what the odd file has of a tensor."""
+    held, named = pair.sides[odd.at], pair.sides[at]
+    there = None if named is None else tensor_in(step, named)
+    if there is None or not isinstance(held, Saved) or there.shape != held.shape:
+        return False
+    regions = [chunk.region for chunk in held.chunks if chunk.place is not None and chunk.place.file == odd.name]
+    return bool(regions) and all(_is_same(held, there, region) for region in regions)
+
+
+def with_whole_file(outcomes: Outcomes) -> Outcomes:
+    """Say of tensors that differ that they are all those of one file."""
+    for at in (1, 0):
+        name, small = _whole_file(outcomes, at)
+        if name:
+            whole = WholeFileDiffers(printable(name), SIDES[at], small)
+            return [(_of_whole_file(outcome, whole), pair) for outcome, pair in outcomes]
+    return outcomes
+
+
+def _whole_file(outcomes: Outcomes, at: int) -> tuple[str, int]:
+    """Return the file of a side that has all tensors that differ, and how many of it do not; empty without one.
+
+    Equal scales and biases in it say nothing: they may be all ones or zeros in every save.
+    """
+    same: Counter[str] = Counter()
+    small: Counter[str] = Counter()
+    odd: Counter[str] = Counter()
+    for outcome, pair in outcomes:
+        tensor = pair.sides[at]
+        if outcome.verdict in LONE or not isinstance(tensor, Saved):
+            continue
+        if len(tensor.files) != 1 or not (_differs(outcome) or outcome.verdict in (*SAME, "cast")):
+            return "", 0
+        counts = odd if _differs(outcome) else same if len(tensor.shape) > 1 else small
+        counts[tensor.files[0]] += 1
+    name = next(iter(odd), "")
+    is_whole = len(odd) == 1 and odd[name] >= FEWEST and not same[name] and same.total() >= FEWEST
+    return (name, small[name]) if is_whole else ("", 0)
+
+
+def _differs(outcome: Outcome) -> bool:
+    return is_open(outcome) or outcome.verdict == "stale"
+
+
+def _of_whole_file(outcome: Outcome, whole: WholeFileDiffers) -> Outcome:
+    if not _differs(outcome):
+        return outcome
+    return outcome.became(outcome.verdict, outcome.why, replace(whole, rest=outcome.explanation or whole.rest))

@@ -1,0 +1,342 @@
+"""One step of a running job, followed through its modules: what `shardviz run --trace` keeps of it on every rank.
+
+A `Follower` waits for the step and ends it; the hooks of a `JobTrace` only read, and none of them may raise in
+somebody's job or be compiled into what runs. Ranks do not talk to each other here: each writes its own file, and
+`shardviz diff` lays two jobs side by side.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import sys
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import distributed, nn
+
+from shardviz.dump.arrays.sample import kept, strides_for
+from shardviz.dump.records.base import SCHEMA
+from shardviz.dump.records.files import RunRecord
+from shardviz.dump.write import write_rank, write_run
+from shardviz.layout.mesh import AXIS_NAME
+from shardviz.live.capture.capture import Capture
+from shardviz.live.capture.locals import Local, local_tensors, unwrapped
+from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward
+from shardviz.live.followed import Followed
+from shardviz.live.run.hooks.arming import arm, disarm
+from shardviz.live.run.hooks.observing import nested, quietly
+from shardviz.live.run.known.values import outermost
+from shardviz.live.run.known.writing import is_first_here, rank_here
+from shardviz.live.step.running import tensors_in
+from shardviz.live.step.trace.points import add_points
+from shardviz.live.step.trace.recorded import MAX_ELEMENTS, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from torch.optim import Optimizer
+
+    from shardviz.live.run.options import Options
+    from shardviz.live.step.trace.recorded import Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that is being followed.
+
+    Attributes:
+        root: The model as the job calls it.
+        trace: What its modules were given and returned.
+        number: Which optimizer step it is, counted from 1.
+        most: Of each weight and its gradient no more elements are kept.
+        weights: This rank's part of the weights before the step.
+        broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
+    """
+
+    root: nn.Module
+    trace: JobTrace
+    number: int
+    most: int
+    weights: Sequence[Local]
+    broke_off: bool = False
+
+
+def weights_of(tensors: Iterable[Local], most: int) -> list[Local]:
+    """Return copies of a model's parameters, of large ones a sample."""
+    return [
+        replace(local, values=sampled(local.values, most), grad=None)
+        for local in tensors
+        if local.role == "param" and not local.values.is_meta
+    ]
+
+
+def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str = "") -> None:
+    """Write this rank's file, and on the first rank of each disk that of the run.
+
+    Args:
+        step: What was seen.
+        folder: Where to; it is made.
+        command: The job's, for the record.
+        problem: Why the step has no end; empty if it has one.
+    """
+    rank, num_ranks = _place()
+    seen = Capture(rank, num_ranks, run_id=_run_id())
+    for local in (*step.weights, *(() if step.broke_off else _gradients(step))):
+        seen.add_values(local, "step")
+    add_points(seen, step.trace)
+    for name, ranks in groups_of(num_ranks):
+        seen.add_group(name, ranks)
+    if problem:
+        unseen = "the end of the step and the gradients of weights" if step.broke_off else "the end of the step"
+        seen.not_checked.append(("", f"{unseen}: {problem}"))
+    if step.trace.left_out:
+        seen.not_checked.append(("", step.trace.left_out))
+    folder.mkdir(exist_ok=True)
+    if is_first_here(folder, "trace folder"):
+        write_run(
+            folder, RunRecord(SCHEMA, version("shardviz"), version("torch"), num_ranks, command, run_id=seen.run_id)
+        )
+    write_rank(folder, seen.record(), seen.dense)
+
+
+def _place() -> tuple[int, int]:
+    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (rank_here(), 1)
+
+
+def groups_of(num_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the groups of this rank that are smaller than the job, each with the name of an axis."""
+    for name, ranks in groups_here() if distributed.is_initialized() else ():
+        axis = name.removeprefix("mesh_")
+        if len(ranks) < num_ranks:
+            yield axis if AXIS_NAME.fullmatch(axis) and axis != "undefined" else f"groups_of_{len(ranks)}", ranks
+
+
+def _run_id() -> str:
+    """Return what names the run in all of its files: what the first rank that asks puts into the job's store."""
+    run_id = secrets.token_hex(8)
+    if distributed.is_initialized():
+        with suppress(RuntimeError):
+            return str(default_store().compare_set("shardviz/trace", "", run_id).decode())
+    return run_id
+
+
+def _gradients(step: Step) -> Iterator[Local]:
+    for local in local_tensors(unwrapped(step.root)):
+        if local.role == "param" and local.grad is not None:
+            claim = local.grad_claim or local.claim
+            values = sampled(local.grad.detach(), step.most)
+            yield replace(local, role="grad", values=values, grad=None, claim=claim)
+
+
+SIDES = 4
+"""Inputs, outputs and the gradients of both; many are the same tensors."""
+
+FEWEST, MOST = 1 << 10, 1 << 18
+"""Of a tensor at least and at most so many elements are kept, as many as leaves room for every module."""
+
+MAX_GIVEN = 64
+"""Of whole numbers that the model is given, such as tokens, so many tensors are kept."""
+
+
+WHAT = "the trace of a step"
+
+
+class JobTrace(Trace):
+    """The trace of one step of a job."""
+
+    def __init__(self, num_modules: int) -> None:
+        super().__init__()
+        self.most = most_of(num_modules * SIDES)
+        self.copied = self._sampled
+        self._states: defaultdict[str, list[list[torch.Tensor]]] = defaultdict(list)
+
+    def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
+        return sampled(tensor, self.most)
+
+    def _begin(self, name: str) -> Callable[..., None]:
+        begin = super()._begin(name)
+
+        def begin_all(module: Any, inputs: Any, named: Any) -> None:
+            if asks_for_shapes(inputs):
+                return  # a pipeline's stage, run on values without a meaning
+            begin(module, inputs, named)
+            if not in_backward():
+                self._states[name].append(_random_states())
+            if not name:
+                self._keep_given((inputs, named))
+
+        return _harmless(begin_all)
+
+    def _end(self, name: str) -> Callable[..., None]:
+        end = super()._end(name)
+
+        def end_all(module: Any, inputs: Any, output: Any) -> None:
+            end(module, inputs, output)
+            if self._states[name] and not in_backward():
+                self.draws[name].append(not _are_equal(self._states[name].pop(), _random_states()))
+
+        return _harmless(end_all)
+
+    def came_back(self, seen: Seen, gradient: torch.Tensor) -> None:
+        """Keep the gradient of a tensor."""
+        quietly(WHAT, super().came_back, seen, gradient)
+
+    def _keep_given(self, inputs: Any) -> None:
+        whole = [one for one in tensors_in(inputs) if not one.is_floating_point() and not one.is_complex() and one.ndim]
+        if len(self.given) < MAX_GIVEN:
+            self.given.append([(tuple(one.shape), self._sampled(one.detach())) for one in whole])
+
+
+def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that never raises, and that `torch.compile` leaves out of what it compiles."""
+
+    def call(*given: Any) -> None:
+        if not torch.compiler.is_compiling():
+            quietly(WHAT, hook, *given)
+
+    return call
+
+
+def _random_states() -> list[torch.Tensor]:
+    """Return copies of the states of the generators that modules draw from; reading one changes nothing."""
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
+
+
+def _are_equal(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
+    return len(before) == len(after) and all(map(torch.equal, before, after))
+
+
+def most_of(num_tensors: int) -> int:
+    """Return how many elements of each of so many tensors are kept: a power of 2, so that all together are bounded."""
+    room = MAX_ELEMENTS // max(num_tensors, 1)
+    return min(max(1 << max(room.bit_length() - 1, 0), FEWEST), MOST)
+
+
+def sampled(tensor: torch.Tensor, most: int) -> torch.Tensor:
+    """Return a copy of a tensor, or of a sample of a larger one."""
+    strides = strides_for(tensor.shape, most)
+    parts = tuple(
+        slice(kept(size, stride).start, None, stride) for size, stride in zip(tensor.shape, strides, strict=True)
+    )
+    return tensor[parts].clone() if parts else tensor.clone()
+
+
+class Follower:
+    """Follows one step of a model.
+
+    Attributes:
+        options: What is asked for.
+        write: Writes what was seen of the step; given also why the step has no end, where it has none.
+        model: The model; by default the first that an optimizer steps whose making is seen.
+    """
+
+    def __init__(self, options: Options, write: Callable[[Step, str], None], model: nn.Module | None = None) -> None:
+        self.options = options
+        self.write = write
+        self.model = model
+        self._optimizers: WeakSet[Optimizer] = WeakSet()
+        self._taken: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._handles: list[Any] = []
+        self._step: Step | None = None
+        self._is_over = False
+        self._process = os.getpid()
+
+    def optimizing(self, optimizer: Optimizer) -> None:
+        """Look at the steps of an optimizer, and at the calls of modules until the step begins."""
+        if self._is_over or os.getpid() != self._process:
+            return
+        if not self._optimizers:
+            self.begin()
+        self._optimizers.add(optimizer)
+
+    def begin(self) -> None:
+        """Wait for the step."""
+        self._watch_steps()
+        arm(self.visit)
+
+    def _watch_steps(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        # The hooks stay: torch walks over them while it calls them, and raises if one is removed meanwhile.
+        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            quietly("the trace of a step", self._before, optimizer)
+
+        def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+
+        register_optimizer_step_pre_hook(before)
+        register_optimizer_step_post_hook(after)
+        atexit.register(quietly, "the trace of a step", self._end_with_process)
+
+    def visit(self, module: nn.Module) -> None:
+        """Begin if the module that is called is the model that is trained, or a part of it, and its step has come."""
+        if self._step is not None or self._is_over or os.getpid() != self._process:
+            return
+        with nested() as is_outermost:
+            if is_outermost and torch.is_grad_enabled() and self._is_trained(module):
+                self._follow(outermost(module) if self.model is None else self.model)
+
+    def _is_trained(self, module: nn.Module) -> bool:
+        wanted = {id(one) for one in module.parameters() if one.requires_grad}
+        known = [*self._optimizers, *self._taken]
+        own = [optimizer for optimizer in known if wanted & _parameters(optimizer)]
+        is_due = max((self._taken.get(one, 0) for one in own), default=0) == self.options.trace_step - 1
+        is_model = bool(own) if self.model is None else runs(module, self.model)
+        return is_model and is_due and not any(one.is_meta for one in module.parameters())
+
+    def _follow(self, root: nn.Module) -> None:
+        disarm(self.visit)
+        model = unwrapped(root)
+        followed = Followed.parse(self.options.trace)
+        trace = JobTrace(sum(followed.includes(name) for name, _ in model.named_modules()))
+        before = list(local_tensors(model))
+        most = most_of(len(before))
+        self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most))
+        self._handles = list(trace.follow(model, followed))
+
+    def _before(self, optimizer: Optimizer) -> None:
+        """End the step if this optimizer steps the model, and something of the model was called."""
+        if self._step is not None and self._step.trace.order:
+            wanted = {id(one) for one in self._step.root.parameters()}
+            if wanted & _parameters(optimizer):
+                self._finish("")
+
+    def _end_with_process(self) -> None:
+        # Python keeps here what it printed a traceback of.
+        raised: BaseException | None = getattr(sys, "last_value", None)
+        if raised is None:
+            self._finish("no optimizer stepped after it")
+        else:
+            self._finish(f"the job raised {type(raised).__name__} before an optimizer stepped", broke_off=True)
+
+    def _finish(self, problem: str, *, broke_off: bool = False) -> None:
+        step, self._step = self._step, None
+        if step is None or os.getpid() != self._process:
+            return
+        self._is_over = True
+        for handle in self._handles:
+            handle.remove()
+        with nested(), torch.no_grad():
+            self.write(replace(step, broke_off=broke_off), problem)
+
+
+def _parameters(optimizer: Optimizer) -> set[int]:
+    return {id(one) for group in optimizer.param_groups for one in group["params"]}
+
+
+def _contains(modules: Iterable[nn.Module], wanted: nn.Module) -> bool:
+    return any(one is wanted for one in modules)
+
+
+def runs(module: nn.Module, model: nn.Module) -> bool:
+    """Whether a call of a module is one of a model: of itself, of a wrapper or of a part."""
+    return _contains(module.modules(), model) or _contains(model.modules(), module)

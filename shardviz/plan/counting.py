@@ -1,0 +1,366 @@
+"""What a plan says: the bytes that each rank holds by role, and what its step sends."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.dump.costs.comms import groups_text, received
+from shardviz.dump.costs.memory import owner_of
+from shardviz.dump.planned.sizes import sizes
+from shardviz.dump.records.plan import PeakRecord
+from shardviz.layout.dtypes import itemsize
+from shardviz.plan.folding import kind_of
+from shardviz.text import Fold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.dump.planned.ranks import PlannedPart, PlannedRanks
+    from shardviz.dump.records.plan import PlanPart, PlanRecord
+    from shardviz.dump.records.step import CollectiveRecord
+    from shardviz.dump.records.tensors import Body
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
+
+
+ROLES = ("parameters", "buffers", "gradients", "optimizer", "buckets", "activations", "gathered")
+"""What takes memory, in the order of columns.
+
+Buckets are what DistributedDataParallel copies gradients into. Gathered is FSDP's: weights, and gradients before it has
+reduced them.
+"""
+
+OF_A_STEP = ("activations", "gathered")
+"""Roles that only a step tells. They peak at different moments on different ranks: their sum says nothing."""
+
+OF = {"param": "parameters", "buffer": "buffers", "grad": "gradients", "optim": "optimizer"}
+
+LARGE = 0.01
+"""A tensor is large from this part of the parameters of the fullest rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One tensor, or identical layers of it, on the ranks of a part.
+
+    Attributes:
+        name: Its name, or its folded names.
+        role: A name in `ROLES`.
+        body: What the rank that was asked has of it.
+        count: How many names of it take memory.
+        layout: What its placements claim; None for a plain tensor.
+        sizes: Elements of one of them on each rank of the part.
+        offloaded: How many of the names that take memory take that of a CPU.
+    """
+
+    name: str
+    role: str
+    body: Body
+    count: int
+    layout: Layout | None
+    sizes: NDArray[np.int64]
+    offloaded: int = 0
+
+    @property
+    def owner(self) -> str:
+        """The parameter that it belongs to."""
+        return owner_of(self.name, self.body.role)
+
+    @property
+    def bytes(self) -> NDArray[np.int64]:
+        """Bytes of all of them on each rank of the part."""
+        return self.sizes * (itemsize(self.body.dtype) * self.count)
+
+    @property
+    def on_gpu(self) -> NDArray[np.int64]:
+        """Those of them that the GPU of each rank of the part has to hold."""
+        return self.sizes * (itemsize(self.body.dtype) * (self.count - self.offloaded))
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """The bytes of a plan.
+
+    Attributes:
+        ranks: The plan's ranks.
+    """
+
+    ranks: PlannedRanks
+
+    @cached_property
+    def held(self) -> tuple[tuple[PlannedPart, tuple[Held, ...]], ...]:
+        """What every part has."""
+        return tuple((part, tuple(_held(part))) for part in self.ranks.parts)
+
+    @cached_property
+    def by_role(self) -> dict[str, NDArray[np.int64]]:
+        """Bytes on every rank of the mesh, by role."""
+        by_role = {role: np.zeros(len(self.ranks), np.int64) for role in ROLES}
+        for part, held in self.held:
+            ranks = np.array(part.ranks)
+            for one in held:
+                by_role[one.role][ranks] += one.bytes
+            peak = part.part.peak or PeakRecord(0, gathered(part.part))
+            by_role["buckets"][ranks] += sum(one.bytes for one in part.part.buckets if not one.is_gradients)
+            by_role["activations"][ranks] += peak.activations
+            by_role["gathered"][ranks] += peak.gathered
+        return by_role
+
+    @cached_property
+    def together(self) -> NDArray[np.int64]:
+        """Bytes on every rank of the mesh."""
+        total: NDArray[np.int64] = np.stack([*self.by_role.values()]).sum(axis=0)
+        return total
+
+    @cached_property
+    def offloaded(self) -> NDArray[np.int64]:
+        """Bytes of every rank of the mesh that are in a CPU's memory."""
+        return self._sum(lambda one: one.bytes - one.on_gpu)
+
+    @property
+    def on_gpu(self) -> NDArray[np.int64]:
+        """Bytes of every rank of the mesh that its GPU has to hold."""
+        return self.together - self.offloaded
+
+    @cached_property
+    def lasting(self) -> NDArray[np.int64]:
+        """Bytes of every rank of the mesh that its GPU holds before, in and after a step."""
+        return self._sum(lambda one: one.on_gpu * (one.role != "gradients"))
+
+    def _sum(self, size: Callable[[Held], NDArray[np.int64]]) -> NDArray[np.int64]:
+        total = np.zeros(len(self.ranks), np.int64)
+        for part, held in self.held:
+            total[np.array(part.ranks)] += sum(map(size, held))
+        return total
+
+    @property
+    def fullest(self) -> int:
+        """The rank with most bytes on its GPU."""
+        return int(self.on_gpu.argmax())
+
+    @property
+    def emptiest(self) -> int:
+        """The rank with fewest bytes on its GPU."""
+        return int(self.on_gpu.argmin())
+
+
+def gathered(part: PlanPart) -> int:
+    """Return what FSDP has gathered at most: units that stay gathered, the largest other one and the one after it."""
+    stays = sum(unit.bytes for unit in part.units if unit.stays)
+    others = [unit.bytes for unit in part.units if not unit.stays]
+    pairs = [sum(others[at : at + 2]) for at in range(len(others))]
+    return stays + max(pairs, default=0)
+
+
+def _held(part: PlannedPart) -> Iterator[Held]:
+    record = part.part.record
+    tied = {name for group in record.tied for name in group[1:]}
+    units = {unit.name: unit.on_cpu for unit in part.part.units}
+    for tensor in record.tensors:
+        body = record.bodies[tensor.body]
+        fold = Fold(tensor.name, tensor.numbers, tensor.suffix)
+        owners = [owner for name in fold.names() if (owner := owner_of(name, body.role)) not in tied]
+        if body.role in OF and owners:
+            on_cpu = sum(_is_offloaded(owner, units) for owner in owners) if body.role != "buffer" else 0
+            layout = None if body.layout is None else part.layout(record.rank, body.layout)
+            yield Held(str(fold), OF[body.role], body, len(owners), layout, sizes(part, tensor.body), on_cpu)
+
+
+def _is_offloaded(owner: str, units: Mapping[str, bool]) -> bool:
+    """Whether the innermost of FSDP's units that has a parameter keeps it in the CPU's memory, as the units say."""
+    modules = owner.split(".")[:-1]
+    around = (".".join(modules[:depth]) for depth in range(len(modules), -1, -1))
+    return next((units[name] for name in around if name in units), False)
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """A parameter whose parts differ in size from rank to rank.
+
+    Attributes:
+        held: The parameter.
+        least: Elements of the smallest part.
+        most: Elements of the largest part.
+        empty: How many ranks have none.
+        ranks: How many ranks have the parameter.
+    """
+
+    held: Held
+    least: int
+    most: int
+    empty: int
+    ranks: int
+
+
+def uneven(amounts: Amounts) -> list[Uneven]:
+    """Return the parameters whose parts differ in size from rank to rank, the emptiest first.
+
+    Those of FSDP1's flat parameters do not count: these are cut into equal parts, wherever one of them ends.
+    """
+    by_name: dict[str, list[Held]] = {}
+    for _, held in amounts.held:
+        for one in held:
+            if one.role == "parameters":
+                by_name.setdefault(one.name, []).append(one)
+    parameters = []
+    for same in by_name.values():  # in all parts of the plan
+        sizes = np.concatenate([one.sizes for one in same])
+        is_flat = same[0].layout is not None and same[0].layout.flat is not None
+        if sizes.min() < sizes.max() and not is_flat:
+            empty = int((sizes == 0).sum())
+            parameters.append(Uneven(same[0], int(sizes.min()), int(sizes.max()), empty, len(sizes)))
+    return sorted(parameters, key=lambda one: (-one.empty / one.ranks, -(one.most - one.least)))
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A large parameter that every rank along an axis has whole, though other parameters are split over that axis.
+
+    Attributes:
+        held: The parameter.
+        axis: The axis.
+        size: Ranks along it.
+        saved: Bytes that a rank would save, with gradient and optimizer state.
+    """
+
+    held: Held
+    axis: str
+    size: int
+    saved: int
+
+
+def whole(amounts: Amounts) -> list[Whole]:
+    """Return large parameters that could be split over an axis that splits others, those that would save most first."""
+    most = int(amounts.by_role["parameters"].max())
+    by_axis: dict[tuple[str, str], Whole] = {}
+    for _, held in amounts.held:
+        params = [one for one in held if one.role == "parameters" and one.layout is not None]
+        used = {axis for one in params if one.layout for axis in one.layout.split_axes}
+        large = (one for one in params if int(one.bytes.max()) >= LARGE * most)
+        for copied in (copied for one in large for copied in _copied(one, held, used)):
+            key = (copied.held.name, copied.axis)
+            by_axis[key] = max(by_axis.get(key, copied), copied, key=lambda one: one.saved)
+    return sorted(by_axis.values(), key=lambda one: -one.saved)
+
+
+def _copied(one: Held, held: tuple[Held, ...], used: set[str]) -> Iterator[Whole]:
+    """Yield what it would save to split a parameter, with its gradient and its state, along each axis in use."""
+    assert one.layout is not None
+    after = [other for other in held if other.role in ("gradients", "optimizer") and other.owner == one.name]
+    size_of_all = sum(int(other.bytes.max()) for other in (one, *after))
+    for axis in one.layout.replicate_axes:
+        size = one.layout.mesh.axis_size(axis)
+        if size > 1 and axis in used and any(dim >= size for dim in one.body.local_shape):
+            yield Whole(one, axis, size, size_of_all * (size - 1) // size)
+
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The collectives of one kind along some axes in one pass, on the busiest of the ranks that were asked.
+
+    Attributes:
+        axes: The axes that its groups run along.
+        op: What it is.
+        when: When it runs.
+        count: How many there are.
+        bytes: What they are about, together.
+        received: Bytes that a rank receives.
+        size: Ranks of a group.
+        nodes: How many nodes a group spans at most; 0 if the size of a node is not given.
+        modules: The modules that call it, numbers left out.
+        within: The axes along which ranks of a group differ, if it runs along none of them from end to end.
+    """
+
+    axes: Axes
+    op: str
+    when: str
+    count: int
+    bytes: int
+    received: int
+    size: int
+    nodes: int
+    modules: tuple[str, ...]
+    within: Axes = ()
+
+
+def sent(plan: PlanRecord, mesh: Mesh) -> list[Sent]:
+    """Return what a step sends, along the innermost axes first."""
+    busiest: dict[object, Sent] = {}
+    for kind, one in (item for part in plan.parts for item in _of_part(part, mesh, plan.node).items()):
+        # By bytes, too: who sends receives nothing.
+        busiest[kind] = max(busiest.get(kind, one), one, key=lambda one: (one.received, one.bytes))
+    return sorted(busiest.values(), key=lambda one: (one.nodes, one.axes, -one.received))
+
+
+def received_along(plan: PlanRecord, mesh: Mesh) -> dict[str, int]:
+    """Return the bytes that the busiest rank receives along each axis, or axes, of a mesh."""
+    most: Counter[str] = Counter()
+    for part in plan.parts:
+        along: Counter[str] = Counter()
+        for one in _of_part(part, mesh, plan.node).values():
+            along[where(one)] += one.received
+        most |= along
+    return most
+
+
+def crossing(plan: PlanRecord, mesh: Mesh) -> int:
+    """Return the bytes that the busiest rank receives in groups that span more than one node."""
+    of_parts = (_of_part(part, mesh, plan.node).values() for part in plan.parts)
+    return max((sum(one.received for one in sent_ if one.nodes > 1) for sent_ in of_parts), default=0)
+
+
+def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[object, Sent]:
+    """Return what a rank sends, by axes, operation, pass and ranks of a group."""
+    by_kind: dict[tuple[Axes, Axes, str, str, int], list[CollectiveRecord]] = {}
+    for record in part.record.collectives:
+        key = (record.axes, mesh.axes_within(record.ranks), record.op, record.when, record.size)
+        by_kind.setdefault(key, []).append(record)
+    return {
+        (axes, within, op, when, size): Sent(
+            axes=axes,
+            op=op,
+            when=when,
+            count=sum(record.count for record in records),
+            bytes=sum(record.bytes for record in records),
+            received=sum(map(received, records)),
+            size=size,
+            nodes=max(_nodes(mesh, record, node) for record in records),
+            modules=tuple(dict.fromkeys(kind_of(record.module) for record in records)),
+            within=within,
+        )
+        for (axes, within, op, when, size), records in by_kind.items()
+    }
+
+
+def _nodes(mesh: Mesh, one: CollectiveRecord, node: int) -> int:
+    """Return how many nodes a collective's group spans, on the rank that was asked if it runs along no axis."""
+    if node and one.ranks:
+        return len({rank // node for rank in one.ranks})
+    return nodes_of(mesh, one.axes, node)
+
+
+def where(one: Sent) -> str:
+    """Say along which axes the groups of a collective run, or within which they lie."""
+    return f"within {' and '.join(one.within)}" if one.within else groups_text(one.axes)
+
+
+@lru_cache(maxsize=256)
+def nodes_of(mesh: Mesh, axes: Axes, node: int) -> int:
+    """Return how many nodes a group along some axes spans at most, ranks being laid on nodes in their order."""
+    if not node or not axes:
+        return 0
+    places = [mesh.axes.index(axis) for axis in axes]
+    laid = np.moveaxis(np.array(mesh.ranks).reshape(mesh.shape), places, range(-len(places), 0)) // node
+    groups = np.sort(laid.reshape(-1, math.prod(mesh.axis_size(axis) for axis in axes)), axis=1)
+    return 1 + int((np.diff(groups, axis=1) > 0).sum(axis=1).max())

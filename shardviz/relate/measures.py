@@ -1,0 +1,404 @@
+"""What two sides have to do with each other: a factor, a part of another rank, another sum of terms, lost slices.
+
+Each function looks for one relation, in the values of all ranks together, and returns it without words. Rules ask these
+if `Sides.related` does not say it: it keeps to one rank's own part of what is wanted, and to chains of few links.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from shardviz.layout.region import Region, indices
+from shardviz.relate.factors import common_factor, factor_of, factors_of_rows, ratio_near, whole_multiple
+from shardviz.relate.relations import Permuted
+from shardviz.relate.tolerance import EXACT, EXPLAINED, EXPLAINED_BY_LINE, LEAST_STATISTIC, least_factor, near_ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from fractions import Fraction
+
+    from numpy.typing import NDArray
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.relate.sides import Sides
+
+    Values = NDArray[np.float64]
+    Slices = Mapping[int, int]
+    """The index of the slice that stands at each index along a dim."""
+
+Reduction = Literal["mean", "sum", "norm"]
+
+OPS: Mapping[Reduction, str] = {"mean": "avg", "sum": "sum", "norm": "sum"}
+"""What a reduction does to the terms; the norm is the root of the sum of their squares."""
+
+
+MANY_IN_SLICE = 6
+"""Numbers that share a factor and an offset: any three are near to a line through two."""
+
+
+def axis_sets(axes: Sequence[str], least: int = 1) -> Iterator[tuple[str, ...]]:
+    """Yield all sets of at least so many axes, those of the fewest first."""
+    for count in range(least, len(axes) + 1):
+        yield from combinations(axes, count)
+
+
+def axes_of_size(mesh: Mesh, size: int) -> list[tuple[str, ...]]:
+    """Return the sets of the fewest axes whose sizes multiply to a number."""
+    fitting = [axes for axes in axis_sets(mesh.axes) if math.prod(map(mesh.axis_size, axes)) == size > 1]
+    return [axes for axes in fitting if len(axes) == len(fitting[0])]
+
+
+def ratio_of(sides: Sides, values: Mapping[int, Values] | None = None) -> Fraction | None:
+    """Return the one ratio of small numbers of every rank's values to those wanted; None if there is none.
+
+    Args:
+        sides: The sides.
+        values: The values; None for what ranks hold.
+    """
+    held = sides.reduced if values is None else values
+    ratios = {_ratio(sides, rank, got) for rank, got in held.items() if not _are_zeros(sides, rank, got)}
+    return ratios.pop() if len(ratios) == 1 else None
+
+
+def _are_zeros(sides: Sides, rank: int, got: Values) -> bool:
+    """Whether zeros are wanted and there, which any ratio gives."""
+    wanted = sides.wanted_of(rank)
+    return not np.any(wanted) and sides.near(got, wanted)
+
+
+def _ratio(sides: Sides, rank: int, got: Values) -> Fraction | None:
+    wanted = sides.wanted_of(rank)
+    factor = factor_of(got, wanted)
+    ratio = ratio_near(factor, sides.mesh.size, near_ratio(sides.rounding.epsilon)) if factor is not None else None
+    return ratio if ratio is not None and sides.near(got, wanted * float(ratio), scale=float(ratio)) else None
+
+
+def factors_of_ranks(sides: Sides) -> dict[int, float]:
+    """Return the number that each rank's values are those wanted times; empty if that does not explain them.
+
+    Of a rank with fewer than two numbers other than zero nothing is known. Rounding alone has some factor, too: factors
+    must leave little of the differences, and of what is there.
+    """
+    factors: dict[int, float] = {}
+    off = left = there = 0.0
+    for rank, got in sides.reduced.items():
+        wanted = sides.wanted_of(rank)
+        if np.count_nonzero(wanted) < 2:
+            continue
+        factor = factor_of(got, wanted)
+        if not factor or not sides.near(got, wanted * factor, scale=abs(factor)):
+            return {}
+        factors[rank] = factor
+        off += float(np.sum(np.square(got - wanted)))
+        left += float(np.sum(np.square(got - factor * wanted)))
+        there += float(np.sum(np.square(got)))
+    is_enough = len(factors) > 1 and left <= EXPLAINED * min(off, there)
+    least = least_factor(sides.rounding.epsilon)
+    return factors if is_enough and max(abs(factor - 1) for factor in factors.values()) >= least else {}
+
+
+def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = None) -> float | None:
+    """Return the one number that all values of some results are those wanted times; None if there is none.
+
+    Args:
+        results: The results.
+        ranks: The ranks to look at; None for all.
+    """
+    pairs = [
+        (result, held, result.wanted_of(rank))
+        for result in results
+        for rank, held in result.reduced.items()
+        if ranks is None or rank in ranks
+    ]
+    factor = common_factor((held, wanted) for _, held, wanted in pairs)
+    if not factor or not all(result.near(held, factor * wanted, scale=abs(factor)) for result, held, wanted in pairs):
+        return None
+    return factor
+
+
+def factors_of_slices(sides: Sides, rank: int, dims: tuple[int, ...]) -> Values | None:
+    """Return the factor of each slice in some dims; None if these are not the wanted ones times a number plus one."""
+    got, due = (_rows(values, dims) for values in (sides.reduced[rank], sides.wanted_of(rank)))
+    if got.shape != due.shape or got.shape[1] < MANY_IN_SLICE or not np.all(np.isfinite(got)):
+        return None
+    centered, other = got - got.mean(1, keepdims=True), due - due.mean(1, keepdims=True)
+    factors = factors_of_rows(centered, other)
+    if factors is None:
+        return None
+    left = float(np.abs(centered - factors * other).max())
+    apart = float(np.abs(got - due).max())
+    fits = left <= min(4 * sides.tolerance * max(1.0, float(np.abs(factors).max())), EXPLAINED_BY_LINE * apart)
+    return factors.ravel() if fits and np.any(np.abs(factors - 1) > LEAST_STATISTIC) else None
+
+
+def _rows(values: Values, dims: tuple[int, ...]) -> Values:
+    """Return a row for every index in some dims."""
+    moved = np.moveaxis(values, dims, range(len(dims)))
+    return moved.reshape(int(np.prod(moved.shape[: len(dims)])), -1)
+
+
+def reduction_of(sides: Sides) -> tuple[Reduction, tuple[str, ...], Fraction] | None:
+    """Return the reduction that makes every rank right, over the fewest axes along which copies differ.
+
+    Returns:
+        The reduction, its axes, and what ratio to what is wanted is left, which is 1 if nothing else is wrong; None if
+        no reduction fits. `norm`, the root of the sum of squares, is tried for scalars.
+    """
+    found = list(_reductions(sides))
+    return next((fit for fit in found if fit[2] == 1), next(iter(found), None))
+
+
+def _reductions(sides: Sides) -> Iterator[tuple[Reduction, tuple[str, ...], Fraction]]:
+    kinds: tuple[Reduction, ...] = ("mean", "sum", "norm") if sides.role == "scalar" else ("mean", "sum")
+    for axes in axis_sets(sides.copies_differ_along):
+        for kind in kinds:
+            ratio = ratio_of(sides, reduced_over(sides, kind, axes))
+            if ratio is not None and (ratio == 1 or sides.role != "scalar"):
+                yield kind, axes, ratio
+
+
+def reduced_over(sides: Sides, kind: Reduction, axes: Iterable[str]) -> Mapping[int, Values]:
+    """Return what each rank would have after a reduction over axes; a rank whose group is not whole has nothing."""
+    if kind != "norm":
+        return sides.over(axes, OPS[kind])
+    squares = sides.over(axes, OPS[kind], {rank: value**2 for rank, value in sides.reduced.items()})
+    return {rank: np.sqrt(square) for rank, square in squares.items()}
+
+
+def reduction_among_holders(sides: Sides) -> Literal["mean", "sum"] | None:
+    """Return the reduction over the ranks that hold the same part that makes every rank right; None if neither does."""
+    for kind in ("mean", "sum"):
+        with np.errstate(invalid="ignore"):  # the sum of two infinities
+            totals = {
+                rank: (np.mean if kind == "mean" else np.sum)([sides.reduced[at] for at in ranks], axis=0)
+                for ranks in sides.holders
+                for rank in ranks
+            }
+        if all(sides.is_right(rank, values) for rank, values in totals.items()):
+            return kind
+    return None
+
+
+def mixed_over(sides: Sides) -> tuple[str, Literal["mean", "sum"]] | None:
+    """Return the axis over which parts, which are different parts, were summed or averaged; None if they were not."""
+    wanted = {rank: sides.wanted_of(rank) for rank in sides.reduced}
+    for axis in sides.mesh.axes:
+        groups = [group for group in sides.mesh.groups(axis) if all(rank in wanted for rank in group)]
+        alike = all(len({wanted[rank].shape for rank in group}) == 1 for group in groups)
+        if not groups or not alike or not sides.is_split(axis):
+            continue
+        for kind, mixed in _mixtures(sides, axis, wanted, groups):
+            if set(mixed) == set(sides.reduced) and all(_is_nearer(sides, rank, mixed[rank]) for rank in mixed):
+                return axis, kind
+    return None
+
+
+def _mixtures(
+    sides: Sides, axis: str, wanted: Mapping[int, Values], groups: Sequence[Sequence[int]]
+) -> Iterator[tuple[Literal["mean", "sum"], Mapping[int, Values]]]:
+    """Yield what reductions over an axis make of its parts: of one a rank, or each counted once.
+
+    A part that several ranks share is counted once if each of them had its own contribution to it.
+    """
+    yield "mean", sides.over((axis,), "avg", wanted)
+    yield "sum", sides.over((axis,), "sum", wanted)
+    once: dict[int, Values] = {}
+    for group in groups:
+        parts = {sides.regions[rank]: wanted[rank] for rank in group}
+        once |= dict.fromkeys(group, np.sum(list(parts.values()), axis=0))
+    yield "sum", once
+    yield "mean", {rank: once[rank] / len(group) for group in groups for rank in group}
+
+
+def _is_nearer(sides: Sides, rank: int, mixed: Values) -> bool:
+    """Whether a rank has this, and is not merely as near to it as to what is wanted."""
+    apart, off = (
+        float(np.max(np.abs(sides.reduced[rank] - due), initial=0.0)) for due in (mixed, sides.wanted_of(rank))
+    )
+    return sides.near(sides.reduced[rank], mixed) and (rank not in sides.wrong or apart <= off / 4)
+
+
+def vector_added(sides: Sides, vectors: Values) -> tuple[int, int] | None:
+    """Return which of some vectors every row of the first wrong rank has too often, and how often: -1 if it lacks it.
+
+    All vectors are tried at once: the mean row of the excess is a whole number of times the one that was added.
+    """
+    rank = sides.wrong[0]
+    excess = sides.reduced[rank] - sides.wanted_of(rank)
+    if not excess.size or not len(vectors) or not np.all(np.isfinite(excess)):
+        return None
+    mean = excess.reshape(-1, vectors.shape[1]).mean(0)
+    squares = np.sum(vectors * vectors, axis=1)
+    counts = np.rint(np.divide(vectors @ mean, squares, out=np.zeros_like(squares), where=squares > 0))
+    with np.errstate(invalid="ignore"):  # a vector with infinity
+        off = np.max(np.abs(mean - counts[:, None] * vectors), axis=1)
+    for index in np.flatnonzero(counts).tolist():
+        # The rows are each as near as this, and the mean nearer still; twice as far for what rounding does to it.
+        if off[index] <= 2 * sides.tolerance * abs(counts[index]):
+            term = np.broadcast_to(vectors[index], excess.shape)
+            if times := whole_multiple(excess, term, sides.tolerance):
+                return index, times
+    return None
+
+
+def owner_of(sides: Sides, rank: int) -> int | None:
+    """Return the rank that should hold what another one holds, of a different part; None if there is none."""
+    held = sides.reduced[rank]
+    for other in sides.reduced:
+        if sides.regions[other] != sides.regions[rank] and _is_as(sides, held, sides.wanted_of(other)):
+            return other
+    return None
+
+
+def _is_as(sides: Sides, held: Values, due: Values) -> bool:
+    return held.shape == due.shape and sides.near(held, due)
+
+
+@dataclass(frozen=True)
+class WrongResults:
+    """The wrong ones among some results, found by what a rank holds without comparing each with each.
+
+    Attributes:
+        results: The results.
+    """
+
+    results: Sequence[Sides]
+
+    def near(self, sides: Sides, axis: str) -> list[Sides]:
+        """Return the results that ranks along an axis have in place of some sides and that may be near to these.
+
+        Near arrays have near means. So those that may be near are neighbors among the sorted means.
+        """
+        rank = next((rank for rank in sides.wrong if rank in sides.mesh), None)
+        if rank is None or (mean := _mean(sides.reduced[rank])) is None:
+            return []
+        allowed = sides.tolerance + EXACT * float(np.max(np.abs(sides.reduced[rank]), initial=0.0))
+        indices_near: set[int] = set()
+        for at in sides.mesh.group_of(rank, axis):
+            if at not in sides.reduced:
+                means, numbers = self._by_place.get((at, sides.reduced[rank].shape), ([], []))
+                indices_near.update(numbers[bisect_left(means, mean - allowed) : bisect_right(means, mean + allowed)])
+        return [self.results[number] for number in sorted(indices_near) if rank not in self.results[number].reduced]
+
+    @cached_property
+    def _by_place(self) -> Mapping[tuple[int, tuple[int, ...]], tuple[list[float], list[int]]]:
+        """For each rank and shape the means of what it holds, rising, and the numbers of the results."""
+        by_place: dict[tuple[int, tuple[int, ...]], list[tuple[float, int]]] = {}
+        for number, result in enumerate(self.results):
+            for rank, values in result.reduced.items() if result.wrong else ():
+                if (mean := _mean(values)) is not None:
+                    by_place.setdefault((rank, values.shape), []).append((mean, number))
+        pairs = ((place, sorted(means)) for place, means in by_place.items())
+        return {place: ([mean for mean, _ in means], [number for _, number in means]) for place, means in pairs}
+
+
+def _mean(values: Values) -> float | None:
+    """Return the mean; None if it is not finite, as NaN and infinite elements are near to nothing."""
+    if not np.isfinite(values).all():
+        return None
+    mean = float(np.mean(values)) if values.size else 0.0
+    return mean if math.isfinite(mean) else None
+
+
+def is_shared_with(sides: Sides, other: Sides, axis: str) -> bool:
+    """Whether along an axis ranks have one of two tensors each, and one value for both on all wrong ranks."""
+    for group in sides.mesh.groups(axis):
+        for rank in set(group) & set(sides.wrong):
+            own = sides.reduced[rank]
+            elsewhere = [other.reduced[at] for at in group if at in other.reduced and at not in sides.reduced]
+            equal = any(_is_as(sides, own, values) for values in elsewhere)
+            if not equal or not np.any(own) or rank in other.reduced:
+                return False
+    return bool(sides.wrong)
+
+
+def is_of_other_parts(sides: Sides, other: Sides) -> bool:
+    """Whether what every wrong rank holds is what another rank holds for a different part of another tensor."""
+
+    def is_elsewhere(rank: int) -> bool:
+        held = sides.reduced[rank]
+        return bool(np.any(held)) and any(
+            values.size == held.size
+            and other.regions[at] != sides.regions[rank]
+            and sides.near(held.ravel(), values.ravel())
+            for at, values in other.reduced.items()
+            if at != rank
+        )
+
+    return all(map(is_elsewhere, sides.wrong))
+
+
+def is_right_with(sides: Sides, others: Sequence[Sides]) -> bool:
+    """Whether every rank is right once the same part of some other tensors is added."""
+    for rank, total in sides.reduced.items():
+        for other in others:
+            holder = next((at for at in other.reduced if other.regions[at] == sides.regions[rank]), None)
+            if holder is None:
+                return False
+            total = total + other.reduced[holder]
+        if not sides.is_right(rank, total):
+            return False
+    return True
+
+
+def columns_of(sides: Sides, parts: Sequence[NDArray[Any]], rank: int) -> Values:
+    """Return a rank's part of several whole tensors, one in each column."""
+    return np.stack([sides.part(part, rank).ravel() for part in parts], axis=1)
+
+
+def weights_between(columns: Values, held: Values) -> Values | None:
+    """Return how often each column counts in values, by least squares; None if they do not tell."""
+    if not np.all(np.isfinite(held)):
+        return None
+    weights, _, num_known, _ = np.linalg.lstsq(columns, held, rcond=1e-9)
+    return np.asarray(weights, np.float64) if num_known == columns.shape[1] else None
+
+
+def moved_slices(sides: Sides, rank: int, dim: int) -> Slices:
+    """Return which slice stands at each index of a rank's part; empty if they are not just in another order."""
+    region, held = sides.regions[rank], sides.held_by(rank)
+    if held is None or not isinstance(region, Region) or _differ_elsewhere(region, held[0], dim):
+        return {}
+    order = [link.order for link in held[1] if isinstance(link, Permuted) and link.dim == dim]
+    if len(order) < len(held[1]) or len(order) > 1:
+        return {}
+    places, source = indices(region.dims[dim]).tolist(), indices(held[0].dims[dim]).tolist()
+    slices = [order[0][at] for at in source] if order else source
+    is_once = len(set(slices)) == len(slices)
+    moved = [at for at, (place, origin) in enumerate(zip(places, slices, strict=True)) if place != origin]
+    is_seen = all(sides.reduced[rank].take(at, dim).any() for at in moved)  # zeros are no slice's own
+    fits = is_once and is_seen and len(slices) > 1 < region.size // len(slices)
+    return dict(zip(places, slices, strict=True)) if fits else {}
+
+
+def _differ_elsewhere(region: Region, other: Region, dim: int) -> bool:
+    pairs = zip(region.dims, other.dims, strict=True)
+    return region.shape != other.shape or any(own != its for at, (own, its) in enumerate(pairs) if at != dim)
+
+
+def lost_slices(sides: Sides) -> tuple[int, list[int]] | None:
+    """Return a dim and its slices that are zero on all ranks that have them, if all other elements are right."""
+    regions = {rank: region for rank, region in sides.regions.items() if isinstance(region, Region)}
+    for dim in range(sides.wanted.ndim if len(regions) == len(sides.regions) and sides.wanted.ndim > 1 else 0):
+        lost = {rank: _lost(sides, rank, dim, regions[rank]) for rank in sides.wrong}
+        slices = {at for places in lost.values() for at in places}
+        held = {rank: {*indices(region.dims[dim]).tolist()} for rank, region in regions.items()}
+        if slices and all(lost.values()) and all(slices & held[rank] == {*lost.get(rank, ())} for rank in held):
+            return dim, sorted(slices)
+    return None
+
+
+def _lost(sides: Sides, rank: int, dim: int, region: Region) -> list[int]:
+    """Return the slices of a rank's part that are zero and should not be, if all others are right; else none."""
+    held, wanted = sides.reduced[rank], sides.wanted_of(rank)
+    others = tuple(axis for axis in range(held.ndim) if axis != dim)
+    off = np.any(np.abs(held - wanted) > sides.tolerance, axis=others)
+    is_zero = not np.any(held.take(np.flatnonzero(off), dim))
+    return np.array(indices(region.dims[dim]))[off].tolist() if is_zero and not np.all(off) else []

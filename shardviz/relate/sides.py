@@ -1,0 +1,275 @@
+"""What ranks hold of one tensor and what each should hold, side by side: who is wrong, and where copies differ.
+
+`measures` says what else the two sides have to do with each other. How far two right results may differ, `tolerance`
+says: every element is a sum of up to n products, rounded at each step, and in the end to the coarsest dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.layout.layout import Layout
+from shardviz.layout.region import Region
+from shardviz.relate.pair import Pair
+from shardviz.relate.relations import Located, Pending, Reassigned
+from shardviz.relate.search import relation_of
+from shardviz.relate.sums import over
+from shardviz.relate.tolerance import MANY, TYPICAL, Bound, above_noise, rounding_of_sums
+from shardviz.relate.values import farthest, part_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.relate.pair import Related
+    from shardviz.relate.relations import Chain
+
+    Values = NDArray[np.float64]
+
+MAX_RELATED = {"grad": 1 << 16, "output": 1 << 20, "scalar": 0}
+"""Elements of all ranks together up to which a result is related to what is wanted: gradients are many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What a model's step allows for rounding.
+
+    Attributes:
+        epsilon: The relative precision of the coarsest dtype in the step.
+        terms: The longest sum in the step: elements of its largest tensor.
+        size: The largest gradient of the reference, at least; gradients that cancel are made of terms of that size.
+    """
+
+    epsilon: float
+    terms: int
+    size: float
+
+    def tolerance(self, wanted: NDArray[np.float64], *, gradient: bool) -> float:
+        """Return how far an element may be from what is wanted."""
+        own = float(np.max(np.abs(wanted), initial=0.0))
+        size = max(own, self.size) if gradient else max(own, self.epsilon)
+        return rounding_of_sums(self.epsilon, self.terms) * size
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Elements of a tensor that are not a product of index ranges, as a stand-in for a `Region`.
+
+    Attributes:
+        numbers: Their numbers, counted row-major from 0, in memory order.
+        shape: The local shape.
+    """
+
+    numbers: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def is_within(self, shape: Sequence[int]) -> bool:
+        """Return whether a tensor of `shape` has all of these elements."""
+        return max(self.numbers, default=-1) < math.prod(shape)
+
+    def flat_ids(self, _shape: Sequence[int]) -> NDArray[np.int64]:
+        """Return the numbers, in the local shape."""
+        return np.array(self.numbers, np.int64).reshape(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """One tensor on every rank, and what each rank should hold of it.
+
+    Attributes:
+        name: The tensor's name.
+        role: What it is in a step: `grad`, `output`, `scalar`, `param`, `optim` or `buffer`.
+        mesh: The mesh on which its ranks stand.
+        claimed: What is claimed of it; None if it is plain.
+        wanted: The whole values, flattened as regions count.
+        values: What each rank holds.
+        regions: The part of the tensor that each rank holds.
+        rounding: What the step allows for rounding.
+        noise: How far rounding alone was seen to take an element; 0 if that was not tried.
+        typical: The root of the mean square of how far it took all elements.
+    """
+
+    name: str
+    role: str
+    mesh: Mesh
+    claimed: Layout | None
+    wanted: Values
+    values: Mapping[int, Values]
+    regions: Mapping[int, Region | Elements]
+    rounding: Rounding
+    noise: float = 0.0
+    typical: float = 0.0
+
+    @cached_property
+    def tolerance(self) -> float:
+        """How far an element may be from what is wanted."""
+        allowed = self.rounding.tolerance(self.wanted, gradient=self.role == "grad")
+        if not self.noise:
+            return allowed
+        least = self.rounding.epsilon * float(np.max(np.abs(self.wanted), initial=0.0))
+        few = max(1.0, math.sqrt(MANY / max(self.wanted.size, 1)))  # the largest of few says less of all that may be
+        return above_noise(few * self.noise, least, allowed)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have it, after the reductions that are pending."""
+        return tuple(self.reduced)
+
+    def held_of(self, rank: int) -> Values:
+        """Return what a rank holds after the reductions that its placements say are pending."""
+        return self.reduced[rank]
+
+    def wanted_of(self, rank: int) -> Values:
+        """Return what a rank should hold."""
+        return self.part(self.wanted, rank)
+
+    def part(self, whole: NDArray[Any], rank: int) -> NDArray[Any]:
+        """Return a rank's part of a whole tensor with as many elements as this one; often a read-only view."""
+        region = self.regions[rank]
+        if isinstance(region, Region):
+            return part_of(whole.reshape(self.wanted.shape), region)
+        return whole.ravel()[region.flat_ids(self.wanted.shape)]
+
+    def is_right(self, rank: int, values: Values) -> bool:
+        """Whether values are what a rank should hold, except for rounding."""
+        wanted = self.wanted_of(rank)
+        return self.near(values, wanted) and self._is_typical(values, wanted)
+
+    def _is_typical(self, values: Values, wanted: Values) -> bool:
+        """Whether values are no farther from those wanted on the whole than rounding takes them."""
+        if not self.typical or values.size < MANY:
+            return True
+        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(wanted))
+        return _root(values - wanted) <= allowed
+
+    def near(self, left: Values, right: Values, scale: float = 1.0) -> bool:
+        """Whether two arrays are equal except for rounding; NaN is near to nothing."""
+        with np.errstate(invalid="ignore"):  # the difference of two infinities
+            return bool(np.all(np.abs(left - right) <= self.tolerance * max(1.0, scale)))
+
+    @cached_property
+    def reduced(self) -> Mapping[int, Values]:
+        """What each rank holds after the reductions that its placements say are pending."""
+        values: Mapping[int, Values] = self.values
+        for axis, op in self.claimed.partial if self.claimed else ():
+            values = self.over((axis,), op, values)
+        return values
+
+    def over(self, axes: Iterable[str], op: str, values: Mapping[int, Values] | None = None) -> Mapping[int, Values]:
+        """Reduce values, those held if none are given, over axes; a group with a rank missing has no result."""
+        values = self.reduced if values is None else values
+        for axis in axes:
+            values = over(axis, op, values, self.mesh)
+        return values
+
+    @cached_property
+    def related(self) -> Related | None:
+        """What each rank holds of the values wanted; None if it is too large."""
+        num_elements = sum(values.size for values in self.values.values())
+        if num_elements > MAX_RELATED.get(self.role, 0):
+            return None
+        is_whole = all(region == Region.whole(self.wanted.shape) for region in self.regions.values())
+        whole = Layout(self.mesh, self.wanted.shape, ((),) * self.wanted.ndim)
+        layout = self.claimed or (whole if is_whole else None)
+        bound = Bound.of_elements(self.tolerance, _root(self.wanted))
+        return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
+
+    def held_by(self, rank: int) -> tuple[Region, Chain] | None:
+        """Return which part of the values wanted a rank holds, and what is changed; None if it holds no part.
+
+        A sum that is pending is a change if it is not claimed, and so is one that is claimed and not pending.
+        """
+        chain = self._chains.get(rank)
+        located = next((link for link in chain or () if isinstance(link, Located)), None)
+        if chain is None or located is None:
+            return None
+        source = next((link.source_of(rank) for link in chain if isinstance(link, Reassigned)), rank)
+        claimed = {Pending(*partial) for partial in self.claimed.partial} if self.claimed is not None else set()
+        pending = claimed ^ {link for link in chain if isinstance(link, Pending)}
+        others = (link for link in chain if not isinstance(link, (Located, Reassigned, Pending)))
+        links = (*sorted(pending, key=lambda link: link.axis), *others)
+        return located.layout.region(self.mesh.coord_of(source)), links
+
+    def changes_of(self, rank: int) -> Chain | None:
+        """Return what is changed in a rank's own part; None if it holds another one, or nothing explains it."""
+        chain, held = self._chains.get(rank), self.held_by(rank)
+        if held is None:
+            return chain  # filled with one number
+        return held[1] if held[0] == self.regions[rank] else None
+
+    @cached_property
+    def _chains(self) -> Mapping[int, Chain | None]:
+        groups = self.related.groups if self.related is not None else ()
+        return {rank: group.chain for group in groups for rank in group.ranks}
+
+    @cached_property
+    def wrong(self) -> tuple[int, ...]:
+        """The ranks that are off."""
+        return tuple(rank for rank, values in self.reduced.items() if not self.is_right(rank, values))
+
+    @cached_property
+    def is_lost(self) -> bool:
+        """Whether what is wanted is so small that rounding alone could make it."""
+        return 0.0 < float(np.max(np.abs(self.wanted), initial=0.0)) <= self.tolerance
+
+    @cached_property
+    def farthest(self) -> float:
+        """How far the element that is farthest off on any rank is from what it should be."""
+        return max((farthest(held, self.wanted_of(rank)) for rank, held in self.reduced.items()), default=0.0)
+
+    @cached_property
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that hold the same part, a group a part."""
+        groups: dict[object, list[int]] = {}
+        for rank in sorted(self.reduced):
+            groups.setdefault(self.regions[rank], []).append(rank)
+        return tuple(map(tuple, groups.values()))
+
+    def is_split(self, axis: str) -> bool:
+        """Whether ranks along an axis hold different parts."""
+        groups = self.mesh.groups(axis) if axis in self.mesh.axes else []
+        return any(len({self.regions[rank] for rank in group if rank in self.regions}) > 1 for group in groups)
+
+    def has_group(self, axis: str) -> bool:
+        """Whether all ranks of some group along an axis have the tensor."""
+        groups = self.mesh.groups(axis) if axis in self.mesh.axes else []
+        return any(all(rank in self.reduced for rank in group) for group in groups)
+
+    @cached_property
+    def copies_differ_along(self) -> tuple[str, ...]:
+        """The axes along which ranks hold the same part with different values."""
+        return tuple(axis for axis in self.mesh.axes if any(map(self._differs, self.mesh.groups(axis))))
+
+    def _differs(self, group: tuple[int, ...]) -> bool:
+        present = [rank for rank in group if rank in self.reduced]
+        return any(
+            self.regions[low] == self.regions[high] and not self._equal(self.reduced[low], self.reduced[high])
+            for low, high in pairwise(present)
+        )
+
+    @property
+    def pairs_of_copies(self) -> list[tuple[int, int, float]]:
+        """The first rank that holds each part with each other one that holds it, and how far apart they are."""
+        return self.neighbors_apart((ranks[0], rank) for ranks in self.holders for rank in ranks[1:])
+
+    def neighbors_apart(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, int, float]]:
+        """Return neighbors within groups of ranks that have copies of one part, and how far apart they are."""
+        held = self.reduced
+        pairs = (pair for group in groups for pair in pairwise(rank for rank in group if rank in held))
+        alike = (pair for pair in pairs if self.regions[pair[0]] == self.regions[pair[1]])
+        return [(low, high, farthest(held[low], held[high])) for low, high in alike]
+
+    def _equal(self, left: Values, right: Values) -> bool:
+        return np.array_equal(left, right, equal_nan=True) or self.near(left, right)
+
+
+def _root(values: Values) -> float:
+    return math.sqrt(float(np.mean(values * values))) if values.size else 0.0

@@ -1,0 +1,460 @@
+"""How a target's tensors are made of a source's, by the maps of `shardviz diff`, and cut into pieces.
+
+Each piece is made of one tensor of the source. What a map says is padding is left out; fused tensors are judged whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from shardviz.checkpoint.maps import language
+from shardviz.checkpoint.maps.families import find_map
+from shardviz.checkpoint.maps.functions import views_in
+from shardviz.checkpoint.maps.language import Name, Rule, names_in
+from shardviz.checkpoint.maps.made import PAD, Made, Op, called, dim_of, has_padding, leaves, padding_in
+from shardviz.checkpoint.maps.matching import apply, filled, named, pattern_of, towards
+from shardviz.errors import NotationError, ShardvizError
+from shardviz.explain.transfers import FusedCutOtherwise
+from shardviz.layout.layout import Layout
+from shardviz.layout.notation import parse
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.lookup.by_reference import cast_bits
+from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
+from shardviz.reference.names import matched
+from shardviz.relate.values import part_of
+from shardviz.testing.trips.contents import region_of, wanted_bits
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from numpy.typing import NDArray
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.checkpoint.maps.made import Node
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
+    from shardviz.layout.region import Region
+    from shardviz.live.capture.locals import Local
+    from shardviz.reference.files import Entry
+    from shardviz.testing.trips.contents import Contents
+    from shardviz.testing.trips.judging import Part
+
+    Fused = tuple[str, Cause] | None
+    """What a rank has in the place of a fused tensor, in words, and why."""
+
+AnyMap = Mapping[str, str] | Iterable[Rule] | Path | str
+"""Expressions by pattern over the target's names; a file of such lines, or a family's name; or rules."""
+
+MOST_ORDERED = 4
+"""Parts that are tried in every order."""
+
+MOST_BLOCKS = 256
+MOST_ROWS = 12
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A tensor of the source, by its name.
+
+    Attributes:
+        name: Its name.
+        entry: Its values.
+    """
+
+    name: str
+    entry: Entry
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.entry.shape)
+
+    @property
+    def dtype(self) -> str:
+        """Its dtype, by torch's name."""
+        return self.entry.dtype
+
+    @property
+    def bits(self) -> NDArray[Any]:
+        """Its values as unsigned integers."""
+        return self.entry.bits
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the values of a part, in the region's order."""
+        return self.entry.read(region)
+
+
+def rules_of(given: AnyMap | None) -> tuple[Rule, ...]:
+    """Return a map as rules.
+
+    Raises:
+        ShardvizError: It is a file that cannot be read, or one of its expressions cannot.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, str | Path):
+        return find_map(given)
+    return language.rules_of(given, "map") if isinstance(given, Mapping) else tuple(given)
+
+
+def made_of(names: Collection[str], entries: Mapping[str, Entry], rules: Iterable[Rule]) -> dict[str, Node]:
+    """Return what each of the target's tensors is made of; one without a rule is the source's of its own name, if any.
+
+    Args:
+        names: The target's names.
+        entries: The source's tensors by name.
+        rules: The map, with the target's names on either side.
+
+    Raises:
+        ShardvizError: A rule fits no name, names a tensor that the source does not have, or its tensors do not fit.
+    """
+    sent = {name: Sent(name, entry) for name, entry in entries.items()}
+    known = tuple(rules)
+    patterns = [name for rule in known for name in (rule.left, *names_in(rule.right))]
+    right = named("the source", sent, patterns)
+    left = named("the target", dict.fromkeys(names), patterns)
+    mapped = apply(towards(known, left.tensors, right.tensors), left, right, {})
+    for name, why in mapped.lacking.items():
+        raise ShardvizError(f"map: {name}: {why}", "leave the tensor out of the map, or send it")
+    nodes: dict[str, Node] = {name: one.node for name, one in mapped.made.items()}
+    nodes |= {name: sent[other] for name, other in mapped.known_as.items() if other in sent}
+    others = [name for name in names if name not in nodes and name not in mapped.left_alone]
+    same = matched(others, set(entries)).names
+    return nodes | {name: sent[other] for name, other in same.items()}
+
+
+def entry_of(node: Node) -> Entry:
+    """Return the tensor that a node makes."""
+    return Made(node, node.shape, str(node)) if isinstance(node, Op) else node
+
+
+def names_of(node: Node) -> list[str]:
+    """Return the source's tensors that something is made of, from left to right."""
+    return [leaf.name for leaf in leaves(node)]
+
+
+def renamed(names: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
+    """Return what names are called by rules that only rename; the first that fits counts, others keep their name.
+
+    Example:
+        >>> renamed(["layers.0.wq"], language.rules_of({"layers.*.wq": "h.*.q"}, "map"))
+        {'layers.0.wq': 'h.0.q'}
+    """
+    known = [(pattern_of(rule.left), rule.right.pattern) for rule in rules if isinstance(rule.right, Name)]
+    new_names = {}
+    for name in names:
+        fits = ((fit, other) for pattern, other in known if (fit := pattern.fullmatch(name)))
+        fit, other = next(fits, (None, name))
+        new_names[name] = filled(other, fit.groups()) if fit else name
+    return new_names
+
+
+def without_padding(local: Local, node: Node) -> Local:
+    """Return what a rank has, with the values of what is made in the place of padding: whatever is there is right."""
+    own_region = region_of(local)
+    if not has_padding(node) or local.flat or own_region is None or own_region.shape != tuple(local.values.shape):
+        return local
+    got, entry, padding = bits_of_tensor(local.values).copy(), entry_of(node), padding_in(node)
+    for region in (*_others(local), own_region):  # a shard of another rank has that one's padding
+        mask = part_of(padding, region)
+        wanted = cast_bits(entry.read(region), entry.dtype, local.values.dtype)
+        if region == own_region or (mask.shape == got.shape and _equal(got[~mask], wanted[~mask])):
+            got[mask] = wanted[mask]
+            break
+    return replace(local, values=from_bits(got, local.values.dtype))
+
+
+def _others(local: Local) -> Iterator[Region]:
+    """Yield what other ranks have of a tensor where it is not all copies."""
+    if local.claim is None:
+        return
+    mesh, placements = local.claim
+    layout = Layout.from_placements(mesh, local.shape, placements)
+    own = layout.region(mesh.coord_of(distributed.get_rank()))
+    yield from (one for one in dict.fromkeys(map(layout.region, mesh.coords())) if one != own)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A rank's own part with padding behind it, where the map pads the whole at its end.
+
+    Attributes:
+        dim: The dim that is padded.
+        first: The part's first index there, in the whole.
+        size: How many it has.
+        more: How many are behind them.
+    """
+
+    dim: int
+    first: int
+    size: int
+    more: int
+
+
+def padded_by_rank(local: Local, node: Node) -> Padded | None:
+    """Return how a rank's own part was padded; None if it was not."""
+    if not isinstance(node, Op) or node.function != PAD or local.claim is None or local.flat:
+        return None
+    mesh, placements = local.claim
+    inner, dim = node.parts[0], dim_of(node)
+    part = Layout.from_placements(mesh, inner.shape, placements).region(mesh.coord_of(distributed.get_rank()))
+    cut = (*(slice(None),) * dim, slice(0, part.shape[dim]))
+    actual = bits_of_tensor(local.values)[cut]
+    wanted = cast_bits(entry_of(inner).read(part), entry_of(inner).dtype, local.values.dtype)
+    size = part.shape[dim]
+    padded = Padded(dim, part.dims[dim][0][0] if size else 0, size, local.values.shape[dim] - size)
+    return padded if padded.more > 0 and _equal(actual, wanted) else None
+
+
+def _equal(actual: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    return actual.size > 0 and actual.shape == wanted.shape and bool((actual == wanted).all())
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of the target as one rank has it, or a part of it that is made of one tensor of the source.
+
+    Attributes:
+        local: What this rank has.
+        of: The tensor, and which of its parts.
+        cut: Where it is in this rank's tensor.
+    """
+
+    local: Local
+    of: tuple[str, int | None]
+    cut: tuple[slice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the target's tensors are cut into pieces that have a layout each.
+
+    Attributes:
+        made: What each is made of.
+        layouts: The layouts of plain ones, by pattern over their names.
+        mesh: The mesh of those.
+    """
+
+    made: Mapping[str, Node]
+    layouts: Mapping[str, str]
+    mesh: DeviceMesh | None
+
+    def node(self, name: str, part: int | None) -> Node:
+        """Return what a tensor, or one of its parts, is made of."""
+        made = self.made[name]
+        return made.parts[part] if isinstance(made, Op) and part is not None else made
+
+    def dim(self, name: str, local: Local) -> int:
+        """Return the dim along which a fused tensor's parts are put one after the other."""
+        made = self.made[name]
+        return _dim_of(made, local.values.shape) if isinstance(made, Op) else 0
+
+    def fused(self, name: str, local: Local) -> Local | None:
+        """Return a fused tensor as if it were cut in one piece; None if it does not divide so."""
+        text = _rule_of(self.layouts, name)
+        if text is None:
+            return None
+        layout = self._layout(text, name, self.entry(name, None).shape)
+        return _labeled(local, name, layout)
+
+    def entry(self, name: str, part: int | None) -> Entry:
+        """Return what a tensor, or one of its parts, should have."""
+        return entry_of(self.node(name, part))
+
+    def of_rank(self, theirs: Contents) -> tuple[dict[str, Piece], dict[str, str]]:
+        """Return this rank's pieces by name, and what is not understood, with why.
+
+        Raises:
+            ShardvizError: A plain tensor is smaller than what it is made of, and no layout says which part it is.
+        """
+        pieces: dict[str, Piece] = {}
+        not_known = dict(theirs.not_known)
+        for name, local in theirs.tensors.items():
+            if name not in self.made:
+                continue
+            if why := packed(local, self.entry(name, None)):
+                not_known[name] = why
+            else:
+                pieces.update(self._pieces(name, local))
+        return pieces, not_known
+
+    def _pieces(self, name: str, local: Local) -> dict[str, Piece]:
+        whole = self.entry(name, None)
+        if local.claim or local.flat:
+            return {name: Piece(local, (name, None))}
+        text = _rule_of(self.layouts, name)
+        if text is None:
+            if tuple(local.values.shape) != tuple(whole.shape):
+                raise ShardvizError(
+                    f"{name} has shape {list(local.values.shape)} on rank {distributed.get_rank()}, and what it is "
+                    f"made of has {list(whole.shape)}: no layout says which part it is",
+                    'pass layouts={"'
+                    + name
+                    + '": "[*/tp, *]"} and mesh=, or let the target have DTensors'
+                    + _or_padding(name, tuple(local.values.shape), self.made[name]),
+                )
+            return {name: Piece(local, (name, None))}
+        layout = self._layout(text, name, whole.shape)
+        made = self.made[name]
+        # Put together along a dim that is split, each of its parts is split.
+        is_cut_apart = isinstance(made, Op) and made.function == "cat" and layout.chains[_dim_of(made, layout.shape)]
+        parts = self._parts(name, local, text) if is_cut_apart else {}
+        return parts or {name: Piece(_labeled(local, name, layout), (name, None))}
+
+    def _parts(self, name: str, local: Local, text: str) -> dict[str, Piece]:
+        """Cut a fused tensor into what it is made of; nothing if its size is not that of all parts."""
+        made = self.made[name]
+        if not isinstance(made, Op):
+            return {}
+        pieces, start, dim = {}, 0, _dim_of(made, local.values.shape)
+        for number, part_node in enumerate(made.parts):
+            names = names_of(part_node)
+            called = f"{name} ({names[0] if len(names) == 1 else f'part {number}'})"
+            fused_layouts = {pattern: layout for pattern, layout in self.layouts.items() if "(" in pattern}
+            layout = self._layout(_rule_of(fused_layouts, called) or text, called, self.entry(name, number).shape)
+            size = layout.region(layout.mesh.coord_of(distributed.get_rank())).shape[dim]
+            cut = (*(slice(None),) * dim, slice(start, start + size))
+            part = replace(local, values=local.values[cut])
+            pieces[called] = Piece(_labeled(part, called, layout), (name, number), cut)
+            start += size
+        return pieces if start == local.values.shape[dim] else {}
+
+    def _layout(self, text: str, name: str, shape: Sequence[int]) -> Layout:
+        if self.mesh is None:
+            raise ShardvizError(f"the layout {text} of {name} is on no mesh", "pass mesh=, the target's DeviceMesh")
+        try:
+            return parse(text).layout(plain_mesh(self.mesh), tuple(shape))
+        except NotationError as error:
+            raise NotationError(f"{name}: {error.message}", error.hint) from error
+
+
+def _or_padding(name: str, shape: tuple[int, ...], made: Node) -> str:
+    """Return what to write if one of two shapes is longer along one dim, as by padding; empty for others."""
+    odd = [dim for dim, pair in enumerate(zip(shape, made.shape, strict=False)) if pair[0] != pair[1]]
+    if len(shape) != len(made.shape) or len(odd) != 1:
+        return ""
+    dim, source = odd[0], called(made)
+    size = shape[dim]
+    text = f"pad({source}, {size}, {dim})" if size > made.shape[dim] else f"slice({source}, 0, {size}, {dim})"
+    return f', or, where the rest is padding, map={{"{name}": "{text}"}}'
+
+
+def _dim_of(made: Op, shape: Sequence[int]) -> int:
+    """Return the dim along which tensors are put one after the other."""
+    return (made.numbers[0] if made.numbers else 0) % max(1, len(shape))
+
+
+def _labeled(local: Local, name: str, layout: Layout) -> Local:
+    placements = layout.placements()
+    if placements is None:
+        raise ShardvizError(f"torch's placements cannot say {layout}, the layout of {name}", "use one that they can")
+    return replace(local, name=name, shape=tuple(layout.shape), claim=(layout.mesh, placements))
+
+
+def _rule_of(layouts: Mapping[str, str], name: str) -> str | None:
+    return next((text for pattern, text in layouts.items() if fnmatchcase(name, pattern)), None)
+
+
+def packed(local: Local, entry: Entry) -> str:
+    """Say why a tensor's values are not the source's, only coded; empty if they are."""
+    dtype = local.values.dtype
+    theirs = getattr(torch, entry.dtype)
+    if theirs.is_floating_point and (not dtype.is_floating_point or dtype.itemsize == 1):
+        return f"it is {dtype_name(dtype)}, a coded form of the source's {entry.dtype}"
+    return ""
+
+
+def fused_findings(
+    cut: Cut, theirs: Mapping[str, Local], pieces: Mapping[str, Piece], parts: Mapping[str, Sequence[Part]]
+) -> tuple[list[Finding], set[str]]:
+    """Return what became of fused tensors as a whole, and the names of their parts. Every rank calls this.
+
+    Args:
+        cut: How the target is cut.
+        theirs: What this rank has of it.
+        pieces: Its pieces.
+        parts: What became of each piece on every rank.
+    """
+    wrong = {name for name, ranks in parts.items() if any(one.fate in ("other", "swapped") for one in ranks)}
+    groups: dict[str, dict[str, Piece]] = {}
+    for name, piece in pieces.items():
+        if piece.of[1] is not None:
+            groups.setdefault(piece.of[0], {})[name] = piece
+    mine = {name: (_as(cut, theirs[name], each), tuple(each)) for name, each in groups.items() if wrong & each.keys()}
+    fused: dict[str, dict[int, tuple[Fused, tuple[str, ...]]]] = {}
+    for rank, of_rank in enumerate(of_all_ranks(mine)):
+        for name, one in of_rank.items():
+            fused.setdefault(name, {})[rank] = one
+    findings, settled = [], set[str]()
+    for name, ranks in fused.items():
+        names = {one for _, each in ranks.values() for one in each}
+        if (finding := _agreed(name, names, ranks, parts)) is not None:
+            findings.append(finding)
+            settled |= names
+    return findings, settled
+
+
+def _agreed(
+    name: str,
+    names: set[str],
+    ranks: Mapping[int, tuple[Fused, tuple[str, ...]]],
+    parts: Mapping[str, Sequence[Part]],
+) -> Finding | None:
+    """Return the finding of a fused tensor that has one thing on all ranks that have it wrong."""
+    hit = sorted({one.rank for each in names for one in parts[each] if one.fate != "right"})
+    words = {ranks[rank][0] for rank in hit if rank in ranks}
+    if len(words) != 1 or (what := words.pop()) is None:
+        return None
+    held, cause = what
+    total = len({one.rank for each in names for one in parts[each]})
+    where = [f"{_part(each)} {one.text}" for each in sorted(names) for one in parts[each] if one.fate != "right"]
+    text = f"{held}, on {len(hit):,} of {total:,} ranks"
+    details = (f"wrong: {listed(where, MOST_ROWS)}",)
+    return cause.finding(name, tuple(hit), text, kind="misordered", details=details)
+
+
+def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
+    """Return what a rank has in the place of a fused tensor, and why; None if that cannot be named."""
+    got = bits_of_tensor(local.values)
+    name = next(iter(pieces.values())).of[0]
+    whole = None
+    with suppress(ShardvizError):  # a layout of parts need not be one of the whole
+        whole = cut.fused(name, local)
+    wanted = wanted_bits(whole, cut.entry(name, None)) if whole is not None else None
+    if wanted is not None and np.array_equal(wanted, got):
+        return "the rank's rows are those of the whole, cut in one piece", FusedCutOtherwise("piece")
+    right = [wanted_bits(piece.local, cut.entry(*piece.of)) for piece in pieces.values()]
+    known = [one for one in right if one is not None]
+    return next(_joined(known, got, cut.dim(name, local), list(pieces)), None) if len(known) == len(right) else None
+
+
+def _joined(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[str]) -> Iterator[tuple[str, Cause]]:
+    """Yield the way in which a rank's right parts are put together: in turns, or in another order."""
+    sizes = [part.shape[dim] for part in parts]
+    for blocks in [one for one in range(2, math.gcd(*sizes) + 1) if math.gcd(*sizes) % one == 0][:MOST_BLOCKS]:
+        views = views_in(got, "interleave", [part.shape for part in parts], (dim, blocks))
+        if all(np.array_equal(view.reshape(part.shape), part) for view, part in zip(views, parts, strict=True)):
+            rows = " and ".join(dict.fromkeys(f"{size // blocks:,}" for size in sizes))
+            yield f"its parts come in turns, in blocks of {rows} along dim {dim}", FusedCutOtherwise("turns")
+    for order in list(permutations(range(len(parts))))[1:] if len(parts) <= MOST_ORDERED else ():
+        if np.array_equal(np.concatenate([parts[at] for at in order], dim), got):
+            of = ", ".join(_part(names[at]) for at in order)
+            yield f"its parts come in the order {of}", FusedCutOtherwise("order")
+
+
+def _part(name: str) -> str:
+    """Return what a part of a fused tensor is made of: `q` of `qkv (q)`."""
+    return name.rpartition(" (")[2].rstrip(")")

@@ -1,0 +1,320 @@
+"""What frames the views: boxes with titles, the line of the dump and the tabs, and the line of keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from textual.containers import Vertical, VerticalScroll
+from textual.strip import Strip
+from textual.widget import Widget
+from textual.widgets import Static
+
+from shardviz.dump.read import mesh_of
+from shardviz.dump.records.base import WEIGHTS
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import counted, printable
+
+from ..colors import verdict_style
+from ..model.names import fitted, shortened
+from .grid import DIM
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from textual import events
+    from textual.binding import ActiveBinding
+    from textual.geometry import Size
+    from textual.screen import Screen
+
+    from shardviz.check.verdicts import Verdict
+    from shardviz.dump.records.files import RunRecord
+
+    from ..model.document import Document
+
+
+LEAST_NAME = 8
+"""Columns of a name in the title of a narrow box, or of a narrow terminal."""
+
+CORNERS = 6
+"""Columns of a border above that have no title."""
+
+
+class Titled(Widget):
+    """The look of all boxes: a border that is lit if the focus is within, with a title above and one below."""
+
+    DEFAULT_CLASSES = "boxed"
+
+    _titles: tuple[Text, Text] | None = None
+    _name_title: tuple[str, str, Sequence[str]] | None = None
+
+    def set_titles(self, title: str | Text, subtitle: str | Text = "") -> None:
+        """Write a title above and one below."""
+        self._name_title = None
+        self._write(_text(title), _text(subtitle))
+
+    def _write(self, title: Text, subtitle: Text) -> None:
+        if self._titles != (title, subtitle):
+            self._titles = title, subtitle
+            self.border_title, self.border_subtitle = title, subtitle
+
+    def set_name_title(self, name: str, *, before: str = "", after: Sequence[str] = ("",)) -> None:
+        """Write a name above, cut to the room that is left, now and whenever the width of the box changes.
+
+        Args:
+            name: The name.
+            before: The words before it.
+            after: The words after it, longest first: the first that leave room for the whole name are shown.
+        """
+        self._name_title = before, name, after
+        self._fit_name()
+
+    def on_resize(self) -> None:
+        """Cut the name in the title to its new room."""
+        self._fit_name()
+
+    def _fit_name(self) -> None:
+        if self._name_title is None:
+            return
+        before, name, after = self._name_title
+        room = (self.outer_size.width - CORNERS if self.size else cell_len(before + name + after[0])) - cell_len(before)
+        behind = next((text for text in after if cell_len(name + text) <= room), after[-1])
+        self._write(Text(before + fitted(name, max(room - cell_len(behind), LEAST_NAME)) + behind), Text())
+
+
+class Box(Vertical, Titled):
+    """A box whose parts are below each other."""
+
+
+class ScrollBox(VerticalScroll, Titled):
+    """A box that scrolls."""
+
+
+def _text(title: str | Text) -> Text:
+    return Text(title) if isinstance(title, str) else title
+
+
+CHOSEN = Style(bold=True, reverse=True)
+"""The style of the word that is chosen among several."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of the line: its characters with their styles, the action that a click runs, and its tooltip."""
+
+    segments: tuple[Segment, ...]
+    action: str = ""
+    tooltip: str = ""
+
+    @property
+    def width(self) -> int:
+        """Its columns."""
+        return sum(segment.cell_length for segment in self.segments)
+
+
+class WordLine(Widget):
+    """Words in a line, each with an action and a tooltip. Subclasses define `words`, and refresh on a change."""
+
+    def words(self) -> Sequence[Word]:
+        """Return the words of the line as they are now."""
+        raise NotImplementedError
+
+    def get_content_width(self, container: Size, viewport: Size) -> int:
+        """Take as many columns as the words have."""
+        return sum(word.width for word in self.words())
+
+    def render_line(self, y: int) -> Strip:
+        """Paint the line."""
+        segments = [segment for word in self.words() for segment in word.segments]
+        strip = Strip(segments).apply_style(self.rich_style)
+        return strip.adjust_cell_length(self.size.width, self.rich_style)
+
+    def _at(self, x: int) -> Word | None:
+        words = self.words()
+        ends = accumulate(word.width for word in words)
+        return next((word for word, end in zip(words, ends, strict=True) if x < end), None)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Show the tooltip of the word under the mouse."""
+        word = self._at(event.x)
+        self.tooltip = (word and word.tooltip) or None
+
+    async def on_click(self, event: events.Click) -> None:
+        """Run the action of the word under the mouse."""
+        event.stop()
+        if (word := self._at(event.x)) and word.action:
+            await self.run_action(word.action)
+
+
+ALWAYS = ("help", "quit")
+"""The actions that come last, and stay if there is not room for all."""
+
+
+class KeyBar(WordLine):
+    """As many of the keys that work now as fit in a line, each with its name; a click presses a key."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"key-bar--key"}
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._keys: list[ActiveBinding] = []
+
+    def on_mount(self) -> None:
+        """Follow the focus."""
+        self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
+
+    def _bindings_changed(self, screen: Screen[object]) -> None:
+        shown: dict[str, ActiveBinding] = {}
+        for active in screen.active_bindings.values():
+            if active.binding.show and active.enabled:
+                shown.setdefault(active.binding.action, active)
+        keys = sorted(shown.values(), key=lambda active: active.binding.action in ALWAYS)
+        if keys != self._keys:
+            self._keys = keys
+            self.refresh()
+
+    def words(self) -> list[Word]:
+        """Return the keys that fit in the line."""
+        plain, bold = self.rich_style, self.get_component_rich_style("key-bar--key")
+        words = [
+            Word(
+                (
+                    Segment(f" {self.app.get_key_display(active.binding)} ", bold),
+                    Segment(f"{active.binding.description} ", plain),
+                ),
+                f"press({number})",
+                active.tooltip,
+            )
+            for number, active in enumerate(self._keys)
+        ]
+        last = sum(active.binding.action in ALWAYS for active in self._keys)
+        while len(words) > last and sum(word.width for word in words) > self.size.width:
+            words.pop(-1 - last)
+        return words
+
+    async def action_press(self, number: int) -> None:
+        """Run the action of a key on the widget that binds it."""
+        active = self._keys[number]
+        await self.app.run_action(active.binding.action, active.node)
+
+
+Tab = tuple[str, str, str, str]
+"""A view's name, its key, its title, and its tooltip."""
+
+
+class ViewTabs(WordLine):
+    """A key and a title for each view, the current one marked; a click shows a view."""
+
+    def __init__(self, tabs: list[Tab], current: str, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._tabs = tabs
+        self._current = current
+
+    def show(self, current: str) -> None:
+        """Mark the current view."""
+        self._current = current
+        self.refresh(layout=self.is_narrow)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether only the current view has its title: the verdict has room for its words in any case."""
+        whole = sum(len(f" {key} {title}") for _, key, title, _ in self._tabs)
+        return whole > self.app.size.width - FOR_VERDICT
+
+    def words(self) -> list[Word]:
+        """Return one word per view."""
+        is_narrow = self.is_narrow
+        return [
+            Word(
+                (Segment(f" {key} " if is_narrow and not is_current else f" {key} {title}{' ' * is_current}", style),),
+                f"app.show_view('{name}')",
+                f"{title}: {tooltip}" if is_narrow else tooltip,
+            )
+            for name, key, title, tooltip in self._tabs
+            for is_current in (name == self._current,)
+            for style in (CHOSEN if is_current else DIM,)
+        ]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What the title is about: a dump's folder, what is known of it by now, and how far it is read."""
+
+    path: Path
+    run: RunRecord | None = None
+    document: Document | None = None
+    note: str = ""
+
+
+class Title(Static):
+    """The dump's name, its verdict, and counts of ranks and tensors; a note shows how far it has been read."""
+
+    _about: Opened | None = None
+
+    def show(self, about: Opened) -> None:
+        """Describe the dump."""
+        self._about = about
+        self.update(title_text(about, self.size.width or MOST_NAME), layout=False)
+
+    def on_resize(self) -> None:
+        """Cut the name to its new room, so that the verdict is always in view."""
+        if self._about is not None:
+            self.show(self._about)
+
+
+MOST_NAME = 80
+FOR_VERDICT = 28
+"""Columns that are kept free for the verdict where there are so many, whatever the name of the dump."""
+SHORT = 40
+"""Columns of a line that names what was not checked in a dump without findings."""
+
+
+def title_text(about: Opened, room: int = MOST_NAME) -> Text:
+    """Write the name, the verdict and the counts, as far as they are known, for a line of so many columns.
+
+    The name gives way to the rest: a line too short for both has the rest alone.
+    """
+    document = about.document
+    state = _verdict(document, is_short=room < SHORT)
+    if document is not None and (missing := len(document.missing)):
+        state.append(f" · {counted(missing, 'rank')} missing", verdict_style("warning"))
+    if about.note:
+        state.append(f" · {about.note}", "dim")
+    name = printable((about.path.name or about.path.resolve().name).removesuffix(".shardviz"))
+    for_name = max(room - FOR_VERDICT, min(room - 2 - state.cell_len, LEAST_NAME))
+    text = Text(no_wrap=True, overflow="ellipsis")
+    if for_name >= min(LEAST_NAME, len(name)):
+        text.append(f"{shortened(name, for_name)}  ", "bold")
+    text.append_text(state)
+    run, entries = about.run, document.entries if document is not None else ()
+    weights = len({name for entry in entries if entry.tensor.role in WEIGHTS for name in entry.names})
+    counts = [f" · {counted(run.num_ranks, 'rank')}"] if run is not None else []
+    counts += [f" {mesh_of(run.mesh)}"] if run is not None and run.mesh else []
+    counts += [f" · {counted(weights, 'tensor')}"] if weights else []
+    for part in counts:  # what matters most comes first, and only whole parts are shown
+        if text.cell_len + len(part) > room:
+            break
+        text.append(part, "dim")
+    return text
+
+
+def _verdict(document: Document | None, *, is_short: bool = False) -> Text:
+    if document is None or document.is_partial:
+        return Text(UNICODE.of("pending"), verdict_style("pending"))
+    if document.report is None:
+        verdict: Verdict = "unknown" if document.failed else "pending"
+        return Text(f"{UNICODE.of(verdict)} {'not checked' if document.failed else 'checking'}", verdict_style(verdict))
+    if document.findings:
+        worst = document.findings[0].severity
+        return Text(f"{UNICODE.of(worst)} {counted(len(document.findings), 'finding')}", verdict_style(worst))
+    unchecked = document.report.not_checked
+    verdict = "unknown" if any(reason.tensor for reason in unchecked) else "good"
+    but = [f"{len(unchecked):,} not checked"] if unchecked else []
+    words = ", ".join(but if is_short and but else ["no findings", *but])
+    return Text(f"{UNICODE.of(verdict)} {words}", verdict_style(verdict))
