@@ -1,7 +1,8 @@
 """What no ratio explains: added vectors, mixed shards, one relation of all wrong ranks, statistics of a part.
 
-A parameter may be added too often, shards summed as if they were copies, or all wrong ranks have one relation to what is
-wanted; or only some ranks are right. If none of these fits, it is a `wrong-value`, with the place at which it is off.
+A parameter may be added too often, shards summed as if they were copies, or one relation makes all wrong ranks' values
+of those wanted; or only some ranks are right. If none of these fits, it is a `wrong-value`, with the place at which it
+is off.
 """
 
 from __future__ import annotations
