@@ -6,7 +6,6 @@ cases hypothesis makes. The default lane makes few and always the same, the nigh
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,6 @@ PART = 15
 """Of the nightly lane's cases, one in this many is made in the default lane."""
 NIGHTLY_ROOMS = ("bugs", "frameworks")
 """Rooms that only the nightly lane reads: they take ten minutes, or import what the others do not require."""
-DAILY_WITH = {"test_families.py": "transformers"}
-"""Files of those rooms that have a small daily case, read where their library is installed."""
 FAST_ROOMS = ("check", "commands", "dump", "layout", "picture", "relate", "stamping")
 NOT_FAST = ("test_cli.py", "test_display.py", "test_layout_against_torch.py", "test_layout_on_ranks.py")
 """Files that import torch, or start interpreters or ranks; the rooms that are not fast do so throughout."""
@@ -62,14 +59,8 @@ def is_read(path: Path, tests: Path, lane: str) -> bool:
     if not below or lane == "nightly":
         return True
     if lane == "default":
-        return below[0] not in NIGHTLY_ROOMS or _has_daily(path)
+        return below[0] not in NIGHTLY_ROOMS
     return (below[0] in FAST_ROOMS or path.is_file()) and path.name not in NOT_FAST
-
-
-def _has_daily(path: Path) -> bool:
-    """Whether a file has a daily case, or a folder such a file, and what it needs is installed."""
-    files = [name for name in DAILY_WITH if path.name == name or (path / name).is_file()]
-    return any(find_spec(DAILY_WITH[name]) is not None for name in files)
 
 
 def is_of(item: pytest.Item, lane: str) -> bool:

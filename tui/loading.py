@@ -122,7 +122,7 @@ def warm(document: Document) -> None:
 def load_difference(here: Document, there: Document, show: Show) -> None:
     """Compare two dumps that are checked, and show the pairs of their tensors."""
     from shardviz.check.diff import compare
-    from shardviz.plan.beside import sizes_beside
+    from shardviz.plan.alternatives import sizes_beside
 
     from .model.pairs import compared_dumps
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding
-    from shardviz.plan.beside import Size, Sizes
+    from shardviz.plan.alternatives import Size, Sizes
 
 Aspect = Literal["presence", "shape", "dtype", "claimed", "held", "values"]
 Kept = Literal["stamped", "initial"]

@@ -9,7 +9,7 @@ import math
 import stat
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -198,8 +198,8 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
             pieces += [(into, bits[own]) for into, own in shared]
         return pieces
 
-    def chunk_bits(self, chunk: Chunk) -> NDArray[Any]:
-        """Return the bits of a chunk, mapped and read-only.
+    def chunk_bits(self, chunk: Chunk, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
+        """Return the bits of a chunk, mapped: what is written to them in mode `r+` is written into the file.
 
         Raises:
             DumpError: They are not stored, or not as the checkpoint says.
@@ -218,11 +218,11 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
         last = sum((size - 1) * step for size, step in zip(stored.shape, stored.strides, strict=True))
         path = self.folder / chunk.place.file
         try:
-            flat = np.memmap(path, kind, "r", stored.start, (1 + last,))
+            flat = np.memmap(path, kind, mode, stored.start, (1 + last,))
         except OSError as error:
             raise DumpError(f"cannot read {path}: {error.strerror or error}", "copy the checkpoint again") from error
         steps = tuple(step * kind.itemsize for step in stored.strides)
-        return np.lib.stride_tricks.as_strided(flat, stored.shape, steps, writeable=False)
+        return np.lib.stride_tricks.as_strided(flat, stored.shape, steps, writeable=mode == "r+")
 
     def stored(self, chunk: Chunk) -> Stored:
         """Find out how a chunk is stored.

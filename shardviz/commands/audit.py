@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardviz.commands.common.streams import reader_may_leave
@@ -22,21 +21,23 @@ from shardviz.layout.mesh import Mesh, parse_mesh, unnamed_axes
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
+    from shardviz.commands.common.parser import Parser
     from shardviz.live.audit.sweep import Audit, Disagreement
 
 AXES = ("pp", "replicate", "fsdp", "tp")
 MAX_SIZE = 64
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("--mesh", default="2,2", help="the mesh to try on; default: 2,2")
     parser.add_argument(
         "--max-size", type=int, default=6, metavar="N", help="elements of the longest vector that is tried; default: 6"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write each class's repro to a folder")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    parser.add_output("DIR", "write each class's repro to a folder")
+    parser.add_format("text", "json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.report import Report
+    from shardviz.commands.common.parser import Parser
     from shardviz.dump.dump import Dump
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument(
         "dumps", type=Path, nargs="+", metavar="DUMP", help="a dump's folder, its parts from machines, or a checkpoint"
     )
-    parser.add_argument("--format", choices=("text", "json", "github", "junit"), default="text", help="default: text")
-    parser.add_argument("--strict", action="store_true", help="also exit with 1 if anything was not checked")
+    parser.add_format("text", "json", "github", "junit")
+    parser.add_strict()
 
 
 def run(args: argparse.Namespace) -> int:

@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     import argparse
 
     from shardviz.check.step.runs.departure import StepDifference
+    from shardviz.commands.common.parser import Parser
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("before", type=Path, metavar="DUMP", help="the dump or checkpoint to compare with")
     parser.add_argument("after", type=Path, metavar="DUMP", help="the dump or checkpoint that may have changed")
@@ -75,8 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("text", "json", "svg", "html"), help="default: by the ending of FILE, text without one"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file")
-    parser.add_argument("--strict", action="store_true", help="also exit with 1 if anything was not compared")
+    parser.add_output("FILE", "write to a file")
+    parser.add_strict("compared")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -141,10 +142,10 @@ def compared(
     from shardviz.check.diff import compare
     from shardviz.commands.common.checkpoints import refuse_picture
     from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer, write_json, write_markup
-    from shardviz.picture.html.difference import difference_html
-    from shardviz.picture.model.step_heat import step_json
+    from shardviz.picture.html.step import difference_html
+    from shardviz.picture.model.step import step_json
     from shardviz.picture.text.difference import difference_lines
-    from shardviz.plan.beside import sizes_beside
+    from shardviz.plan.alternatives import sizes_beside
 
     dumps = read_dump(before), read_dump(after)
     difference = compare(*dumps, plans=sizes_beside(*(dump.files for dump in dumps)))

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.dump.costs.memory import elements_text
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from shardviz.commands.common.parser import Parser
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.placements import Placement
@@ -43,7 +43,7 @@ INDENT = 11
 MOST_SHAPES = 8
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument(
         "layout", metavar="LAYOUT|KIND|CAUSE", help='"[12/tp/fsdp, 12]", "(Shard(0), Replicate())", or a name'
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mesh", metavar="MESH", help="fsdp=2,tp=4; a layout needs one")
     parser.add_argument("--shape", metavar="SIZES", help="12,12; for torch's spelling, and for sizes written as *")
     parser.add_argument("--all", action="store_true", help="print every rank, however many there are")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file; as a picture if it is .svg")
+    parser.add_output("FILE", "write to a file; as a picture if it is .svg")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_CLEAN
     terminal = terminal_for(args.color, args.output)
     if args.to is not None:
-        from shardviz.picture.text.tables.route import route_lines
+        from shardviz.picture.text.costs import route_lines
 
         end, _ = read_layout(args.to, mesh, _shape(args.shape) or layout.shape)
         lines = route_lines(layout, end, dtype, terminal)
@@ -145,7 +145,7 @@ def _lines(layout: Layout, dtype: str, terminal: Terminal, *, all_ranks: bool) -
     from shardviz.layout import notation
     from shardviz.picture.model.subjects.subject import of_layout
     from shardviz.picture.text.page import picture_lines
-    from shardviz.picture.text.tables.ranks import rank_lines
+    from shardviz.picture.text.ranks import rank_lines
     from shardviz.picture.text.terminal import line
 
     subject = of_layout(layout, dtype)
@@ -204,7 +204,7 @@ def _other_placements(layout: Layout) -> tuple[Placement, ...] | None:
 
 def _local_shapes(layout: Layout) -> list[Text]:
     from shardviz.picture.model.holders import mask_of
-    from shardviz.picture.model.mesh.labels import ranks_label
+    from shardviz.picture.model.mesh import ranks_label
     from shardviz.picture.model.palette import Coloring
 
     coloring = Coloring(layout.mesh)

@@ -22,12 +22,14 @@ from shardviz.errors import EXIT_CLEAN
 if TYPE_CHECKING:
     import argparse
 
+    from shardviz.commands.common.parser import Parser
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("parts", type=Path, nargs="+", metavar="PART", help="the folder of a machine")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder for all ranks")
-    parser.add_argument("--force", action="store_true", help="replace DIR, if it is a dump")
+    parser.add_output("DIR", "the folder for all ranks", required=True)
+    parser.add_force("replace DIR, if it is a dump")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -36,9 +36,10 @@ from shardviz.layout.mesh import MAX_RANKS
 if TYPE_CHECKING:
     import argparse
 
+    from shardviz.commands.common.parser import Parser
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.planning import PlanJob
-    from shardviz.plan.choice import Row
+    from shardviz.plan.alternatives import Row
 
 PATIENCE = 10.0
 """Seconds before it is said how many are left."""
@@ -50,7 +51,7 @@ MAX_ELEMENTS = 1 << 60
 _BATCH = re.compile(r"([0-9]+(?:[,x][0-9]+)*)(?::([a-z0-9_]+))?")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("probe", help="a name from `shardviz probes`, or path/to/file.py[:build_function]")
     parser.add_argument("--mesh", help="sizes of the mesh axes, pp=16,dp=128,tp=8; default: the probe's own")
@@ -68,13 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=gpus, metavar="N", help="list the meshes of N ranks instead of one mesh")
     parser.add_argument("--memory", metavar="SIZE", help="with --gpus: only those that fit in SIZE per rank, 80GB")
     parser.add_argument("--lock", type=Path, metavar="FILE", help="compare with FILE, or write it if it is not there")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: PROBE-2x4-plan.shardviz"
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="replace the folder, if it is a dump, and FILE; not needed for the default folder and the same plan",
+    parser.add_output("DIR", "the dump's folder; default: PROBE-2x4-plan.shardviz")
+    parser.add_force(
+        "replace the folder, if it is a dump, and FILE; not needed for the default folder and the same plan"
     )
 
 
@@ -127,8 +124,8 @@ def _choose(args: argparse.Namespace) -> int:
     """
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.commands.common.streams import talk
-    from shardviz.picture.text.fits import choice_lines
-    from shardviz.plan.choice import bytes_of, fitting
+    from shardviz.picture.text.plans import choice_lines
+    from shardviz.plan.alternatives import bytes_of, fitting
 
     if args.mesh or args.lock or args.output:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
@@ -157,7 +154,7 @@ def _choose(args: argparse.Namespace) -> int:
 def _tried(job: PlanJob, gpus: int) -> list[Mesh]:
     """Return the meshes of a number of ranks that are planned, and say if there are more."""
     from shardviz.commands.common.streams import talk
-    from shardviz.plan.choice import MOST_MESHES, meshes
+    from shardviz.plan.alternatives import MOST_MESHES, meshes
 
     candidates = meshes(job.mesh.axes, gpus, job.node)
     if len(candidates) > MOST_MESHES:
@@ -247,8 +244,8 @@ def _job(args: argparse.Namespace) -> PlanJob:
     probe = probe_files.find(args.probe)
     probe_files.check_torch(probe)
     mesh, batch = mesh_for(probe, args.mesh), _batch(args.batch)
-    from shardviz.live.plan.job import PlanJob
     from shardviz.live.plan.optimizers import Optimizer
+    from shardviz.live.plan.planning import PlanJob
 
     optimizer = Optimizer(args.optimizer or "", args.state, args.master)
     command = ("shardviz", *sys.argv[1:])

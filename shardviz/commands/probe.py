@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import NoReturn
 
+    from shardviz.commands.common.parser import Parser
     from shardviz.commands.common.watching import Watched
     from shardviz.live.world import World
     from shardviz.probe_files import Probe
@@ -52,17 +53,13 @@ PRELOADED = ("shardviz.live.probe",)
 """Modules that ranks find imported, beside torch."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("probe", help="a name from `shardviz probes`, or path/to/file.py[:build_function]")
     parser.add_argument("--mesh", help="sizes of the mesh axes, 2,4 or fsdp=2,tp=4; default: the probe's own")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: PROBE-2x4.shardviz"
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="replace the folder, if it is a dump; not needed for the default folder and the same probe and mesh",
+    parser.add_output("DIR", "the dump's folder; default: PROBE-2x4.shardviz")
+    parser.add_force(
+        "replace the folder, if it is a dump; not needed for the default folder and the same probe and mesh"
     )
     parser.add_argument(
         "--watch", action="store_true", help="run again whenever the file or a module that it imports is saved"
@@ -94,8 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save-test", type=Path, metavar="FILE", help="also write a pytest test that asserts what the probe saw"
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("--strict", action="store_true", help="also exit with 1 if anything was not checked")
+    parser.add_format("text", "json")
+    parser.add_strict()
 
 
 def run(args: argparse.Namespace) -> int:

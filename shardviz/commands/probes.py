@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from shardviz.commands.common.parser import Parser
     from shardviz.picture.text.terminal import Terminal
     from shardviz.probe_files import Probe
 
@@ -28,10 +29,10 @@ MIN_SUMMARY = 30
 """Columns that a summary needs beside names and axes; with fewer it stands below them."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("--bugs", action="store_true", help="run and score every recreated bug and every quiet probe")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    parser.add_format("text", "json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +84,7 @@ def _own_version() -> str:
 
 def _lines(probes: Sequence[Probe], terminal: Terminal) -> list[Text]:
     """Write a line for each probe; on a terminal what does not fit goes on below, in the column of the summaries."""
-    from shardviz.picture.text.tables.table import padded, widest
+    from shardviz.picture.text.table import padded, widest
     from shardviz.picture.text.terminal import DIM, line, wrapped
 
     names = widest(printable(probe.name) for probe in probes)

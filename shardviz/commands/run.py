@@ -33,16 +33,16 @@ examples:
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.commands.common.job import keep_trace, report_job, run_job
-from shardviz.commands.common.parser import seconds
+from shardviz.commands.common.parser import count, seconds
 from shardviz.commands.common.streams import talk
 from shardviz.dump.write import SUFFIX, check_folder
 from shardviz.errors import ShardvizError
@@ -50,7 +50,10 @@ from shardviz.live.followed import Followed
 from shardviz.live.run.options import PATIENCE, Options, read, session_beside
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
+
+    from shardviz.commands.common.parser import Parser
 
 
 STAMPS = (
@@ -59,11 +62,12 @@ STAMPS = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("job", nargs="+", metavar="CMD", help="after --, the command that starts the job")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: SCRIPT.shardviz")
-    parser.add_argument("--force", action="store_true", help="replace the folder, if it is a dump")
+    parser.add_output("DIR", "the dump's folder; default: SCRIPT.shardviz")
+    parser.add_force("replace the folder, if it is a dump")
+    steps = partial(count, of="steps", least=1)
     parser.add_argument(
         "--reference",
         type=Path,
@@ -78,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--steps",
-        type=_steps,
+        type=steps,
         default=0,
         metavar="N",
         help="end the job after N optimizer steps; default: let it run",
@@ -98,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file names; default: off",
     )
     parser.add_argument(
-        "--trace-step", type=_steps, default=1, metavar="N", help="record optimizer step N; default: the first"
+        "--trace-step", type=steps, default=1, metavar="N", help="record optimizer step N; default: the first"
     )
     parser.add_argument(
         "--patience",
@@ -107,14 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"how long ranks wait for each other before a capture; default: {PATIENCE:g}",
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("--strict", action="store_true", help="also exit with 1 if anything was not checked")
-
-
-def _steps(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps: expected 1 or more")
-    return int(text)
+    parser.add_format("text", "json")
+    parser.add_strict()
 
 
 def run(args: argparse.Namespace) -> int:

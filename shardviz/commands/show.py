@@ -32,15 +32,16 @@ if TYPE_CHECKING:
 
     from shardviz.check.report import Report
     from shardviz.check.step.lines.types import Table
+    from shardviz.commands.common.parser import Parser
     from shardviz.dump.dump import Dump
-    from shardviz.picture.model.step_tree import StepTree
+    from shardviz.picture.model.step import StepTree
     from shardviz.picture.text.terminal import Terminal
 
 
 FORMATS = ("text", "svg", "html", "json")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("dump", type=Path, metavar="DUMP", help="a dump's folder, or a checkpoint")
     parser.add_argument("tensor", nargs="?", metavar="TENSOR", help="its name, the end of it, or a pattern with *")
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     tables.add_argument("--schedule", action="store_true", help="a pipeline's schedule, and its bubble")
     parser.add_argument("--all", action="store_true", help="print every rank or chunk, however many there are")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file")
+    parser.add_output("FILE", "write to a file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,9 +97,8 @@ def _show_step(args: argparse.Namespace) -> None:
     from rich.text import Text
 
     from shardviz.commands.common.dumps import checked, format_of, read_dump, terminal_for, write_answer
-    from shardviz.picture.model.step_heat import step_heats
-    from shardviz.picture.model.step_tree import step_tree
-    from shardviz.picture.text.step_tree import lines_lines, module_lines, step_lines
+    from shardviz.picture.model.step import step_heats, step_tree
+    from shardviz.picture.text.step import lines_lines, module_lines, step_lines
 
     if args.format not in (None, "text", "json"):
         raise ShardvizError("--step prints a step as text or json", "html has it on its page")
@@ -143,7 +143,7 @@ def _module_of(tree: StepTree, module: str) -> str:
     Raises:
         ShardvizError: The step was not followed, or called no such module.
     """
-    from shardviz.picture.text.step_tree import NONE
+    from shardviz.picture.text.step import NONE
 
     modules = {name for name, _ in tree.keys}
     if module in modules:
@@ -156,10 +156,10 @@ def _module_of(tree: StepTree, module: str) -> str:
 def _show_table(args: argparse.Namespace) -> None:
     """Print what a step took and sent."""
     from shardviz.commands.common.dumps import format_of, read_dump, terminal_for, write_answer
-    from shardviz.picture.model.mesh.heat import bytes_held, bytes_received
+    from shardviz.picture.model.mesh import bytes_held, bytes_received
+    from shardviz.picture.text.costs import comms_lines, memory_lines
     from shardviz.picture.text.meshes import heat_lines
-    from shardviz.picture.text.schedule import schedule_lines
-    from shardviz.picture.text.tables.memory import comms_lines, memory_lines
+    from shardviz.picture.text.step import schedule_lines
 
     if args.tensor is not None or args.format not in (None, "text"):
         raise ShardvizError(
@@ -255,8 +255,7 @@ def show(folder: Path, pattern: str | None, color: str, *, all_ranks: bool = Fal
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subjects.subject import of_tensor
     from shardviz.picture.text.page import page_lines
-    from shardviz.picture.text.tables.ranks import rank_lines
-    from shardviz.picture.text.tables.values import value_lines
+    from shardviz.picture.text.ranks import rank_lines, value_lines
     from shardviz.picture.text.terminal import line
 
     if is_checkpoint(folder):
@@ -284,7 +283,7 @@ def _of_no_tensor(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
     """Return the findings that no tensor's own picture shows, with what they are seen by."""
     from shardviz.picture.exhibits.of_finding import exhibit_of
     from shardviz.picture.text.findings import headline
-    from shardviz.picture.text.tables.exhibit import exhibit_lines
+    from shardviz.picture.text.ranks import exhibit_lines
     from shardviz.picture.text.terminal import line
 
     lines: list[Text] = []

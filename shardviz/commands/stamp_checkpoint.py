@@ -24,23 +24,22 @@ from shardviz.text import printable
 if TYPE_CHECKING:
     import argparse
 
+    from shardviz.commands.common.parser import Parser
     from shardviz.stamping.copies import Plan
 
 DCP = ".metadata"
 """The file by which a folder of torch.distributed.checkpoint is known."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument(
         "source",
         metavar="CHECKPOINT",
         help="a safetensors file, a folder of them, a DCP folder, FILE.py:FUNCTION that builds the model, or a probe",
     )
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="COPY", help="the copy: a folder, or a file for a file"
-    )
-    parser.add_argument("--force", action="store_true", help="replace COPY, if it is a stamped copy")
+    parser.add_output("COPY", "the copy: a folder, or a file for a file", required=True)
+    parser.add_force("replace COPY, if it is a stamped copy")
 
 
 def run(args: argparse.Namespace) -> int:

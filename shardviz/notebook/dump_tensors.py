@@ -252,7 +252,7 @@ class TensorOfRun(Drawn):
     def lines(self, terminal: Terminal) -> list[Text]:
         """Return which rank holds which part, as `shardviz show` prints it."""
         from shardviz.picture.text.page import page_lines
-        from shardviz.picture.text.tables.ranks import rank_lines
+        from shardviz.picture.text.ranks import rank_lines
         from shardviz.picture.text.terminal import line
 
         return [*page_lines(self._subject, terminal), line(""), *rank_lines(self._subject, terminal)]

@@ -114,7 +114,7 @@ def of_subject(subject: Subject) -> Picture:
     """Draw one tensor."""
     from shardviz.picture.svg.page import svg
     from shardviz.picture.text.page import page_lines
-    from shardviz.picture.text.tables.ranks import rank_lines
+    from shardviz.picture.text.ranks import rank_lines
     from shardviz.picture.text.terminal import line
 
     def lines(terminal: Terminal) -> list[Text]:
@@ -137,7 +137,7 @@ def _of_mesh(mesh: Mesh) -> Picture:
 def of_table(rows: list[tuple[str, str]]) -> Picture:
     """List names with their layouts, identical layers folded."""
     from shardviz.picture.markup import element, words
-    from shardviz.picture.text.tables.table import padded, widest
+    from shardviz.picture.text.table import padded, widest
     from shardviz.picture.text.terminal import line
     from shardviz.text import fold
 

@@ -17,6 +17,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from shardviz.checkpoint.formats.headers import DTYPES, LENGTH_BYTES, index_in
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from shardviz.checkpoint.records import Chunk, Saved
+    from shardviz.checkpoint.records import Saved
     from shardviz.reference.files import Entry
 
 SAMPLE = 4096
@@ -260,8 +261,10 @@ def stamp_dcp(source: Path, target: Path, *, force: bool = False, salt: str = ""
             (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, unfinished / name)
         for name, fill in made.fills.items():
-            for chunk in entries[name].chunks:
-                _write_chunk(unfinished, entries[name], chunk, fill)
+            copied = msgspec.structs.replace(entries[name], folder=unfinished)
+            for chunk in copied.chunks:
+                if math.prod(chunk.sizes):
+                    copied.chunk_bits(chunk, "r+")[...] = fill.read(chunk.region)
         (unfinished / MARK_FILE).write_text(f"{STAMPED}\n")
     return made
 
@@ -277,23 +280,3 @@ def _files_of_folder(source: Path, entries: Iterable[Saved]) -> list[str]:
             f"{source}: {printable(outside[0])} leads out of the folder", "copy the checkpoint without links"
         )
     return names
-
-
-def _write_chunk(folder: Path, saved: Saved, chunk: Chunk, fill: Fill) -> None:
-    """Write a chunk's part of a fill over its elements."""
-    if not math.prod(chunk.sizes):
-        return
-    stored = saved.stored(chunk)
-    if stored.dtype != saved.dtype or stored.shape != chunk.sizes:
-        raise DumpError(
-            f"{printable(saved.name)}: its chunk at {list(chunk.offsets)} is {stored.dtype}{list(stored.shape)}, the "
-            f"checkpoint says {saved.dtype}{list(chunk.sizes)}",
-            "save the checkpoint again",
-        )
-    assert chunk.place is not None, "what is stored has a place"
-    width = itemsize(saved.dtype)
-    last = sum((size - 1) * step for size, step in zip(stored.shape, stored.strides, strict=True))
-    flat = np.memmap(folder / chunk.place.file, f"<u{width}", "r+", stored.start, (1 + last,))
-    steps = tuple(step * width for step in stored.strides)
-    np.lib.stride_tricks.as_strided(flat, stored.shape, steps)[...] = fill.read(chunk.region)
-    flat.flush()

@@ -20,7 +20,7 @@ from whole import compare, peak_memory_of_children, python, verdict
 
 from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
-from shardviz.live.plan.job import PlanJob, load
+from shardviz.live.plan.planning import PlanJob, load
 from shardviz.live.plan.rank import answer
 from shardviz.machine import cores
 

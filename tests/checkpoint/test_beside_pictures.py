@@ -18,8 +18,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.region import Region
 from shardviz.picture.model.drawing import draw
-from shardviz.picture.model.subjects.beside import beside
-from shardviz.picture.model.subjects.stored import numbered
+from shardviz.picture.model.subjects.stored import beside, numbered
 from tests.checkpoint.jobs import Held, job
 from tests.checkpoint.test_beside import weight
 

@@ -24,7 +24,8 @@ from shardviz.layout.notation import parse
 from tests.check.records import change_rank, change_run
 from tests.contract import store
 from tests.contract.changed_files import write_tensors
-from tests.contract.judge import IN_MEMORY, record
+from tests.contract.choosing import chosen
+from tests.contract.judge import IN_MEMORY, judge_room, record
 from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
     Held = dict[int, Array]
 
+MOST_ALIKE = 2
+"""Dumps that are kept of those with one verdict on one mesh."""
 MESHES = {text: parse_mesh(text) for text in ("x=2,y=3", "x=2,y=4", "x=4", "x=2,y=2,z=2")}
 ODD_MESHES = {
     "x=2,y=3 backwards": Mesh(("x", "y"), (2, 3), (5, 4, 3, 2, 1, 0)),
@@ -320,6 +323,11 @@ def add_pairs(room: store.Room) -> None:
         room.add_content(name, command, [{"": first}, {"": second}])
 
 
+def mesh_of(name: str) -> str:
+    """Return the mesh that the name of a case begins with."""
+    return name.partition(" [")[0].partition(" plain")[0]
+
+
 def main() -> None:
     """Make both rooms, and judge them."""
     axes, roundings = store.Room("axes"), store.Room("roundings")
@@ -327,6 +335,7 @@ def main() -> None:
         add_dumps(axes, Path(folder))
         add_others(axes, Path(folder))
     add_pairs(roundings)
+    axes.keep(chosen(judge_room(axes), MOST_ALIKE, mesh_of, ("held",)))
     for room in (axes, roundings):
         record(room)
 

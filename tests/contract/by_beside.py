@@ -18,7 +18,8 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.placements import parse_placement
 from tests.contract import store
 from tests.contract.by_axes import cast, file
-from tests.contract.by_step import LAYOUTS, MESHES, SHAPE, Place, R, Step, changes, chosen
+from tests.contract.by_step import LAYOUTS, MESHES, MOST_ALIKE, SHAPE, Place, R, Step, changes, role_of
+from tests.contract.choosing import chosen
 from tests.contract.judge import IN_MEMORY, judge_room, record
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def main() -> None:
             command = ["diff", f"{{0}}{suffix}", f"{{1}}{suffix}", "--also", f"{{2}}{suffix}"]
             inputs = [{"": files[number]} for number in (first, second, third)]
             room.add_content(f"steps {name}, {first} and {second} beside {third}", command, inputs)
-    room.keep(chosen(judge_room(room)))
+    room.keep(chosen(judge_room(room), MOST_ALIKE, role_of))
     record(room)
 
 

@@ -20,7 +20,8 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.placements import parse_placement
 from tests.contract import store
-from tests.contract.by_step import AVG, S0, S1, SUM, VECTOR, R, Step, chosen
+from tests.contract.by_step import AVG, MOST_ALIKE, S0, S1, SUM, VECTOR, R, Step, role_of
+from tests.contract.choosing import chosen
 from tests.contract.judge import IN_MEMORY, judge_room, record
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         for at, (name, step) in enumerate(chain(forward(), experts(), stages(), gradients(), terms())):
             room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"{at}.shardviz")))])
-    room.keep(chosen(judge_room(room)))
+    room.keep(chosen(judge_room(room), MOST_ALIKE, role_of))
     record(room)
 
 

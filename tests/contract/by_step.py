@@ -30,6 +30,7 @@ from shardviz.layout.placements import parse_placement
 from tests.check.records import add_values, change_rank, change_run, read_rank
 from tests.contract import store
 from tests.contract.by_axes import cast
+from tests.contract.choosing import chosen
 from tests.contract.judge import IN_MEMORY, judge_room, record
 from tests.dumps import Made, make_dump
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
-
-    from tests.contract.judge import Verdicts
 
     Array = NDArray[Any]
     Held = dict[int, Array]
@@ -545,14 +544,9 @@ def add_records(room: store.Room, folder: Path) -> None:
         )
 
 
-def chosen(verdicts: Verdicts) -> list[str]:
-    """Return the first few cases of each verdict: of the same findings, causes and tensors in the same role."""
-    alike: dict[str, list[str]] = {}
-    for name, rows in verdicts.items():
-        keys = ("in", "kind", "cause_id", "tensor", "exit", "verdict", "name")
-        said = [{key: row.get(key) for key in keys} for row in rows]
-        alike.setdefault(f"{name.partition(' ')[0]} {said}", []).append(name)
-    return [name for names in alike.values() for name in sorted(names)[:MOST_ALIKE]]
+def role_of(name: str) -> str:
+    """Return the first word of a case's name: the role of what is changed."""
+    return name.partition(" ")[0]
 
 
 def main() -> None:
@@ -561,7 +555,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         for at, (name, step) in enumerate(chain(cases(), initial())):
             room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"{at}.shardviz")))])
-        room.keep(chosen(judge_room(room)))
+        room.keep(chosen(judge_room(room), MOST_ALIKE, role_of))
         add_records(room, Path(folder))
     record(room)
 

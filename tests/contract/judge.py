@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import textwrap
 from dataclasses import fields
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,6 +41,7 @@ PROCESSES = 2
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where files of cases are put: on a busy disk making and removing them takes longer than judging."""
 
+TEXT_WIDTH = 100
 MOST_WORDS = 6
 """Words of a field that may still be a name, a layout or a number with its unit."""
 
@@ -112,9 +114,16 @@ def judge_and_print(case: Case, inputs: Sequence[Path]) -> tuple[Rows, str]:
 
 
 def text_of(case: Case, inputs: Sequence[Path]) -> str:
-    """Return what a user reads of a case whose inputs are in place."""
-    _, out, talk = _run(case, inputs, "text")
-    return f"{out}{talk}".replace(str(inputs[0].parent), "<in>")
+    """Return what a user reads of a case, who stands in the folder that its inputs are in."""
+    folder, before = inputs[0].parent, Path.cwd()
+    os.chdir(folder)
+    try:
+        _, out, talk = _run(case, [path.relative_to(folder) for path in inputs], "text")
+    finally:
+        os.chdir(before)
+    text = f"{out}{talk}".replace(str(folder), "<in>")
+    # Where a line ends depends on how long the path is, if one is printed whole.
+    return textwrap.fill(" ".join(text.split()), TEXT_WIDTH) if "<in>" in text else text
 
 
 def _run(case: Case, inputs: Sequence[Path], form: str) -> tuple[int, str, str]:

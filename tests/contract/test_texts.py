@@ -6,22 +6,22 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from difflib import unified_diff
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.contract import store
 from tests.contract.__main__ import ROOMS
-from tests.contract.judge import text_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.contract.judge import IN_MEMORY, text_of
 
 
 @pytest.mark.parametrize("name", ROOMS)
-def test_what_is_printed_of_a_case_is_what_was_read(name: str, tmp_path: Path) -> None:
-    path, now = store.HERE / "texts" / f"{name}.txt", texts(name, tmp_path)
+def test_what_is_printed_of_a_case_is_what_was_read(name: str) -> None:
+    path = store.HERE / "texts" / f"{name}.txt"
+    with tempfile.TemporaryDirectory(prefix="texts-", dir=IN_MEMORY) as folder:
+        now = texts(name, Path(folder))
     if os.environ.get("SHARDVIZ_GOLDEN") == "write" and now:
         path.write_text(now, encoding="utf-8")
     before = path.read_text(encoding="utf-8") if path.exists() else ""

@@ -16,7 +16,7 @@ from shardviz.explain.catalogue import CATALOGUE
 from shardviz.explain.kinds import KINDS
 from shardviz.explain.pages import Page as Explained
 from shardviz.explain.pages import page_of
-from shardviz.picture.html.articles import reference_link
+from shardviz.picture.html.parts import reference_link
 from tests.docs.examples import Example, examples
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from shardviz.dump.records.step import CallRecord, CollectiveRecord, StageRecord
 from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.dump.records.trace import PointRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.picture.text.tables.memory import comms_lines, memory_lines
+from shardviz.picture.text.costs import comms_lines, memory_lines
 from shardviz.text import bytes_text
 
 BODIES = (

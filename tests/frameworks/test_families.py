@@ -1,7 +1,6 @@
 """Families of transformers under their own tensor-parallel plans: saved, loaded on ranks, saved again, compared.
 
-Nightly all of them, daily one that comes back with two tensors wrong. Runs where transformers is installed;
-checkpoints have random weights.
+Runs if transformers is installed; checkpoints have random weights.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.lanes import nightly
-
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="needs transformers: pip install -e '.[frameworks]'"
 )
@@ -26,10 +23,10 @@ FEWEST = 180
 """Configurations with a plan, their own or a nested one's; 188 in transformers 5.23."""
 
 
-def taken_there_and_back(folder, *names):
+def taken_there_and_back(folder):
     """Return what is not as it was, by family; in a process of its own, which ranks are forked from."""
     out = folder / "families.json"
-    command = [sys.executable, "-m", "tests.frameworks.families", *names, "-o", str(out)]
+    command = [sys.executable, "-m", "tests.frameworks.families", "-o", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HOUR, check=False)
     assert done.returncode == 0, done.stderr
     return {one["name"]: one for one in json.loads(out.read_text())}
@@ -42,14 +39,6 @@ def wrong(lines):
     return [line for line in lines if not TIED.match(line)]
 
 
-def test_a_family_comes_back_as_it_was_but_for_its_bug_which_is_named(tmp_path):
-    from tests.frameworks.families.known import PERMUTED
-
-    one = taken_there_and_back(tmp_path, "Inkling2TextConfig")["Inkling2TextConfig"]
-    assert one["compared"] == 288
-    assert_named(one["lines"], PERMUTED["Inkling2TextConfig"])
-
-
 def assert_named(lines, patterns):
     """Every line is one that is known, and everything known is found."""
     texts = [line.partition(": ")[2] for line in wrong(lines)]
@@ -58,7 +47,6 @@ def assert_named(lines, patterns):
     assert {line[0] for line in wrong(lines)} == {"2", "4"}
 
 
-@nightly
 def test_every_family_comes_back_as_it_was_or_its_bug_is_named(tmp_path):
     from tests.frameworks.families.known import NOT_BUILT, PERMUTED, REFUSED
 

@@ -50,11 +50,15 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def by_room(files: Iterable[Source]) -> dict[str, Size]:
-    """Return the size of each room, in alphabetical order; modules in no folder of `shardviz` are one room."""
+    """Return the size of each room, in alphabetical order; modules in no folder of `shardviz` are one room.
+
+    Modules of tests that have only data are a room of their own.
+    """
     rooms: dict[str, list[Source]] = {}
     for file in files:
         is_alone = file.path.parent.parts == ("shardviz",)
-        rooms.setdefault("shardviz" if is_alone else file.room, []).append(file)
+        room = "shardviz" if is_alone else "tests, examples" if file.is_examples else file.room
+        rooms.setdefault(room, []).append(file)
     return {room: Size.of(rooms[room]) for room in sorted(rooms)}
 
 

@@ -46,6 +46,12 @@ class Source:
         """The second folder of `shardviz`, or the name of a module that stands in no folder; else the first folder."""
         return room_of(self.module)
 
+    @property
+    def is_examples(self) -> bool:
+        """Whether it is a module of tests that has only data: programs, cases and what is due of each."""
+        code = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        return self.room == "tests" and not any(isinstance(node, code) for node in self.nodes)
+
     @cached_property
     def tree(self) -> ast.Module:
         """Its syntax tree."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import zipfile
@@ -55,8 +54,8 @@ odd = ???
 """
 
 
-def install(folder: Path, name: str, files: dict[str, str], entries: str) -> None:
-    """Have pip install a wheel."""
+def wheel_of(folder: Path, name: str, files: dict[str, str], entries: str) -> Path:
+    """Write a wheel beside the folder that it is to be installed in."""
     info = f"{name}-1.2.dist-info"
     metadata = {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n",
@@ -68,14 +67,15 @@ def install(folder: Path, name: str, files: dict[str, str], entries: str) -> Non
         for path, text in {**files, **metadata}.items():
             archive.writestr(path, text)
         archive.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in [*files, *metadata, f"{info}/RECORD"]))
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder)]
-    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    return wheel
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site") / "packages"
-    install(folder, "acme_probes", FILES, ENTRIES)
+    wheel = wheel_of(folder, "acme_probes", FILES, ENTRIES)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder)]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
     return folder
 
 
@@ -127,7 +127,8 @@ def test_a_misspelt_one_gets_the_name_that_was_meant() -> None:
 
 def test_a_name_that_two_distributions_have_must_be_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "other"
-    install(folder, "other_probes", {"other.py": PROBE}, "[shardviz.probes]\nmoe = other\n")
+    wheel = wheel_of(folder, "other_probes", {"other.py": PROBE}, "[shardviz.probes]\nmoe = other\n")
+    zipfile.ZipFile(wheel).extractall(folder)  # as pip does, without its second
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(ProbeError) as raised:
         probe_files.find("moe")
@@ -136,20 +137,17 @@ def test_a_name_that_two_distributions_have_must_be_whole(tmp_path: Path, monkey
     assert [recipe.name for recipe in installed()[0] if recipe.name.startswith("other")] == ["other_probes/moe"]
 
 
-def test_it_runs_under_its_own_module_name_with_what_stands_beside_it(site: Path, tmp_path: Path) -> None:
+def test_it_runs_under_its_own_module_name_with_what_stands_beside_it(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     package = site / "acme" / "__init__.py"
     refusing = package.read_text()
     package.write_text("")
+    monkeypatch.chdir(tmp_path)
     try:
-        command = [sys.executable, "-m", "shardviz", "probe", "moe", "--mesh", "2"]
-        path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-        done = subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-        )
+        assert main(["probe", "moe", "--mesh", "2"]) == 0
     finally:
         package.write_text(refusing)
-    assert (done.returncode, done.stderr) == (
-        0,
-        "wrote moe-2.shardviz; look at it with: shardviz view moe-2.shardviz\n",
-    )
-    assert "weight  float32[6/ep, 6]" in done.stdout
+    out, err = capsys.readouterr()
+    assert err == "wrote moe-2.shardviz; look at it with: shardviz view moe-2.shardviz\n"
+    assert "weight  float32[6/ep, 6]" in out

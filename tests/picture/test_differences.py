@@ -5,9 +5,8 @@ from pathlib import Path
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
-from shardviz.picture.model.differences import first_difference, found_in_place_of
 from shardviz.picture.model.holders import Plane
-from shardviz.picture.model.sides import sides_of
+from shardviz.picture.model.sides import first_difference, found_in_place_of, sides_of
 from tests.dumps import Made, make_dump
 
 

@@ -12,7 +12,7 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import Holders, mask_of
-from shardviz.picture.model.mesh.labels import rank_labels, ranks_label
+from shardviz.picture.model.mesh import rank_labels, ranks_label
 from shardviz.picture.model.palette import Coloring
 from shardviz.picture.model.sides import Sides
 from shardviz.picture.model.subjects.subject import of_layout

@@ -33,8 +33,7 @@ from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.svg.page import svg
 from shardviz.picture.svg.tile import exhibit_drawing
 from shardviz.picture.text.page import page_lines
-from shardviz.picture.text.tables.exhibit import exhibit_lines
-from shardviz.picture.text.tables.ranks import rank_lines
+from shardviz.picture.text.ranks import exhibit_lines, rank_lines
 from shardviz.picture.text.terminal import ASCII, Terminal
 from tests.check.records import add_values, change_rank, change_run
 from tests.check.steps import WANTED, Step, on_all

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardviz.picture.html.articles import address
-from shardviz.picture.html.parts import Anchors, coded, in_natural_order, names_of, ranks_cell
+from shardviz.picture.html.parts import Anchors, address, coded, in_natural_order, names_of, ranks_cell
 from shardviz.text import Fold, fold
 from tests.dumps import Made
 from tests.lanes import nightly

@@ -14,8 +14,7 @@ from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
-from shardviz.picture.model.mesh.heat import Heat, bytes_held, findings_on, heats_of
-from shardviz.picture.model.mesh.rank_grid import grids_of, kept
+from shardviz.picture.model.mesh import Heat, bytes_held, findings_on, grids_of, heats_of, kept
 from shardviz.picture.model.palette import HEAT_COLORS, HEAT_COLORS_256, HEAT_SIGNS, ink_on
 from shardviz.picture.svg.page import mesh_figure
 from shardviz.picture.text.meshes import heat_lines, mesh_lines

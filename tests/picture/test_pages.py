@@ -13,7 +13,7 @@ from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.text.page import page_lines
-from shardviz.picture.text.tables.ranks import rank_lines
+from shardviz.picture.text.ranks import rank_lines
 from shardviz.picture.text.terminal import ASCII, Terminal, line
 from tests.dumps import Made, make_dump
 from tests.lanes import at_night

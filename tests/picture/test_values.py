@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from shardviz.dump.dump import Shard, Tensor
 from shardviz.dump.records.tensors import Body
-from shardviz.picture.text.tables.values import MOST_BLOCKS, MOST_NUMBERS, value_lines
+from shardviz.picture.text.ranks import MOST_BLOCKS, MOST_NUMBERS, value_lines
 from shardviz.picture.text.terminal import Terminal
 from shardviz.text import Fold
 

@@ -17,8 +17,8 @@ from shardviz.commands.plan import Doing
 from shardviz.dump.planned.ranks import PlannedRanks
 from shardviz.layout.mesh import Mesh
 from shardviz.live.plan.planning import PlanJob, plan, rows
-from shardviz.picture.text.fits import choice_lines
-from shardviz.plan.choice import Row, fitting, meshes
+from shardviz.picture.text.plans import choice_lines
+from shardviz.plan.alternatives import Row, fitting, meshes
 from shardviz.plan.counting import Amounts
 from shardviz.text import bytes_text
 from tests.lanes import at_night, nightly
@@ -397,7 +397,7 @@ def test_where_a_step_fails_on_the_first_rank_it_is_not_tried_on_all(
 def test_how_many_meshes_are_left_out_is_said(
     mine: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardviz.plan.choice.MOST_MESHES", 1)
+    monkeypatch.setattr("shardviz.plan.alternatives.MOST_MESHES", 1)
     assert main(["plan", mine.name, "--gpus", "2", "--no-step"]) == 0
     out, err = capfd.readouterr()
     assert "trying the 1 likeliest of 2 meshes" in err

@@ -90,8 +90,15 @@ def walk_on(
 
 
 async def press(pilot: Pilot[Any], *keys: str) -> None:
-    """Press keys, each when the one before is done: `Pilot.press` would wait 40 ms and more for every key."""
+    """Press keys, each when the one before is done: `Pilot.press` would wait 40 ms and more for every key.
+
+    `type TEXT` stands for a text that is pasted at once: each key that is typed draws the screen anew.
+    """
     for key in keys:
+        if key.startswith("type "):
+            pilot.app.post_message(events.Paste(key.removeprefix("type ")))
+            await answered(pilot.app)
+            continue
         if len(key) > 1 or key.isalnum():
             name = key
         else:
@@ -104,6 +111,8 @@ SIGNS = {"+": "plus", "-": "minus", "/": "slash", "?": "question_mark"}
 """Textual's names of keys; others are those that Unicode has."""
 TURNS = 12
 """Turns of the event loop without a message after which nothing follows from a key any more."""
+LOOK = 4
+"""Turns after which widgets are listed again: a walk through them takes longer than a turn."""
 
 
 LAYOUTS = 3
@@ -112,10 +121,11 @@ LAYOUTS = 3
 
 async def answered(app: App[Any]) -> None:
     """Wait until no widget has a message to handle, and none comes."""
-    quiet = 0
+    quiet, pumps = 0, ()
     while quiet < TURNS and app.return_code is None:
         await asyncio.sleep(0)
-        pumps = (app, *(node for screen in app.screen_stack for node in screen.walk_children(with_self=True)))
+        if quiet % LOOK == 0:
+            pumps = (app, *(node for screen in app.screen_stack for node in screen.walk_children(with_self=True)))
         quiet = 0 if any(pump.message_queue_size for pump in pumps) else quiet + 1
 
 

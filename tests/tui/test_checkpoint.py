@@ -96,7 +96,7 @@ def test_other_dims_are_drawn_and_keys_quit(tmp_path: Path) -> None:
 
 def test_search_and_wrong_only_list_what_was_asked_for(tmp_path: Path) -> None:
     checkpoint = whole(tmp_path)
-    found = walk(checkpoint, "slash", *"layers.1", "enter").text
+    found = walk(checkpoint, "slash", "type layers.1", "enter").text
     assert "Tensors: 1 of 4" in found
     assert "layers.1.wq.weight  float32[8, 8]" in found
     wrong = walk(checkpoint, "f").text
@@ -107,13 +107,13 @@ def test_search_and_wrong_only_list_what_was_asked_for(tmp_path: Path) -> None:
 
 def test_a_tensor_and_an_element_are_gone_to_and_shown_while_typed(tmp_path: Path) -> None:
     checkpoint = whole(tmp_path)
-    typed = walk(checkpoint, "g", *"norm[3]").text
+    typed = walk(checkpoint, "g", "type norm[3]").text
     assert "norm.weight  float32[8]" in typed
     assert re.search(r"\[3\]  file 0 a-2 .*\n.*bytes 0 to 32: part", typed)
-    gone = walk(checkpoint, "g", *"layers.1.wq.weight[6, 2]", "enter").text
+    gone = walk(checkpoint, "g", "type layers.1.wq.weight[6, 2]", "enter").text
     assert "[6, 2]  in no file" in gone
     assert "layers.1.wq.weight  float32[8, 8]" in gone
-    assert "a checkpoint has no ranks" in walk(checkpoint, "g", *"rank 3").text
+    assert "a checkpoint has no ranks" in walk(checkpoint, "g", "type rank 3").text
 
 
 def test_help_names_are_copied_and_pictures_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

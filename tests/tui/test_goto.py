@@ -106,12 +106,12 @@ def where(app: ShardvizApp) -> tuple[object, ...]:
 
 def test_ranks_tensors_and_elements_are_reached_from_every_view(even_bug: Path) -> None:
     walks = {
-        "element": ("4", "g", *"7, 5", "enter"),
-        "rank from findings": ("4", "g", *"rank 6", "enter"),
-        "rank on the mesh": ("2", "g", *"fsdp=0 tp=3", "enter"),
-        "layer from the mesh": ("2", "g", *"layers.2", "enter"),
-        "another's element on the rank's view": ("3", "g", *"embedding#9", "enter"),
-        "nowhere": ("g", *"99 0", "enter", "escape"),
+        "element": ("4", "g", "type 7, 5", "enter"),
+        "rank from findings": ("4", "g", "type rank 6", "enter"),
+        "rank on the mesh": ("2", "g", "type fsdp=0 tp=3", "enter"),
+        "layer from the mesh": ("2", "g", "type layers.2", "enter"),
+        "another's element on the rank's view": ("3", "g", "type embedding#9", "enter"),
+        "nowhere": ("g", "type 99 0", "enter", "escape"),
         "back": ("g", "escape"),
     }
     found = {name: shown.result for name, shown in walk_on(even_bug, walks, look=where).items()}
@@ -128,35 +128,35 @@ def test_ranks_tensors_and_elements_are_reached_from_every_view(even_bug: Path) 
 
 
 def test_the_dialog_says_where_an_element_is_and_who_has_it_while_it_is_typed(bug: Path, healthy: Path) -> None:
-    text = walk(bug, "g", *"[4, 3]").text
+    text = walk(bug, "g", "type [4, 3]").text
     assert "[4, 3] of weight  float32[12/fsdp/tp, 12]" in text
     assert "claimed  by rank 2 (fsdp=0 tp=2), there at [0, 3]" in text
     assert "held     by rank 1 (fsdp=0 tp=1), there at [1, 3]" in text
     assert "✗ it is not where the placements claim" in text
-    text = walk(healthy, "g", *"up.bias[23]").text
+    text = walk(healthy, "g", "type up.bias[23]").text
     assert "claimed  by rank 7 (fsdp=1 tp=3), there at [2]" in text
     assert "held     by rank 7 (fsdp=1 tp=3), there at [2]" in text
     assert "not where" not in text
 
 
 def test_an_element_with_copies_is_on_all_of_their_ranks(shapes: Path) -> None:
-    text = walk(shapes, "g", *"uneven[6, 4]").text
+    text = walk(shapes, "g", "type uneven[6, 4]").text
     assert "claimed  by ranks 2,5,8,11, there at [0, 4]" in text
     assert "held     by ranks 2,5,8,11, there at [0, 4]" in text
 
 
 def test_scattered_elements_are_found_one_by_one(shapes: Path) -> None:
-    text = walk(shapes, "g", *"scattered[1, 2]").text
+    text = walk(shapes, "g", "type scattered[1, 2]").text
     assert "held     by ranks 0,3,6,9, there at [0, 0]" in text
 
 
 def test_a_layer_that_the_filters_leave_out_is_shown_when_gone_to(even_bug: Path) -> None:
-    shown = walk(even_bug, "f", "g", *"embedding", "enter")
+    shown = walk(even_bug, "f", "g", "type embedding", "enter")
     assert "embedding  [32/tp/fsdp, 8]" in shown.text
     assert "of 4" not in shown.text.splitlines()[1]
 
 
 def test_the_ranks_numbers_scroll_to_the_element_gone_to(bug: Path) -> None:
     assert "11" not in walk(bug, "3", size=(80, 24)).text.splitlines()[3]
-    shown = walk(bug, "3", "g", *"[4, 11]", "enter", size=(80, 24)).text
+    shown = walk(bug, "3", "g", "type [4, 11]", "enter", size=(80, 24)).text
     assert "✗4,11" in shown

@@ -324,7 +324,7 @@ def test_without_textual_serve_the_line_says_what_to_install(bug: Path, monkeypa
 def test_a_tensor_of_a_billion_elements_is_walked_to_its_last_id(tmp_path: Path) -> None:
     tensor = Made("[128256/fsdp/tp, 8192]", "[128256/tp/fsdp, 8192]")
     path = make_dump(tmp_path / "one.shardviz", MESH, {"output.weight": tensor})
-    shown = walk(path, "enter", *["+"] * 16, "g", *"-1 -1", "enter")
+    shown = walk(path, "enter", *["+"] * 16, "g", "type -1 -1", "enter")
     assert f"{128256 * 8192 - 1}" in shown.text
     assert "[128255, 8191]" in shown.text
 

@@ -61,4 +61,4 @@ def test_every_kind_of_tensor_is_drawn(shapes: Path) -> None:
 
 
 def test_hostile_names_are_shown_as_text(shapes: Path) -> None:
-    assert_golden(walk(shapes, "slash", *"red", "enter", size=(120, 30)), "hostile")
+    assert_golden(walk(shapes, "slash", "type red", "enter", size=(120, 30)), "hostile")

@@ -86,7 +86,7 @@ def test_a_dump_without_a_step_says_what_to_do(bug: Path) -> None:
 
 def test_help_and_the_palette_know_the_step(stepped: Path) -> None:
     assert "The collectives of one training step" in walk(stepped, "5", "f1").text
-    assert "Show only collectives along the next mesh axis" in walk(stepped, "5", "ctrl+p", *"next axis").text
+    assert "Show only collectives along the next mesh axis" in walk(stepped, "5", "ctrl+p", "type next axis").text
 
 
 def test_the_mouse_chooses_a_collective_a_pass_and_a_view(pipelined: Path, stepped: Path) -> None:

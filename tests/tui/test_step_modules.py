@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.dump.records.trace import PointRecord
+from shardviz.tui.app import ShardvizApp
+from shardviz.tui.model.document import Document
 from tests.tui.conftest import MESH, kept
-from tests.tui.driving import walk, walk_on
+from tests.tui.driving import press, rest, settle, walk, walk_on
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
@@ -49,6 +55,25 @@ def test_a_right_step_opens_on_its_collectives_and_shows_its_modules_when_asked(
     assert "of modules, as they ran" not in walks["opened"].text
     assert "5 calls of modules, as they ran" in walks["modules"].text
     assert "of modules, as they ran" not in walks["back"].text
+
+
+def test_no_module_is_judged_before_all_ranks_are_read(folder: Path) -> None:
+    wrong = kept(folder, "unread-step.shardviz", MESH, {"up.weight": "[24/tp/fsdp, 12]"})
+    add_to_ranks(wrong, lambda rank: followed(rank, "layers.1.up"))
+    files = read_files(wrong)
+    first = Document(wrong, dump_of(replace(files, ranks={0: files.ranks[0]})), is_partial=True)
+
+    async def run() -> str:
+        app = ShardvizApp(wrong)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await rest(pilot)
+            app.document = first
+            await press(pilot, "5", "m")
+            return await settle(pilot)
+
+    text = asyncio.run(run())
+    assert "… reading" in text
+    assert "layers.1.up" not in text
 
 
 def test_without_a_trace_there_is_no_such_key(stepped: Path) -> None:

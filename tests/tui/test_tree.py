@@ -186,7 +186,7 @@ def modules(text: str) -> list[str]:
 
 def test_search_finds_a_layer_opens_it_and_leaves_it_on_its_own(even_bug: Path) -> None:
     walks = {
-        "found": ("slash", *"layers.1", "enter"),
+        "found": ("slash", "type layers.1", "enter"),
         "all": ("escape",),
         "folded": ("u",),
         "each": ("u",),
@@ -201,7 +201,7 @@ def test_search_finds_a_layer_opens_it_and_leaves_it_on_its_own(even_bug: Path) 
 
 
 def test_the_map_and_the_copied_name_are_those_of_the_layer(even_bug: Path) -> None:
-    shown = walk(even_bug, "slash", *"layers.2", "enter", "y")
+    shown = walk(even_bug, "slash", "type layers.2", "enter", "y")
     assert shown.clipboard == "layers.2.weight"
     assert "layers.2.weight  float32[16/fsdp/tp, 8]" in shown.text
 

@@ -46,7 +46,7 @@ def test_the_next_finding_brings_its_tensor_to_the_map(shapes: Path) -> None:
 
 
 def test_search_finds_part_of_a_name_and_escape_shows_all_again(healthy: Path) -> None:
-    walks = walk_on(healthy, {"found": ("slash", *"n.bi"), "all": ("escape",)})
+    walks = walk_on(healthy, {"found": ("slash", "type n.bi"), "all": ("escape",)})
     assert "Tensors: 1 of 4" in walks["found"].text
     assert "down.bias" not in walks["found"].text.replace("down.bias  float32", "")
     assert "up" in walks["all"].text
@@ -63,7 +63,7 @@ def test_filters_leave_what_is_wrong_or_over_an_axis(even_bug: Path, shapes: Pat
 
 
 def test_escape_in_the_tree_takes_every_filter_away(healthy: Path) -> None:
-    found = ("slash", *"down", "enter")
+    found = ("slash", "type down", "enter")
     walks = walk_on(healthy, {"kept": found, "all": ("escape",), "none": "f", "again": ("escape",)})
     assert "Tensors: 2 of 4" in walks["kept"].text
     assert "esc: clear the filters (findings only)" in walks["none"].text
@@ -74,7 +74,7 @@ def test_escape_in_the_tree_takes_every_filter_away(healthy: Path) -> None:
 
 
 def test_what_a_step_left_is_listed_when_asked_for(stepped: Path) -> None:
-    walks = walk_on(stepped, {"own": "1", "all": "r", "searched": ("r", "r", "r", "slash", *"swap")})
+    walks = walk_on(stepped, {"own": "1", "all": "r", "searched": ("r", "r", "r", "slash", "type swap")})
     assert "r: show 2 of the step" in walks["own"].text
     assert "swap" not in walks["own"].text
     assert "role all" in walks["all"].text
@@ -109,7 +109,7 @@ def test_pages_and_ends_move_the_cursor(healthy: Path) -> None:
 
 
 def test_other_dims_and_slices_of_a_tensor_with_three_are_reached_by_keys(shapes: Path) -> None:
-    walks = {"cube": ("slash", *"cube", "enter", "enter"), "slice": ("right_square_bracket",), "dims": ("x",)}
+    walks = {"cube": ("slash", "type cube", "enter", "enter"), "slice": ("right_square_bracket",), "dims": ("x",)}
     shown = walk_on(shapes, walks)
     assert "at [↓, →, 0]" in shown["cube"].text, "it opens on the dims that are split"
     assert "at [↓, →, 1]" in shown["slice"].text
@@ -165,8 +165,8 @@ def test_help_is_about_what_is_focused(healthy: Path) -> None:
 
 
 def test_the_palette_offers_what_works_now(healthy: Path, bug: Path) -> None:
-    assert "Copy the fix of the finding below (c)" in walk(bug, "ctrl+p", *"copy fix").text
-    assert "Copy the fix of" not in walk(healthy, "ctrl+p", *"copy fix").text
+    assert "Copy the fix of the finding below (c)" in walk(bug, "ctrl+p", "type copy fix").text
+    assert "Copy the fix of" not in walk(healthy, "ctrl+p", "type copy fix").text
 
 
 def test_the_palette_names_every_command_once_in_plain_words(stepped: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_picture_has_a_safe_name_and_a_folder_that_takes_none_says_so(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = walk(folder / shapes, "slash", *"[red", "enter", "s", look=saved_as)
+    shown = walk(folder / shapes, "slash", "type [red", "enter", "s", look=saved_as)
     (name,) = shown.result
     assert re.fullmatch(r"red_x_31m_(long)+(lo)?-1\.svg", name)
     gone = tmp_path / "gone"
@@ -319,7 +319,7 @@ def test_the_mouse_asks_who_holds_the_element_under_it(bug: Path, shapes: Path) 
     assert right == "[0, 1]\nclaimed by 0\nheld by 0"
     assert wrong == "[2, 1]\nclaimed by 1\nheld by 4 ✗"
     assert beside == ""
-    assert asyncio.run(run(shapes, "slash", *"vector", "enter"))[0].splitlines()[0].count(",") == 0
+    assert asyncio.run(run(shapes, "slash", "type vector", "enter"))[0].splitlines()[0].count(",") == 0
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1])

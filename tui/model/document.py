@@ -12,7 +12,7 @@ from shardviz.dump.costs.memory import Counted, counted
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.by_layout import only_layout
-from shardviz.picture.model.mesh.heat import Heat, heats_of
+from shardviz.picture.model.mesh import Heat, heats_of
 from shardviz.picture.model.palette import Coloring
 from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype

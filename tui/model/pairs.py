@@ -10,14 +10,13 @@ from rich.text import Text
 
 from shardviz.checkpoint.comparing.outcome import DIFFERENT, notable
 from shardviz.errors import ShardvizError
-from shardviz.picture.model.differences import first_difference
 from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane, ranks_in_words, ranks_of
 from shardviz.picture.model.palette import WRONG
-from shardviz.picture.model.subjects.beside import beside
-from shardviz.picture.model.subjects.stored import numbered
+from shardviz.picture.model.sides import first_difference
+from shardviz.picture.model.subjects.stored import beside, numbered
 from shardviz.picture.text.checkpoint import why_text
-from shardviz.picture.text.tables.exhibit import exhibit_lines
+from shardviz.picture.text.ranks import exhibit_lines
 from shardviz.picture.text.terminal import Terminal
 from shardviz.text import counted, fold, printable
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.records import Checkpoint
     from shardviz.picture.model.sides import Sides
-    from shardviz.picture.model.subjects.beside import Beside, Marked
+    from shardviz.picture.model.subjects.stored import Beside, Marked
 
     from .document import Document
 

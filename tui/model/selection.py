@@ -13,9 +13,9 @@ from textual.message import Message
 
 from shardviz.dump.find import find_tensors
 from shardviz.errors import ShardvizError
-from shardviz.picture.model.differences import first_difference
 from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane
+from shardviz.picture.model.sides import first_difference
 from shardviz.picture.model.subjects.subject import IN_PLACE, OF_PLACES
 from shardviz.text import counted, nearest, printable
 

@@ -13,9 +13,8 @@ from shardviz.dump.costs.comms import received, received_by_axes, traffic
 from shardviz.dump.costs.timeline import Timeline, timeline_of
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import mask_of, ranks_text
-from shardviz.picture.model.step_heat import step_heats
-from shardviz.picture.model.step_tree import SHORT, SIDES, StepTree, key_of, step_tree
-from shardviz.picture.text.step_tree import heat_lines, node_line, side_text
+from shardviz.picture.model.step import SHORT, SIDES, StepTree, key_of, step_heats, step_tree
+from shardviz.picture.text.step import heat_lines, node_line, side_text
 from shardviz.picture.text.terminal import BAD, UNICODE
 from shardviz.text import Fold, bytes_text, fold, natural_key, printable
 
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import CollectiveRecord
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.step_heat import StepHeat
-    from shardviz.picture.model.step_tree import Node
+    from shardviz.picture.model.step import Node, StepHeat
 
     from .document import Document
 

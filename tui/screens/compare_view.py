@@ -11,7 +11,7 @@ from textual.containers import Horizontal
 from textual.widgets import Static
 
 from shardviz.picture.model.palette import GREY, VERMILLION
-from shardviz.picture.text.tables.table import padded
+from shardviz.picture.text.table import padded
 
 from ..colors import ink
 from ..keys import keys

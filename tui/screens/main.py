@@ -73,7 +73,7 @@ class MainScreen(Screen[None]):
         name = next((name for name in self._names if name not in self._views), None)
         if name is None:
             gc.freeze()  # the collector would walk all widgets every few frames
-        elif self.is_running:
+        elif self.is_running and self.app.return_code is None:
             async with self._switching:
                 await self._make(name)
             self.set_timer(PAUSE, self._make_next)

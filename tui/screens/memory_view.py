@@ -10,7 +10,7 @@ from textual import on
 from textual.widgets import Static
 
 from shardviz.picture.model.holders import mask_of, ranks_in_words
-from shardviz.picture.model.mesh.labels import rank_labels
+from shardviz.picture.model.mesh import rank_labels
 from shardviz.picture.model.palette import Coloring
 from shardviz.text import bytes_text, counted
 

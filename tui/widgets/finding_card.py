@@ -13,8 +13,8 @@ from textual.widgets import Static
 from shardviz.check.verdicts import not_compared
 from shardviz.picture.exhibits.exhibit import cut_to
 from shardviz.picture.model.palette import GREEN, VERMILLION
+from shardviz.picture.text.ranks import exhibit_lines
 from shardviz.picture.text.report import uncompared_text
-from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.terminal import BAD, GOOD, UNICODE, Terminal
 from shardviz.text import counted, printable
 

@@ -13,7 +13,7 @@ from rich.style import Style
 from textual.geometry import Region, Size
 
 from shardviz.picture.model.holders import mask_of, ranks_on
-from shardviz.picture.model.mesh.rank_grid import grids_of, one_grid
+from shardviz.picture.model.mesh import grids_of, one_grid
 from shardviz.picture.model.palette import WRONG, Coloring
 
 from ..colors import heat_style, rank_style
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.mesh.heat import Heat
-    from shardviz.picture.model.mesh.rank_grid import RankGrid
+    from shardviz.picture.model.mesh import Heat, RankGrid
     from shardviz.picture.model.sides import Sides
     from shardviz.picture.text.paint import Side
 

@@ -14,10 +14,9 @@ from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widgets import Static
 
-from shardviz.picture.model.differences import found_in_place_of
 from shardviz.picture.model.holders import ranks_in_words, ranks_of
 from shardviz.picture.model.palette import WRONG
-from shardviz.picture.model.sides import CLAIMED_AND_HELD
+from shardviz.picture.model.sides import CLAIMED_AND_HELD, found_in_place_of
 from shardviz.picture.text.paint import Frame, Painted, paint
 from shardviz.text import cut_at_comma, printable
 

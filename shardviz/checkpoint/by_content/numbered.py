@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardviz.checkpoint.maps.language import parse_rules
-from shardviz.checkpoint.maps.matching import pattern_of
+from shardviz.checkpoint.maps.matching import NUMBER, pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.records import Tensor
 
-NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
 MOST_EXTRA = 2
 """Numbers that become dims: those of layers and of experts."""
 

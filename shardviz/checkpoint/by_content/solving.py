@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.equality import can_cast, narrower
+from shardviz.checkpoint.comparing.equality import can_cast, narrower, readable_bits
 from shardviz.checkpoint.maps.functions import views_in
 from shardviz.errors import DumpError
 from shardviz.reference.windows import line_hashes
@@ -147,13 +147,8 @@ def fits(places: NDArray[np.int64], expected: NDArray[Any]) -> bool:
 
 def constant(tensor: Tensor) -> float | None:
     """Return the number that all values of a tensor are; None if they differ, or cannot be read."""
-    try:
-        bits = tensor.bits
-    except (DumpError, OSError):
-        return None
-    if not bits.size:
-        return None
-    if not is_alike(bits[(slice(0, 8),) * bits.ndim]) or not is_alike(bits):
+    bits = readable_bits(tensor)
+    if bits is None or not bits.size or not is_alike(bits[(slice(0, 8),) * bits.ndim]) or not is_alike(bits):
         return None
     try:
         return float(values_of(np.array([bits.flat[0]]), tensor.dtype)[0])

@@ -215,11 +215,18 @@ class Contents:
 
 def sample_of(tensor: Tensor) -> NDArray[Any] | None:
     """Return some of a tensor's values; None if it cannot be read, or has none."""
+    bits = readable_bits(tensor)
+    if bits is None or not bits.size:
+        return None
+    return sampled(bits if bits.ndim else bits.reshape(1))
+
+
+def readable_bits(tensor: Tensor) -> NDArray[Any] | None:
+    """Return a tensor's values as unsigned integers; None if it cannot be read."""
     try:
-        bits = tensor.bits
+        return tensor.bits
     except (DumpError, OSError):
         return None
-    return sampled(bits if bits.ndim else bits.reshape(1)) if bits.size else None
 
 
 def dtype_of(tensor: Tensor) -> str:

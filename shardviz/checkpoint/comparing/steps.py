@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.checkpoint.comparing.changes import factor_text
-from shardviz.checkpoint.comparing.equality import equal, is_same, narrower
+from shardviz.checkpoint.comparing.equality import equal, is_same, narrower, readable_bits
 from shardviz.checkpoint.maps.made import Made, Op
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.checkpoint.records import Saved
@@ -298,9 +298,8 @@ def _times(sides: list[Tensor]) -> float | None:
     types = {side.dtype for side in sides}
     if len(types) > 1 or start.dtype not in FLOATS or start.shape != middle.shape or math.prod(start.shape) < MANY:
         return None
-    try:
-        bits = [side.bits for side in sides]
-    except DumpError:
+    bits = [bits for side in sides if (bits := readable_bits(side)) is not None]
+    if len(bits) < len(sides):
         return None
     first, second, last = (values_of(sampled(part), start.dtype) for part in bits)
     if is_alike(bits[0]) and is_alike(bits[2]):

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 SAMPLE = 512
 """Names that are looked at for what stands before all of them."""
 
-_NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
+NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
+"""A number between the dots of a name, such as that of a layer."""
 MAX_PARTS = 1 << 16
 """Tensors that one is made of."""
 
@@ -52,7 +53,7 @@ class Named:
         """The numbers in its names, by the names with `*` for each of them."""
         numbers: dict[str, set[tuple[int, ...]]] = {}
         for name in self.tensors:
-            numbers.setdefault(_NUMBER.sub("*", name), set()).add(tuple(map(int, _NUMBER.findall(name))))
+            numbers.setdefault(NUMBER.sub("*", name), set()).add(tuple(map(int, NUMBER.findall(name))))
         return numbers
 
     @cached_property
@@ -61,8 +62,8 @@ class Named:
 
     def numbers_after(self, pattern: str) -> set[int]:
         """Return the numbers that names have in the place of a pattern's first `*`."""
-        starred = _NUMBER.sub("*", pattern)
-        before = tuple(map(int, _NUMBER.findall(pattern.partition("*")[0])))
+        starred = NUMBER.sub("*", pattern)
+        before = tuple(map(int, NUMBER.findall(pattern.partition("*")[0])))
         key = starred, len(before)
         if key not in self._after:
             known: dict[tuple[int, ...], set[int]] = {}

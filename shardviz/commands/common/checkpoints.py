@@ -295,8 +295,7 @@ def draw_beside(
     """
     from shardviz.commands.common.dumps import write_markup
     from shardviz.picture.html.stored import beside_html
-    from shardviz.picture.model.subjects.beside import beside
-    from shardviz.picture.model.subjects.stored import numbered
+    from shardviz.picture.model.subjects.stored import beside, numbered
     from shardviz.picture.svg.stored import beside_svg
 
     job, checkpoint = sides if isinstance(sides[0], Job) else sides[::-1]

@@ -39,6 +39,24 @@ class Parser(argparse.ArgumentParser):
                 raise ShardvizError(f"{self.prog} has no option {name}", hint)
         return self.parse_args(args)
 
+    def add_format(self, *choices: str) -> None:
+        """Add `--format`: the first choice is the default, as text is for people."""
+        self.add_argument("--format", choices=choices, default=choices[0], help=f"default: {choices[0]}")
+
+    def add_output(self, metavar: str, text: str, *, required: bool = False) -> None:
+        """Add `-o`: a folder or a file that is written."""
+        from pathlib import Path  # not for `shardviz --help`
+
+        self.add_argument("-o", "--output", type=Path, required=required, metavar=metavar, help=text)
+
+    def add_force(self, text: str) -> None:
+        """Add `--force`: what it replaces."""
+        self.add_argument("--force", action="store_true", help=text)
+
+    def add_strict(self, done: str = "checked") -> None:
+        """Add `--strict`: silence never means that something was not looked at."""
+        self.add_argument("--strict", action="store_true", help=f"also exit with 1 if anything was not {done}")
+
     def _where_it_belongs(self) -> str:
         if any(action.dest == "job" for action in self._actions):
             return f"put -- before the command whose option it is: {self.prog} -- CMD ...; or see {self.prog} --help"

@@ -37,6 +37,7 @@ from shardviz.live.compat.fsdp import (
 from shardviz.live.compat.meshes import (
     flatten_mesh,
     local_of,
+    meshes_joined_once,
     placement_of,
     quiet_redistribution,
     root_mesh,
@@ -119,6 +120,7 @@ __all__ = [
     "load_hooks",
     "local_of",
     "looks_for_unused",
+    "meshes_joined_once",
     "new_fakes",
     "only_in_first_step",
     "parameters_are_held",

@@ -1,11 +1,11 @@
 """Which ranks are asked, and which each of them stands for.
 
 The first rank and the last one are asked. If both have the same tensors with the same layouts, and the oracle says
-what the last one holds from what the first one does, one of them stands for all. If parts are uneven, all corners of
-the mesh are asked, or the first 16: torch may not split as the oracle does. If the user's code reads where its rank is
-along some axes, every position along those is asked, as long as they are few: one in the middle may be special.
-Otherwise the code tells ranks apart along some axes: those along which the last position differs from the first, and
-along those every position is asked.
+what the last one holds from what the first one does, one of them stands for all. If parts are uneven along some axes,
+the corners along these are asked, or the first 16: torch may not split as the oracle does. If the user's code reads
+where its rank is along some axes, every position along those is asked, as long as they are few: one in the middle may
+be special. Otherwise the code tells ranks apart along some axes: those along which the last position differs from the
+first, and along those every position is asked.
 
 A step takes ten times as long as the model. A rank is asked for one if code can tell it from the first: along axes
 whose places it reads, or along which models differ. Any other rank is asked for its model alone.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     """A rank's reply, with the positions along axes of the ranks that it stands for."""
 
 MAX_CORNERS = 16
-"""The most ranks to ask of those that are first or last along every axis."""
+"""The most ranks to ask of those that are first or last along the axes that split unevenly."""
 
 MAX_ASKED = 256
 """Ranks that are asked at most."""
@@ -164,8 +164,7 @@ def choose(
     if needs_step and replies.step_fails != "no":
         return replies
     replies.ask([mesh.ranks[-1]])
-    if _is_uneven(replies.first.part.record):
-        replies.ask(_corners(mesh))
+    replies.ask(_corners(mesh, _uneven_axes(replies.first.part.record)))
     replies.ask(_where_read(replies))
     if all(map(replies.is_explained, replies.by_rank)):
         return replies
@@ -190,9 +189,10 @@ def _asked_along(replies: Replies, axes: tuple[str, ...]) -> Sequence[Part]:
     return _merged([(replies.by_rank[rank], at) for rank, at in wanted.items()], replies.mesh)
 
 
-def _is_uneven(record: RankRecord) -> bool:
-    """Whether a layout splits a dim into parts of different sizes: torch and the oracle may not agree there."""
-    return not all(has_equal_parts(layout_of(one, mesh_of(record.meshes[one.mesh]))) for one in record.layouts)
+def _uneven_axes(record: RankRecord) -> set[str]:
+    """Return the axes that split a dim into parts of different sizes: torch and the oracle may not agree there."""
+    layouts = [layout_of(one, mesh_of(record.meshes[one.mesh])) for one in record.layouts]
+    return {axis for layout in layouts if not has_equal_parts(layout) for axis in layout.split_axes}
 
 
 def _where_read(replies: Replies) -> list[int]:
@@ -206,10 +206,13 @@ def _where_read(replies: Replies) -> list[int]:
     return [rank for rank, position in zip(ranks, replies.positions(ranks), strict=True) if position not in known]
 
 
-def _corners(mesh: Mesh) -> list[int]:
-    """Return the ranks that are first or last along every axis, as long as they are few."""
-    ways = list(product(*((0, size - 1)[: min(size, 2)] for size in mesh.shape)))
-    return [mesh.rank_at(way) for way in ways[:MAX_CORNERS]]
+def _corners(mesh: Mesh, axes: Collection[str]) -> list[int]:
+    """Return the ranks that are first or last along some axes, and first along the others, as long as they are few."""
+    ends = [
+        (0, size - 1)[: min(size, 2)] if axis in axes else (0,)
+        for axis, size in zip(mesh.axes, mesh.shape, strict=True)
+    ]
+    return [mesh.rank_at(way) for way in list(product(*ends))[:MAX_CORNERS]]
 
 
 def _told_apart(replies: Replies, stage_axes: Sequence[str]) -> tuple[str, ...]:

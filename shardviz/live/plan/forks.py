@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import linecache
 import os
 import pickle
@@ -170,6 +171,7 @@ def _run(rank: int, work: Callable[[int], object], pipe: Connection) -> None:
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
+    gc.freeze()  # what it shares with its parent would be looked through again and again, and copied
     new_fakes()
     try:
         answer = pickle.dumps((work(rank), new_fakes()))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.base import Role
     from shardviz.live.plan.building import Built
-    from shardviz.live.plan.job import PlanJob
+    from shardviz.live.plan.planning import PlanJob
     from shardviz.live.plan.step.planned import PlannedStep
 
 

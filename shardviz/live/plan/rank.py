@@ -17,7 +17,15 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.compat import clean_name, ddp_buckets, fake_world, fsdp_units, is_compiled, without_compiling
+from shardviz.live.compat import (
+    clean_name,
+    ddp_buckets,
+    fake_world,
+    fsdp_units,
+    is_compiled,
+    meshes_joined_once,
+    without_compiling,
+)
 from shardviz.live.plan.building import sharded, size_of, unsharded
 from shardviz.live.plan.optimizers import states, taken_apart
 from shardviz.live.plan.reads import places_read
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.plan import StepFails
     from shardviz.live.plan.building import Built, Means
-    from shardviz.live.plan.job import Loaded, PlanJob
+    from shardviz.live.plan.planning import Loaded, PlanJob
     from shardviz.live.plan.step.planned import PlannedStep
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
@@ -77,6 +85,7 @@ def answer(job: PlanJob, loaded: Loaded, rank: int) -> Reply:
         environment_of(rank, job.mesh.size, job.per_node),
         fake_world(rank, job.mesh.size),
         without_compiling(),
+        meshes_joined_once(),
     ):
         with places_read(job.mesh) as reads:
             probe, notes = loaded.again() if loaded.again is not None else (loaded.module, ())

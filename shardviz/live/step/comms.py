@@ -19,7 +19,7 @@ from shardviz.live.compat import follow_modules_by, ranks_of_operator
 from shardviz.live.step.running import Running, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import torch
     from torch import nn
@@ -49,6 +49,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
     Attributes:
         narrowed_to: Dtypes to which values of a wider dtype were rounded.
         summed_in: Dtypes in which numbers were summed over ranks in backward, or after it.
+        on_write: Is given the tensors of collectives that may write into them, which leaves their versions as they are.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -58,6 +59,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         self._counts: dict[Key, tuple[int, int]] = {}
         self.narrowed_to: set[torch.dtype] = set()
         self.summed_in: set[torch.dtype] = set()
+        self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None
 
     @property
     def module(self) -> str:
@@ -68,6 +70,8 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         """Record a collective, then let torch count and run it."""
         self.note(func, args, kwargs)
         returned = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if self.on_write is not None and str(func).startswith("c10d"):
+            self.on_write(tensors_in((*args, *(kwargs or {}).values())))
         self._note_narrowing(func, args, returned)
         return returned
 

@@ -65,6 +65,7 @@ def observed(
     seen = Observed(Comms(inner))
     last = stages[max(stages)] if stages else inner
     seen.trace.is_paused = lambda: seen.asking
+    seen.comms.on_write = seen.trace.forget
     with ExitStack() as stack:
         if values:
             for handle in _keep_values(seen, inner, last, followed):

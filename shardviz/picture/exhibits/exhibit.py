@@ -8,7 +8,7 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
-from shardviz.picture.model.mesh.labels import rank_labels
+from shardviz.picture.model.mesh import rank_labels
 from shardviz.picture.model.palette import RIGHT, WRONG, Coloring
 from shardviz.text import counted, printable
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.errors import ShardvizError
-from shardviz.picture.exhibits import copies, gathered, names, orders, steps
+from shardviz.picture.exhibits import copies, orders, steps
 
 if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
@@ -58,16 +58,16 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
         case "sequence-order":
             return orders.along_sequence(finding, dump.files.mesh)
         case "name-collision" | "foreign":
-            return names.owners(dump, finding, cases)
+            return copies.owners(dump, finding, cases)
         case "rank-order":
-            return names.numbers_in_groups(dump, finding)
+            return copies.numbers_in_groups(dump, finding)
         case "incomplete":
-            return names.absent_ranks(dump, finding)
+            return copies.absent_ranks(dump, finding)
         case "collective-mismatch":
-            return gathered.out_of_place(finding) or gathered.beside_definition(dump, finding)
+            return orders.out_of_place(finding) or orders.beside_definition(dump, finding)
         case "wrong-shape":
-            return names.shapes(dump, finding)
+            return copies.shapes(dump, finding)
         case "wrong-placement":
-            return names.claims(dump, finding) or names.shapes(dump, finding)
+            return copies.claims(dump, finding) or copies.shapes(dump, finding)
         case _:
             return None

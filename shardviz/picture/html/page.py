@@ -15,10 +15,13 @@ from shardviz.check.verdicts import WORDS, not_compared
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.exhibits.of_finding import exhibit_of
-from shardviz.picture.html.articles import MOST_FINDINGS, advice, article, findings_section
 from shardviz.picture.html.parts import (
+    MOST_FINDINGS,
     Anchors,
+    advice,
+    article,
     exhibit_table,
+    findings_section,
     in_natural_order,
     ranks_cell,
     section,
@@ -27,14 +30,13 @@ from shardviz.picture.html.parts import (
 )
 from shardviz.picture.html.run import comms_section, memory_section, plan_section, schedule_section
 from shardviz.picture.html.script import full_page, header_of, page_of, style_sheet
-from shardviz.picture.html.step_tree import lines_section, modules_section
+from shardviz.picture.html.step import lines_section, modules_section
 from shardviz.picture.html.tree import Entry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_in_words
-from shardviz.picture.model.mesh.heat import heats_of
+from shardviz.picture.model.mesh import heats_of
 from shardviz.picture.model.palette import WRONG
-from shardviz.picture.model.step_heat import step_heats
-from shardviz.picture.model.step_tree import step_tree
+from shardviz.picture.model.step import step_heats, step_tree
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.svg.page import figure, mesh_figure
 from shardviz.picture.svg.tile import PATTERN

@@ -13,13 +13,16 @@ from shardviz.check.verdicts import worst
 from shardviz.checkpoint.comparing.outcome import DIFFERENT, notable
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
-from shardviz.picture.html.articles import MOST_FINDINGS, advice, article, findings_section
 from shardviz.picture.html.parts import (
+    MOST_FINDINGS,
     Anchors,
+    advice,
+    article,
     bar,
     bytes_cell,
     coded,
     exhibit_table,
+    findings_section,
     in_natural_order,
     leaf,
     name_cell,
@@ -32,8 +35,7 @@ from shardviz.picture.html.script import full_page, header_of, page_of, style_sh
 from shardviz.picture.html.tree import sign
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import RANK_COLORS, rank_color
-from shardviz.picture.model.subjects.beside import beside
-from shardviz.picture.model.subjects.stored import numbered, stored
+from shardviz.picture.model.subjects.stored import beside, numbered, stored
 from shardviz.picture.svg.stored import beside_figure, stored_figure
 from shardviz.picture.text.checkpoint import facts_of, in_order, total, why_text
 from shardviz.picture.text.terminal import UNICODE

@@ -10,7 +10,7 @@ from shardviz.picture.html.parts import leaf, name_cell, scrolled
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import NO_FILE
-from shardviz.picture.text.tables.ranks import rank_rows
+from shardviz.picture.text.ranks import rank_rows
 from shardviz.picture.text.terminal import UNICODE
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from shardviz.check.verdicts import Verdict
     from shardviz.picture.model.subjects.subject import Subject
+    from shardviz.picture.text.ranks import RankRow
     from shardviz.picture.text.report import Row
-    from shardviz.picture.text.tables.ranks import RankRow
     from shardviz.text import Fold
 
 MOST_OPEN = 40

@@ -18,7 +18,7 @@ import numpy as np
 
 from shardviz.layout.everywhere import parts_of, spread
 from shardviz.picture.model.holders import Holders, Stripes, mask_of, mask_of_flags, ranks_on
-from shardviz.picture.model.mesh.labels import coords_among
+from shardviz.picture.model.mesh import coords_among
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.picture.model.mesh.labels import coords_among
+from shardviz.picture.model.mesh import coords_among
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

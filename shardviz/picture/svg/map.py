@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import column_titles, row_stretches
 from shardviz.picture.model.holders import rank_array, ranks_of, ranks_text
-from shardviz.picture.model.mesh.labels import block_label
+from shardviz.picture.model.mesh import block_label
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.pieces import pieces
 from shardviz.picture.svg.tile import CHAR, Place, tile

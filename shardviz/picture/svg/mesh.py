@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.mesh.rank_grid import grids_of, kept, marked_among, spread
+from shardviz.picture.model.mesh import grids_of, kept, marked_among, spread
 from shardviz.picture.model.palette import WRONG, Coloring
 from shardviz.picture.svg.tile import CHAR, Drawn, Place, tile
 from shardviz.text import counted
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.mesh.heat import Heat
-    from shardviz.picture.model.mesh.rank_grid import RankGrid
+    from shardviz.picture.model.mesh import Heat, RankGrid
 
 TILE_HEIGHT = 24
 HEAD = 20

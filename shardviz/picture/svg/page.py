@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.drawing import Drawing, Panel
-    from shardviz.picture.model.mesh.heat import Heat
+    from shardviz.picture.model.mesh import Heat
     from shardviz.picture.model.subjects.subject import Subject
 
 BUDGET = Budget(rows=32, cols=12, panels=4)

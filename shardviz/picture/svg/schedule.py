@@ -8,7 +8,7 @@ from shardviz.dump.costs.timeline import duration, timeline_of
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import rank_color
 from shardviz.picture.svg.tile import CHAR, canvas, classes_of
-from shardviz.picture.text.schedule import bubble_text, legend
+from shardviz.picture.text.step import bubble_text, legend
 
 if TYPE_CHECKING:
     from shardviz.dump.costs.timeline import Timeline

@@ -28,8 +28,7 @@ from shardviz.text import bytes_text, counted, printable
 
 if TYPE_CHECKING:
     from shardviz.picture.model.drawing import Panel
-    from shardviz.picture.model.subjects.beside import Beside, Marked
-    from shardviz.picture.model.subjects.stored import Stored, StoredPart
+    from shardviz.picture.model.subjects.stored import Beside, Marked, Stored, StoredPart
 
 MOST_FILES = 14
 """Files that are named beside a map."""

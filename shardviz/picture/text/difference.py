@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from shardviz.picture.model.step_heat import step_of
+from shardviz.picture.model.step import step_of
 from shardviz.picture.text.findings import findings_lines
-from shardviz.picture.text.step_tree import heat_lines, tree_lines
-from shardviz.picture.text.tables.table import table
+from shardviz.picture.text.step import heat_lines, tree_lines
+from shardviz.picture.text.table import table
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
 from shardviz.text import counted, fold, named_ranks, printable
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardviz.check.diff import Change, Difference
     from shardviz.check.step.runs.departure import StepDifference
     from shardviz.picture.text.terminal import Terminal
-    from shardviz.plan.beside import Size
+    from shardviz.plan.alternatives import Size
 
 
 def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:

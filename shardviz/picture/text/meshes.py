@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardviz.picture.model.mesh.rank_grid import grids_of, kept, marked_among, spread
+from shardviz.picture.model.mesh import grids_of, kept, marked_among, spread
 from shardviz.picture.model.palette import Coloring, heat_style, rank_style
 from shardviz.picture.text.terminal import DIM, beside, line, wrapped
 from shardviz.text import counted
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.mesh.heat import Heat
-    from shardviz.picture.model.mesh.rank_grid import RankGrid
+    from shardviz.picture.model.mesh import Heat, RankGrid
     from shardviz.picture.text.terminal import Glyphs, Terminal
 
 MOST_ROWS = 16

@@ -19,7 +19,7 @@ from shardviz.picture.text.bands import band_lines
 from shardviz.picture.text.findings import headline
 from shardviz.picture.text.meshes import mesh_lines
 from shardviz.picture.text.panels import side_lines, sizes_for
-from shardviz.picture.text.tables.exhibit import exhibit_lines
+from shardviz.picture.text.ranks import exhibit_lines
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
 from shardviz.text import INSIDE, printable
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shardviz.picture.model.holders import rank_array
-from shardviz.picture.model.mesh.labels import part_labels, rank_labels
+from shardviz.picture.model.mesh import part_labels, rank_labels
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.text.boxes import OUTSIDE, Cut, paint_boxes, runs
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardviz.picture.model.drawing import column_titles, row_stretches
 from shardviz.picture.model.holders import rank_array
-from shardviz.picture.model.mesh.labels import block_label, ranks_label
+from shardviz.picture.model.mesh import block_label, ranks_label
 from shardviz.picture.model.palette import color_style
 from shardviz.picture.text.boxes import LINE, Cut, paint_boxes, runs
 from shardviz.picture.text.terminal import BAD, DIM, line

@@ -1,22 +1,23 @@
-"""What a plan says as text: bytes per rank and why, what is uneven, what a step sends, the bubble."""
+"""What a plan says as text, and which of many planned meshes fit: bytes, why, what a step sends."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from shardviz.dump.costs.timeline import timeline
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
-from shardviz.picture.text.schedule import bubble_text
-from shardviz.picture.text.tables.table import table
+from shardviz.picture.text.step import bubble_text
+from shardviz.picture.text.table import table
 from shardviz.picture.text.terminal import DIM, line, wrapped
-from shardviz.plan.choice import NO_STEP
+from shardviz.plan.alternatives import NO_STEP, fitting, is_failing, is_too_large
 from shardviz.plan.counting import OF_A_STEP, ROLES, Amounts, crossing, gathered, sent, uneven, where, whole
 from shardviz.plan.folding import fold_again, fold_all, kind_of
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
     from shardviz.dump.planned.ranks import PlannedRanks
     from shardviz.dump.records.plan import PlanPart, PlanRecord
+    from shardviz.plan.alternatives import Row
     from shardviz.plan.counting import Sent, Uneven, Whole
+
 
 MOST = 8
 """Tensors that are named of each kind."""
@@ -278,3 +281,72 @@ def _bubble(ranks: PlannedRanks) -> Iterator[Text]:
         yield line(bubble_text(timeline(schedules)))
     except ShardvizError as error:
         yield line(f"the bubble is not known: {error.message}")
+
+
+_NUMBER = re.compile(r"[0-9]+")
+
+
+def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]:
+    """Yield the meshes that fit, as `fitting` sorts them, and then which do not and why.
+
+    Args:
+        rows: The meshes that were planned.
+        memory: Bytes that a rank has; 0 if it is not given.
+        width: Columns.
+    """
+    rows = sorted(rows, key=lambda row: row.place)
+    fits = fitting(rows, memory)
+    large = [row for row in rows if not row.failed and is_too_large(row, memory)]
+    fails = {row: row.without_step for row in rows if row not in large and is_failing(row, rows)}
+    failed = {row: row.failed for row in rows if row.failed}
+    if fits:
+        yield from table(_mesh_cells(fits))
+    apart = (*_because("the step fails on", fails), *_too_large(large, memory), *_because("not planned:", failed))
+    for text in (*_notes(fits), *apart):
+        yield from wrapped(text, width, line(), 2)
+
+
+def _mesh_cells(rows: Sequence[Row]) -> list[list[str]]:
+    """Return the table, without the columns that say nothing of these meshes."""
+    columns = [["mesh", *(str(row.mesh) for row in rows)], ["fullest rank", *map(_fullest, rows)]]
+    if any(row.offloaded for row in rows):
+        columns.append(["in the CPU's memory", *(bytes_text(row.offloaded) for row in rows)])
+    if any(row.crossing is not None for row in rows):
+        columns.append(["crosses nodes", *map(_crossing, rows)])
+    return [list(cells) for cells in zip(*columns, strict=True)]
+
+
+def _notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what is to be known of the rows, a text for each reason, with its meshes if it is not about all."""
+    notes = [(note, row) for row in rows for note in row.notes]
+    notes += [(f"without activations and collectives: {row.without_step}", row) for row in rows if row.without_step]
+    for note in dict.fromkeys(note for note, _ in notes):
+        meshes = [str(row.mesh) for other, row in notes if other == note]
+        yield printable(note) if len(meshes) == len(rows) else f"{', '.join(meshes)}: {printable(note)}"
+
+
+def _too_large(large: Sequence[Row], memory: int) -> Iterator[str]:
+    """Yield how many meshes do not fit, and what the smallest of them needs."""
+    if large:
+        least = min(large, key=lambda row: row.bytes)
+        meshes = "1 mesh needs" if len(large) == 1 else f"{len(large)} meshes need"
+        yield f"{meshes} more than {bytes_text(memory)}, at least {bytes_text(least.bytes)} on {least.mesh}"
+
+
+def _because(what: str, reasons: Mapping[Row, str]) -> Iterator[str]:
+    """Yield of which meshes something is true, those together whose reasons are the same, but for numbers in them."""
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for row, why in reasons.items():
+        kinds.setdefault(_NUMBER.sub("", why), {}).setdefault(why, []).append(str(row.mesh))
+    for kind in kinds.values():
+        (why, own), *others = kind.items()
+        more = ", ".join(mesh for _, meshes in others for mesh in meshes)
+        yield f"{what} {', '.join(own)}: {printable(why)}{more and f'; with other numbers on {more}'}"
+
+
+def _fullest(row: Row) -> str:
+    return f"at least {bytes_text(row.bytes)}" if row.without_step else bytes_text(row.bytes)
+
+
+def _crossing(row: Row) -> str:
+    return "not known" if row.without_step or row.crossing is None else bytes_text(row.crossing)

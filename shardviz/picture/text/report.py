@@ -13,7 +13,7 @@ from shardviz.check.verdicts import captured, is_listed, not_compared, verdict_o
 from shardviz.layout import notation
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.text.findings import findings_lines
-from shardviz.picture.text.tables.table import padded, widest
+from shardviz.picture.text.table import padded, widest
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
 from shardviz.text import counted, fold, printable
 

@@ -16,7 +16,7 @@ import torch
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.describe import digest
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
-from shardviz.live.capture.lookup.by_reference import claimed_region
+from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_region
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits, named_tensors, tied_names
 from shardviz.live.compat import clean_name, computed_buffers
@@ -307,6 +307,12 @@ def part_of_entry(local: Local, entry: Entry) -> NDArray[Any] | None:
     if region is None or region.shape != tuple(local.values.shape):
         return None
     return part_of(entry.bits.reshape(-1), region) if local.flat else entry.read(region)
+
+
+def wanted_bits(local: Local, entry: Entry) -> NDArray[Any] | None:
+    """Return the same in the dtype that this rank has."""
+    part = part_of_entry(local, entry)
+    return None if part is None else cast_bits(part, entry.dtype, local.values.dtype)
 
 
 def region_of(local: Local) -> Region | None:

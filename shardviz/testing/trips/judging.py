@@ -36,7 +36,7 @@ from shardviz.explain.transfers import (
 )
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.lookup.by_reference import add_by_reference, cast_bits
+from shardviz.live.capture.lookup.by_reference import add_by_reference
 from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.meshes import plain_mesh, without_axes
 from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
@@ -44,7 +44,7 @@ from shardviz.reference.lookup import FEW_EQUAL
 from shardviz.relate.values import is_alike, part_of
 from shardviz.testing.assertions.message import in_words
 from shardviz.testing.assertions.subjects import gather
-from shardviz.testing.trips.contents import part_of_entry, region_of
+from shardviz.testing.trips.contents import part_of_entry, region_of, wanted_bits
 from shardviz.text import join_numbers, listed
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     if target.dtype and dtype != target.dtype:
         return Part(rank, "dtype", why=dtype, wrong=local.values.numel(), size=local.values.numel())
     got = bits_of_tensor(local.values)
-    parts = [_wanted(local, entry) for entry in (target.entry, *target.also)]
+    parts = [wanted_bits(local, entry) for entry in (target.entry, *target.also)]
     wanted = parts[0]
     if wanted is None:
         return Part(rank, "shape", why=f"{list(got.shape)} on this rank, which its placements do not give it")
@@ -162,11 +162,6 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     elif change is not None:
         fate, why = "other", ""
     return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change)
-
-
-def _wanted(local: Local, entry: Entry) -> NDArray[Any] | None:
-    part = part_of_entry(local, entry)
-    return None if part is None else cast_bits(part, entry.dtype, local.values.dtype)
 
 
 def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.bool_]) -> tuple[Fate, str]:
@@ -223,7 +218,7 @@ def _owner(local: Local, targets: Mapping[str, Target]) -> str:
     got = bits_of_tensor(local.values)
     for name, target in targets.items():
         if name != local.name and tuple(target.entry.shape) == local.shape:
-            other = _wanted(local, target.entry)
+            other = wanted_bits(local, target.entry)
             if other is not None and np.array_equal(other, got):
                 return name
     return ""

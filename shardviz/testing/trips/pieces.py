@@ -34,7 +34,7 @@ from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
 from shardviz.reference.names import matched
 from shardviz.relate.values import part_of
-from shardviz.testing.trips.contents import part_of_entry, region_of
+from shardviz.testing.trips.contents import region_of, wanted_bits
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -433,21 +433,12 @@ def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
     whole = None
     with suppress(ShardvizError):  # a layout of parts need not be one of the whole
         whole = cut.fused(name, local)
-    wanted = part_of_entry(whole, cut.entry(name, None)) if whole is not None else None
-    if wanted is not None and np.array_equal(cast_bits(wanted, cut.entry(name, None).dtype, local.values.dtype), got):
+    wanted = wanted_bits(whole, cut.entry(name, None)) if whole is not None else None
+    if wanted is not None and np.array_equal(wanted, got):
         return "the rank's rows are those of the whole, cut in one piece", FusedCutOtherwise("piece")
-    right = [_right(cut, piece) for piece in pieces.values()]
-    dim = cut.dim(name, local)
-    if any(one is None for one in right):
-        return None
+    right = [wanted_bits(piece.local, cut.entry(*piece.of)) for piece in pieces.values()]
     known = [one for one in right if one is not None]
-    return next(_joined(known, got, dim, list(pieces)), None)
-
-
-def _right(cut: Cut, piece: Piece) -> NDArray[Any] | None:
-    entry = entry_of(cut.node(*piece.of))
-    part = part_of_entry(piece.local, entry)
-    return None if part is None else cast_bits(part, entry.dtype, piece.local.values.dtype)
+    return next(_joined(known, got, cut.dim(name, local), list(pieces)), None) if len(known) == len(right) else None
 
 
 def _joined(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[str]) -> Iterator[tuple[str, Cause]]:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.plan import StepFails
     from shardviz.dump.records.step import StageRecord
     from shardviz.live.plan.building import Built
-    from shardviz.live.plan.job import PlanJob
+    from shardviz.live.plan.planning import PlanJob
     from shardviz.live.plan.step.answers import Answers
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms

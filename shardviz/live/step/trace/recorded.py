@@ -170,6 +170,11 @@ class Trace:
         self._hook(tensor, seen)
         return seen
 
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy these tensors anew when they come next: something wrote into them without a new version."""
+        for tensor in tensors:
+            self._known.pop(id(tensor), None)
+
     def _hook(self, tensor: torch.Tensor, seen: Seen) -> None:
         if tensor.requires_grad:
             tensor.register_hook(partial(self.came_back, seen))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The numbers that ranks have of one tensor, as the dump has them: small ones only, equal ones once."""
+"""What ranks have, as text: what a finding is seen by, the part of each rank, and small tensors' numbers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardviz.dump.content import leaves
-from shardviz.picture.model.holders import mask_of, ranks_text
-from shardviz.picture.text.terminal import BAD, DIM, line
-from shardviz.text import counted, join_numbers
+from shardviz.picture.exhibits.exhibit import columns_of
+from shardviz.picture.exhibits.steps import LEVELS
+from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
+from shardviz.picture.model.palette import RIGHT, WRONG
+from shardviz.picture.model.subjects.subject import NOTHING, PLAIN
+from shardviz.picture.text.table import aligned, padded, widest
+from shardviz.picture.text.terminal import ASCII, BAD, DIM, GOOD, line, wrapped
+from shardviz.text import counted, join_numbers, printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +23,147 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.dump.dump import Shard, Tensor
+    from shardviz.picture.exhibits.exhibit import Cell, Exhibit
+    from shardviz.picture.model.subjects.subject import Subject
     from shardviz.picture.text.terminal import Glyphs, Terminal
+
+
+INDENT = "   "
+GAP = 2
+_IN_ASCII = str.maketrans(
+    dict(zip(LEVELS, ".12345678", strict=True)) | {"…": ASCII.more, WRONG: ASCII.wrong, RIGHT: ASCII.good}
+)
+
+
+def exhibit_lines(exhibit: Exhibit, terminal: Terminal) -> list[Text]:
+    """Return an exhibit's caption and table; columns that do not fit are left out from the right, where `…` says so."""
+    spelled = _in_ascii if terminal.glyphs == ASCII else printable
+    titles = [spelled(title) for title in (exhibit.heads[0], *(row.title for row in exhibit.rows))]
+    columns = columns_of(exhibit, spelled)
+    widths = [widest(titles), *map(widest, columns)]
+    room = terminal.width - len(INDENT)
+    more = (" " * GAP + terminal.glyphs.more, DIM) if _fitting(widths, room) < len(widths) else ("", "")
+    kept = _fitting(widths, room - len(more[0]))
+    lines = wrapped(printable(exhibit.caption), terminal.width, line("  "), 2)
+    for caption in lines:
+        caption.stylize("bold", 2)
+    lines.append(line(_line(titles, columns, widths[:kept], 0, []), more))
+    for at, row in enumerate(exhibit.rows, 1):
+        lines += [line("")] if row.is_apart and at > 1 else []
+        lines.append(_line(titles, columns, widths[:kept], at, row.cells))
+    if exhibit.left_out:
+        left_out = line((f"{INDENT}{terminal.glyphs.more} {exhibit.more}", DIM))
+        lines.insert(len(lines) - exhibit.sums_up, left_out)
+    return lines
+
+
+def _line(titles: list[str], columns: list[list[str]], widths: list[int], at: int, cells: Sequence[Cell]) -> Text:
+    """Write the heads of the columns, which come first, or one of the rows below them."""
+    styles = [BAD if cell.is_wrong else GOOD if cell.is_right else "" for cell in cells] or [DIM] * len(columns)
+    texts = zip(columns, widths[1:], [*styles, *[""] * len(columns)], strict=False)
+    parts = ((" " * GAP + padded(column[at], width), style) for column, width, style in texts)
+    return line(INDENT, (padded(titles[at], widths[0]), "" if at else DIM), *parts)
+
+
+def _in_ascii(text: str) -> str:
+    return printable(text).translate(_IN_ASCII)
+
+
+def _fitting(widths: list[int], room: int) -> int:
+    """Return how many columns fit, at least two."""
+    used = 0
+    for count, width in enumerate(widths):
+        used += width + GAP * bool(count)
+        if used > room and count >= 2:
+            return count
+    return len(widths)
+
+
+MOST_RANK_LINES = 32
+
+
+def rank_lines(subject: Subject, terminal: Terminal, *, all_ranks: bool = False) -> list[Text]:
+    """List the claimed and the held part of each rank; ranks with the same parts share a line.
+
+    Args:
+        subject: The tensor.
+        terminal: What the list is for.
+        all_ranks: Print every line, however many there are.
+    """
+    rows, left = rank_rows(subject, None if all_ranks else MOST_RANK_LINES)
+    lines = _rank_table(rows, terminal, subject) if rows else []
+    if left:
+        more = f"{counted(left, 'more line')}: --all prints {'it' if left == 1 else 'them'}"
+        lines.append(line((f"{terminal.glyphs.more} {more}", DIM)))
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """A line of the list of ranks.
+
+    Attributes:
+        ranks: The ranks, in words.
+        claims: The part that they claim; empty if unknown.
+        holds: The part that they hold; empty if unknown.
+        is_named: Whether a finding names them.
+    """
+
+    ranks: str
+    claims: str
+    holds: str
+    is_named: bool = False
+
+    @property
+    def is_same(self) -> bool:
+        """Whether they hold the part they claim, or one of the two is unknown."""
+        return self.claims in ("", PLAIN) or self.holds in ("", self.claims)
+
+
+def rank_rows(subject: Subject, most: int | None) -> tuple[list[RankRow], int]:
+    """Return rows of ranks with their claimed and held parts, and how many rows are left out.
+
+    Args:
+        subject: The tensor.
+        most: Rows to return at most, those that differ or that findings name before the others; None for all.
+    """
+    marked = subject.marked
+    groups: dict[tuple[str, str, bool], list[int]] = {}
+    for rank in sorted({*subject.claims, *subject.holds}):
+        key = (subject.claims.get(rank, ""), subject.holds.get(rank, ""), rank in marked)
+        groups.setdefault(key, []).append(rank)
+    rows = [RankRow(join_numbers(ranks, ","), *key) for key, ranks in groups.items()]
+    order = sorted(range(len(rows)), key=lambda at: (rows[at].is_same, not rows[at].is_named))[:most]
+    return [rows[at] for at in sorted(order)], len(rows) - len(order)
+
+
+def _rank_table(rows: list[RankRow], terminal: Terminal, subject: Subject) -> list[Text]:
+    heads = ("ranks", subject.sides.titles[0] if subject.name else "part", subject.sides.titles[1])
+    cells = [(terminal.spelled(row.ranks), row.claims, row.holds) for row in rows]
+    kept = [column for column in range(3) if column == 0 or any(row[column] for row in cells)]
+    if len(kept) == 3 and all(row.claims == row.holds for row in rows):
+        heads, kept = ("ranks", " and ".join(subject.sides.titles), ""), [0, 1]
+    heading, *texts = aligned([[row[column] for column in kept] for row in (heads, *cells)], len(kept))
+    lines = [line((f"   {heading}", DIM))]
+    owners = _owners(subject)
+    for row, text in zip(rows, texts, strict=True):
+        if row.is_same and not row.is_named:
+            lines.append(line(f"   {text}"))
+            continue
+        is_moved = not row.is_same and row.holds in owners
+        owner = f"  the part of {ranks_in_words(owners[row.holds], 20)}" if is_moved else ""
+        lines.append(line((f"{terminal.glyphs.wrong:<3}{text}", BAD), owner))
+    return lines
+
+
+def _owners(subject: Subject) -> dict[str, list[int]]:
+    """Return the ranks that should hold each part; nothing is nobody's, nor is what no placements assign."""
+    owners: dict[str, list[int]] = {}
+    for rank, text in subject.claims.items():
+        if text not in (NOTHING, PLAIN):
+            owners.setdefault(text, []).append(rank)
+    return owners
+
 
 MOST_NUMBERS = 64
 """Tensors with more numbers than this on a rank are not shown."""

@@ -1,1 +1,0 @@
-"""Tables in text: columns aligned by the width that characters take on the screen."""
