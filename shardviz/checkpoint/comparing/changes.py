@@ -22,7 +22,7 @@ from shardviz.explain.conversion import (
     RepeatedHeads,
 )
 from shardviz.layout.region import box_of, index_of
-from shardviz.relate.casts import cast, is_narrower, values_of
+from shardviz.relate.casts import cast, is_narrower, numbers_of, values_of
 from shardviz.relate.relations import Scaled
 from shardviz.relate.stored import is_cut_off, line_between, rounding_between
 from shardviz.relate.tolerance import FLOATS, WHOLE_FACTOR
@@ -117,7 +117,7 @@ def _text(bits: NDArray[Any], dtype: str) -> str:
 
 
 def _not_finite(side: Tensor) -> int:
-    return sum(int((~np.isfinite(values_of(part, side.dtype))).sum()) for part in blocks(side.bits))
+    return sum(int((~np.isfinite(numbers_of(part, side.dtype))).sum()) for part in blocks(side.bits))
 
 
 def values_changed(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str, str] = SIDES) -> Outcome | None:
