@@ -154,7 +154,7 @@ listed below with their sizes. Beside them is what is wrong.
 
     def _entitle(self) -> None:
         changed = f"changed {self.changed}" if self.changed else ""
-        title = title_text(self._document, self.note or changed)
+        title = title_text(self._document, changed, unread=self.note)
         for static in self.query("#stored-title").results(Static):
             static.update(title)
 

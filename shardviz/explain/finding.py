@@ -145,7 +145,7 @@ class Finding:
     @property
     def layouts(self) -> list[tuple[str, str]]:
         """Where the elements are claimed, held and intended to be, as titled rows; none repeats the summary."""
-        held = self.held if self.held.startswith("[") or self.held not in self.summary else ""
+        held = self.held if "[" in self.held.partition(" ")[0] or self.held not in self.summary else ""
         sides = (("claimed", self.claimed), ("held", held), ("intended", self.intended))
         others = [("tensors", ", ".join(map(str, self.folds)))] if len(self.folds) > MOST_NAMES else []
         return [*others, *((title, text) for title, text in sides if text), *self._other_layouts]

@@ -189,11 +189,13 @@ WITH_BAR = 26
 """Columns behind a file's size from which on a bar stands before its name."""
 
 
-def title_text(document: StoredDocument, note: str = "") -> Text:
-    """Write the checkpoint's name, its verdict and its sum, with a note."""
+def title_text(document: StoredDocument, note: str = "", unread: str = "") -> Text:
+    """Write the checkpoint's name, its verdict and its sum, with a note; or why it can no longer be read."""
     checkpoint, report = document.checkpoint, document.report
     text = Text.assemble((shortened(printable(checkpoint.path.name), MOST_NAME), "bold"), no_wrap=True)
     text.overflow = "ellipsis"
+    if unread:
+        return text.append(f"  {unread}", verdict_style("warning"))
     verdict: Verdict = "pending" if report is None else "unknown" if report.not_checked else "good"
     words = {"pending": "checking", "unknown": f"no findings, {len(report.not_checked) if report else 0:,} not checked"}
     if document.findings:
