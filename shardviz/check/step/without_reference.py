@@ -121,7 +121,8 @@ def _differing(dump: Dump, tensor: Tensor, name: str, values: Values, pair: tupl
     axes = _joined(differing)
     summary = f"copies of its {tensor.role} differ along {axes}: {apart}"
     if tensor.role == "scalar":
-        summary = f"ranks log {listed(dict.fromkeys(number(float(logged)) for logged in values.values()), MAX_LISTED)}"
+        logged = dict.fromkeys(number(float(own.sum())) for own in values.values())
+        summary = f"ranks log {listed(logged, MAX_LISTED)}"
     elif tensor.role == "grad":
         summary = f"the gradient differs along {axes}: {apart}"
     finding = CAUSES[tensor.role](differing).finding(

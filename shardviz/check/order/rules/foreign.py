@@ -33,7 +33,7 @@ from shardviz.explain.content import (
     ZerosAmongElements,
 )
 from shardviz.layout.region import index_of
-from shardviz.text import listed, natural_key, starred
+from shardviz.text import counted, listed, natural_key, starred
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -124,10 +124,12 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     zeros = sum(int(np.count_nonzero(ids == 0)) for ids in foreign.values())
     none = sum(int(np.count_nonzero(ids == -1)) for ids in foreign.values())
     others = sum(int(np.count_nonzero(ids < -1)) for ids in foreign.values())
-    unknown = f"values that are not {f'in {reference}' if reference else 'ids'}"
-    parts = [f"{count:,} {what}" for count, what in ((zeros, "zeros"), (none, unknown)) if count]
+    place = f"in {reference}" if reference else "an id" if none == 1 else "ids"
+    parts = [counted(zeros, "zero")] if zeros else []
+    if none:
+        parts.append(f"{counted(none, 'value')} that {'is' if none == 1 else 'are'} not {place}")
     if others:
-        parts.append(f"{others:,} ids of other tensors ({_first_other(case, foreign)})")
+        parts.append(f"{counted(others, 'id')} of other tensors ({_first_other(case, foreign)})")
     counts = count_ids(case)
     lost = counts.num_missing
     coord, ids = next(iter(foreign.items()))
