@@ -117,6 +117,21 @@ class AnotherDecay(Cause):
     how = "choose the optimizer's groups by name, before sharding"
 
 
+class RemainderNotStepped(Cause):
+    """The last elements of a weight are stepped on no rank.
+
+    An optimizer that lays parameters side by side in a flat one, and gives each rank a part of it, must round the parts
+    up, or the remainder of the division is on no rank. It is smaller than the number of ranks.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "The gradients are right. The sharded optimizer cuts flat parameters into parts of numel // ranks elements, "
+        "and the remainder is in no part"
+    )
+    how = "pad the flat parameters to a multiple of the number of ranks, or round the size of a part up"
+
+
 class UnexplainedWeight(Cause):
     """A weight differs from the unsharded model's after the step, by no known rule.
 

@@ -23,6 +23,7 @@ from shardviz.explain.update import (
     AnotherLearningRate,
     RankDependentDecay,
     RankDependentStep,
+    RemainderNotStepped,
     RepeatedStep,
     StepOfPart,
     TrainedThoughFrozen,
@@ -70,11 +71,28 @@ def why_weight(evidence: Evidence, result: Compared) -> Why | None:
     if apart:
         return _of_normed_parts(dump, result) or _by_norms(evidence, result, factors) or _scaled(dump, result, factors)
     return (
-        _decayed(dump, result)
+        _left_out(dump, result)
+        or _decayed(dump, result)
         or _of_orthogonal_parts(dump, result)
         or _by_own_statistics(dump, result)
         or _of_this_part(dump, result)
     )
+
+
+def _left_out(dump: Dump, result: Compared) -> Why | None:
+    """Return that no rank steps the last elements of a weight, fewer than there are ranks, and all others rightly."""
+    steps = list(_steps_of(dump, result).values())
+    if not steps or any(got.shape != result.wanted.shape for got, _ in steps):
+        return None
+    got, due = (np.stack([pair[at].ravel() for pair in steps]) for at in (0, 1))
+    off = np.abs(got - due) > EXPLAINED_UPDATE * np.max(np.abs(due), initial=0.0)
+    still, count = off.all(axis=0), int(np.count_nonzero(off[0]))
+    is_end = 0 < count < min(still.size, result.mesh.size) and bool(still[-count:].all()) and not got[:, -count:].any()
+    if not is_end or np.any(off != still):
+        return None
+    elements = "element" if count == 1 else f"{count:,} elements"
+    sentence = f"no rank steps the last {elements} of its {still.size:,}, and all others are stepped as they should be"
+    return Why(sentence, RemainderNotStepped())
 
 
 def _by_norms(evidence: Evidence, result: Compared, factors: Mapping[int, float]) -> Why | None:
