@@ -121,15 +121,27 @@ class UnsummedLine(Cause):
         terms: The line that makes the terms, as `moe.py:83`.
         reader: The line that uses them; empty if the module returns them.
         axis: The axis of the sum.
+        function: What uses them, if that is in the line that makes them.
+        operand: What gives them to it.
+        is_beside_whole: Whether it takes what ranks have whole, or their parts of it, too.
     """
 
     terms: str
     reader: str
     axis: str
+    function: str = ""
+    operand: str = ""
+    is_beside_whole: bool = False
     kinds = WRONG
-    why = "Nothing sums the result of {terms} over {axis} before {reader:?{reader} uses it|the module returns it}"
+    why = (
+        "{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a sum over {axis}"
+        "{is_beside_whole:?, and a tensor that needs no sum|}|Nothing sums the result of {terms} over {axis} before "
+        "{reader:?{reader} uses it|the module returns it}}"
+    )
     how = (
-        "all_reduce the result of {terms} over {axis} before {reader:?{reader}|the module returns it}; its backward "
+        "{operand:?in {terms}, all_reduce the result of {operand} over {axis} before {function} takes "
+        "it{is_beside_whole:?, and only that|}|all_reduce the result of {terms} over {axis} before "
+        "{reader:?{reader}|the module returns it}}; its backward "
         "must return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own "
         "part"
     )

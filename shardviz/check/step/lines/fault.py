@@ -33,6 +33,8 @@ class Fault:
         times: By what its result, or what `reader` hands back, is too large, if that is all that is wrong; else 0.
         reader: The line that hands back the whole gradient on every rank, if backward sums that as if it were terms.
         is_own: Whether ranks compute with numbers of their own between the lines, and call no collective.
+        operand: What gives the terms to `function`, if one line does both.
+        is_beside_whole: Whether `function` also takes what every rank has whole, or its part of.
         moved: Where the numbers of its result stand, if that is all that is wrong with them.
     """
 
@@ -49,6 +51,8 @@ class Fault:
     moved: Moved = ""
     is_own: bool = False
     reader: FrameRecord | None = None
+    operand: str = ""
+    is_beside_whole: bool = False
 
     @property
     def is_torchs(self) -> bool:

@@ -186,8 +186,12 @@ class _Forward:
 
     def _unsummed(self, terms: Value, call: Call, state: State) -> Fault:
         maker, own = self.maker_of_terms(terms), self.states.forward(terms)
-        before = maker.line if maker is not None else None
-        return fault_at("unsummed", call, own.text, state, before, axis=own.axes[0])
+        before, last = maker.line if maker is not None else None, self.lines.producer(terms)
+        fault = fault_at("unsummed", call, own.text, state, before, axis=own.axes[0])
+        if last is None or before != call.line or last.line != call.line:
+            return fault
+        others = [self.states.forward(one).kind for one in call.inputs if one != terms]
+        return replace(fault, operand=last.first.function, is_beside_whole="right" in others)
 
     def never_summed(self, value: Value) -> Fault | None:
         """Return the line that makes terms of a sum which the module returns as they are."""

@@ -139,7 +139,8 @@ def cause_of(fault: Fault) -> Cause:
     """Return the cause that a line is."""
     place = place_of(fault.line)
     if fault.way == "unsummed" and fault.before is not None:
-        return UnsummedLine(place_of(fault.before), place if fault.given else "", fault.axis)
+        inside = (fault.function, fault.operand, fault.is_beside_whole) if fault.operand else ()
+        return UnsummedLine(place_of(fault.before), place if fault.given else "", fault.axis, *inside)
     if fault.way == "collective" and fault.times:
         return RepeatedReductionLine(place, fault.function, round(fault.times), fault.ranks)
     if fault.way == "collective":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.compared import Compared
 from shardviz.check.step.forward.sums import check_sum_beside_a_vector
-from shardviz.check.step.rules.factors import size_in_words
+from shardviz.check.step.rules.factors import batch_axes, size_in_words
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.reductions import check_unreduced
 from shardviz.check.step.rules.terms import added_too_often, check_related, mixed_shards
@@ -193,7 +193,8 @@ def _of_term(evidence: Evidence, first: Divergence, added: str, times: int, rank
             f"the output lacks {term}" if times == -1 else f"{term} is subtracted from the output {-times} times",
             kind="wrong-value",
         )
-    axes = size_in_words(evidence.dump.files.mesh, Fraction(times + 1))
+    splitting = {axis for axis, is_batch in (batch_axes(evidence.dump) or {}).items() if is_batch}
+    axes = size_in_words(evidence.dump.files.mesh, Fraction(times + 1), splitting)
     sentence = f"{term} is in the output {times + 1} times"
     return RepeatedTerm(term, axes, name).finding(name, ranks, sentence)
 

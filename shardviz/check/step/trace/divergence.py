@@ -42,6 +42,11 @@ class Divergence:
         """The name of the first wrong module; empty for the model itself."""
         return self.call.module
 
+    @property
+    def called(self) -> str:
+        """What sentences call it: a bare number is no name that can be read."""
+        return f"module {self.module}" if self.module.isdecimal() else self.module or "the model itself"
+
 
 def pending_axis(point: PointRecord | None) -> str:
     """Return the axis over which a point is the terms of a sum."""
