@@ -8,7 +8,7 @@ from msgspec import Meta, field
 
 from shardviz.dump.records.base import Count, NumRanks, Record, RunId
 from shardviz.dump.records.lines import LinesRecord
-from shardviz.dump.records.step import CallRecord, CollectiveRecord, MaskRecord, NoiseRecord, StageRecord
+from shardviz.dump.records.step import CallRecord, CollectiveRecord, MaskRecord, NoiseRecord, StageRecord, WrapperRecord
 from shardviz.dump.records.tensors import (
     Body,
     FragmentRecord,
@@ -57,6 +57,7 @@ class RankRecord(Record, frozen=True):
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
+        wrappers: What reduces gradients by itself; None if that was not recorded.
         masks: The masks that a step in training mode drew, in order.
         fragments: What it says that it has of tensors that ranks do not divide among themselves.
         noise: Of a step in narrow numbers, what rounding alone does to its results; rank 0 writes it.
@@ -94,6 +95,7 @@ class RankRecord(Record, frozen=True):
     as_built: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()
     without_ids: tuple[str, ...] = ()
+    wrappers: tuple[WrapperRecord, ...] | None = None
     masks: tuple[MaskRecord, ...] = ()
     fragments: tuple[FragmentRecord, ...] = ()
     noise: tuple[NoiseRecord, ...] = ()

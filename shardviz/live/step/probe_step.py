@@ -13,6 +13,7 @@ from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
+from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import clean_name, computed_buffers, held_back, wide_reductions
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.lines.again import Again
@@ -317,6 +318,7 @@ class ProbeStep:
         tensors = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
         without = {id(param) for param in held_back(unwrapped(model))}
         named = unwrapped(model).named_parameters()
+        self.on.capture.wrappers = reducing(model, self.on.part.prefix)
         self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
         locals_, of_optimizer = updated_shards(self.on, model, tensors, step, kept)
         if step.output is not None and step.runs != reference.runs:
