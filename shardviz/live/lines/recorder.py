@@ -22,6 +22,7 @@ from shardviz.live.compat import (
     class_name,
     clean_name,
     compiled_calls_wrapped,
+    has_storage,
     in_backward,
     is_compiled,
     ranks_of_operator,
@@ -445,4 +446,4 @@ def _kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
 
 def _storage(tensor: torch.Tensor) -> int:
     local = of_tensor("", "activation", tensor).values
-    return local.untyped_storage().data_ptr() or id(tensor)
+    return local.untyped_storage().data_ptr() or id(tensor) if has_storage(local) else id(tensor)
