@@ -35,7 +35,7 @@ class GuessedGlobalShape(Disorder):
 
 
 class ShardedOverDifferent(Disorder):
-    """FSDP shards a parameter over ranks that each have a different one, as experts of their own.
+    """FSDP shards a parameter over ranks that each have a different one, as own experts.
 
     fully_shard takes a plain parameter for the same one on all ranks of its mesh. Each rank keeps its shard of its own
     tensor, and what is gathered is made of pieces of several.

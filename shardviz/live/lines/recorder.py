@@ -22,7 +22,6 @@ from shardviz.live.compat import (
     class_name,
     clean_name,
     compiled_calls_wrapped,
-    has_storage,
     in_backward,
     is_compiled,
     ranks_of_operator,
@@ -446,4 +445,6 @@ def _kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
 
 def _storage(tensor: torch.Tensor) -> int:
     local = of_tensor("", "activation", tensor).values
-    return local.untyped_storage().data_ptr() or id(tensor) if has_storage(local) else id(tensor)
+    if hasattr(local, "trigger_wait"):  # a DTensor's own part may be waited for, too
+        local = local.elem  # type: ignore[attr-defined]
+    return local.untyped_storage().data_ptr() or id(tensor)

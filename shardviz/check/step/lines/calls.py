@@ -24,6 +24,9 @@ Value = tuple[tuple[int, int], ...]
 Key = tuple[int, tuple[tuple[str, int], ...], str, int]
 """Call of the module, lines, function, and how often that came before."""
 
+CONVERSIONS = ("_FromTorchTensor", "_ToTorchTensor", "Redistribute")
+"""What DTensors are made by, and turned into plain tensors: what they are of stays the same."""
+
 
 @dataclass(eq=False)
 class Call:
@@ -229,6 +232,9 @@ class Lines:
         there = {line.frames for line in self.unsharded.lines}
         left = [line for line in self.unsharded.lines if line.frames not in own]
         for call in self.calls:
+            if call.first.function in CONVERSIONS and call.inputs and call.inputs[0] in self.wanted:
+                self._all((value, self.wanted[call.inputs[0]]) for value in call.outputs)
+                continue
             if call.first.frames in there or call.first.is_collective:
                 continue
             given = [self.wanted.get(value) for value in call.inputs]

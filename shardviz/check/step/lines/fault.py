@@ -10,7 +10,17 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.states import Moved, State
     from shardviz.dump.records.lines import FrameRecord
 
-Way = Literal["result", "unsummed", "collective", "gradient", "unsummed gradient", "between"]
+Way = Literal[
+    "result",
+    "unsummed",
+    "collective",
+    "gradient",
+    "unsummed gradient",
+    "between",
+    "rows",
+    "exchange",
+    "exchange gradient",
+]
 
 
 @dataclass(frozen=True)
@@ -21,7 +31,9 @@ class Fault:
         way: `result`, a call gives something else; `unsummed`, it reads terms of a sum as the whole; `collective`, a
             reduction gives something else; `gradient`, it hands back another gradient; `unsummed gradient`, it hands
             back terms of a sum beside what another line hands back whole; `between`, it is one of the lines from
-            `before` to `line`.
+            `before` to `line`; `rows`, it makes rows that the unsharded model has nowhere, of rows that it has;
+            `exchange`, it leaves rows in another order than `before` brought them, and `reader` sends them back;
+            `exchange gradient`, its backward does not reverse what its forward exchanges.
         line: The line.
         function: What it calls.
         given: What ranks have of what it is given, or of the gradient that it is given.

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault
+from shardviz.check.step.lines.exchanges import exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.relate.tolerance import EXACT
 
@@ -32,7 +33,10 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
     for value in lines.values:  # in order, so that none of them has to go back far
         states.forward(value)
-    fault = forward_fault(lines, states) or backward_fault(lines, states)
+    fault = forward_fault(lines, states)
+    if fault is not None and fault.way == "between":
+        fault = exchange_fault(lines, states) or fault
+    fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
 
 
