@@ -129,7 +129,7 @@ class UnsummedLine(Cause):
         axis: The axis of the sum.
         function: What uses them, if that is in the line that makes them.
         operand: What gives them to it.
-        is_beside_whole: Whether it takes what ranks have whole, or their parts of it, too.
+        beside: What it takes, too, and needs no sum; empty if there is nothing.
     """
 
     terms: str
@@ -137,16 +137,16 @@ class UnsummedLine(Cause):
     axis: str
     function: str = ""
     operand: str = ""
-    is_beside_whole: bool = False
+    beside: str = ""
     kinds = WRONG
     why = (
         "{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a sum over {axis}"
-        "{is_beside_whole:?, and a tensor that needs no sum|}|Nothing sums the result of {terms} over {axis} before "
+        "{beside:?, and {beside}}|Nothing sums the result of {terms} over {axis} before "
         "{reader:?{reader} uses it|the module returns it}}"
     )
     how = (
         "{operand:?in {terms}, all_reduce the result of {operand} over {axis} before {function} takes "
-        "it{is_beside_whole:?, and only that|}|all_reduce the result of {terms} over {axis} before "
+        "it{beside:?, and only that}|all_reduce the result of {terms} over {axis} before "
         "{reader:?{reader}|the module returns it}}; its backward "
         "must return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own "
         "part"

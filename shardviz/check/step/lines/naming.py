@@ -128,6 +128,9 @@ def sentence_of(fault: Fault) -> str:
         return f"it goes wrong between {_at(before)} and {_at(line, before)}"
     if fault.way == "unsummed" and before is not None:
         terms = f"{_at(before)} gives each rank one term of a sum over {fault.axis}"
+        if before == line and fault.operand:
+            made = f"{_at(before)} makes one term of a sum over {fault.axis}, by {fault.operand}"
+            return f"{made}, and {fault.function} takes it before it is summed"
         if before == line:
             return f"{terms}{'' if fault.given else ', and the module returns it'}; nothing sums it"
         return f"{terms}; {_at(line, before)}{_inner(fault)} uses it as the whole; nothing sums it between"
@@ -157,7 +160,8 @@ def cause_of(fault: Fault) -> Cause:
     """Return the cause that a line is."""
     place = place_of(fault.line)
     if fault.way == "unsummed" and fault.before is not None:
-        inside = (fault.function, fault.operand, fault.is_beside_whole) if fault.operand else ()
+        beside = "a tensor that needs no sum" if fault.is_beside_whole else ""
+        inside = (fault.function, fault.operand, beside) if fault.operand else ()
         return UnsummedLine(place_of(fault.before), place if fault.given else "", fault.axis, *inside)
     if fault.way == "rows":
         return StrangeRows(place, fault.function, with_weight=fault.function in PRODUCTS)
