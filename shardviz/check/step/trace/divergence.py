@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from shardviz.explain.templates import called
+
 if TYPE_CHECKING:
     from shardviz.check.step.trace.calls import Call
     from shardviz.dump.records.trace import PointRecord
@@ -44,8 +46,8 @@ class Divergence:
 
     @property
     def called(self) -> str:
-        """What sentences call it: a bare number is no name that can be read."""
-        return f"module {self.module}" if self.module.isdecimal() else self.module or "the model itself"
+        """What sentences call it."""
+        return called(self.module) or "the model itself"
 
 
 def pending_axis(point: PointRecord | None) -> str:

@@ -245,7 +245,7 @@ def _folded(evidence: Evidence, first: Divergence, nearest: Finding, pairs: Sequ
 
 def cause_at(evidence: Evidence, first: Divergence) -> Cause:
     """Return the cause that the place of a first wrong module suggests."""
-    name = first.called
+    name = first.module or "the model itself"
     if first.direction == "forward":
         if first.way == "unsummed":
             return UnsummedModule(first.module, first.before, first.axis)
