@@ -341,6 +341,25 @@ class UnreducedStatistics(Cause):
     how = "all_reduce the statistics over {along}{op:? with ReduceOp.{op:upper}|} before the update"
 
 
+class OwnBufferRead(Cause):
+    """Ranks update a buffer from their own rows, and their forward reads it.
+
+    Statistics that only evaluation reads may differ between ranks. A bias that balances experts, a codebook or a scale
+    that the training forward reads makes each rank's model a different one, and no gradient shows it.
+
+    Attributes:
+        along: The axes that split the batch, in words.
+    """
+
+    along: str
+    kinds = ("unreplicated",)
+    why = (
+        "The module updates the buffer from each rank's own part of the batch, which {along} splits, and its forward "
+        "reads it, so each rank trains a different model"
+    )
+    how = "all_reduce over {along} what the update is made of, such as counts or sums, before the update"
+
+
 class UnexplainedBuffer(Cause):
     """A buffer differs from the unsharded model's after the step, by no known rule.
 

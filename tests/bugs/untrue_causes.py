@@ -122,7 +122,85 @@ def step(model, x, mesh):
     return loss
 """
 
+SWAPPED = """
+BATCH_AXES = ("ep",)
+class Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        out = torch.empty_like(x)
+        distributed.all_to_all_single(out, x.contiguous(), group=group)
+        return out
+    @staticmethod
+    def backward(ctx, gradient):
+        return Swap.apply(gradient.contiguous(), ctx.group), None
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inp = nn.Linear(6, 6)
+        self.weight = nn.Parameter(torch.randn(2, 6, 6))
+        self.group = None
+    def forward(self, x):
+        rows = self.inp(x)
+        rows = rows.view(-1, 2, 6).transpose(0, 1)  # every other row is of the other expert
+        if self.group is None:
+            made = torch.bmm(rows, self.weight).tanh()
+        else:
+            came = Swap.apply(rows.contiguous(), self.group)
+            order = torch.arange(2 * came.shape[1]).flip(0)
+            sorted_rows = came.flatten(0, 1)[order]
+            made = (sorted_rows @ self.weight.to_local()[0]).tanh()
+            made = made[order.argsort()]
+            made = Swap.apply(made.view(came.shape).contiguous(), self.group)
+        return made.transpose(0, 1).flatten(0, 1)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.experts, self.last = nn.Linear(6, 6), Experts(), nn.Linear(6, 6)
+    def forward(self, x): return self.last(self.experts(self.first(x)))
+def build(): return Net()
+def batch(): return torch.randn(16, 6)
+def parallelize(model, mesh):
+    model.experts.group = mesh.get_group()
+    model.experts.weight = nn.Parameter(distribute_tensor(model.experts.weight.detach(), mesh, [Shard(0)]))
+def step(model, x, mesh):
+    loss = model(x).square().mean() / mesh.size()
+    loss.backward()
+    for param in model.parameters():
+        if not isinstance(param, DTensor):
+            distributed.all_reduce(param.grad)
+    return loss.detach() * mesh.size()
+"""
+
 CASES = (
+    Bug(
+        "an exchange that hands its gradient on",
+        "ep=2",
+        SWAPPED,
+        (("return Swap.apply(gradient.contiguous(), ctx.group), None", "return gradient, None"),),
+        ("wrong-value",),
+        ("the reverse exchange", "Swap.apply"),
+        ("bmm", "divide"),
+        with_lines=True,
+    ),
+    Bug(
+        "rows that go back one place further than they came",
+        "ep=2",
+        SWAPPED,
+        (("made[order.argsort()]", "made[order.roll(1)]"),),
+        ("wrong-value",),
+        ("made[order.roll(1)]", "doesn't restore the order"),
+        with_lines=True,
+    ),
+    Bug(
+        "rows that go to the rank of the other expert",
+        "ep=2",
+        SWAPPED,
+        (("Swap.apply(rows.contiguous(), self.group)", "Swap.apply(rows.flip(0).contiguous(), self.group)"),),
+        ("wrong-value",),
+        ("rows that the unsharded model has nowhere", "different weight"),
+        with_lines=True,
+    ),
     Bug(
         "shards made on the meta device are drawn with one seed",
         "tp=2",

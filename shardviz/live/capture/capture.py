@@ -54,7 +54,7 @@ GATHER = "full_tensor"
 
 LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
-    *("kept", "lines", "not_stepped", "not_saved", "other_settings", "as_built", "unwritten"),
+    *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -98,6 +98,7 @@ class Capture:
     lines: list[LinesRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     not_saved: list[str] = field(default_factory=list)
+    read_buffers: list[str] = field(default_factory=list)
     other_settings: list[str] = field(default_factory=list)
     as_built: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)

@@ -31,6 +31,7 @@ from shardviz.live.step.masks import Mask, Masks, mask_records
 from shardviz.live.step.output_dims import merged_dims
 from shardviz.live.step.outputs import add_outputs, outputs_again
 from shardviz.live.step.own_optimizer import updated_reference, updated_shards
+from shardviz.live.step.read_buffers import read_buffers
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
 from shardviz.live.step.trace.noise import noise_of
 from shardviz.live.step.trace.replayed import add_replayed
@@ -250,6 +251,7 @@ class ProbeStep:
                 capture.add_values(replace(local, claim=None, grad=None), "updated")
             for local in of_parts:
                 capture.add_values(replace(local, claim=None), "reference")
+        capture.read_buffers += read_buffers(probe, reference.model, reference.before, setting.batch)
         return held
 
     def _note(self, *notes: str) -> None:
