@@ -344,3 +344,26 @@ class ExchangeNotReversed(Cause):
         "in its backward, call {function} on the contiguous gradient, into a contiguous buffer, with the sizes of "
         "input and output exchanged"
     )
+
+
+class ForeignNumbersSummed(Cause):
+    """Ranks sum what they read at indices of other ranks' parts.
+
+    Each rank of a vocabulary that is split moves the indices that it does not have into its own part, so that reading
+    does not raise. What it reads there is some other row, and must be zero before the sum over ranks.
+
+    Attributes:
+        place: The line that reads, as `loss.py:40`.
+        function: What it calls.
+        summed: The line of the sum.
+    """
+
+    place: str
+    function: str
+    summed: str
+    kinds = WRONG
+    why = (
+        "{function} in {place} reads some other number for an index that the rank doesn't have, and {summed} adds it "
+        "to that of the rank which has the index"
+    )
+    how = "set what {function} reads for indices of other ranks to 0 before {summed}: masked_fill(~inside, 0)"

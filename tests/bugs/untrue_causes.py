@@ -152,7 +152,7 @@ class Experts(nn.Module):
             made = (sorted_rows @ self.weight.to_local()[0]).tanh()
             made = made[order.argsort()]
             made = Swap.apply(made.view(came.shape).contiguous(), self.group)
-        return made.transpose(0, 1).flatten(0, 1)
+        return made.transpose(0, 1).flatten(0, 1) * x.sigmoid()
 class Net(nn.Module):
     def __init__(self):
         super().__init__()

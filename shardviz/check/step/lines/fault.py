@@ -20,6 +20,7 @@ Way = Literal[
     "rows",
     "exchange",
     "exchange gradient",
+    "foreign",
 ]
 
 
@@ -33,7 +34,8 @@ class Fault:
             back terms of a sum beside what another line hands back whole; `between`, it is one of the lines from
             `before` to `line`; `rows`, it makes rows that the unsharded model has nowhere, of rows that it has;
             `exchange`, it leaves rows in another order than `before` brought them, and `reader` sends them back;
-            `exchange gradient`, its backward does not reverse what its forward exchanges.
+            `exchange gradient`, its backward does not reverse what its forward exchanges;
+            `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that.
         line: The line.
         function: What it calls.
         given: What ranks have of what it is given, or of the gradient that it is given.

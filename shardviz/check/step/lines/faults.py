@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.exchanges import exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
+from shardviz.check.step.lines.foreign import foreign_fault
 from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
         states.forward(value)
     fault = forward_fault(lines, states)
     if fault is not None and fault.way == "between":
-        fault = exchange_fault(lines, states) or fault
+        fault = exchange_fault(lines, states) or foreign_fault(lines, states) or fault
     fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
 

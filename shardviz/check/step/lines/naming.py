@@ -13,6 +13,7 @@ from shardviz.check.whole.completeness import no_file_of
 from shardviz.explain.finding import Finding
 from shardviz.explain.lines import (
     ExchangeNotReversed,
+    ForeignNumbersSummed,
     MisplacedLine,
     RepeatedReductionLine,
     RowsNotRestored,
@@ -32,6 +33,7 @@ from shardviz.explain.modules import (
     UnexplainedModuleBackward,
     UngatheredInput,
 )
+from shardviz.explain.step import UnexplainedForward
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
 
-OPEN = (UnexplainedModule, UnexplainedModuleBackward, UngatheredInput, UnexplainedBetweenModules)
+OPEN = (UnexplainedModule, UnexplainedModuleBackward, UngatheredInput, UnexplainedBetweenModules, UnexplainedForward)
 """Causes that say where a step goes wrong and not why: the line takes their place."""
 
 
@@ -142,6 +144,10 @@ def sentence_of(fault: Fault) -> str:
         return (
             f"{_at(before)} brings rows; {_at(line, before)} reorders them; {_at(fault.reader, before)} sends them back"
         )
+    if fault.way == "foreign" and before is not None and fault.reader is not None:
+        where = "" if place_of(before) == place_of(line) else f" by {_at(before, line)}"
+        given = f"{_at(line)} reads at indices that were moved into the rank's part{where}"
+        return f"{given}; {_at(fault.reader, line)} sums what it reads there"
     if fault.way == "exchange gradient":
         place = f"in backward {_at(line)}{_inner(fault)} is the first line that is wrong"
         return f"{place}: it doesn't hand back the reverse exchange of the gradient that it is given"
@@ -167,6 +173,8 @@ def cause_of(fault: Fault) -> Cause:
         return StrangeRows(place, fault.function, with_weight=fault.function in PRODUCTS)
     if fault.way == "exchange" and fault.before is not None and fault.reader is not None:
         return RowsNotRestored(place, place_of(fault.before), place_of(fault.reader))
+    if fault.way == "foreign" and fault.reader is not None:
+        return ForeignNumbersSummed(place, fault.function, place_of(fault.reader))
     if fault.way == "exchange gradient" and fault.inner is not None:
         return ExchangeNotReversed(place, fault.function, place_of(fault.inner))
     if fault.way == "collective" and fault.times:
