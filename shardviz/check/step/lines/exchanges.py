@@ -33,6 +33,9 @@ MOVES = frozenset(
 )
 """Functions that only move numbers."""
 
+COPIES = ("contiguous", "clone", "detach", "view", "reshape", "to")
+"""Functions that leave rows in their order."""
+
 ROOM = frozenset(("new_empty", "empty_like", "empty", "zeros", "zeros_like", "new_zeros"))
 """Functions that make room for numbers."""
 
@@ -98,17 +101,28 @@ def places_of(rows: NDArray[np.float64], pool: NDArray[np.float64]) -> NDArray[n
 
 def _not_restored(lines: Lines, rows: Rows) -> Fault | None:
     """Return the line that leaves rows in another order than an exchange brought them, before they are sent back."""
-    exchanges = [call for call in lines.calls if call.first.function.startswith(EXCHANGE) and call.outputs]
-    for at, there in enumerate(exchanges):
-        for back in exchanges[at + 1 :]:
-            came, sent = _moved(there, rows), _moved(back, rows)
-            wanted = [lines.wanted.get(value) for value in (came[0], sent[1])] if came and sent else [None]
-            wholes = [rows.states.whole(number) for number in wanted if number is not None]
-            if came and sent and len(wholes) == 2 and (maker := lines.producer(sent[0])) is not None:
-                first, last = (whole for whole in wholes if whole is not None)
-                if first.ndim == last.ndim == 2 and is_reordered(rows.of(came[1]), rows.of(sent[0]), first, last):
-                    return Fault("exchange", maker.line, maker.first.function, "", "", there.line, reader=back.line)
+    exchanges = [(call, moved) for call in lines.calls if _is_exchange(call) and (moved := _moved(call, rows))]
+    for at, (there, (given, came)) in enumerate(exchanges):
+        for back, (sent, returned) in exchanges[at + 1 :]:
+            first, last = (_wanted_rows(lines, rows, value) for value in (given, returned))
+            maker = lines.producer(sent)
+            while maker is not None and maker.first.function in COPIES and lines.producer(maker.inputs[0]) is not None:
+                maker = lines.producer(maker.inputs[0])
+            if first is None or last is None or maker is None:
+                continue
+            if is_reordered(rows.of(came), rows.of(sent), first, last):
+                return Fault("exchange", maker.line, maker.first.function, "", "", there.line, reader=back.line)
     return None
+
+
+def _wanted_rows(lines: Lines, rows: Rows, value: Value) -> NDArray[np.float64] | None:
+    """Return the rows of the unsharded model's tensor that a tensor is compared with, or that it is a copy of."""
+    maker = lines.producer(value)
+    while value not in lines.wanted and maker is not None and maker.first.function in COPIES and maker.inputs:
+        value = maker.inputs[0]
+        maker = lines.producer(value)
+    whole = rows.states.whole(lines.wanted[value]) if value in lines.wanted else None
+    return None if whole is None or whole.ndim < 2 else whole.reshape(-1, whole.shape[-1])
 
 
 def _moved(call: Call, rows: Rows) -> tuple[Value, Value] | None:
