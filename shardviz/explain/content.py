@@ -34,6 +34,24 @@ class OtherTensor(Disorder):
     )
 
 
+class RoundedIds(Disorder):
+    """A tensor went through a narrower dtype and back after the model was built.
+
+    `model.to(dtype)` casts buffers with the weights, and a cast back does not give back the bits that were lost. With
+    angles or positions, errors grow along the sequence.
+
+    Attributes:
+        dtype: The narrower dtype.
+        role: What the tensor is.
+    """
+
+    dtype: str
+    role: str = "buffer"
+    kinds = ("foreign",)
+    why = "The code casts the {role} to {dtype} and back after the model is built, so its values are rounded"
+    how = "keep the {role} in its own dtype (model.to(dtype) casts buffers too), or compute it again after the cast"
+
+
 class LocalNumbering(Disorder):
     """Ranks or stages number their own modules from 0: one name is several tensors.
 

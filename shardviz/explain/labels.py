@@ -34,6 +34,25 @@ class GuessedGlobalShape(Disorder):
     )
 
 
+class ShardedOverDifferent(Disorder):
+    """FSDP shards a parameter over ranks that each have a different one, as own experts.
+
+    fully_shard takes a plain parameter for the same one on all ranks of its mesh. Each rank keeps its shard of its own
+    tensor, and what is gathered is made of pieces of several.
+
+    Attributes:
+        axes: The axes along which the parameters differ.
+    """
+
+    axes: tuple[str, ...]
+    kinds = ("wrong-shape",)
+    why = (
+        "fully_shard runs over ranks along {axes} that each have a different part of the weight, such as their own "
+        "experts: it gathers shards of different parts as one weight"
+    )
+    how = "pass fully_shard a mesh without {axes}, or make the parts one DTensor over {axes} before fully_shard"
+
+
 class PaddedAfterBuild(Disorder):
     """A tensor was padded between building the model and sharding it.
 

@@ -56,15 +56,21 @@ class MisplacedLine(Cause):
     is_of_rank: bool
     kinds = WRONG
     why = (
-        "{is_of_rank:?{function} in {place} takes another rank's part, most likely the first on all ranks|{function} "
-        "in {place} puts the right slices in the wrong order: it joins parts along the wrong dim, or in a different "
-        "order than their ranks}"
+        "{is_of_rank:?{function} in {place} takes another rank's part, most likely the first on all ranks|{other:?"
+        "{function} in {place} repeats slices in another order than the unsharded model, which repeats "
+        "{other:repeat?the whole block|each slice in turn}|{function} in {place} puts the right slices in the wrong "
+        "order: it joins parts along the wrong dim, or in a different order than their ranks}}"
     )
     how = (
         "{is_of_rank:?take the part in {place} at the rank's own offset: its coordinate on the mesh times the part's "
-        "size|join the parts in {place} in the order of their ranks, along the dim that was split, before dims are "
-        "merged}"
+        "size|{other:?use {other} in {place}|join the parts in {place} in the order of their ranks, along the dim that "
+        "was split, before dims are merged}}"
     )
+
+    @property
+    def other(self) -> str:
+        """What repeats slices in the other order; empty if the function repeats none."""
+        return {"repeat": "repeat_interleave", "repeat_interleave": "repeat"}.get(self.function, "")
 
 
 class ScaledLine(Cause):
@@ -121,15 +127,27 @@ class UnsummedLine(Cause):
         terms: The line that makes the terms, as `moe.py:83`.
         reader: The line that uses them; empty if the module returns them.
         axis: The axis of the sum.
+        function: What uses them, if that is in the line that makes them.
+        operand: What gives them to it.
+        beside: What it takes, too, and needs no sum; empty if there is nothing.
     """
 
     terms: str
     reader: str
     axis: str
+    function: str = ""
+    operand: str = ""
+    beside: str = ""
     kinds = WRONG
-    why = "Nothing sums the result of {terms} over {axis} before {reader:?{reader} uses it|the module returns it}"
+    why = (
+        "{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a sum over {axis}"
+        "{beside:?, and {beside}}|Nothing sums the result of {terms} over {axis} before "
+        "{reader:?{reader} uses it|the module returns it}}"
+    )
     how = (
-        "all_reduce the result of {terms} over {axis} before {reader:?{reader}|the module returns it}; its backward "
+        "{operand:?in {terms}, all_reduce the result of {operand} over {axis} before {function} takes "
+        "it{beside:?, and only that}|all_reduce the result of {terms} over {axis} before "
+        "{reader:?{reader}|the module returns it}}; its backward "
         "must return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own "
         "part"
     )
@@ -253,3 +271,99 @@ class WrongLineBackward(Cause):
         "{axis:?all_reduce the gradient over {axis} in the backward of {place}|check {place}: a tensor that all ranks "
         "have and each uses for its own part needs a sum in backward; terms of a sum need none}"
     )
+
+
+class StrangeRows(Cause):
+    """Of rows that ranks exchanged, a line makes rows that the unsharded model has nowhere.
+
+    Tokens were sent to a rank that does not hold their expert, or two tensors stand in different orders: each row meets
+    another weight or factor than its own. Shapes are right.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        function: What it calls.
+        with_weight: Whether that multiplies rows with a weight.
+    """
+
+    place: str
+    function: str
+    with_weight: bool
+    kinds = WRONG
+    why = (
+        "{with_weight:?In {place}, rows meet a different weight than in the unsharded model: they are sent, or sorted "
+        "on arrival, by other expert numbers than those by which the weights are split|In {place}, the operands of "
+        "{function} are of different rows: one is in the order in which rows came, the other in another}"
+    )
+    how = (
+        "{with_weight:?choose the rank of a row, and its place there, as the weights are split: block by block or in "
+        "turns|index both operands of {function} in {place} with the same order}"
+    )
+
+
+class RowsNotRestored(Cause):
+    """Rows are sent back in another order than that in which they came.
+
+    Each rank sorts the rows that it is sent, by expert. Sorting again instead of undoing the sort gives the right rows
+    to the wrong tokens.
+
+    Attributes:
+        place: The line that leaves them so, as `moe.py:83`.
+        came: The line of the exchange that brings them.
+        back: The line of the exchange that sends them back.
+    """
+
+    place: str
+    came: str
+    back: str
+    kinds = WRONG
+    why = "{place} doesn't restore the order in which {came} brought the rows, so {back} returns them to other tokens"
+    how = "undo the sort in {place}: y[order.argsort()] or index_copy(0, order, y), where y[order] sorts again"
+
+
+class ExchangeNotReversed(Cause):
+    """The backward of a function of the user's does not reverse what its forward exchanges.
+
+    An autograd.Function around a collective needs the reverse collective in backward. A gradient that is handed on as
+    it is, or that is sent from memory in another order, has the right shape.
+
+    Attributes:
+        place: The line that applies the function, as `moe.py:83`.
+        function: The collective in its forward.
+        inner: The line of that.
+    """
+
+    place: str
+    function: str
+    inner: str
+    kinds = WRONG
+    why = (
+        "The function that {place} applies exchanges numbers in forward, by {function} in {inner}, and its backward "
+        "doesn't return the gradients to the ranks and places that the numbers came from"
+    )
+    how = (
+        "in its backward, call {function} on the contiguous gradient, into a contiguous buffer, with the sizes of "
+        "input and output exchanged"
+    )
+
+
+class ForeignNumbersSummed(Cause):
+    """Ranks sum what they read at indices of other ranks' parts.
+
+    Each rank of a vocabulary that is split moves the indices that it does not have into its own part, so that reading
+    does not raise. What it reads there is some other row, and must be zero before the sum over ranks.
+
+    Attributes:
+        place: The line that reads, as `loss.py:40`.
+        function: What it calls.
+        summed: The line of the sum.
+    """
+
+    place: str
+    function: str
+    summed: str
+    kinds = WRONG
+    why = (
+        "{function} in {place} reads some other number for an index that the rank doesn't have, and {summed} adds it "
+        "to that of the rank which has the index"
+    )
+    how = "set what {function} reads for indices of other ranks to 0 before {summed}: masked_fill(~inside, 0)"

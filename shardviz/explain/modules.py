@@ -68,10 +68,10 @@ class UnexplainedModule(Cause):
     summed: str = ""
     axis: str = ""
     kinds = ("wrong-value",)
-    why = "{module} goes wrong although its inputs are right. No rule explains how"
+    why = "{module:called} goes wrong although its inputs are right. No rule explains how"
     how = (
-        "look at {module} first: {summed:?check that it sums the output of {summed} over {axis} before it uses the "
-        "output|at its collectives, and at code that differs from the unsharded model's}"
+        "look at {module:called} first: {summed:?check that it sums the output of {summed} over {axis} before it uses "
+        "the output|at its collectives, and at code that differs from the unsharded model's}"
     )
 
 
@@ -105,8 +105,8 @@ class UnexplainedModuleBackward(Cause):
     module: str
     kinds = ("wrong-value",)
     why = (
-        "{module} gets the right gradient and sends back a wrong one: most likely by a collective without a backward, "
-        "or with one that doesn't match its forward"
+        "{module:called} gets the right gradient and sends back a wrong one: most likely by a collective without a "
+        "backward, or with one that doesn't match its forward"
     )
     how = (
         "look at the collectives in {module}: those of torch.distributed have no backward; those of "

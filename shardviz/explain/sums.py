@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
 
 from shardviz.explain.cause import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
+    "ddp": (
+        "DDP has this parameter and its reduction did not run: no_sync() was around the forward of the last backward, "
+        "the step called model.module(...), which goes around DDP, or a parameter was replaced after DDP was made, and "
+        "its bucket waits for the old one",
+        "leave the last forward out of no_sync(), call the DDP module itself, and replace parameters before it is made",
+    ),
+    "fsdp": (
+        "FSDP has this parameter and its reduction was off in the last backward: set_requires_gradient_sync(False), "
+        "set_requires_all_reduce(False), or no_sync()",
+        "call set_requires_gradient_sync(True) and set_requires_all_reduce(True) before the last backward",
+    ),
+}
+"""Why a wrapper does not reduce what it was given, and what lets it."""
 
 
 class GradientNotReduced(Cause):
@@ -20,6 +39,7 @@ class GradientNotReduced(Cause):
         other_axis: An axis along which copies may be equal, if the parameter may be split by hand; else empty.
         ratio: The reduced gradient, divided by the right one.
         rest: Why the gradient is still wrong after the reduction.
+        wrapper: What should reduce it over these axes by itself; empty if that is not known.
     """
 
     axes: tuple[str, ...]
@@ -28,27 +48,29 @@ class GradientNotReduced(Cause):
     other_axis: str = ""
     ratio: Fraction = Fraction(1)
     rest: Cause | None = None
+    wrapper: Literal["", "ddp", "fsdp", "none"] = ""
     kinds = ("unreduced-gradient",)
     why = (
         (
-            "Nothing reduces this gradient{axes:? over {axes}}: the parameter is outside what FSDP, DDP or a "
-            "tensor-parallel style wraps{rest:?. Once reduced, it would still be {ratio:times} the right gradient: "
-            "{rest.cause:continued}}"
+            "{is_by_wrapper:?{wrapper_off}|Nothing reduces this gradient{axes:? over {axes}}: the parameter is outside "
+            "what FSDP, DDP or a tensor-parallel style wraps{rest:?. Once reduced, it would still be {ratio:times} the "
+            "right gradient: {rest.cause:continued}}}"
         ),
         (
             "{may_be_off:?The reduction was off in the last backward: set_requires_gradient_sync(False), or no_sync() "
             "around its forward under DDP}"
         ),
         (
-            "{rest:?|{is_captured:?The capture was made before the reduction|{other_axis:?The code splits the "
+            "{is_settled:?|{is_captured:?The capture was made before the reduction|{other_axis:?The code splits the "
             "parameter over {axes} by hand|The reduction runs over a group of one rank}}}"
         ),
     )
     how = (
         (
-            "wrap the parameter over {axes:?{axes}|these ranks}, or call {axes:?{axes:each and|all_reduce(grad, "
-            "op=ReduceOp.{op:?{op}|SUM}, group=mesh.get_group({each!r}))}|all_reduce(grad)} after backward "
-            "(grad.to_local() of a DTensor{op:?|, ReduceOp.AVG for a mean}){rest:?; and {rest.fix}}"
+            "{is_by_wrapper:?{wrapper_on}|wrap the parameter over {axes:?{axes}|these ranks}, or call "
+            "{axes:?{axes:each and|all_reduce(grad, op=ReduceOp.{op:?{op}|SUM}, group=mesh.get_group({each!r}))}"
+            "|all_reduce(grad)} after backward (grad.to_local() of a DTensor{op:?|, ReduceOp.AVG for a mean}){rest:?; "
+            "and {rest.fix}}}"
         ),
         (
             "{may_be_off:?call set_requires_gradient_sync(True) before the last backward, or leave its forward out of "
@@ -64,7 +86,27 @@ class GradientNotReduced(Cause):
     @property
     def may_be_off(self) -> bool:
         """Whether a switch of FSDP or DDP may be the cause: they average, and nothing else is wrong."""
-        return self.op != "SUM" and self.rest is None
+        return self.op != "SUM" and self.rest is None and not self.wrapper
+
+    @property
+    def is_by_wrapper(self) -> bool:
+        """Whether a wrapper was given this parameter and all ranks along the axes: then its reduction did not run."""
+        return self.wrapper in ("ddp", "fsdp") and self.rest is None and not self.is_captured
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the reduction cannot run over a group of one rank."""
+        return self.rest is not None or self.is_by_wrapper
+
+    @property
+    def wrapper_off(self) -> str:
+        """Why the wrapper's reduction did not run."""
+        return WRAPPER_OFF[self.wrapper][0]
+
+    @property
+    def wrapper_on(self) -> str:
+        """What lets it run."""
+        return WRAPPER_OFF[self.wrapper][1]
 
 
 class NarrowSum(Cause):

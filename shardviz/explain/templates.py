@@ -47,6 +47,11 @@ def times_text(factor: Fraction | float) -> str:
     return f"{factor.numerator} times" if factor.denominator == 1 else f"{factor} of"
 
 
+def called(module: str) -> str:
+    """Return what sentences call a module: a bare number is no name that can be read."""
+    return f"module {module}" if module.isdecimal() else module
+
+
 FORMATS: Mapping[str, Callable[[Any], str]] = {
     "ranks": named_ranks,
     "list": lambda sizes: str(list(sizes)),
@@ -54,6 +59,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "times": times_text,
     "upper": str.upper,
     "continued": continued,
+    "called": called,
 }
 """What a field is printed by if its format names it."""
 

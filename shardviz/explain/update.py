@@ -117,6 +117,21 @@ class AnotherDecay(Cause):
     how = "choose the optimizer's groups by name, before sharding"
 
 
+class RemainderNotStepped(Cause):
+    """The last elements of a weight are stepped on no rank.
+
+    An optimizer that lays parameters side by side in a flat one, and gives each rank a part of it, must round the parts
+    up, or the remainder of the division is on no rank. It is smaller than the number of ranks.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "The gradients are right. The sharded optimizer cuts flat parameters into parts of numel // ranks elements, "
+        "and the remainder is in no part"
+    )
+    how = "pad the flat parameters to a multiple of the number of ranks, or round the size of a part up"
+
+
 class UnexplainedWeight(Cause):
     """A weight differs from the unsharded model's after the step, by no known rule.
 
@@ -324,6 +339,25 @@ class UnreducedStatistics(Cause):
         "the statistics"
     )
     how = "all_reduce the statistics over {along}{op:? with ReduceOp.{op:upper}|} before the update"
+
+
+class OwnBufferRead(Cause):
+    """Ranks update a buffer from their own rows, and their forward reads it.
+
+    Statistics that only evaluation reads may differ between ranks. A bias that balances experts, a codebook or a scale
+    that the training forward reads makes each rank's model a different one, and no gradient shows it.
+
+    Attributes:
+        along: The axes that split the batch, in words.
+    """
+
+    along: str
+    kinds = ("unreplicated",)
+    why = (
+        "The module updates the buffer from each rank's own part of the batch, which {along} splits, and its forward "
+        "reads it, so each rank trains a different model"
+    )
+    how = "all_reduce over {along} what the update is made of, such as counts or sums, before the update"
 
 
 class UnexplainedBuffer(Cause):

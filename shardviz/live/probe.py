@@ -19,6 +19,7 @@ from shardviz.live.capture.intended import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.claims.wrappers import reducing
 from shardviz.live.dumping import made_folder
 from shardviz.live.lines.again import module_asked_for
 from shardviz.live.noting import load_file, noting
@@ -149,6 +150,7 @@ class ProbeOnRank:
         wholes = repeating(built, self.job.mesh)
         model = self.initialized(self.parallelized(built))
         self.capture.as_built += as_built(model, wholes, self.job.mesh, self.capture.rank)
+        self.capture.wrappers = reducing(model, self.part.prefix)
         locals_ = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
         for local in locals_:
             self.capture.add_values(local, "initial")

@@ -192,6 +192,29 @@ def parallelize(model, mesh):
 
 """
 
+STEERED = """
+BATCH_AXES = ("dp",)
+class Steered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("bias", torch.zeros(6))
+        self.group = None
+    def forward(self, x):
+        out = self.linear(x) + self.bias
+        with torch.no_grad():
+            mean = out.mean(0)
+            if self.group is not None:
+                distributed.all_reduce(mean, group=self.group)
+            self.bias += 0.01 * torch.sign(mean - mean.mean())
+        return out
+def build(): return Steered()
+def batch(): return torch.randn(6, 6)
+def parallelize(model, mesh):
+    model.group = mesh.get_group("dp")
+    fully_shard(model, mesh=mesh)
+"""
+
 CASES = (
     Bug(
         "averages of the weights loaded from the next rank's file",
@@ -276,6 +299,19 @@ CASES = (
         (('model.group = mesh.get_group("dp")', "model.group = None"),),
         ("unreplicated", "wrong-value", "unreduced-scalar"),
         ("amax", "dp"),
+    ),
+    Bug(
+        "a bias that each rank corrects by its own rows, and that forward reads",
+        "dp=2",
+        STEERED,
+        (('model.group = mesh.get_group("dp")', "model.group = None"),),
+        ("unreplicated",),
+        ("forward reads it", "over dp"),
+    ),
+    Healthy(
+        "a correction by a rank's own rows that forward only keeps",
+        "dp=2",
+        STEERED.replace("self.linear(x) + self.bias", "self.linear(x)").replace('mesh.get_group("dp")', "None"),
     ),
     Healthy("BatchNorm with a step of its own", "dp=2", NORMED),
     Healthy(

@@ -35,6 +35,7 @@ from tests.bugs import (
     sharded_losses,
     shared_parts,
     training_loops,
+    untrue_causes,
     vocabulary,
 )
 from tests.bugs.case import Bug, Healthy
@@ -44,9 +45,10 @@ STEPS = (gradients, accumulation, backward, losses, logs, norms, outputs, optimi
 AXES = (pipeline, context_parallel, experts, hooks, cut_by_hand)
 
 LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
-LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, lost_on_the_way)
+LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers)
+OTHERS = (*LOOPS, lost_on_the_way, untrue_causes)
 
-FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES, *LAYERS, *LOOPS)}
+FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES, *LAYERS, *OTHERS)}
 
 BUGS = [case for cases in FAMILIES.values() for case in cases if isinstance(case, Bug)]
 HEALTHY = [case for cases in FAMILIES.values() for case in cases if isinstance(case, Healthy)]

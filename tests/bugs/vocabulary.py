@@ -301,7 +301,8 @@ CASES = (
         EMBEDDED,
         ((".masked_fill(outside[..., None], 0.0)", ""),),
         ("wrong-value",),
-        ("embed",),
+        ("embed", "doesn't have", "masked_fill"),
+        with_lines=True,
     ),
     Bug(
         "a head cut apart from its embedding",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from shardviz.relate.tolerance import EPSILON
 from shardviz.relate.values import padded_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,12 +42,28 @@ class Compared(Sides):
         whose: What findings call the wanted values.
         is_assumed: Whether nothing claims the layout, which is the one that a plain output should have.
         padded: A dim that is padded so that all its parts are of one size, and that size; None if there is none.
+        wrappers: What reduces its gradient by itself on the first rank, and over which ranks; None if not known.
     """
 
     role: Role
     whose: str = "the unsharded model's"
     is_assumed: bool = False
     padded: tuple[int, int] | None = None
+    wrappers: Mapping[str, tuple[int, ...]] | None = None
+
+    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "none"]:
+        """Return what reduces its gradient along axes by itself; empty if that is not known."""
+        if self.wrappers is None:
+            return ""
+        rank = min(self.values)
+        groups = [set(group) for axis in axes for group in self.mesh.groups(axis) if rank in group]
+        over = [kind for kind, ranks in self.wrappers.items() if groups and all(group <= {*ranks} for group in groups)]
+        return "ddp" if "ddp" in over else "fsdp" if over else "none"
+
+    @property
+    def may_be_of_fsdp(self) -> bool:
+        """Whether FSDP may reduce its gradient, as far as that is known."""
+        return self.wrappers is None or "fsdp" in self.wrappers
 
     @property
     def what(self) -> str:
@@ -158,7 +174,16 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64],
         noise=largest,
         typical=typical,
         is_assumed=all(shard.body.assumed for shard in tensor.shards.values()),
+        wrappers=_wrappers_of(dump, min(tensor.shards), name) if tensor.role == "grad" else None,
     )
+
+
+def _wrappers_of(dump: Dump, rank: int, name: str) -> dict[str, tuple[int, ...]] | None:
+    """Return what reduces the gradient of a parameter by itself on a rank; None if that was not recorded."""
+    record = dump.files.ranks.get(rank)
+    if record is None or record.wrappers is None:
+        return None
+    return {one.kind: one.ranks for one in record.wrappers if name in one.names}
 
 
 def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from msgspec import Meta, field
 
 from shardviz.dump.records.base import Count, NumRanks, Record, RunId
 from shardviz.dump.records.lines import LinesRecord
-from shardviz.dump.records.step import CallRecord, CollectiveRecord, MaskRecord, NoiseRecord, StageRecord
+from shardviz.dump.records.step import CallRecord, CollectiveRecord, MaskRecord, NoiseRecord, StageRecord, WrapperRecord
 from shardviz.dump.records.tensors import (
     Body,
     FragmentRecord,
@@ -52,6 +52,7 @@ class RankRecord(Record, frozen=True):
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
         not_saved: Buffers that are in no checkpoint.
+        read_buffers: Buffers that a step changes and whose values the model's output depends on in training.
         other_settings: What the probe's own optimizer keeps besides tensors and the unsharded model's keeps otherwise:
             `lr of group 1 of 2`.
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
@@ -59,6 +60,7 @@ class RankRecord(Record, frozen=True):
         skipped_keys: Parameters that no load wrote to, with the key under which a load with strict=False was given
             their values: `(parameter, key)`.
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
+        wrappers: What reduces gradients by itself; None if that was not recorded.
         masks: The masks that a step in training mode drew, in order.
         fragments: What it says that it has of tensors that ranks do not divide among themselves.
         noise: Of a step in narrow numbers, what rounding alone does to its results; rank 0 writes it.
@@ -92,11 +94,13 @@ class RankRecord(Record, frozen=True):
     held_back: tuple[str, ...] = ()
     not_stepped: tuple[str, ...] = ()
     not_saved: tuple[str, ...] = ()
+    read_buffers: tuple[str, ...] = ()
     other_settings: tuple[str, ...] = ()
     as_built: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()
     skipped_keys: tuple[tuple[str, str], ...] = ()
     without_ids: tuple[str, ...] = ()
+    wrappers: tuple[WrapperRecord, ...] | None = None
     masks: tuple[MaskRecord, ...] = ()
     fragments: tuple[FragmentRecord, ...] = ()
     noise: tuple[NoiseRecord, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -117,3 +117,20 @@ class MaskRecord(Record, frozen=True):
     size: Annotated[int, Meta(ge=1)]
     num_kept: Count
     whole: Count
+
+
+Wrapper = Literal["ddp", "fsdp"]
+
+
+class WrapperRecord(Record, frozen=True):
+    """What reduces the gradients of some parameters by itself, over one group.
+
+    Attributes:
+        kind: DistributedDataParallel, or FSDP of either version.
+        ranks: The ranks of its group.
+        names: The parameters.
+    """
+
+    kind: Wrapper
+    ranks: tuple[Count, ...]
+    names: tuple[str, ...]

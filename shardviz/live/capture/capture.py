@@ -34,7 +34,14 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.dump.records.lines import LinesRecord
-    from shardviz.dump.records.step import CallRecord, CollectiveRecord, MaskRecord, NoiseRecord, StageRecord
+    from shardviz.dump.records.step import (
+        CallRecord,
+        CollectiveRecord,
+        MaskRecord,
+        NoiseRecord,
+        StageRecord,
+        WrapperRecord,
+    )
     from shardviz.dump.records.tensors import FragmentRecord, Stamp
     from shardviz.dump.records.trace import KeptRecord, PointRecord, SketchRecord
     from shardviz.layout.region import Region
@@ -47,7 +54,8 @@ GATHER = "full_tensor"
 
 LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
-    *("kept", "lines", "not_stepped", "not_saved", "other_settings", "as_built", "unwritten", "skipped_keys"),
+    *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
+    "skipped_keys",
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -82,6 +90,7 @@ class Capture:
     narrow_sums: set[torch.dtype] = field(default_factory=set)
     raised: list[tuple[str, str]] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
+    wrappers: list[WrapperRecord] | None = None
     masks: list[MaskRecord] = field(default_factory=list)
     noise: list[NoiseRecord] = field(default_factory=list)
     trace: list[PointRecord] = field(default_factory=list)
@@ -90,6 +99,7 @@ class Capture:
     lines: list[LinesRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     not_saved: list[str] = field(default_factory=list)
+    read_buffers: list[str] = field(default_factory=list)
     other_settings: list[str] = field(default_factory=list)
     as_built: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)
@@ -211,6 +221,7 @@ class Capture:
             narrow_sums=tuple(sorted(map(dtype_name, self.narrow_sums))),
             not_applied=tuple(dict.fromkeys(self.not_applied)),
             run_id=self.run_id,
+            wrappers=None if self.wrappers is None else tuple(self.wrappers),
             **{name: tuple(getattr(self, name)) for name in LISTS},
         )
 

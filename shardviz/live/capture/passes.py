@@ -26,7 +26,7 @@ from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, na
 from shardviz.live.compat import clean_name, placement_of, quiet_redistribution
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -73,7 +73,7 @@ def capture_passes(seen: Capture, sharding: Sharding, part: PipelinePart) -> Sta
     """
     model, stamped = sharding.stamped()
     seen.stamps = {one.name: one for one in part.stamps or stamped.stamps}
-    locals_ = part.own(local_tensors(unwrapped(model), sharding.mesh))
+    locals_ = _with_values(seen, part.own(local_tensors(unwrapped(model), sharding.mesh)))
     own = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)
     of_all = of_all_ranks((own, stamped.last))  # every rank shards in every pass, whatever its stage needs
     bits, last = min(bits for bits, _ in of_all), max(last for _, last in of_all)
@@ -84,6 +84,13 @@ def capture_passes(seen: Capture, sharding: Sharding, part: PipelinePart) -> Sta
         del model, locals_
         _capture_digits(seen, sharding, 2**bits - 1, last, part)
     return stamped
+
+
+def _with_values(seen: Capture, locals_: Iterable[Local]) -> list[Local]:
+    """Return the tensors that have values once they are sharded; what is filled later has no ids to be followed."""
+    locals_ = list(locals_)
+    seen.not_checked += [(local.name, FILLED_LATER) for local in locals_ if local.values.is_meta and not local.unknown]
+    return [local for local in locals_ if not local.values.is_meta]
 
 
 def add_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, part: PipelinePart) -> int:
@@ -136,7 +143,7 @@ def _capture_digits(seen: Capture, sharding: Sharding, base: int, last: int, par
     known: dict[str, Local] = {}
     for place in range(places):
         model, stamped = sharding.stamped(Digits(base, place))
-        locals_ = part.own(local_tensors(unwrapped(model), sharding.mesh))
+        locals_ = _with_values(seen, part.own(local_tensors(unwrapped(model), sharding.mesh)))
         for local in locals_:
             if exact_bits(local.values.dtype):
                 digits = describe.ids_of(local.values, base)
@@ -160,7 +167,7 @@ def _gather(seen: Capture, model: nn.Module, last: int, part: PipelinePart) -> N
     sharded = {
         part.prefix + clean_name(name): tensor
         for _, name, tensor in named_tensors(unwrapped(model))
-        if isinstance(tensor, DTensor) and exact_bits(tensor.dtype)
+        if isinstance(tensor, DTensor) and exact_bits(tensor.dtype) and not tensor.is_meta
     }
     sharded = {name: tensor for name, tensor in sharded.items() if name in seen.stamps}
     refused = _refused(sharded)
@@ -185,6 +192,12 @@ def _holds_ids(model: nn.Module) -> bool:
 
 Described = dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
 """By name: the reason not to gather a rank's tensor, the ranks of its mesh, and the global shape on that rank."""
+
+FILLED_LATER = (
+    "the order of its elements: it is on the meta device after sharding, and initialize() fills it; copies and shards "
+    "are compared by value"
+)
+"""Why a tensor that `initialize` fills has no ids."""
 
 MAX_ELEMENTS = 1 << 26
 """Tensors with more elements than this are not gathered on every rank."""

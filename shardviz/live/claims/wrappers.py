@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from shardviz.dump.records.step import WrapperRecord
+from shardviz.live.compat import clean_name, flat_params, params_of_ddp, params_of_fsdp
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    from shardviz.dump.records.step import Wrapper
 
 ENGINES = {
     "deepspeed.runtime.engine": ("DeepSpeedEngine", "module"),
@@ -42,6 +47,30 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
         if group is not None:
             return {"dp": group}
     return {}
+
+
+def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
+    """Return what reduces gradients of a model by itself, with the group and the parameters that it was given.
+
+    Args:
+        model: The model, as the wrappers made it.
+        prefix: What stands before every name in the dump.
+    """
+    names = {id(param): prefix + clean_name(name) for name, param in _innermost(model).named_parameters()}
+    found: dict[tuple[Wrapper, tuple[int, ...]], list[str]] = {}
+    for param, ranks in params_of_ddp(model):
+        found.setdefault(("ddp", ranks), []).append(names.get(id(param), ""))
+    for param, ranks in params_of_fsdp(model):
+        found.setdefault(("fsdp", ranks), []).append(names.get(id(param), ""))
+    for flat in flat_params(_innermost(model)):
+        ranks = tuple(sorted({*flat.shard_ranks, *flat.replicate_ranks}))
+        found.setdefault(("fsdp", ranks), []).append(prefix + flat.name)
+    return [WrapperRecord(kind, ranks, tuple(filter(None, own))) for (kind, ranks), own in found.items()]
+
+
+def _innermost(model: nn.Module) -> nn.Module:
+    inside = inner(model)
+    return model if inside is None else _innermost(inside)
 
 
 def _is_deepspeed(module: nn.Module) -> bool:

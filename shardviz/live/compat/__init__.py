@@ -12,6 +12,7 @@ from shardviz.live.compat.ddp import (
     is_made_in_first_step,
     looks_for_unused,
     only_in_first_step,
+    params_of_ddp,
 )
 from shardviz.live.compat.fakes import (
     UnwrappedMode,
@@ -31,6 +32,7 @@ from shardviz.live.compat.fsdp import (
     flat_params_without_memory,
     fsdp_units,
     held_back,
+    params_of_fsdp,
     wide_reductions,
     without_pinned_memory,
 )
@@ -124,6 +126,8 @@ __all__ = [
     "new_fakes",
     "only_in_first_step",
     "parameters_are_held",
+    "params_of_ddp",
+    "params_of_fsdp",
     "pipelines_alone",
     "placement_of",
     "plain_tensors",

@@ -120,6 +120,17 @@ def _ddps(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, DistributedDataParallel)] + made
 
 
+def params_of_ddp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+    """Yield every parameter that DistributedDataParallel reduces the gradient of, with the ranks of its group.
+
+    `_module_parameters`, which its reducer was made of, in torch 2.6.0 to 2.13.0.
+    """
+    for ddp in _ddps(model):
+        ranks = tuple(torch.distributed.get_process_group_ranks(ddp.process_group))
+        for param in getattr(ddp, "_module_parameters", None) or ddp.module.parameters():
+            yield param, ranks
+
+
 def _replicated(model: nn.Module) -> list[Any]:
     """Return the states of modules that `replicate` was called with, in torch 2.6.0 to 2.13.0.
 

@@ -220,6 +220,14 @@ def sharded_by_fsdp(model: nn.Module) -> Iterator[torch.Tensor]:
         yield param.sharded_param
 
 
+def params_of_fsdp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+    """Yield the parameters that FSDP2 has sharded, with the ranks that it reduces over: `mesh_info` in torch 2.13.0."""
+    for param in _fsdp_params(model):
+        mesh = getattr(getattr(param, "mesh_info", None), "mesh", None)
+        if mesh is not None:
+            yield param.sharded_param, tuple(mesh.mesh.flatten().tolist())
+
+
 def _fsdp_params(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
         for group in _fsdp_groups(_fsdp_state(module)):

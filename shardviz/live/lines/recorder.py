@@ -445,4 +445,6 @@ def _kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
 
 def _storage(tensor: torch.Tensor) -> int:
     local = of_tensor("", "activation", tensor).values
+    if hasattr(local, "trigger_wait"):  # a DTensor's own part may be waited for, too
+        local = local.elem  # type: ignore[attr-defined]
     return local.untyped_storage().data_ptr() or id(tensor)

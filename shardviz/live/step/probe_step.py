@@ -13,6 +13,7 @@ from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
+from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import clean_name, computed_buffers, held_back, wide_reductions
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.lines.again import Again
@@ -30,6 +31,7 @@ from shardviz.live.step.masks import Mask, Masks, mask_records
 from shardviz.live.step.output_dims import merged_dims
 from shardviz.live.step.outputs import add_outputs, outputs_again
 from shardviz.live.step.own_optimizer import updated_reference, updated_shards
+from shardviz.live.step.read_buffers import read_buffers
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
 from shardviz.live.step.trace.noise import noise_of
 from shardviz.live.step.trace.replayed import add_replayed
@@ -249,6 +251,7 @@ class ProbeStep:
                 capture.add_values(replace(local, claim=None, grad=None), "updated")
             for local in of_parts:
                 capture.add_values(replace(local, claim=None), "reference")
+        capture.read_buffers += read_buffers(probe, reference.model, reference.before, setting.batch)
         return held
 
     def _note(self, *notes: str) -> None:
@@ -317,6 +320,7 @@ class ProbeStep:
         tensors = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
         without = {id(param) for param in held_back(unwrapped(model))}
         named = unwrapped(model).named_parameters()
+        self.on.capture.wrappers = reducing(model, self.on.part.prefix)
         self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
         locals_, of_optimizer = updated_shards(self.on, model, tensors, step, kept)
         if step.output is not None and step.runs != reference.runs:

@@ -457,8 +457,7 @@ CASES = (
         "rows of other ranks' tokens",
         VOCABULARY,
         (("rows = rows * inside[..., None]", "rows = rows * 1.0"),),
-        "rows = rows * 1.0",
-        is_between=True,
+        "rows = F.embedding(",
     ),
     Case(
         "largest of a shard",

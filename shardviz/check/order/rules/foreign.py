@@ -29,10 +29,12 @@ from shardviz.explain.content import (
     RanksNotLoaded,
     RanksNotWritten,
     RewrittenAfterStamping,
+    RoundedIds,
     WeightNotLoaded,
     ZerosAmongElements,
 )
-from shardviz.layout.region import index_of
+from shardviz.layout.region import Region, index_of
+from shardviz.relate.casts import rounded
 from shardviz.text import counted, listed, natural_key, starred
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Coord
 
 MAX_RANKS = 4
+NARROW = ("bfloat16", "float16")
+FEW = 4
+"""Fewer elements that fit a rounding may be another tensor's."""
 CHANCE = 0.1
 """The part of a shard's values that a checkpoint may have by chance, if nothing of it was loaded."""
 
@@ -63,12 +68,45 @@ def check_foreign(case: Case) -> Iterator[Finding]:
     owners = {coord: _owner(case, ids) for coord, ids in foreign.items()}
     names = {name for name in owners.values() if name}
     mixed = len(names) > 1 or (len(names) == 1 and len(foreign) < len(case.shards))
-    if mixed and all(owners.values()) and _may_be_renumbered(case, names):
+    if dtype := _rounded_to(case):
+        yield _of_rounded(case, foreign, dtype)
+    elif mixed and all(owners.values()) and _may_be_renumbered(case, names):
         yield _collision(case)
     elif names and all(owners.values()):
         yield _other_tensor(case, foreign, sorted(names, key=natural_key))
     else:
         yield _foreign(case, foreign)
+
+
+def _rounded_to(case: Case) -> str:
+    """Return the narrower dtype through which ids went on their way to every rank; empty if there is none."""
+    first = case.dump.first_ids[case.name]
+    for dtype in NARROW if case.numel >= FEW and case.shards else ():
+        pairs = [(case.local_ids(coord), _own_ids(case, coord)) for coord in case.shards]
+        if any(ids.shape != own.shape or np.any((ids == -1) | (ids == 0)) for ids, own in pairs):
+            return ""
+        as_of_model = [(np.where(ids > 0, ids + first - 1, -1 - ids), own + first - 1) for ids, own in pairs]
+        if all(np.array_equal(held, rounded(due, dtype)) for held, due in as_of_model):
+            return dtype
+    return ""
+
+
+def _own_ids(case: Case, coord: Coord) -> NDArray[np.int64]:
+    is_split = case.claimed is not None and case.claimed.flat is None
+    return case.claimed_ids(coord) if is_split else Region.whole(case.shape).flat_ids(case.shape) + 1
+
+
+def _of_rounded(case: Case, foreign: dict[Coord, NDArray[np.int64]], dtype: str) -> Finding:
+    coord = next(iter(foreign))
+    lost = int(np.count_nonzero(case.ids[coord] != _own_ids(case, coord)))
+    return case.finding(
+        RoundedIds(dtype, "buffer" if case.tensor.role == "buffer" else "weight"),
+        map(case.rank, foreign),
+        f"every element is its own, rounded to {dtype}: {lost:,} of the {case.ids[coord].size:,} ids on rank "
+        f"{case.rank(coord)} lost bits",
+        kind="foreign",
+        held=f"its own elements, rounded to {dtype}",
+    )
 
 
 def _may_be_padding(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.explain import explain
+from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.order.rules.counts import count_ids
 from shardviz.check.order.rules.places import shape_differs
 from shardviz.errors import ShardvizError
@@ -24,6 +25,7 @@ from shardviz.explain.labels import (
     PaddedAfterBuild,
     RankDependentDtype,
     RankDependentPlacements,
+    ShardedOverDifferent,
 )
 from shardviz.explain.order import Scrambled
 from shardviz.layout.layout import Layout
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Tensor
     from shardviz.explain.finding import Finding
     from shardviz.explain.order import Disorder
+    from shardviz.layout.mesh import Coord
     from shardviz.layout.region import Region
 
 MOST_SHAPES = 3
@@ -77,12 +80,38 @@ def _cause_of_shape(
 ) -> tuple[Disorder, str]:
     """Return why a tensor does not have the wanted shape, and what is held of a tensor of that shape."""
     stride = tuple(math.prod(wanted[dim + 1 :]) for dim in range(len(wanted)))
+    if mixed := _sharded_over_different(laid_out, tensor, name, wanted):
+        return mixed, ""
     guessed = GuessedGlobalShape(wanted, stride)
     try:
         case = _relabeled(laid_out, tensor, name, claimed, wanted)
         return _held(case, tensor.shape, guessed) if case is not None else (guessed, "")
     except ShardvizError:  # ids that cannot be laid out: only the shape is reported
         return guessed, ""
+
+
+def _sharded_over_different(
+    laid_out: LaidOut, tensor: Tensor, name: str, wanted: tuple[int, ...]
+) -> ShardedOverDifferent | None:
+    """Return the cause if FSDP was given parts that differ along an axis over which it shards them."""
+    mesh = laid_out.dump.files.mesh
+    wrappers = [one for record in laid_out.dump.files.ranks.values() for one in record.wrappers or ()]
+    over = [{*one.ranks} for one in wrappers if one.kind == "fsdp" and name in one.names]
+    offsets: dict[Coord, tuple[int, ...]] = {}
+    for rank, shard in tensor.shards.items() if over else ():
+        claimed = shard.layout.region(shard.layout.mesh.coord_of(rank)) if shard.layout is not None else None
+        if claimed is None or shard.held is None or len(shard.held.dims) != len(wanted) or rank not in mesh:
+            return None
+        if claimed.size == 0 and shard.held.size == 0:
+            continue
+        if claimed.shape != shard.held.shape or any(len(ranges) != 1 for ranges in (*claimed.dims, *shard.held.dims)):
+            return None
+        starts = zip(shard.held.dims, claimed.dims, strict=True)
+        offsets[mesh.coord_of(rank)] = tuple(held[0][0] - own[0][0] for held, own in starts)
+    differing = axes_of_change(mesh, offsets) if offsets else []
+    groups = [{*group} for axis in differing for group in mesh.groups(axis) if {*group} & {*tensor.shards}]
+    is_over = all(any(group <= ranks for ranks in over) for group in groups)
+    return ShardedOverDifferent(tuple(differing)) if differing and is_over else None
 
 
 def _relabeled(

@@ -24,6 +24,13 @@ Value = tuple[tuple[int, int], ...]
 Key = tuple[int, tuple[tuple[str, int], ...], str, int]
 """Call of the module, lines, function, and how often that came before."""
 
+CONVERSIONS = ("_FromTorchTensor", "_ToTorchTensor", "Redistribute")
+"""What DTensors are made by, and turned into plain tensors: what they are of stays the same."""
+
+
+SELECTS = ("getitem", "select", "narrow", "index_select", "unbind", "split", "chunk")
+"""Functions that take parts: of one tensor, each of them gives another."""
+
 
 @dataclass(eq=False)
 class Call:
@@ -229,6 +236,9 @@ class Lines:
         there = {line.frames for line in self.unsharded.lines}
         left = [line for line in self.unsharded.lines if line.frames not in own]
         for call in self.calls:
+            if call.first.function in CONVERSIONS and call.inputs and call.inputs[0] in self.wanted:
+                self._all((value, self.wanted[call.inputs[0]]) for value in call.outputs)
+                continue
             if call.first.frames in there or call.first.is_collective:
                 continue
             given = [self.wanted.get(value) for value in call.inputs]
@@ -237,11 +247,20 @@ class Lines:
                 is_alike = whole.function == call.first.function and len(given) == len(whole.inputs)
                 known = [number == other for number, other in sides if number is not None]
                 if is_alike and known and all(known) and len(whole.outputs) == len(call.outputs):
+                    if call.first.function in SELECTS and not self._are_as_many(whole):
+                        break
                     call.whole = whole
                     self._all(zip(call.outputs, whole.outputs, strict=True))
                     self._all(zip(call.inputs, whole.inputs, strict=True))
                     del left[: at + 1]
                     break
+
+    def _are_as_many(self, whole: LineRecord) -> bool:
+        """Whether both sides take parts of a tensor as often: of a split one ranks take fewer, and other parts."""
+        function, number = whole.function, whole.inputs[0]
+        own = [one for one in self.calls if one.first.function == function and one.inputs]
+        there = [line for line in self.unsharded.lines if line.function == function and line.inputs[:1] == (number,)]
+        return len([one for one in own if self.wanted.get(one.inputs[0]) == number]) == len(there)
 
     def _all(self, pairs: Iterator[tuple[Value, int]] | Sequence[tuple[Value, int]]) -> None:
         for value, whole in pairs:

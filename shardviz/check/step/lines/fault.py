@@ -10,7 +10,18 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.states import Moved, State
     from shardviz.dump.records.lines import FrameRecord
 
-Way = Literal["result", "unsummed", "collective", "gradient", "unsummed gradient", "between"]
+Way = Literal[
+    "result",
+    "unsummed",
+    "collective",
+    "gradient",
+    "unsummed gradient",
+    "between",
+    "rows",
+    "exchange",
+    "exchange gradient",
+    "foreign",
+]
 
 
 @dataclass(frozen=True)
@@ -21,7 +32,10 @@ class Fault:
         way: `result`, a call gives something else; `unsummed`, it reads terms of a sum as the whole; `collective`, a
             reduction gives something else; `gradient`, it hands back another gradient; `unsummed gradient`, it hands
             back terms of a sum beside what another line hands back whole; `between`, it is one of the lines from
-            `before` to `line`.
+            `before` to `line`; `rows`, it makes rows that the unsharded model has nowhere, of rows that it has;
+            `exchange`, it leaves rows in another order than `before` brought them, and `reader` sends them back;
+            `exchange gradient`, its backward does not reverse what its forward exchanges;
+            `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that.
         line: The line.
         function: What it calls.
         given: What ranks have of what it is given, or of the gradient that it is given.
@@ -33,6 +47,8 @@ class Fault:
         times: By what its result, or what `reader` hands back, is too large, if that is all that is wrong; else 0.
         reader: The line that hands back the whole gradient on every rank, if backward sums that as if it were terms.
         is_own: Whether ranks compute with numbers of their own between the lines, and call no collective.
+        operand: What gives the terms to `function`, if one line does both.
+        is_beside_whole: Whether `function` also takes what every rank has whole, or its part of.
         moved: Where the numbers of its result stand, if that is all that is wrong with them.
     """
 
@@ -49,6 +65,8 @@ class Fault:
     moved: Moved = ""
     is_own: bool = False
     reader: FrameRecord | None = None
+    operand: str = ""
+    is_beside_whole: bool = False
 
     @property
     def is_torchs(self) -> bool:

@@ -17,7 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault
+from shardviz.check.step.lines.exchanges import exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
+from shardviz.check.step.lines.foreign import foreign_fault
 from shardviz.relate.tolerance import EXACT
 
 if TYPE_CHECKING:
@@ -32,7 +34,10 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
     for value in lines.values:  # in order, so that none of them has to go back far
         states.forward(value)
-    fault = forward_fault(lines, states) or backward_fault(lines, states)
+    fault = forward_fault(lines, states)
+    if fault is not None and fault.way == "between":
+        fault = exchange_fault(lines, states) or foreign_fault(lines, states) or fault
+    fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
 
 
@@ -186,8 +191,12 @@ class _Forward:
 
     def _unsummed(self, terms: Value, call: Call, state: State) -> Fault:
         maker, own = self.maker_of_terms(terms), self.states.forward(terms)
-        before = maker.line if maker is not None else None
-        return fault_at("unsummed", call, own.text, state, before, axis=own.axes[0])
+        before, last = maker.line if maker is not None else None, self.lines.producer(terms)
+        fault = fault_at("unsummed", call, own.text, state, before, axis=own.axes[0])
+        if last is None or before != call.line or last.line != call.line:
+            return fault
+        others = [self.states.forward(one).kind for one in call.inputs if one != terms]
+        return replace(fault, operand=last.first.function, is_beside_whole="right" in others)
 
     def never_summed(self, value: Value) -> Fault | None:
         """Return the line that makes terms of a sum which the module returns as they are."""

@@ -12,9 +12,13 @@ from shardviz.check.step.lines.states import States
 from shardviz.check.whole.completeness import no_file_of
 from shardviz.explain.finding import Finding
 from shardviz.explain.lines import (
+    ExchangeNotReversed,
+    ForeignNumbersSummed,
     MisplacedLine,
     RepeatedReductionLine,
+    RowsNotRestored,
     ScaledLine,
+    StrangeRows,
     UnsummedLine,
     UnsummedLineBackward,
     WholeGradientSummedAgain,
@@ -29,6 +33,7 @@ from shardviz.explain.modules import (
     UnexplainedModuleBackward,
     UngatheredInput,
 )
+from shardviz.explain.step import UnexplainedForward
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -40,8 +45,12 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
 
-OPEN = (UnexplainedModule, UnexplainedModuleBackward, UngatheredInput, UnexplainedBetweenModules)
+OPEN = (UnexplainedModule, UnexplainedModuleBackward, UngatheredInput, UnexplainedBetweenModules, UnexplainedForward)
 """Causes that say where a step goes wrong and not why: the line takes their place."""
+
+
+PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm")
+"""Functions by which rows meet a weight."""
 
 
 def module_to_open(finding: Finding) -> str | None:
@@ -104,7 +113,7 @@ def place_of(line: FrameRecord) -> str:
 
 def _inner(fault: Fault) -> str:
     """Return the line in a function that the fault's line calls, if that is where it goes wrong."""
-    is_inner = fault.inner is not None and fault.inner != fault.line
+    is_inner = fault.inner is not None and place_of(fault.inner) != place_of(fault.line)
     return f", in {_at(fault.inner, fault.line)}," if is_inner and fault.inner is not None else ""
 
 
@@ -121,9 +130,27 @@ def sentence_of(fault: Fault) -> str:
         return f"it goes wrong between {_at(before)} and {_at(line, before)}"
     if fault.way == "unsummed" and before is not None:
         terms = f"{_at(before)} gives each rank one term of a sum over {fault.axis}"
+        if before == line and fault.operand:
+            made = f"{_at(before)} makes one term of a sum over {fault.axis}, by {fault.operand}"
+            return f"{made}, and {fault.function} takes it before it is summed"
         if before == line:
             return f"{terms}{'' if fault.given else ', and the module returns it'}; nothing sums it"
         return f"{terms}; {_at(line, before)}{_inner(fault)} uses it as the whole; nothing sums it between"
+    if fault.way == "rows":
+        return (
+            f"{_at(line)} makes rows that the unsharded model has nowhere; {fault.function} is given rows that it has"
+        )
+    if fault.way == "exchange" and before is not None and fault.reader is not None:
+        return (
+            f"{_at(before)} brings rows; {_at(line, before)} reorders them; {_at(fault.reader, before)} sends them back"
+        )
+    if fault.way == "foreign" and before is not None and fault.reader is not None:
+        where = "" if place_of(before) == place_of(line) else f" by {_at(before, line)}"
+        given = f"{_at(line)} reads at indices that were moved into the rank's part{where}"
+        return f"{given}; {_at(fault.reader, line)} sums what it reads there"
+    if fault.way == "exchange gradient":
+        place = f"in backward {_at(line)}{_inner(fault)} is the first line that is wrong"
+        return f"{place}: it doesn't hand back the reverse exchange of the gradient that it is given"
     is_new = before is not None and before != line
     after = f", after {_at(before, line)}" if is_new and before is not None else ""
     if fault.way in ("gradient", "unsummed gradient"):
@@ -139,7 +166,17 @@ def cause_of(fault: Fault) -> Cause:
     """Return the cause that a line is."""
     place = place_of(fault.line)
     if fault.way == "unsummed" and fault.before is not None:
-        return UnsummedLine(place_of(fault.before), place if fault.given else "", fault.axis)
+        beside = "a tensor that needs no sum" if fault.is_beside_whole else ""
+        inside = (fault.function, fault.operand, beside) if fault.operand else ()
+        return UnsummedLine(place_of(fault.before), place if fault.given else "", fault.axis, *inside)
+    if fault.way == "rows":
+        return StrangeRows(place, fault.function, with_weight=fault.function in PRODUCTS)
+    if fault.way == "exchange" and fault.before is not None and fault.reader is not None:
+        return RowsNotRestored(place, place_of(fault.before), place_of(fault.reader))
+    if fault.way == "foreign" and fault.reader is not None:
+        return ForeignNumbersSummed(place, fault.function, place_of(fault.reader))
+    if fault.way == "exchange gradient" and fault.inner is not None:
+        return ExchangeNotReversed(place, fault.function, place_of(fault.inner))
     if fault.way == "collective" and fault.times:
         return RepeatedReductionLine(place, fault.function, round(fault.times), fault.ranks)
     if fault.way == "collective":

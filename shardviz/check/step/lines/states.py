@@ -260,6 +260,29 @@ class States:
         tensor = self.dump.by_name(moment, "activation")[name]
         return np.asarray(self.dump.values(tensor.shards[rank], name), np.float64)
 
+    def held(self, value: Value) -> dict[int, NDArray[np.float64]]:
+        """Return what each rank has of a tensor; empty if it was not kept."""
+        return self._kept(value, gradient=False)
+
+    def held_gradient(self, value: Value) -> dict[int, NDArray[np.float64]]:
+        """Return what came back to each rank's part of a tensor; empty if it was not kept."""
+        return self._kept(value, gradient=True)
+
+    def _kept(self, value: Value, *, gradient: bool) -> dict[int, NDArray[np.float64]]:
+        try:
+            held = {rank: self._array("step", rank, number, gradient=gradient) for rank, number in value}
+        except (ShardvizError, KeyError):
+            return {}
+        return held if all(array.size <= MAX_SIZE for array in held.values()) else {}
+
+    def whole(self, number: int) -> NDArray[np.float64] | None:
+        """Return a tensor of the unsharded model's; None if it was not kept, or is too large."""
+        try:
+            array = self._array("reference", 0, number, gradient=False)
+        except (ShardvizError, KeyError):
+            return None
+        return array if array.size <= MAX_SIZE else None
+
     def is_index(self, value: Value) -> bool:
         """Whether a tensor holds whole numbers, as indices do."""
         return self.held_dtype(value).startswith(INTEGERS)

@@ -39,7 +39,7 @@ from shardviz.relate.tolerance import SINGLE, near_ratio
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.rules.all_gradients import Part
@@ -159,7 +159,10 @@ def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -
             batch_of(axes, batch),
             any(gradient.is_split(axis) for gradient in gradients for axis in axes),
             any(
-                gradient.claimed is not None and any(gradient.is_split(axis) for axis in axes) for gradient in gradients
+                gradient.claimed is not None
+                and gradient.may_be_of_fsdp
+                and any(gradient.is_split(axis) for axis in axes)
+                for gradient in gradients
             ),
         )
         for axes in _products(mesh, ratio)
@@ -224,9 +227,17 @@ def _is_loss_scale(factors: Iterable[float]) -> bool:
     return bool(power) and all(abs(factor - power) <= SINGLE * power for factor in high)
 
 
-def size_in_words(mesh: Mesh, ratio: Fraction) -> str:
-    """Name the fewest axes whose sizes multiply to the ratio or to one over it: `dp or tp`, `dp * tp`."""
-    return " or ".join(" * ".join(axes) for axes in _products(mesh, ratio))
+def size_in_words(mesh: Mesh, ratio: Fraction, without: Collection[str] = ()) -> str:
+    """Name the fewest axes whose sizes multiply to the ratio or to one over it: `dp or tp`, `dp * tp`.
+
+    Args:
+        mesh: The mesh.
+        ratio: The ratio.
+        without: Axes that are only named if no others fit.
+    """
+    products = _products(mesh, ratio)
+    likely = [axes for axes in products if not {*axes} & {*without}]
+    return " or ".join(" * ".join(axes) for axes in likely or products)
 
 
 def _size(ratio: Fraction) -> int:

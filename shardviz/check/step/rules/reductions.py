@@ -100,9 +100,13 @@ def check_unreduced(result: Compared, batch: Batch | None = None) -> Finding | N
     low, high, worst = _farthest(result, result.mesh.groups(result.copies_differ_along[0]))
     whole = result.whose if ratio == 1 else f"{times_text(ratio)} {result.whose}"
     op = TORCH_OPS[reduction]
-    cause: Cause = GradientNotReduced(over, op) if result.role == "grad" else OutputNotReduced(over, op)
+    wrapper = result.wrapped_over(over)
+    cause: Cause = (
+        GradientNotReduced(over, op, wrapper=wrapper) if result.role == "grad" else OutputNotReduced(over, op)
+    )
     if result.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
-        cause = GradientNotReduced(over, op, ratio=ratio, rest=cause_of_ratio(result, ratio, over, batch))
+        rest = cause_of_ratio(result, ratio, over, batch)
+        cause = GradientNotReduced(over, op, ratio=ratio, rest=rest, wrapper=wrapper)
     return result.finding(
         cause,
         f"the {result.what} differs along {axes}: {apart_text(low, high, worst)}",

@@ -192,7 +192,8 @@ def _of_term(evidence: Evidence, first: Divergence, added: str, times: int, rank
             f"the output lacks {term}" if times == -1 else f"{term} is subtracted from the output {-times} times",
             kind="wrong-value",
         )
-    axes = size_in_words(evidence.dump.files.mesh, Fraction(times + 1))
+    splitting = {axis for axis, is_batch in (evidence.batch or {}).items() if is_batch}
+    axes = size_in_words(evidence.dump.files.mesh, Fraction(times + 1), splitting)
     sentence = f"{term} is in the output {times + 1} times"
     return RepeatedTerm(term, axes, name).finding(name, ranks, sentence)
 

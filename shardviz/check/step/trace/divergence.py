@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from shardviz.explain.templates import called
+
 if TYPE_CHECKING:
     from shardviz.check.step.trace.calls import Call
     from shardviz.dump.records.trace import PointRecord
@@ -41,6 +43,11 @@ class Divergence:
     def module(self) -> str:
         """The name of the first wrong module; empty for the model itself."""
         return self.call.module
+
+    @property
+    def called(self) -> str:
+        """What sentences call it."""
+        return called(self.module) or "the model itself"
 
 
 def pending_axis(point: PointRecord | None) -> str:

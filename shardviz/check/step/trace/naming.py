@@ -145,7 +145,7 @@ def _is_weight_of(first: Divergence, result: Compared) -> bool:
 
 def where(first: Divergence) -> str:
     """Say where a step first goes wrong."""
-    name = first.module or "the model itself"
+    name = first.called
     if first.direction == "forward":
         if first.way == "unsummed":
             return f"{name} returns the terms of a sum over {first.axis}, and {first.before} reads them as they are"

@@ -23,6 +23,7 @@ from shardviz.explain.update import (
     AnotherLearningRate,
     RankDependentDecay,
     RankDependentStep,
+    RemainderNotStepped,
     RepeatedStep,
     StepOfPart,
     TrainedThoughFrozen,
@@ -72,11 +73,28 @@ def why_weight(evidence: Evidence, result: Compared) -> Why | None:
     if any(abs(factor - 1) > EXPLAINED_UPDATE for factor in factors.values()):
         return _of_normed_parts(step) or _by_norms(evidence, result, factors) or _scaled(dump, result, factors)
     return (
-        _decayed(dump, result, step)
+        _left_out(step)
+        or _decayed(dump, result, step)
         or _of_orthogonal_parts(step)
         or _by_own_statistics(step)
         or _of_this_part(dump, result, step)
     )
+
+
+def _left_out(step: Compared) -> Why | None:
+    """Return that no rank steps the last elements of a weight, fewer than there are ranks, and all others rightly."""
+    if not step.reduced or any(held.shape != step.wanted.shape for held in step.reduced.values()):
+        return None
+    got = np.stack([held.ravel() for held in step.reduced.values()])
+    due = np.stack([step.wanted_of(rank).ravel() for rank in step.reduced])
+    off = np.abs(got - due) > EXPLAINED_UPDATE * np.max(np.abs(due), initial=0.0)
+    still, count = off.all(axis=0), int(np.count_nonzero(off[0]))
+    is_end = 0 < count < min(still.size, step.mesh.size) and bool(still[-count:].all()) and not got[:, -count:].any()
+    if not is_end or np.any(off != still):
+        return None
+    elements = "element" if count == 1 else f"{count:,} elements"
+    sentence = f"no rank steps the last {elements} of its {still.size:,}, and all others are stepped as they should be"
+    return Why(sentence, RemainderNotStepped())
 
 
 def _by_norms(evidence: Evidence, result: Compared, factors: Mapping[int, float]) -> Why | None:

@@ -27,6 +27,7 @@ from shardviz.explain.finding import Finding
 from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank, UnexplainedState
 from shardviz.explain.update import (
     BufferOfParts,
+    OwnBufferRead,
     RepeatedCount,
     UnexplainedBuffer,
     UnexplainedWeight,
@@ -141,6 +142,10 @@ def _check(evidence: Evidence, result: Compared, splitting: tuple[str, ...]) -> 
         if is_saved and (reduction := _reduction(result, splitting)):
             yield _not_reduced(result, *reduction)
             return
+        differing = [axis for axis in result.copies_differ_along if axis in splitting]
+        if differing and is_read_by_forward(dump, result.name):
+            yield _steering(result, differing)
+            return
         parts = f"each rank's is of its own part of the batch, which {', '.join(splitting)} splits"
         why = parts if is_saved else f"{parts}, and no checkpoint has it"
         yield NotChecked(result.name, f"{what} after the step: {why}", "step")
@@ -180,6 +185,20 @@ def _not_reduced(result: Compared, op: str, axes: Sequence[str]) -> Finding:
         severity="warning",
         held=f"different values along {along}",
     )
+
+
+def is_read_by_forward(dump: Dump, buffer: str) -> bool:
+    """Whether the forward reads a buffer in training, and nothing makes the copies equal before the next forward."""
+    records = dump.files.ranks.values()
+    is_sent_again = any(one.kind == "ddp" for record in records for one in record.wrappers or ())
+    return not is_sent_again and any(buffer in record.read_buffers for record in records)
+
+
+def _steering(result: Compared, axes: Sequence[str]) -> Finding:
+    along = " and ".join(axes)
+    sentence = f"each rank along {along} has its own value after the step, and the model's output depends on it"
+    ranks = tuple(sorted(result.reduced))
+    return result.finding(OwnBufferRead(along), sentence, ranks, held=f"different values along {along}")
 
 
 def _distance(dump: Dump, result: Compared, rank: int) -> tuple[float, float] | None:

@@ -1,0 +1,214 @@
+"""Rows that ranks exchange, as tokens with experts: in which line they go wrong, on the way there or back.
+
+What a rank has of other ranks' rows is no part of the unsharded model's tensors, in whatever layout. Each of its rows
+is still a row of one of them, as long as nothing is wrong: rows are looked up, not parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.lines.fault import Fault
+from shardviz.relate.tolerance import ELEMENT, EXACT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.lines.calls import Call, Lines, Value
+    from shardviz.check.step.lines.states import States
+
+EXCHANGE = "all_to_all"
+SUMS = ("all_reduce", "reduce", "reduce_scatter")
+MOVES = frozenset(
+    (
+        *("getitem", "view", "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "T"),
+        *("mT", "contiguous", "expand", "narrow", "clone", "to", "chunk", "split", "cat", "stack", "pad", "detach"),
+    )
+)
+"""Functions that only move numbers."""
+
+COPIES = ("contiguous", "clone", "detach", "view", "reshape", "to")
+"""Functions that leave rows in their order."""
+
+ROOM = frozenset(("new_empty", "empty_like", "empty", "zeros", "zeros_like", "new_zeros"))
+"""Functions that make room for numbers."""
+
+
+def exchange_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line at which exchanged rows go wrong; None if nothing is exchanged, or ranks also sum numbers."""
+    functions = {call.first.function for call in lines.calls}
+    if not any(name.startswith(EXCHANGE) for name in functions) or functions & {*SUMS}:
+        return None
+    rows = Rows(lines, states)
+    return _not_restored(lines, rows) or _first_strange(lines, rows)
+
+
+@dataclass
+class Rows:
+    """The rows of a module's tensors, looked up among those of the unsharded model's."""
+
+    lines: Lines
+    states: States
+
+    def of(self, value: Value) -> dict[int, NDArray[np.float64]]:
+        """Return each rank's rows; empty for what has none, and for whole numbers."""
+        held = self.states.held(value) if not self.states.is_index(value) else {}
+        if any(array.ndim < 2 or array.shape[-1] < 2 for array in held.values()):
+            return {}
+        return {rank: array.reshape(-1, array.shape[-1]) for rank, array in held.items()}
+
+    def are_known(self, value: Value) -> bool | None:
+        """Whether every row is one of the unsharded model's, or of zeros; None if there are none to look up."""
+        held = [array for array in self.of(value).values() if array.size]
+        if not held:
+            return None
+        found = [(places_of(array, self._pool.get(array.shape[1], array[:0])) >= 0) for array in held]
+        return all(bool((here | ~array.any(axis=1)).all()) for here, array in zip(found, held, strict=True))
+
+    @cached_property
+    def _pool(self) -> Mapping[int, NDArray[np.float64]]:
+        by_size: dict[int, list[NDArray[np.float64]]] = {}
+        for number, record in self.lines.wholes.items():
+            if len(record.shape) > 1 and record.shape[-1] > 1:
+                array = self.states.whole(number)
+                if array is not None:
+                    by_size.setdefault(array.shape[-1], []).append(array.reshape(-1, array.shape[-1]))
+        return {size: np.concatenate(arrays) for size, arrays in by_size.items()}
+
+
+def places_of(rows: NDArray[np.float64], pool: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the first place of each row among others; -1 for one that is not among them."""
+    if not len(pool) or not len(rows):
+        return np.full(len(rows), -1)
+    along = np.random.default_rng(0).standard_normal(pool.shape[1])
+    order = np.argsort(pool @ along, kind="stable")
+    keys, own = (pool @ along)[order], rows @ along
+    near = EXACT * max(float(np.max(np.abs(pool), initial=0.0)), 1e-30)
+    slack = near * float(np.abs(along).sum())
+    places = np.full(len(rows), -1)
+    for row, (low, high) in enumerate(zip(*(np.searchsorted(keys, own + by) for by in (-slack, slack)), strict=True)):
+        at = order[low:high]
+        at = at[np.max(np.abs(pool[at] - rows[row]), axis=1, initial=0.0) <= near]
+        places[row] = at.min(initial=len(pool)) if len(at) else -1
+    return places
+
+
+def _not_restored(lines: Lines, rows: Rows) -> Fault | None:
+    """Return the line that leaves rows in another order than an exchange brought them, before they are sent back."""
+    exchanges = [(call, moved) for call in lines.calls if _is_exchange(call) and (moved := _moved(call, rows))]
+    for at, (there, (given, came)) in enumerate(exchanges):
+        for back, (sent, returned) in exchanges[at + 1 :]:
+            first, last = (_wanted_rows(lines, rows, value) for value in (given, returned))
+            maker = lines.producer(sent)
+            while maker is not None and maker.first.function in COPIES and lines.producer(maker.inputs[0]) is not None:
+                maker = lines.producer(maker.inputs[0])
+            if first is None or last is None or maker is None:
+                continue
+            if is_reordered(rows.of(came), rows.of(sent), first, last):
+                return Fault("exchange", maker.line, maker.first.function, "", "", there.line, reader=back.line)
+    return None
+
+
+def _wanted_rows(lines: Lines, rows: Rows, value: Value) -> NDArray[np.float64] | None:
+    """Return the rows of the unsharded model's tensor that a tensor is compared with, or that it is a copy of."""
+    maker = lines.producer(value)
+    while value not in lines.wanted and maker is not None and maker.first.function in COPIES and maker.inputs:
+        value = maker.inputs[0]
+        maker = lines.producer(value)
+    whole = rows.states.whole(lines.wanted[value]) if value in lines.wanted else None
+    return None if whole is None or whole.ndim < 2 else whole.reshape(-1, whole.shape[-1])
+
+
+def _moved(call: Call, rows: Rows) -> tuple[Value, Value] | None:
+    """Return what an exchange is given and what it gives, if those have rows."""
+    out = call.outputs[0]
+    given = [value for value in call.inputs if value != out and rows.are_known(value)]
+    return (given[-1], out) if given and rows.of(out) else None
+
+
+def is_reordered(
+    came: Mapping[int, NDArray[np.float64]],
+    sent: Mapping[int, NDArray[np.float64]],
+    first: NDArray[np.float64],
+    last: NDArray[np.float64],
+) -> bool:
+    """Whether ranks send back what they made of every row that came, and not in the order in which rows came."""
+    if len(first) != len(last) or came.keys() != sent.keys():
+        return False
+    same = places_of(first, first)  # the same token may go to two experts
+    orders = []
+    for rank, array in came.items():
+        if array.shape[1] != first.shape[1] or sent[rank].shape[1] != last.shape[1]:
+            return False
+        there, back = places_of(array, first), places_of(sent[rank], last)
+        if len(there) != len(back) or (there < 0).any() or (back < 0).any():
+            return False
+        orders.append((same[there], same[back]))
+    are_same_rows = all(np.array_equal(np.sort(there), np.sort(back)) for there, back in orders)
+    return are_same_rows and any(not np.array_equal(there, back) for there, back in orders)
+
+
+def _first_strange(lines: Lines, rows: Rows) -> Fault | None:
+    """Return the first call that makes rows which the unsharded model has nowhere, of rows that it has."""
+    strange: dict[Value, Call] = {}
+    innocent: set[int] = set()
+    for call in (one for one in lines.calls if one.first.function not in ROOM):
+        origin = next((strange[value] for value in call.inputs if value in strange), None)
+        for value in call.outputs:
+            are_known = rows.are_known(value)
+            if are_known is False and origin is None and call.first.function not in MOVES and not _is_exchange(call):
+                strange[value] = call
+            elif origin is not None and are_known:
+                innocent.add(origin.order)
+            elif origin is not None:
+                strange[value] = origin
+    returned = [strange[value] for value, _ in lines.returned if value in strange]
+    guilty = [call for call in returned if call.order not in innocent]
+    return Fault("rows", guilty[0].line, guilty[0].first.function, "", "") if guilty else None
+
+
+def _is_exchange(call: Call) -> bool:
+    return call.first.function.startswith(EXCHANGE)
+
+
+def exchange_backward(lines: Lines, states: States) -> Fault | None:
+    """Return the last exchange in an `autograd.Function` of the user's whose backward does not reverse it.
+
+    Whatever only moves numbers has this in common with its right backward: what it is given times the gradient that it
+    hands back, summed over ranks, is what it gives times the gradient that it gets.
+    """
+    for call in reversed(lines.calls if states.is_right else ()):
+        if _is_exchange(call) and len(call.first.frames) > call.first.own + 1 and not _is_reversed(lines, states, call):
+            inner = call.first.frames[-1]
+            return Fault("exchange gradient", call.line, call.first.function, "", "", inner=inner)
+    return None
+
+
+def _is_reversed(lines: Lines, states: States, call: Call) -> bool:
+    """Whether what comes back through an exchange may be what its right backward hands back."""
+    out = call.outputs[0]
+    given = [value for value in call.inputs if value != out and states.held(value)]
+    given = [value for value in given if _sorted(states.held(value)) == _sorted(states.held(out))]
+    if len(given) != 1 or any(reader.line != call.line for reader in lines.readers(given[0])):
+        return True
+    held, gave = states.held(given[0]), states.held(out)
+    back, got = states.held_gradient(given[0]), states.held_gradient(out)
+    if not all(held.keys() == other.keys() for other in (gave, back, got)):
+        return True
+    if any(back[rank].shape != held[rank].shape or got[rank].shape != gave[rank].shape for rank in held):
+        return True
+    there = sum(float(np.vdot(held[rank], back[rank])) for rank in held)
+    here = sum(float(np.vdot(gave[rank], got[rank])) for rank in held)
+    size = sum(float(np.linalg.norm(gave[rank]) * np.linalg.norm(got[rank])) for rank in held)
+    return abs(there - here) <= ELEMENT.get(states.held_dtype(given[0]), EXACT) * size
+
+
+def _sorted(held: Mapping[int, NDArray[np.float64]]) -> list[float]:
+    """Return all ranks' numbers, sorted."""
+    return sorted(number for array in held.values() for number in array.ravel().tolist())
