@@ -23,6 +23,7 @@ from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.maps.families import family_of, find_map
 from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.made import PAD, Made, Op
+from shardviz.checkpoint.maps.matching import NUMBER
 from shardviz.checkpoint.maps.wrong import instead_of
 from shardviz.checkpoint.optimizer import is_setting, state_names, state_of
 from shardviz.errors import DumpError, ShardvizError
@@ -33,6 +34,7 @@ from shardviz.text import counted, listed, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from shardviz.checkpoint.by_content.numbered import Choice
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.maps.made import Node
@@ -46,6 +48,9 @@ ADAPTER = ".lora_"
 
 LONELY = 4
 """Where one in this many tensors is in one checkpoint only, or under another name, a map may be meant."""
+
+FEWEST_LAYERS = 3
+"""Layers that show a map if most names are equal: with fewer, no layer is the odd one."""
 
 WRITE_A_MAP = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
 MASTERS = ("fp32", "fp32_param", "master_param", "param")
@@ -239,7 +244,7 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
     first, second = ([one for one in side if one is not None] for side in sides)
     num_named = sum(state_of(pair.name) is None for pair in pairs.both)
     if min(sum(state_of(one.name) is None for one in side) for side in (first, second)) <= num_named:
-        return pairs  # most have one name: another name is a difference
+        return _with_map_of_layers(pairs, before, after)  # most have one name: another name is a difference
     if family := family_of(before.tensors, after.tensors):
         again = paired(before, after, find_map(family))
         return replace(again, notes=(f"names: --map {family} knows them, and is used", *again.notes), is_mapped=True)
@@ -253,6 +258,30 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
         else:
             left.append(pair)
     return replace(again, lonely=tuple(left), lines=tuple(map(str, lines)), open=tuple(outcomes), is_mapped=bool(lines))
+
+
+def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
+    """Return pairs for the names left over, if the layers' tensors of a name are made of several, or by a function.
+
+    A new name alone is a difference, and so are new numbers of layers.
+    """
+    first, second = ([one for pair in pairs.lonely if (one := pair.sides[at]) is not None] for at in (0, 1))
+    if min(len(first), len(second)) < FEWEST_LAYERS:
+        return pairs
+    kept = {NUMBER.sub("*", pair.name) for pair in pairs.both}
+    choices = [one for one in inferred(first, second)[0] if _is_of_layers(one, kept)]
+    lines = lines_of(choices, (before.tensors, after.tensors))
+    if not lines:
+        return pairs
+    return replace(paired(before, after, rules_from(lines)), lines=tuple(map(str, lines)), is_mapped=True)
+
+
+def _is_of_layers(choice: Choice, kept: Collection[str]) -> bool:
+    """Whether a choice makes all layers of a name by a function, with the same numbers on both sides."""
+    every = [choice.whole, *(link.family for link in choice.recipe.links)]
+    layers = {numbers[0] for numbers in choice.whole.members if numbers}
+    is_whole = len(layers) >= FEWEST_LAYERS and not any(family.pattern in kept for family in every)
+    return is_whole and "(" in choice.recipe.text() and all(link.is_direct for link in choice.recipe.links)
 
 
 def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> tuple[list[Outcome], list[str]]:
