@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.by_content.inferring import inferred
-from shardviz.checkpoint.by_content.numbered import lines_of, rules_from
+from shardviz.checkpoint.by_content.numbered import REPRESENTATIVES, lines_of, rules_from
 from shardviz.checkpoint.comparing.changes import change_of, overflown
 from shardviz.checkpoint.comparing.equality import Contents, agree, can_cast, is_same, narrower
 from shardviz.checkpoint.comparing.moved import with_fused, with_moved
@@ -24,6 +24,7 @@ from shardviz.checkpoint.maps.families import family_of, find_map
 from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.made import PAD, Made, Op
 from shardviz.checkpoint.maps.matching import NUMBER
+from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.wrong import instead_of
 from shardviz.checkpoint.optimizer import is_setting, state_names, state_of
 from shardviz.errors import DumpError, ShardvizError
@@ -51,6 +52,9 @@ LONELY = 4
 
 FEWEST_LAYERS = 3
 """Layers that show a map if most names are equal: with fewer, no layer is the odd one."""
+
+STACKED = 3
+"""Dims of a tensor that has all experts of a layer."""
 
 WRITE_A_MAP = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
 MASTERS = ("fp32", "fp32_param", "master_param", "param")
@@ -246,7 +250,7 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
     if min(sum(state_of(one.name) is None for one in side) for side in (first, second)) <= num_named:
         return _with_map_of_layers(pairs, before, after)  # most have one name: another name is a difference
     if family := family_of(before.tensors, after.tensors):
-        again = paired(before, after, find_map(family))
+        again = _with_turned_experts(paired(before, after, find_map(family)))
         return replace(again, notes=(f"names: --map {family} knows them, and is used", *again.notes), is_mapped=True)
     choices, ambiguous = inferred(first, second)
     lines = lines_of(choices, (before.tensors, after.tensors))
@@ -282,6 +286,52 @@ def _is_of_layers(choice: Choice, kept: Collection[str]) -> bool:
     layers = {numbers[0] for numbers in choice.whole.members if numbers}
     is_whole = len(layers) >= FEWEST_LAYERS and not any(family.pattern in kept for family in every)
     return is_whole and "(" in choice.recipe.text() and all(link.is_direct for link in choice.recipe.links)
+
+
+def _with_turned_experts(pairs: Pairs) -> Pairs:
+    """Transpose the stacked experts that a map makes if those of most layers are transposed.
+
+    Formats store them as (in, out) or (out, in). A matrix is as the map says: one that all layers have transposed is a
+    difference.
+    """
+    layers: dict[str, list[Pair]] = {}
+    for pair in pairs.both:
+        if len(pair.both[0].shape) == STACKED and any(isinstance(side, Made) for side in pair.sides):
+            layers.setdefault(starred(pair.name), []).append(pair)
+    turned: dict[str, Pair] = {}
+    notes: list[str] = []
+    for name, some in layers.items():
+        looked_at = some[:: max(1, len(some) // REPRESENTATIVES)]
+        if len(some) >= FEWEST_LAYERS and 2 * sum(map(_is_turned, looked_at)) > len(looked_at):
+            turned |= {pair.name: _with_transposed(pair) for pair in some}
+            line = f"{printable(name)} = {printable(turned[some[0].name].other_name)}"
+            notes.append(f"names: most layers have experts transposed, which is taken as meant: {line}")
+    both = tuple(turned.get(pair.name, pair) for pair in pairs.both)
+    return replace(pairs, both=both, notes=(*notes, *pairs.notes))
+
+
+def _is_turned(pair: Pair) -> bool:
+    """Whether the first expert of a pair is equal only if what the map makes is transposed."""
+    try:
+        straight, turned = (tuple(map(_first_of, one.both)) for one in (pair, _with_transposed(pair)))
+        return not agree(*straight) and agree(*turned)
+    except DumpError:
+        return False
+
+
+def _first_of(tensor: Tensor) -> Made:
+    node = Op("take", (tensor.node if isinstance(tensor, Made) else tensor,), (0, 0))
+    return Made(node, node.shape, tensor.name)
+
+
+def _with_transposed(pair: Pair) -> Pair:
+    first, second = (_transposed(side) if isinstance(side, Made) else side for side in pair.both)
+    return replace(pair, first=first, second=second)
+
+
+def _transposed(made: Made) -> Made:
+    node = Op("transpose", (made.node,))
+    return replace(made, node=node, shape=node.shape, text=f"transpose({made.text})")
 
 
 def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> tuple[list[Outcome], list[str]]:
