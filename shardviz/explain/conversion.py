@@ -162,11 +162,32 @@ class WrongQuantizationScales(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = (
-        "The values or the scales belong to a different tensor or step, or are in a different order",
-        "The scales are inverted",
-    )
+    why = "The values or the scales belong to a different tensor or step, or are in a different order"
     how = "quantize again, and save values and scales together"
+
+
+class TransposedScales(Cause):
+    """Eight-bit values are right with their scales transposed.
+
+    A weight has one scale for each block, in a matrix of its own. If only one of the two is transposed, each block
+    meets the scale of another. The shapes still fit if the weight has as many rows of blocks as columns.
+    """
+
+    kinds = ("wrong-value",)
+    why = "The scale of block (i, j) is stored at (j, i)"
+    how = "transpose the scales in the conversion, as the weight is: scales.t().contiguous()"
+
+
+class InvertedScales(Cause):
+    """Eight-bit values are right with one over their scales.
+
+    Some formats store the number that values were multiplied by, others the number that gives the values back. Both are
+    called a scale, and weight_scale_inv is the second kind.
+    """
+
+    kinds = ("wrong-value",)
+    why = "Each scale is one over the right one"
+    how = "store what a value in eight bits is multiplied by: 1 / scale"
 
 
 class AveragedWeights(Cause):
