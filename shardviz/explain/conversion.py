@@ -13,12 +13,32 @@ class ForgottenFactor(Cause):
 
     Attributes:
         undo: One over the factor, as it is printed.
+        factor: The factor.
     """
 
     undo: str
+    factor: float = 0.0
     kinds = ("wrong-value",)
     why = "The conversion multiplies by a factor, or leaves one out"
     how = "multiply by {undo} in the conversion"
+
+
+class SummedReplicas(Cause):
+    """The merge of several ranks' files added up what each of them has whole.
+
+    Tensor parallelism cuts matrices, and keeps norms and the biases of row-parallel layers whole on every rank. A merge
+    that sums these multiplies them by the number of ranks.
+
+    Attributes:
+        ranks: How many ranks were merged: the factor.
+        side: Which of the two has the sum.
+    """
+
+    ranks: int
+    side: str
+    kinds = ("wrong-value",)
+    why = "The merge of {ranks} ranks that made the {side} sums what every rank holds whole"
+    how = "take it from one rank"
 
 
 class ForgottenOffset(Cause):

@@ -9,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.comparing.steps import siblings
+from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from tests.checkpoint.maps import (
     SETTINGS,
@@ -99,6 +101,31 @@ def test_parts_in_any_order_are_named_or_quiet(tmp_path_factory, order, dim, see
         assert found == {}
     else:
         assert found["w"][0] == "permuted"
+
+
+# Merges of ranks
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["forth", "back"])
+@pytest.mark.parametrize(
+    ("what", "ranks", "cause"),
+    [
+        ("norm", 2, "summed-replicas"),
+        ("norm", 8, "summed-replicas"),
+        ("norm", 1.5, "forgotten-factor"),
+        ("", 2, "forgotten-factor"),
+        ("layers.1.ffn_norm", 2, "forgotten-factor"),
+    ],
+    ids=str,
+)
+def test_a_merge_that_sums_replicas_is_told_from_a_factor(tmp_path, what, ranks, cause, turned):
+    merged = {name: one * ranks if what in name else one for name, one in meta().items()}
+    found = compare_checkpoints(*map(open_checkpoint, both(tmp_path, *(meta(), merged)[:: -1 if turned else 1])))
+    assert {one.cause_id for one in found.outcomes if one.verdict != "equal"} == {cause}
+    if cause == "summed-replicas":
+        told = next(one for one in found.outcomes if one.cause_id == cause)
+        side = "first" if turned else "second"
+        assert told.cause == f"The merge of {ranks} ranks that made the {side} sums what every rank holds whole"
 
 
 # Steps

@@ -135,7 +135,7 @@ def values_changed(outcome: Outcome, before: Tensor, after: Tensor, names: tuple
     types = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
     if isinstance(relation, Scaled):
         why = f"every value of {names[1]} is {factor_text(relation.factor)} times that of {names[0]}{types}"
-        return outcome.became("other", why, ForgottenFactor(factor_text(1 / relation.factor)))
+        return outcome.became("other", why, ForgottenFactor(factor_text(1 / relation.factor), relation.factor))
     size, (how, undo) = factor_text(abs(relation.number)), MORE if relation.number > 0 else LESS
     why = f"every value of {names[1]} is {size} {how} than in {names[0]}{types}"
     return outcome.became("other", why, ForgottenOffset(undo, size))

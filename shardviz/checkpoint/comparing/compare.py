@@ -6,6 +6,7 @@ other than tensors, such as a step or a learning rate, are compared by value.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,9 @@ from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.wrong import instead_of
 from shardviz.checkpoint.optimizer import is_setting, state_names, state_of
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.explain.conversion import OverflowInFloat16
+from shardviz.explain.conversion import ForgottenFactor, OverflowInFloat16, SummedReplicas
 from shardviz.relate.casts import is_narrower
+from shardviz.relate.tolerance import WHOLE_FACTOR
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
@@ -53,6 +55,13 @@ LONELY = 4
 FEWEST_LAYERS = 3
 """Layers that show a map if most names are equal: with fewer, no layer is the odd one."""
 
+FEWEST_SUMMED = 2
+"""Vectors with one factor that show how ranks were merged."""
+
+MOST_MERGED = 256
+"""Ranks of tensor parallelism whose files are merged."""
+
+SAME = ("equal", "cast")
 STACKED = 3
 """Dims of a tensor that has all experts of a layer."""
 
@@ -91,7 +100,7 @@ def compare_checkpoints(
     pairs = pairs if rules else with_map(pairs, before, after)
     refuse_strangers(pairs, before, after, "name or its values")
     judged = _compared(pairs, (before.tensors, after.tensors), progress)
-    results = with_left_over(judged, before, after, also)
+    results = with_summed_replicas(with_left_over(judged, before, after, also))
     outcomes = (*(outcome for outcome, _ in results), *pairs.open)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or pairs.is_mapped))
     more = () if rules or pairs.is_mapped else hint(before, after, outcomes)
@@ -240,6 +249,27 @@ def _as_master(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair], owner:
     if is_same(master, weight):
         return outcome.became("tied", f"{outcome.why}: the {side} has it as its weight {name}", other=weight.name)
     return outcome.became(outcome.verdict, f"{outcome.why}; the {side}'s weight {name} has other values")
+
+
+def with_summed_replicas(outcomes: Outcomes) -> Outcomes:
+    """Say that a merge summed replicas if vectors alone are multiplied, all by one number of ranks."""
+    causes = [outcome.explanation for outcome, _ in outcomes]
+    factors = {cause.undo: cause.factor for cause in causes if isinstance(cause, ForgottenFactor)}
+    shapes = [len(pair.both[0].shape) for outcome, pair in outcomes if isinstance(outcome.explanation, ForgottenFactor)]
+    has_matrices = any(outcome.verdict in SAME and len(pair.both[0].shape) > 1 for outcome, pair in outcomes)
+    if len(shapes) < FEWEST_SUMMED or len(factors) > 1 or set(shapes) != {1} or not has_matrices:
+        return outcomes
+    factor = next(iter(factors.values()))
+    times = max(factor, 1 / factor)
+    if not 1 < round(times) <= MOST_MERGED or not math.isclose(times, round(times), rel_tol=WHOLE_FACTOR):
+        return outcomes
+    summed = SummedReplicas(round(times), SIDES[factor > 1])
+    return [
+        (outcome.became("other", f"{outcome.why}; no matrix has a factor", summed), pair)
+        if isinstance(outcome.explanation, ForgottenFactor)
+        else (outcome, pair)
+        for outcome, pair in outcomes
+    ]
 
 
 def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
