@@ -6,7 +6,7 @@ import pytest
 
 from shardviz import probe_files
 from shardviz.cli import main
-from shardviz.commands.common.bugs import Score, as_json
+from shardviz.commands.probes import Score, as_json
 from shardviz.errors import ProbeError
 
 PROBE = "def build(): ...\ndef parallelize(model, mesh): ...\n"

@@ -10,20 +10,25 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardviz.errors import EXIT_CLEAN
+from shardviz import probe_files
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ProbeError
 from shardviz.text import printable
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.text import Text
 
     from shardviz.commands.common.parser import Parser
     from shardviz.picture.text.terminal import Terminal
     from shardviz.probe_files import Probe
+
 
 MIN_SUMMARY = 30
 """Columns that a summary needs beside names and axes; with fewer it stands below them."""
@@ -38,14 +43,10 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the probes, or run those of the bugs and print how each was named."""
     if args.bugs:
-        from shardviz.commands.common import bugs
-
-        return bugs.run(args)
-    from shardviz import probe_files
+        return _run_bugs(args)
     from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
-    from shardviz.probe_files import installed
 
-    others, broken = installed()
+    others, broken = probe_files.installed()
     probes = [*probe_files.shipped(), *others]
     if args.format == "json":
         write_markup(json.dumps([_as_json(probe, _own_version()) for probe in probes], indent=1) + "\n", None)
@@ -100,3 +101,121 @@ def _lines(probes: Sequence[Probe], terminal: Terminal) -> list[Text]:
         first, indent = (line("    "), 4) if is_narrow else (head, indent)
         lines += [*([head] if is_narrow else []), *wrapped(printable(f"{probe.summary}{by}"), width, first, indent)]
     return lines
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one probe came out.
+
+    Attributes:
+        name: The probe.
+        wanted: The kinds that it must give; empty for one that must stay quiet.
+        found: The kinds that it gave.
+    """
+
+    name: str
+    wanted: frozenset[str]
+    found: frozenset[str]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether what was found is what had to be."""
+        return self.wanted == self.found
+
+
+@dataclass(frozen=True)
+class Total:
+    """How the probes came out together.
+
+    Attributes:
+        bugs: How many recreate a bug.
+        detected: How many of these gave any finding.
+        named: How many gave exactly the kinds that they must.
+        false_alarms: The kinds that probes gave and must not give.
+    """
+
+    bugs: int
+    detected: int
+    named: int
+    false_alarms: int
+
+    @classmethod
+    def of(cls, scores: Sequence[Score]) -> Total:
+        """Add up scores."""
+        bugs = [score for score in scores if score.wanted]
+        detected, named = sum(bool(score.found) for score in bugs), sum(score.is_right for score in bugs)
+        return cls(len(bugs), detected, named, sum(len(score.found - score.wanted) for score in scores))
+
+
+def _run_bugs(args: argparse.Namespace) -> int:
+    """Run them all and print the table.
+
+    Returns:
+        0 if every bug is rightly named and nothing else is found, 1 otherwise.
+    """
+    from rich.text import Text
+
+    from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
+    from shardviz.commands.common.progress import progress
+
+    terminal = terminal_for(args.color)
+    known = [probe for probe in probe_files.shipped() if probe.name.startswith(("bugs/", "quiet/"))]
+    too_new = {probe.name: why for probe in known if (why := _too_new(probe))}
+    wanted = [probe for probe in known if probe.name not in too_new]
+    scores: list[Score] = []
+    with progress(lambda: f"ran {len(scores)} of {len(wanted)} probes"):
+        scores += map(_score, wanted)
+    if args.format == "json":
+        write_markup(json.dumps(as_json(scores, too_new), indent=1) + "\n", None)
+    else:
+        write_answer([*_table(scores, terminal), *map(Text, too_new.values())], terminal)
+    return EXIT_CLEAN if all(score.is_right for score in scores) else EXIT_FINDINGS
+
+
+def _too_new(probe: Probe) -> str:
+    """Say why a probe cannot be run with this torch; empty if it can."""
+    try:
+        probe_files.check_torch(probe)
+    except ProbeError as error:
+        return f"not run: {error.message}"
+    return ""
+
+
+def _score(probe: Probe) -> Score:
+    from shardviz.check.run import check_dump
+    from shardviz.dump.write import prepare_folder
+    from shardviz.layout.mesh import Mesh
+    from shardviz.live.job import ProbeJob
+
+    with tempfile.TemporaryDirectory(prefix="shardviz-bugs-") as folder:
+        dump = prepare_folder(Path(folder) / "dump")
+        ProbeJob.of(probe, Mesh(probe.axes, probe.mesh), dump).launch()
+        found = frozenset(finding.kind for finding in check_dump(dump).findings)
+    return Score(probe.name, frozenset(probe.kinds), found)
+
+
+def _table(scores: list[Score], terminal: Terminal) -> list[Text]:
+    from shardviz.picture.text.terminal import BAD, DIM, GOOD, line
+
+    width = max(len(score.name) for score in scores)
+    lines = [line(("  " + "probe".ljust(width) + "  found", DIM))]
+    for score in scores:
+        glyph, style = (terminal.glyphs.good, GOOD) if score.is_right else (terminal.glyphs.error, BAD)
+        found = ", ".join(sorted(score.found)) or "nothing"
+        due = "" if score.is_right else f"   expected: {', '.join(sorted(score.wanted)) or 'nothing'}"
+        lines.append(line((glyph, style), f" {score.name.ljust(width)}  {found}", (due, BAD)))
+    total = Total.of(scores)
+    text = (
+        f"{total.detected} of {total.bugs} detected, {total.named} of {total.bugs} correctly named, "
+        f"{total.false_alarms} false alarms"
+    )
+    return [*lines, line(""), line((text, GOOD if total.named == total.bugs and not total.false_alarms else BAD))]
+
+
+def as_json(scores: Sequence[Score], not_run: Mapping[str, str]) -> dict[str, Any]:
+    """Return how every probe came out and their total, with the reasons why some were not run."""
+    probes = [
+        {"name": one.name, "expected": sorted(one.wanted), "found": sorted(one.found), "right": one.is_right}
+        for one in scores
+    ]
+    return {"probes": probes, "not_run": dict(not_run), **asdict(Total.of(scores))}

@@ -197,6 +197,24 @@ class AnotherCheckpoint(Disorder):
     )
 
 
+class KeyOfAnotherPrefix(Disorder):
+    """A load with strict=False skipped a weight whose key has a different prefix.
+
+    No parameter has the name under which the load was given the values. The weight keeps its initial values on all
+    ranks, and others are loaded. load_state_dict only returns the key, in unexpected_keys, and the weight's name, in
+    missing_keys.
+    """
+
+    prefix: str
+    is_longer: bool
+    kinds = ("foreign",)
+    why = (
+        "load_state_dict(strict=False) skipped this weight: its key {is_longer:?has the prefix {prefix!r}, the model's "
+        "name doesn't|lacks the prefix {prefix!r} of the model's name}"
+    )
+    how = "{is_longer:?remove {prefix!r} from the keys|put {prefix!r} before the keys}, and load with strict=True"
+
+
 class RanksNotLoaded(Disorder):
     """Some ranks have nothing of a weight that the other ranks loaded from the checkpoint.
 

@@ -177,6 +177,7 @@ def capture_by_reference(
             seen.add_values(one, "initial")
         seen.not_checked += [("", note) for note in source.notes]
         seen.unwritten += sorted(empty)
+        seen.skipped_keys += [(part.prefix + name, key) for name, key in sorted(source.skipped.items())]
         _add_rest(seen, model, mesh, part, step)
     return path
 

@@ -14,7 +14,7 @@ from shardviz.relate.casts import through, values_of
 from shardviz.relate.factors import factor_at_largest
 from shardviz.relate.relations import Offset, Rounded, Scaled
 from shardviz.relate.tolerance import EPSILON, FLOATS, SAFETY
-from shardviz.relate.values import blocks, is_alike, sampled
+from shardviz.relate.values import SAMPLES, blocks, is_alike, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,8 +72,9 @@ def rounding_between(before: Bits, dtype: str, after: Bits, to: str, narrower: S
     """
     if before.shape != after.shape:
         return None
-    for narrow in narrower:
-        if narrow != to and all(_is_through(*pair, dtype, narrow, to) for pair in _blocks_of_both(before, after)):
+    few = (sampled(before), sampled(after)) if before.size > SAMPLES else (before, after)
+    for narrow in (narrow for narrow in narrower if narrow != to and _is_through(*few, dtype, narrow, to)):
+        if all(_is_through(*pair, dtype, narrow, to) for pair in _blocks_of_both(before, after)):
             return Rounded(narrow)
     return None
 

@@ -316,9 +316,19 @@ def quantized() -> Iterator[tuple[str, bytes, bytes]]:
             yield f"{wide} in {coded} by {what}, {name} of {kind}, {slip}", file({"w": (wide, first)}), file(second)
 
 
+def whole_numbers() -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield whole numbers beside the same in floats, wider or narrower than they, and beside others."""
+    kinds = {"I64": np.int64, "I32": np.int32, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_}
+    for (kind, numpy_kind), wide in product(kinds.items(), ("F64", "F32", "BF16")):
+        values = (np.arange(48) % (2 if kind == "BOOL" else 23)).reshape(6, 8).astype(np.float64)
+        for what, others in (("equal", values), ("a half more", values + 0.5), ("one element", values + np.eye(6, 8))):
+            first, second = (kind, values.astype(numpy_kind)), (wide, cast(others, wide)[0])
+            yield f"{kind} and {wide}, {what}", file({"w": first}), file({"w": second})
+
+
 def add_pairs(room: store.Room) -> None:
     """Add every pair."""
-    for name, first, second in (*pairs(), *quantized()):
+    for name, first, second in (*pairs(), *quantized(), *whole_numbers()):
         command = ("diff", "{0}.safetensors", "{1}.safetensors")
         room.add_content(name, command, [{"": first}, {"": second}])
 

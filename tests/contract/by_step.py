@@ -516,6 +516,11 @@ def records() -> Iterator[tuple[str, Mapping[str, Made | str], dict[str, Any], d
         yield f"a master copy, {what}", masters, {"stamps": stamps}, {}
         first = {"a.fp32": Made(flat["a.fp32"], ids={0: np.zeros(30, int), 1: held}), "b.fp32": flat["b.fp32"]}
         yield f"a master copy, {what}, and zeros on the first rank", first, {"stamps": stamps}, {}
+    for ranks in ((1,), (0, 1)):  # what is not found beside a misplaced one, on its rank or on another
+        zeros = {rank: np.zeros((0, 20)[rank], int) for rank in ranks}
+        both: dict[str, Made | str] = {"a.fp32": Made(flat["a.fp32"], ids={1: ids["late"]})}
+        both["b.fp32"] = Made(flat["b.fp32"], ids=zeros)
+        yield f"a master copy, late, and zeros in another on {ranks}", both, {"stamps": stamps}, {}
     for spans in (((0, 30), (25, 10)), ((0, 20), (25, 10)), ((0, 30), (30, 7)), ((0, 30), (30, 4)), ((0, 30), (30, 5))):
         fields = {rank: {"fragments": (FragmentRecord("a.fp32", (0, 1), *span),)} for rank, span in enumerate(spans)}
         yield f"master copies that say {spans}", dict(flat), {"stamps": stamps}, fields

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from difflib import unified_diff
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,16 +18,22 @@ from tests.contract import store
 from tests.contract.__main__ import ROOMS
 from tests.contract.judge import IN_MEMORY, text_of
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MARK = "== "
+"""What stands before the name of a case; cases of one text stand above it, one below the other."""
+
 
 @pytest.mark.parametrize("name", ROOMS)
 def test_what_is_printed_of_a_case_is_what_was_read(name: str) -> None:
-    path = store.HERE / "texts" / f"{name}.txt"
-    with tempfile.TemporaryDirectory(prefix="texts-", dir=IN_MEMORY) as folder:
-        now = texts(name, Path(folder))
+    path, names = store.HERE / "texts" / f"{name}.txt", kept(name)
+    now = printed(name, names) if names else {}
     if os.environ.get("SHARDVIZ_GOLDEN") == "write" and now:
-        path.write_text(now, encoding="utf-8")
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    rows = [*unified_diff(before.splitlines(), now.splitlines(), lineterm="", n=2)]
+        write(path, now)
+    before = read(path)
+    assert before.keys() == names, "other cases than these are kept; SHARDVIZ_GOLDEN=write writes their texts"
+    rows = [row for case, text in now.items() for row in differences(case, before[case], text)]
     assert not rows, "\n".join(["the text differs; SHARDVIZ_GOLDEN=write keeps it", *rows[:100]])
 
 
@@ -36,16 +44,40 @@ def kept(name: str) -> set[str]:
     return {case for case in store.read_verdicts(name) if store.is_kept(case)} - made_before
 
 
-def texts(name: str, folder: Path) -> str:
-    """Return what is printed of a room's cases that no test makes any more; cases of one text stand above it."""
-    names = kept(name)
-    if not names:
-        return ""
+def printed(name: str, names: Iterable[str]) -> dict[str, str]:
+    """Return what is printed of some cases of a room, by their names."""
     room = store.load(name)
     room.keep(names)
-    store.lay_out(room, folder / "files")
+    with tempfile.TemporaryDirectory(prefix="texts-", dir=IN_MEMORY) as made:
+        folder, texts = Path(made), {}
+        store.lay_out(room, folder / "files")
+        for case in room.cases.values():  # each in a folder that is alone: what stands beside a checkpoint is read, too
+            with tempfile.TemporaryDirectory(prefix="case_", dir=folder) as own:
+                texts[case.name] = text_of(case, store.place(case, folder / "files", Path(own))).rstrip()
+        return texts
+
+
+def differences(name: str, before: str, now: str) -> list[str]:
+    """Return the lines of a difference between two texts of a case; none if they are equal."""
+    return [*unified_diff(before.splitlines(), now.splitlines(), name, name, lineterm="", n=2)]
+
+
+def read(path: Path) -> dict[str, str]:
+    """Return the texts of a file by the names of their cases; none if there is no such file."""
+    if not path.exists():
+        return {}
+    found = {}
+    for block in re.split(rf"\n\n(?={MARK})", path.read_text(encoding="utf-8").rstrip()):
+        lines = block.splitlines()
+        names = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
+        found.update(dict.fromkeys(names, "\n".join(lines[len(names) :])))
+    return found
+
+
+def write(path: Path, texts: Mapping[str, str]) -> None:
+    """Write texts, those that are equal once."""
     alike: dict[str, list[str]] = {}
-    for number, case in enumerate(sorted(room.cases.values(), key=lambda case: case.name)):
-        text = text_of(case, store.place(case, folder / "files", folder / str(number)))
-        alike.setdefault(text.rstrip(), []).append(case.name)
-    return "\n\n".join("\n".join([*(f"== {case}" for case in names), text]) for text, names in alike.items()) + "\n"
+    for name, text in sorted(texts.items()):
+        alike.setdefault(text, []).append(name)
+    blocks = ("\n".join([*(f"{MARK}{name}" for name in names), text]) for text, names in alike.items())
+    path.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")

@@ -319,7 +319,7 @@ def test_the_mouse_asks_who_holds_the_element_under_it(bug: Path, shapes: Path) 
     assert right == "[0, 1]\nclaimed by 0\nheld by 0"
     assert wrong == "[2, 1]\nclaimed by 1\nheld by 4 ✗"
     assert beside == ""
-    assert asyncio.run(run(shapes, "slash", "type vector", "enter"))[0].splitlines()[0].count(",") == 0
+    assert asyncio.run(run(shapes, "slash", *"vector", "enter"))[0].splitlines()[0].count(",") == 0
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1])

@@ -22,13 +22,15 @@ from shardviz.explain.conversion import (
     RepeatedHeads,
 )
 from shardviz.layout.region import box_of, index_of
-from shardviz.relate.casts import cast, is_narrower, values_of
+from shardviz.relate.casts import cast, numbers_of, values_of
 from shardviz.relate.relations import Scaled
 from shardviz.relate.stored import is_cut_off, line_between, rounding_between
 from shardviz.relate.tolerance import FLOATS, WHOLE_FACTOR
 from shardviz.relate.values import blocks, is_alike, part_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.comparing.outcome import Outcome
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
     from shardviz.layout.region import Region
 
 SIDES = ("the first", "the second")
-NARROW = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+NARROW = ("bfloat16", "float16")
+WIDE = ("float32", "float64")
 MORE, LESS = ("more", "subtract"), ("less", "add")
 CUT = {"float32": 16}
 """Bits that are cut off of a type to have the upper half of it, which is a bfloat16."""
@@ -117,34 +120,48 @@ def _text(bits: NDArray[Any], dtype: str) -> str:
 
 
 def _not_finite(side: Tensor) -> int:
-    return sum(int((~np.isfinite(values_of(part, side.dtype))).sum()) for part in blocks(side.bits))
+    return sum(int((~np.isfinite(numbers_of(part, side.dtype))).sum()) for part in blocks(side.bits))
 
 
-def values_changed(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str, str] = SIDES) -> Outcome | None:
-    """Say that all values lost digits, are times a factor, or have a number added; None if it is none of these."""
+def values_changed(
+    outcome: Outcome,
+    before: Tensor,
+    after: Tensor,
+    names: tuple[str, str] = SIDES,
+    through: Sequence[str] | None = None,
+) -> Outcome | None:
+    """Say that all values lost digits, are times a factor, or have a number added; None if it is none of these.
+
+    Args:
+        outcome: Its names.
+        before: What it was.
+        after: What it is.
+        names: What the two are called.
+        through: The types that values may have been rounded to on their way; None for those of usual casts.
+    """
     if before.shape != after.shape:
         return None
     for old, new, name in ((before, after, names[1]), (after, before, names[0])):
-        if changed := _narrowed(outcome, old, new, name):
+        types = through_types(old.dtype, new.dtype) if through is None else through
+        if changed := _narrowed(outcome, old, new, name, types):
             return changed
     narrow = narrower(before.dtype, after.dtype)
     mine, theirs = (cast(side.bits, side.dtype, narrow) for side in (before, after))
     relation = None if mine is None or theirs is None else line_between(mine, theirs, narrow)
     if relation is None:
         return None
-    types = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
+    both = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
     if isinstance(relation, Scaled):
-        why = f"every value of {names[1]} is {factor_text(relation.factor)} times that of {names[0]}{types}"
+        why = f"every value of {names[1]} is {factor_text(relation.factor)} times that of {names[0]}{both}"
         return outcome.became("other", why, ForgottenFactor(factor_text(1 / relation.factor), relation.factor))
     size, (how, undo) = factor_text(abs(relation.number)), MORE if relation.number > 0 else LESS
-    why = f"every value of {names[1]} is {size} {how} than in {names[0]}{types}"
+    why = f"every value of {names[1]} is {size} {how} than in {names[0]}{both}"
     return outcome.became("other", why, ForgottenOffset(undo, size))
 
 
-def _narrowed(outcome: Outcome, before: Tensor, after: Tensor, name: str) -> Outcome | None:
+def _narrowed(outcome: Outcome, before: Tensor, after: Tensor, name: str, through: Sequence[str]) -> Outcome | None:
     """Say how one tensor's values became those of the other, which has a name: rounded on the way, or cut off."""
     dtype, to = before.dtype, after.dtype
-    through = through_types(dtype, to)
     if through and (relation := rounding_between(before.bits, dtype, after.bits, to, through)) is not None:
         end, narrow = "" if dtype == to else f" to {to}", relation.dtype
         why = f"{name} has {dtype} values that were rounded to {narrow} on the way{end}"
@@ -155,10 +172,9 @@ def _narrowed(outcome: Outcome, before: Tensor, after: Tensor, name: str) -> Out
     return None
 
 
-def through_types(dtype: str, to: str) -> list[str]:
+def through_types(dtype: str, to: str) -> Sequence[str]:
     """Return the narrower types through which values of one type may have gone on their way to another."""
-    are_floats = dtype in FLOATS and to in FLOATS
-    return [narrow for narrow in NARROW if are_floats and is_narrower(narrow, dtype) and narrow != to]
+    return NARROW if dtype in WIDE and to in (dtype, *NARROW) else ()
 
 
 def padding(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:

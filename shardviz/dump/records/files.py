@@ -56,6 +56,8 @@ class RankRecord(Record, frozen=True):
             `lr of group 1 of 2`.
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
+        skipped_keys: Parameters that no load wrote to, with the key under which a load with strict=False was given
+            their values: `(parameter, key)`.
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
         masks: The masks that a step in training mode drew, in order.
         fragments: What it says that it has of tensors that ranks do not divide among themselves.
@@ -93,6 +95,7 @@ class RankRecord(Record, frozen=True):
     other_settings: tuple[str, ...] = ()
     as_built: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()
+    skipped_keys: tuple[tuple[str, str], ...] = ()
     without_ids: tuple[str, ...] = ()
     masks: tuple[MaskRecord, ...] = ()
     fragments: tuple[FragmentRecord, ...] = ()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed, nn
 
+from shardviz.live.compat import clean_name
 from shardviz.live.run.known.sources import (
     MOST,
     Opened,
@@ -43,6 +44,8 @@ class Session:
         sources: What values may be compared with, the newest last.
         stamped: What was loaded as a stamped copy; None if loads are left as they are.
         unwritten: What `to_empty` allocated.
+        skipped: Parameters that a load with strict=False left as they were, with the key under which it was given their
+            values: the same name with a prefix, or without one.
         dumps: The dumps of this job: the same on all ranks, which make each together or not at all.
     """
 
@@ -52,6 +55,7 @@ class Session:
         self.sources: list[Source] = [self.values]
         self.stamped = _loads(options)
         self.unwritten = Unwritten()
+        self.skipped: dict[str, str] = {}
         self.dumps: list[Path] = []
         self._searches = 2
         self._files: set[str] = set()
@@ -99,6 +103,15 @@ class Session:
     def loaded_state_dict(self, model: nn.Module, state_dict: Mapping[str, Any]) -> None:
         """Keep the whole tensors that a sharded model has loaded."""
         self._add_source(of_state_dict(model, state_dict, self.options, len(self.sources)))
+
+    def skipped_keys(self, model: nn.Module, state_dict: Mapping[str, Any], keys: Any) -> None:
+        """Remember which parameters a load missed, of those whose values it was given under another prefix."""
+        shapes = {name: tuple(one.shape) for name, one in model.named_parameters()} if keys.unexpected_keys else {}
+        for name in shapes.keys() & set(keys.missing_keys):
+            for key in keys.unexpected_keys:
+                is_alike = tuple(getattr(state_dict[key], "shape", ())) == shapes[name]
+                if is_alike and (key.endswith(f".{name}") or name.endswith(f".{key}")):
+                    self.skipped[clean_name(name)] = key
 
     def loaded_dcp(self, state_dict: object, folder: str) -> None:
         """Compare with a DCP folder what was loaded from it, and what may be copied from the tensors that were."""

@@ -134,10 +134,10 @@ def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> 
     if session.options.reference:
         return ComparedWith(opened(session.options.reference), names, tied=tied)
     kept = session.values.kept(model)
-    known = chosen(session.options.session, session.sources, model, locals_, kept)
+    known = chosen(session.options.session, session.sources, model, locals_, kept, session.skipped)
     known, moments = with_moments(known, session.sources, model, locals_)
     sift = sifting(kept, known, locals_, moments)
-    return ComparedWith(known.reference, names, sift, known.notes, tied, moments=moments)
+    return ComparedWith(known.reference, names, sift, known.notes, tied, skipped=session.skipped, moments=moments)
 
 
 def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:

@@ -66,6 +66,13 @@ if TYPE_CHECKING:
 
     Fate = Literal["right", "kept", "rounded", "dtype", "zeros", "shape", "swapped", "other"]
 
+NARROWER = {
+    "float64": ("float32", "bfloat16", "float16"),
+    "float32": ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"),
+    "bfloat16": ("float8_e4m3fn", "float8_e5m2"),
+    "float16": ("bfloat16", "float8_e4m3fn", "float8_e5m2"),
+}
+"""The dtypes through which values may have gone on their way, by the type that they have."""
 PLACED = "what was sent"
 """What ids stand for, in the words of findings."""
 
@@ -156,7 +163,8 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     part, change = part_of_entry(local, target.entry), None
     if fate in ("zeros", "other") and part is not None:
         sides = Held(local.name, target.entry.dtype, part), Held(local.name, dtype, got)
-        change = values_changed(Outcome(local.name, "", "other"), *sides, ("what was sent", "it"))
+        outcome, through = Outcome(local.name, "", "other"), NARROWER.get(dtype, ())
+        change = values_changed(outcome, *sides, ("what was sent", "it"), through)
     if change is not None and isinstance(cause := change.explanation, NarrowedOnTheWay):
         fate, why = "rounded", cause.narrow
     elif change is not None:

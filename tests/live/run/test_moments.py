@@ -6,6 +6,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.check.run import check_dump
@@ -175,3 +176,30 @@ def test_a_rank_that_begins_without_states_is_noted(mesh, tmp_path):
 
     (note,) = notes_of(copies(mesh, tmp_path, on_the_first))
     assert "whether rank 1 was to begin without the optimizer state of 4 parameters that other ranks have" in note
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("is_own_order", [True, False])
+def test_numbered_states_of_an_optimizer_with_an_order_of_its_own_are_not_told_apart(mesh, tmp_path, is_own_order):
+    whole = build()
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    trained(whole, optimizer)
+    if mesh.get_rank() == 0:
+        torch.save({"model": whole.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "ckpt.pt")
+    torch.distributed.barrier()
+    seen = Watch(tmp_path / "job.shardviz").session
+    model = build()
+    model.load_state_dict(whole.state_dict())
+    seen.sources.append(Opened(tmp_path / "ckpt.pt"))
+    seen.remember(model)
+    fully_shard(model, mesh=mesh)
+    first, *others = model.parameters()
+    groups = [[first, *others]] if is_own_order else [others, [first]]
+    resumed_optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=0.01)
+    for parameter, number in zip((first, *others), range(4), strict=True):
+        state = optimizer.state_dict()["state"][number]
+        placed = {key: distribute_tensor(state[key], parameter.device_mesh, parameter.placements) for key in MOMENTS}
+        resumed_optimizer.state[parameter] = {"step": state["step"], **placed}
+    report = report_of(seen, model, tmp_path)
+    assert not report.findings
+    assert any("it numbers states" in note for note in notes_of(report)) is not is_own_order

@@ -297,3 +297,28 @@ def test_weights_that_a_job_scales_after_sharding_are_blamed_on_no_file(mesh, tm
     (why,) = report.why_not_checked["0.wk.weight"]
     assert "its values were written after it was sharded" in why
     assert "opened" not in why
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_keys_that_a_load_skipped_for_their_prefix_are_a_finding(mesh, tmp_path, prefix):
+    if mesh.get_rank() == 0:
+        save_file(build(1).state_dict(), tmp_path / "weights.safetensors")
+    torch.distributed.barrier()
+    seen = Watch(tmp_path / "job.shardviz").session
+    model = build(0)
+    seen.sources.append(Opened(tmp_path / "weights.safetensors"))
+    weights = load_file(tmp_path / "weights.safetensors")
+    given = {f"{prefix}{name}" if name == "2.weight" else name: value for name, value in weights.items()}
+    if not prefix:  # keys that are skipped, too, and no weight is missing for them
+        given |= {f"average.{name}": value for name, value in weights.items()}
+    seen.skipped_keys(model, given, model.load_state_dict(given, strict=False))
+    seen.remember(model)
+    fully_shard(model, mesh=mesh)
+    assert take(seen, model, tmp_path / "job.shardviz").kind == "captured"
+    torch.distributed.barrier()
+    report = check_dump(tmp_path / "job.shardviz")
+    assert [(one.kind, one.tensor) for one in report.findings] == ([("foreign", "2.weight")] if prefix else [])
+    for finding in report.findings:
+        assert finding.explanation.id == "key-of-another-prefix"
+        assert "remove 'model.' from the keys" in finding.fix

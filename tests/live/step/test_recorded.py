@@ -204,3 +204,20 @@ def test_what_is_beyond_the_bound_is_counted_and_said(monkeypatch):
     assert trace.num_elements <= 30 + 12
     assert trace.num_left_out > 5
     assert "--trace 'modules=PATTERN'" in trace.left_out
+
+
+def test_a_tensor_that_a_collective_wrote_into_is_copied_anew():
+    trace = Trace()
+
+    class Reduce(nn.Module):
+        def forward(self, x):
+            x.data.mul_(2)  # as an all_reduce in place does: the tensor keeps its version
+            trace.forget([x])
+            return x
+
+    model = nn.Sequential(nn.Identity(), Reduce())
+    assert len(list(trace.follow(model, ALL))) == 6
+    model(ROWS.clone())
+    (call,) = trace.calls["1"]
+    assert torch.equal(call.inputs[0].values, ROWS)
+    assert torch.equal(call.outputs[0].values, 2 * ROWS)

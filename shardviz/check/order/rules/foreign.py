@@ -20,6 +20,7 @@ from shardviz.check.order.rules.counts import count_ids
 from shardviz.explain.content import (
     AnotherCheckpoint,
     BufferNotWritten,
+    KeyOfAnotherPrefix,
     LoadedOnOneRank,
     LocalNumbering,
     NoWeightLoaded,
@@ -161,13 +162,23 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
         is_some_right = claimed is not None and any(
             region.size and region == claimed.region(coord) for coord, region in case.regions.items()
         )
-        not_loaded = _not_loaded(case, ranks) if is_some_right else None
+        not_loaded = _not_loaded(case, ranks) if is_some_right else _skipped(case)
         return not_loaded or AnotherCheckpoint(case.dump.files.run.reference), ""
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
         return _rewritten(case), ""
     if none:
         return RewrittenAfterStamping(), ""
     return cause_of_zeros(case) if zeros else OtherTensor(), ""
+
+
+def _skipped(case: Case) -> Disorder | None:
+    """Return the cause if a load was given the tensor's values under a key with a different prefix."""
+    keys = {name: key for record in case.dump.files.ranks.values() for name, key in record.skipped_keys}
+    key = keys.get(case.name)
+    if key is None:
+        return None
+    longer, shorter = sorted((key, case.name), key=len, reverse=True)
+    return KeyOfAnotherPrefix(longer.removesuffix(shorter), key == longer)
 
 
 def _not_loaded(case: Case, ranks: Sequence[int]) -> Disorder | None:

@@ -1,6 +1,8 @@
-"""What no ratio explains: a parameter added too often, shards that were summed as if they were copies, one relation of
-all wrong ranks to what is wanted, and ranks of which only some are right. If none of these fits, it is a `wrong-value`,
-with the place at which it is off.
+"""What no ratio explains: added vectors, mixed shards, one relation of all wrong ranks, statistics of a part.
+
+A parameter may be added too often, shards summed as if they were copies, or one relation makes all wrong ranks' values
+of those wanted; or only some ranks are right. If none of these fits, it is a `wrong-value`, with the place at which it
+is off.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from shardviz.check.step.trace.backward import OUTPUT
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.explain.changed import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
 from shardviz.explain.gradients import CutGraph
+from shardviz.explain.modules import StatisticsOfPart
 from shardviz.explain.step import (
     RankDependentCode,
     UnexplainedBackward,
@@ -28,11 +31,13 @@ from shardviz.explain.step import (
 from shardviz.explain.sums import MixedShards, RepeatedTerm, TermLeftOut
 from shardviz.explain.templates import number
 from shardviz.layout.region import index_of
-from shardviz.relate.measures import factor_of_all, mixed_over, vector_added
+from shardviz.relate.measures import factor_of_all, factors_of_slices, mixed_over, vector_added
 from shardviz.relate.relations import Filled, Offset, Rounded, Transposed
-from shardviz.relate.tolerance import FEW
+from shardviz.relate.tolerance import FEW, LEAST_STATISTIC
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
@@ -175,3 +180,39 @@ def _text(result: Compared, link: Relation) -> str:
     if isinstance(link, Rounded):
         return f"{result.whose} rounded to {link.dtype}"
     return f"{result.whose} with its dims in another order"
+
+
+def check_own_statistics(result: Compared) -> Finding | None:
+    """Return the finding if values are the unsharded model's times a number plus a number, those of each slice."""
+    if result.role != "output":
+        return None
+    for dims in _kept(result.wanted.ndim):
+        axes = [axis for axis in result.mesh.axes if _splits(result, axis, dims)]
+        factors = [factors_of_slices(result, rank, dims) for rank in result.wrong] if axes else []
+        if factors and all(own is not None for own in factors):
+            joined = np.concatenate([own for own in factors if own is not None])
+            if float(joined.max() - joined.min()) > LEAST_STATISTIC:
+                return _of_statistics(result, dims, " and ".join(axes))
+    return None
+
+
+def _kept(ndim: int) -> Iterator[tuple[int, ...]]:
+    """Yield the dims whose indices share numbers: all but the features, as of a norm of rows; channels alone."""
+    if ndim > 1:
+        yield tuple(range(ndim - 1))
+        yield (1,)
+        yield (ndim - 1,)
+
+
+def _of_statistics(result: Compared, dims: tuple[int, ...], axes: str) -> Finding:
+    per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
+    which = f"on each rank every {per} of the {result.what}"
+    return result.finding(
+        StatisticsOfPart(axes), f"{which} is the unsharded model's with a different factor and offset"
+    )
+
+
+def _splits(result: Compared, axis: str, kept: tuple[int, ...]) -> bool:
+    """Whether an axis splits a dim that the numbers are taken over."""
+    chains = result.claimed.chains if result.claimed is not None else ()
+    return any(axis in chain for dim, chain in enumerate(chains) if dim not in kept)

@@ -17,9 +17,8 @@ from shardviz.check.step.forward.sums import check_sum_beside_a_vector
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.reductions import check_unreduced
-from shardviz.check.step.rules.terms import added_too_often, check_related, mixed_shards
+from shardviz.check.step.rules.terms import added_too_often, check_own_statistics, check_related, mixed_shards
 from shardviz.check.step.trace.scale import check_times
-from shardviz.check.step.trace.slices import check_own_statistics
 from shardviz.dump.records.trace import of_point
 from shardviz.errors import ShardvizError
 from shardviz.explain.forward import JoinedOutOfOrder

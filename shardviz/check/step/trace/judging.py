@@ -27,7 +27,7 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial
 from shardviz.relate.factors import scale_between, whole_multiple
-from shardviz.relate.slices import Slices, places_in
+from shardviz.relate.orders import Slices, places_in
 from shardviz.relate.sums import placements_of_sum
 from shardviz.relate.tolerance import DRIFT, EXACT, FEW, MANY, MOST_NOISE, TENSOR_FLOAT, TYPICAL_POINT, above_noise
 

@@ -65,15 +65,17 @@ def why_weight(evidence: Evidence, result: Compared) -> Why | None:
     dump = evidence.dump
     if dump.find("reference", "grad", result.name) is None and dump.find("step", "grad", result.name) is not None:
         return Why("it has a gradient, and the unsharded model's has none", TrainedThoughFrozen())
-    factors = factors_of_steps(dump, result)
-    apart = {rank: factor for rank, factor in factors.items() if abs(factor - 1) > EXPLAINED_UPDATE}
-    if apart:
-        return _of_normed_parts(dump, result) or _by_norms(evidence, result, factors) or _scaled(dump, result, factors)
+    step = _step_of(dump, result)
+    if step is None:
+        return None
+    factors = _factors_of(step)
+    if any(abs(factor - 1) > EXPLAINED_UPDATE for factor in factors.values()):
+        return _of_normed_parts(step) or _by_norms(evidence, result, factors) or _scaled(dump, result, factors)
     return (
-        _decayed(dump, result)
-        or _of_orthogonal_parts(dump, result)
-        or _by_own_statistics(dump, result)
-        or _of_this_part(dump, result)
+        _decayed(dump, result, step)
+        or _of_orthogonal_parts(step)
+        or _by_own_statistics(step)
+        or _of_this_part(dump, result, step)
     )
 
 
@@ -173,15 +175,15 @@ def _times(factor: float) -> str:
     return "once" if number(factor) == "1" else f"{number(factor)} times"
 
 
-def _decayed(dump: Dump, result: Compared) -> Why | None:
+def _decayed(dump: Dump, result: Compared, step: Compared) -> Why | None:
     """Return the explanation if a step differs from the unsharded model's by one multiple of the weight."""
     before = dump.find("reference", "param", result.name)
     assert before is not None, "it was compared with what it was before"
     start = dump.values(before.first, result.name)
-    pairs = [(got - due, rank) for rank, (got, due) in _steps_of(dump, result).items() if rank in result.wrong]
-    off = np.concatenate([difference.ravel() for difference, _ in pairs]) if pairs else np.zeros(0)
-    own = [result.part(start, rank).ravel() for _, rank in pairs]
-    weights = np.concatenate(own) if own else np.zeros(0)
+    off = np.concatenate(
+        [(step.reduced[rank] - step.wanted_of(rank)).ravel() for rank in result.wrong] or [np.zeros(0)]
+    )
+    weights = np.concatenate([result.part(start, rank).ravel() for rank in result.wrong] or [np.zeros(0)])
     if np.count_nonzero(weights) < FEW or np.ptp(weights) <= EXPLAINED_UPDATE * float(np.max(np.abs(weights))):
         return None
     factor = factor_to(off, weights)
@@ -201,22 +203,20 @@ def _decayed(dump: Dump, result: Compared) -> Why | None:
     )
 
 
-def _of_orthogonal_parts(dump: Dump, result: Compared) -> Why | None:
+def _of_orthogonal_parts(step: Compared) -> Why | None:
     """Return that each rank's step is an orthogonal matrix of its own, which only the whole step should be."""
-    whole, steps = _whole_step(dump, result), _steps_of_parts(dump, result)
-    if whole is None or not steps or not _is_orthogonal(whole):
-        return None
-    if not all(_is_orthogonal(got) for got, _ in steps):
+    parts = _parts_of(step)
+    if not parts or not _is_orthogonal(step.wanted) or not all(_is_orthogonal(got) for got, _ in parts):
         return None
     return Why("each rank's step of it is an orthogonal matrix, as the whole step should be", StepOfPart())
 
 
-def _by_own_statistics(dump: Dump, result: Compared) -> Why | None:
+def _by_own_statistics(step: Compared) -> Why | None:
     """Return that a rank's step is scaled by numbers of its own, alike all along a split dim: means over its part."""
-    steps = _steps_of_parts(dump, result)
-    for dim, size in enumerate(result.wanted.shape if result.wanted.ndim > 1 else ()):
-        if steps and all(1 < got.shape[dim] < size for got, _ in steps):
-            first, *others = [_scales_across(got, due, dim) for got, due in steps]
+    parts = _parts_of(step)
+    for dim, size in enumerate(step.wanted.shape if step.wanted.ndim > 1 else ()):
+        if parts and all(1 < got.shape[dim] < size for got, _ in parts):
+            first, *others = [_scales_across(got, due, dim) for got, due in parts]
             is_own = first is not None and any(scales is not None and not _is_near(first, scales) for scales in others)
             if is_own and all(scales is not None for scales in others):
                 times = f"each rank's step is the unsharded model's times numbers of its own, alike all along dim {dim}"
@@ -231,11 +231,11 @@ def _scales_across(got: NDArray[np.float64], due: NDArray[np.float64], dim: int)
     return scales if _is_near(got, due * scales) else None
 
 
-def _of_this_part(dump: Dump, result: Compared) -> Why | None:
+def _of_this_part(dump: Dump, result: Compared, step: Compared) -> Why | None:
     """Return that a split matrix is stepped differently, if the settings and another matrix's step are right."""
     has_settings = any(record.other_settings for record in dump.files.ranks.values())
     is_trained = dump.find("reference", "grad", result.name) is not None
-    if result.wanted.ndim < 2 or has_settings or not is_trained or not _steps_of_parts(dump, result):
+    if result.wanted.ndim < 2 or has_settings or not is_trained or not _parts_of(step):
         return None
     right = next((other.name for other in _other_weights(dump, result) if _is_stepped_once(dump, other)), None)
     if right is None:
@@ -243,26 +243,19 @@ def _of_this_part(dump: Dump, result: Compared) -> Why | None:
     return Why(f"its step is no multiple of the unsharded model's, and the step of {right} is right", StepOfPart())
 
 
-def _of_normed_parts(dump: Dump, result: Compared) -> Why | None:
+def _of_normed_parts(step: Compared) -> Why | None:
     """Return that each rank's step has the norm that the whole step should have."""
-    whole, steps = _whole_step(dump, result), _steps_of_parts(dump, result)
-    norm = float(np.linalg.norm(whole)) if whole is not None else 0.0
-    norms = [(float(np.linalg.norm(got)), float(np.linalg.norm(due))) for got, due in steps]
+    norm = float(np.linalg.norm(step.wanted))
+    norms = [(float(np.linalg.norm(got)), float(np.linalg.norm(due))) for got, due in _parts_of(step)]
     if not norm or not norms or not all(_is_equal(held, norm) and not _is_equal(due, norm) for held, due in norms):
         return None
     return Why(f"each rank's step has the norm {number(norm)}, which the whole one should have", StepOfPart())
 
 
-def _whole_step(dump: Dump, result: Compared) -> NDArray[np.float64] | None:
-    before, after = dump.find("reference", "param", result.name), dump.find("updated", "param", result.name)
-    if before is None or after is None:
-        return None
-    return dump.values(after.first, result.name) - dump.values(before.first, result.name)
-
-
-def _steps_of_parts(dump: Dump, result: Compared) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def _parts_of(step: Compared) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Return the step of each rank's part and the due one, of parts that are neither empty nor the whole."""
-    return [pair for pair in _steps_of(dump, result).values() if 0 < pair[0].size < result.wanted.size]
+    parts = ((got, step.wanted_of(rank)) for rank, got in step.reduced.items())
+    return [(got, due) for got, due in parts if 0 < got.size < step.wanted.size]
 
 
 def _is_orthogonal(step: NDArray[np.float64]) -> bool:
@@ -276,26 +269,28 @@ def _is_orthogonal(step: NDArray[np.float64]) -> bool:
     return bool(sizes[-1] >= LEAST_SINGULAR * sizes[0] > 0)
 
 
-def _steps_of(dump: Dump, result: Compared) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Return for each rank the step of a weight and the unsharded model's step of the same elements."""
+def _step_of(dump: Dump, result: Compared) -> Compared | None:
+    """Return what the optimizer added to a weight on each rank, beside what the unsharded model's added to it."""
     before, after = dump.find("reference", "param", result.name), dump.find("updated", "param", result.name)
     if before is None or after is None:
-        return {}
+        return None
     start, end = (dump.values(tensor.first, result.name) for tensor in (before, after))
-    steps = {}
-    for rank, values in result.reduced.items():
-        initial = result.part(start, rank)
-        steps[rank] = values - initial, result.part(end, rank) - initial
-    return steps
+    held = {rank: values - result.part(start, rank) for rank, values in result.reduced.items()}
+    return replace(result, claimed=None, wanted=(end - start).reshape(result.wanted.shape), values=held)
 
 
 def factors_of_steps(dump: Dump, result: Compared) -> dict[int, float]:
     """Return the number of unsharded steps that each rank's step is; empty if some rank's is not such a multiple."""
-    steps = _steps_of(dump, result)
-    factors = {rank: factor_to(got, due) for rank, (got, due) in steps.items() if np.any(due)}
+    step = _step_of(dump, result)
+    return _factors_of(step) if step is not None else {}
+
+
+def _factors_of(step: Compared) -> dict[int, float]:
+    dues = {rank: step.wanted_of(rank) for rank in step.reduced}
+    factors = {rank: factor_to(step.reduced[rank], due) for rank, due in dues.items() if np.any(due)}
     known = {rank: factor for rank, factor in factors.items() if factor is not None}
-    enough = sum(np.count_nonzero(due) for _, due in steps.values()) >= FEW
-    return known if enough and len(known) == len(factors) else {}
+    is_enough = sum(map(np.count_nonzero, dues.values())) >= FEW
+    return known if is_enough and len(known) == len(factors) else {}
 
 
 def factor_to(got: NDArray[np.float64], due: NDArray[np.float64]) -> float | None:

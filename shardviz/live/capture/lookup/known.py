@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -46,6 +46,7 @@ class ComparedWith:
         notes: What is not known of the run as a whole.
         tied: Names that shared storage before the model was sharded.
         unwritten: Parameters whose memory nothing has written to since it was allocated.
+        skipped: Parameters that a load with strict=False left as they were, with the key that had their values.
         moments: The states of this rank's optimizer that are compared, too.
     """
 
@@ -55,6 +56,7 @@ class ComparedWith:
     notes: tuple[str, ...] = ()
     tied: tuple[tuple[str, ...], ...] = ()
     unwritten: frozenset[str] = frozenset()
+    skipped: Mapping[str, str] = field(default_factory=dict)
     moments: tuple[Local, ...] = ()
 
 

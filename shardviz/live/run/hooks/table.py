@@ -123,7 +123,11 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
             _in_a_job,
             hides=False,
         ),
-        Hook("Module.load_state_dict", _loads("state_dict")),
+        Hook(
+            "Module.load_state_dict",
+            _loads("state_dict"),
+            lambda seen, call, result: seen.session.skipped_keys(call[0][0], argument(call, 1, "state_dict"), result),
+        ),
     ),
     "torch.distributed.pipelining.schedules": (
         Hook("PipelineScheduleSingle.step", lambda seen, call: seen.scheduled(call[0][0]), hides=False),

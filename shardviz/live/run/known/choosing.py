@@ -8,7 +8,7 @@ of it is held instead (`overlooked`), or where nothing else is known.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from shardviz.reference.files import Reference
 from shardviz.relate.values import is_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from torch import nn
 
@@ -71,7 +71,12 @@ class Chosen:
 
 
 def chosen(
-    session: str, sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local], kept: Mapping[str, Kept]
+    session: str,
+    sources: Sequence[Source],
+    model: nn.Module,
+    locals_: Sequence[Local],
+    kept: Mapping[str, Kept],
+    skipped: Collection[str] = (),
 ) -> Chosen:
     """Choose what each tensor of a model is compared with. Every rank calls this.
 
@@ -81,13 +86,14 @@ def chosen(
         model: The model, without wrappers.
         locals_: Its tensors on this rank.
         kept: What is known of them from before they were sharded.
+        skipped: Those that a load on this rank missed, though it was given their values under another prefix.
     """
     mine = candidates(session, sources, model, [local.name for local in locals_])
     why = {name: kept[name].why or UNSEEN if name in kept else UNSEEN for name in _names(locals_) if name not in mine}
     of_ranks = of_all_ranks((mine, why))
     reasons = {name: text for _, not_here in reversed(of_ranks) for name, text in not_here.items()}
     of_all, elsewhere = _together([of_rank for of_rank, _ in of_ranks])
-    by_name, notes = fitting(of_all, locals_)
+    by_name, notes = fitting(of_all, locals_, skipped)
     paths = sorted({one.path for one in by_name.values()}, key=str)
     path = paths[0] if len(paths) == 1 else Path(" or ".join(one.name for one in paths) or "nothing")
     return Chosen(
@@ -144,7 +150,9 @@ def candidates(
     return by_name
 
 
-def fitting(of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local]) -> tuple[dict[str, Candidate], list[str]]:
+def fitting(
+    of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local], skipped: Collection[str] = ()
+) -> tuple[dict[str, Candidate], list[str]]:
     """Return what each tensor is compared with, and notes on the opened files. Every rank calls this.
 
     A tensor is compared with the first candidate that some rank holds its part of, else with the one that is sure.
@@ -152,6 +160,7 @@ def fitting(of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local]) -> 
     Args:
         of_all: What any rank knows of each tensor, the same on all ranks.
         locals_: The tensors of this rank.
+        skipped: Those that a load on this rank missed, though it was given their values under another prefix.
     """
     fits = _fits(of_all, locals_)
     unknown = {name: some for name, some in of_all.items() if name not in fits and all(one.is_guess for one in some)}
@@ -161,10 +170,13 @@ def fitting(of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local]) -> 
     held = {name: min(places) for name, (places, _) in fits.items()}
     used = Counter(of_all[name][held[name]].path for name, (_, tells) in fits.items() if tells)
     misfit = misfits(of_all, held, used, locals_)
-    mixed_up = {name: one.at for name, one in misfit.items() if is_of_another_kind(name, one)}
+    unlike = {name for name, one in misfit.items() if one.state == "unlike"}
+    missed = unlike & {name for of_rank in of_all_ranks(set(skipped)) for name in of_rank}
+    mixed_up = {name: one.at for name, one in misfit.items() if name in missed or is_of_another_kind(name, one)}
     guessed = mixed_up | held
     sure = {name: next((one for one in some if not one.is_guess), some[0]) for name, some in of_all.items()}
     by_name = {name: of_all[name][guessed[name]] if name in guessed else one for name, one in sure.items()}
+    by_name |= {name: replace(by_name[name], is_snapshot=False) for name in missed}  # the job meant to load them
     notes = notes_on({name: one for name, one in misfit.items() if name not in guessed}, of_all, used)
     notes += notes_on_mixtures(of_all, {name: places for name, (places, _) in fits.items()}, used)
     return by_name, [*notes, *notes_on_rounding(of_all, narrow)]

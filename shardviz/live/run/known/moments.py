@@ -67,8 +67,8 @@ def with_moments(
     mine = _moments(model, locals_)
     if not any(of_all_ranks(bool(mine.locals))):
         return known, ()
-    named, numbered = _candidates(sources, mine)
-    notes = _notes_on_ranks_without(mine, locals_)
+    named, numbered, unclear = _candidates(sources, mine)
+    notes = [*_notes_on_ranks_without(mine, locals_), *_notes_on_numbers(unclear)]
     if not any(of_all_ranks(bool(named or numbered))):  # no value has to be read
         return replace(known, notes=(*known.notes, *notes)), ()
     notes += _notes_on_none_loaded(mine, sources, named)
@@ -116,22 +116,29 @@ def _claiming_as(state: Local, parameter: Local) -> Local:
 
 def _candidates(
     sources: Sequence[Source], mine: Moments
-) -> tuple[dict[str, list[Candidate]], dict[str, list[Candidate]]]:
-    """Return what opened checkpoints have of each state, the newest first: by parameters' names, and by numbers."""
+) -> tuple[dict[str, list[Candidate]], dict[str, list[Candidate]], list[Path]]:
+    """Return what opened checkpoints have of each state, the newest first: by parameters' names, and by numbers.
+
+    With them are the checkpoints whose numbers may be those of two orders.
+    """
     named: dict[str, list[Candidate]] = defaultdict(list)
     numbered: dict[str, list[Candidate]] = defaultdict(list)
+    unclear: list[Path] = []
     for path, reference in _checkpoints(sources).items():
         states: dict[str, dict[str, Entry]] = defaultdict(dict)
         for name, entry in reference.entries.items():
             if (split := state_of(name)) is not None and split[1] in KEYS:
                 states[split[0]][split[1]] = entry
         by_number = bool(states) and all(name.isdigit() for name in states)
-        whose = _by_position(states, mine) if by_number else matched(mine.own_order, states).names
+        position = _by_position(states, mine) if by_number else {}
+        if position is None:
+            unclear.append(path)
+        whose = (position or {}) if by_number else matched(mine.own_order, states).names
         for name, other in whose.items():
             for key, entry in states[other].items():
                 into = numbered if by_number else named
                 into[f"{name}.{key}"].insert(0, Candidate(entry, path, is_snapshot=True, is_guess=True))
-    return dict(named), dict(numbered)
+    return dict(named), dict(numbered), unclear
 
 
 def _checkpoints(sources: Sequence[Source]) -> dict[Path, Reference]:
@@ -147,21 +154,29 @@ def _checkpoints(sources: Sequence[Source]) -> dict[Path, Reference]:
     return references
 
 
-def _by_position(states: Mapping[str, Mapping[str, Entry]], mine: Moments) -> dict[str, str]:
+def _by_position(states: Mapping[str, Mapping[str, Entry]], mine: Moments) -> dict[str, str] | None:
     """Return whose the numbered states are, if an optimizer steps the model's parameters in the model's own order.
 
-    In another order, as that of groups, a number does not say which parameter it meant when it was saved.
+    In another order, as that of groups, a number does not say which parameter it meant when it was saved: None.
     """
     shapes = {local.name.rpartition(".")[0]: local.shape for local in mine.locals}
+    is_unclear = False
     for order in mine.orders:
-        known = {str(number): name for number, name in enumerate(order) if name in shapes}
-        fits = set(states) <= {str(number) for number in range(len(order))}
-        agrees = all(
-            entry.shape == shapes[known[one]] for one in states if one in known for entry in states[one].values()
-        )
-        if fits and agrees and order == tuple(name for name in mine.own_order if name in order):
-            return {name: number for number, name in known.items() if number in states}
-    return {}
+        models = tuple(name for name in mine.own_order if name in order)
+        if not set(states) <= {str(number) for number in range(len(order))}:
+            continue
+        if order == models and _are_shaped(states, models, shapes):
+            return {name: str(number) for number, name in enumerate(order) if str(number) in states and name in shapes}
+        is_unclear |= any(_are_shaped(states, names, shapes) for names in (order, models))
+    return None if is_unclear else {}
+
+
+def _are_shaped(
+    states: Mapping[str, Mapping[str, Entry]], order: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+) -> bool:
+    """Whether numbered states have the shapes of the parameters at their places in an order."""
+    known = {str(number): name for number, name in enumerate(order) if name in shapes}
+    return all(entry.shape == shapes[known[one]] for one in states if one in known for entry in states[one].values())
 
 
 def _on_all_ranks(
@@ -200,6 +215,20 @@ def _notes_on_none_loaded(mine: Moments, sources: Sequence[Source], named: Mappi
                 f"whether the optimizer state of {printable(path.name)} was to be loaded: the job read it, and every "
                 "state that its optimizer has is one number throughout, as before any step"
             )
+    return of_all_ranks(notes)[0]
+
+
+def _notes_on_numbers(unclear: Sequence[Path]) -> list[str]:
+    """Return a note on each checkpoint that numbers states, if the optimizer steps parameters in an order of its own.
+
+    Every rank calls this.
+    """
+    notes = [
+        f"whose the optimizer state of {printable(path.name)} is: it numbers states, and the optimizer steps "
+        "parameters in a different order than the model has them, so a number could mean two parameters; save states "
+        "by name (torch.distributed.checkpoint.state_dict)"
+        for path in unclear
+    ]
     return of_all_ranks(notes)[0]
 
 
