@@ -128,12 +128,17 @@ class PaddedEnd(Cause):
 
     Attributes:
         is_plain: Whether all added values are one number, as padding is.
+        call: How a map makes the longer tensor; empty if that is not known.
     """
 
     is_plain: bool
+    call: str = ""
     kinds = ("wrong-shape",)
     why = "The dim was padded, as a vocabulary that must shard evenly{is_plain:?|, or extended with new rows}"
-    how = "cut the padding off in the conversion, or load it into a model of that size"
+    how = (
+        "cut the padding off in the conversion, or load it into a model of that size"
+        "{call:?; if it is meant, say so in a map: NAME = {call}}"
+    )
 
 
 class PaddedParts(Cause):
