@@ -13,12 +13,32 @@ class ForgottenFactor(Cause):
 
     Attributes:
         undo: One over the factor, as it is printed.
+        factor: The factor.
     """
 
     undo: str
+    factor: float = 0.0
     kinds = ("wrong-value",)
     why = "The conversion multiplies by a factor, or leaves one out"
     how = "multiply by {undo} in the conversion"
+
+
+class SummedReplicas(Cause):
+    """The merge of several ranks' files added up what each of them has whole.
+
+    Tensor parallelism cuts matrices, and keeps norms and the biases of row-parallel layers whole on every rank. A merge
+    that sums these multiplies them by the number of ranks.
+
+    Attributes:
+        ranks: How many ranks were merged: the factor.
+        side: Which of the two has the sum.
+    """
+
+    ranks: int
+    side: str
+    kinds = ("wrong-value",)
+    why = "The merge of {ranks} ranks that made the {side} sums what every rank holds whole"
+    how = "take it from one rank"
 
 
 class ForgottenOffset(Cause):
@@ -108,12 +128,17 @@ class PaddedEnd(Cause):
 
     Attributes:
         is_plain: Whether all added values are one number, as padding is.
+        call: How a map makes the longer tensor; empty if that is not known.
     """
 
     is_plain: bool
+    call: str = ""
     kinds = ("wrong-shape",)
     why = "The dim was padded, as a vocabulary that must shard evenly{is_plain:?|, or extended with new rows}"
-    how = "cut the padding off in the conversion, or load it into a model of that size"
+    how = (
+        "cut the padding off in the conversion, or load it into a model of that size"
+        "{call:?; if it is meant, say so in a map: NAME = {call}}"
+    )
 
 
 class PaddedParts(Cause):
@@ -162,11 +187,32 @@ class WrongQuantizationScales(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = (
-        "The values or the scales belong to a different tensor or step, or are in a different order",
-        "The scales are inverted",
-    )
+    why = "The values or the scales belong to a different tensor or step, or are in a different order"
     how = "quantize again, and save values and scales together"
+
+
+class TransposedScales(Cause):
+    """Eight-bit values are right with their scales transposed.
+
+    A weight has one scale for each block, in a matrix of its own. If only one of the two is transposed, each block
+    meets the scale of another. The shapes still fit if the weight has as many rows of blocks as columns.
+    """
+
+    kinds = ("wrong-value",)
+    why = "The scale of block (i, j) is stored at (j, i)"
+    how = "transpose the scales in the conversion, as the weight is: scales.t().contiguous()"
+
+
+class InvertedScales(Cause):
+    """Eight-bit values are right with one over their scales.
+
+    Some formats store the number that values were multiplied by, others the number that gives the values back. Both are
+    called a scale, and weight_scale_inv is the second kind.
+    """
+
+    kinds = ("wrong-value",)
+    why = "Each scale is one over the right one"
+    how = "store what a value in eight bits is multiplied by: 1 / scale"
 
 
 class AveragedWeights(Cause):

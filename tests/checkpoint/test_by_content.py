@@ -370,6 +370,36 @@ def test_most_names_alike_leave_a_renamed_tensor_a_difference(tmp_path):
     assert verdicts(found) == {"layers.0.w": "moved"}
 
 
+def gate_up(at):
+    """Return a Llama whose w1 and w3 are one tensor; in layer `at` they are the other way round."""
+    tensors = meta()
+    for layer in range(LAYERS):
+        own = f"layers.{layer}.feed_forward."
+        parts = [tensors.pop(f"{own}{name}.weight") for name in ("w1", "w3")]
+        tensors[f"{own}w13.weight"] = torch.cat(parts[:: -1 if layer == at else 1])
+    return tensors
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["forth", "back"])
+@pytest.mark.parametrize("odd", [None, 0, 2])
+def test_names_left_over_are_mapped_as_most_layers_show(tmp_path, odd, turned):
+    found = difference(tmp_path, *(meta(), gate_up(odd))[:: -1 if turned else 1])
+    assert found.map == (
+        "layers.*.feed_forward.w13.weight = cat(layers.*.feed_forward.w1.weight, layers.*.feed_forward.w3.weight)",
+    )
+    assert verdicts(found) == ({} if odd is None else {f"layers.{odd}.feed_forward.w13.weight": "permuted"})
+
+
+def test_two_layers_or_a_new_name_alone_show_no_map(tmp_path):
+    few = [{name: one for name, one in side.items() if "layers.2" not in name} for side in (meta(), gate_up(None))]
+    found = difference(tmp_path / "few", *few)
+    assert found.map == ()
+    assert verdicts(found) == {f"layers.{at}.feed_forward.w13.weight": "moved" for at in range(2)}
+    found = difference(tmp_path / "name", meta(), {name.replace("w2", "down"): one for name, one in meta().items()})
+    assert found.map == ()
+    assert verdicts(found) == {f"layers.{at}.feed_forward.down.weight": "moved" for at in range(3)}
+
+
 def test_a_map_that_is_given_is_not_written_again(tmp_path, capsys):
     paths = [str(path) for path in both(tmp_path, meta(), meta())]
     assert main(["diff", *paths, "--save-map", str(tmp_path / "x.map")]) == 2

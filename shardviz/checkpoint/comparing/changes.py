@@ -153,7 +153,7 @@ def values_changed(
     both = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
     if isinstance(relation, Scaled):
         why = f"every value of {names[1]} is {factor_text(relation.factor)} times that of {names[0]}{both}"
-        return outcome.became("other", why, ForgottenFactor(factor_text(1 / relation.factor)))
+        return outcome.became("other", why, ForgottenFactor(factor_text(1 / relation.factor), relation.factor))
     size, (how, undo) = factor_text(abs(relation.number)), MORE if relation.number > 0 else LESS
     why = f"every value of {names[1]} is {size} {how} than in {names[0]}{both}"
     return outcome.became("other", why, ForgottenOffset(undo, size))
@@ -187,7 +187,11 @@ def padding(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: t
         return _padding_between(outcome, dim, short, long, names[is_longer])
     what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
     why = f"equal in the first {size:,} indices of dim {dim}; {names[is_longer]} has {len(rest):,} more, {what}"
-    return outcome.became("padded", why, PaddedEnd(is_plain=what != "not alike") if is_longer else CutOffEnd())
+    if not is_longer:
+        return outcome.became("padded", why, CutOffEnd())
+    is_plain = what != "not alike"
+    call = f"pad(NAME, {len(long)}{f', {dim}' if dim else ''})" if is_plain and not outcome.is_made else ""
+    return outcome.became("padded", why, PaddedEnd(is_plain, call))
 
 
 def _padding_between(outcome: Outcome, dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> Outcome | None:

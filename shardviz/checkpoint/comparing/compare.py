@@ -6,11 +6,12 @@ other than tensors, such as a step or a learning rate, are compared by value.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.by_content.inferring import inferred
-from shardviz.checkpoint.by_content.numbered import lines_of, rules_from
+from shardviz.checkpoint.by_content.numbered import REPRESENTATIVES, lines_of, rules_from
 from shardviz.checkpoint.comparing.changes import change_of, overflown
 from shardviz.checkpoint.comparing.equality import Contents, agree, can_cast, is_same, narrower
 from shardviz.checkpoint.comparing.moved import with_fused, with_moved
@@ -23,16 +24,20 @@ from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.maps.families import family_of, find_map
 from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.made import PAD, Made, Op
+from shardviz.checkpoint.maps.matching import NUMBER
+from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.wrong import instead_of
 from shardviz.checkpoint.optimizer import is_setting, state_names, state_of
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.explain.conversion import OverflowInFloat16
+from shardviz.explain.conversion import ForgottenFactor, OverflowInFloat16, SummedReplicas
 from shardviz.relate.casts import is_narrower
+from shardviz.relate.tolerance import WHOLE_FACTOR
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from shardviz.checkpoint.by_content.numbered import Choice
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.maps.made import Node
@@ -46,6 +51,19 @@ ADAPTER = ".lora_"
 
 LONELY = 4
 """Where one in this many tensors is in one checkpoint only, or under another name, a map may be meant."""
+
+FEWEST_LAYERS = 3
+"""Layers that show a map if most names are equal: with fewer, no layer is the odd one."""
+
+FEWEST_SUMMED = 2
+"""Vectors with one factor that show how ranks were merged."""
+
+MOST_MERGED = 256
+"""Ranks of tensor parallelism whose files are merged."""
+
+SAME = ("equal", "cast")
+STACKED = 3
+"""Dims of a tensor that has all experts of a layer."""
 
 WRITE_A_MAP = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
 MASTERS = ("fp32", "fp32_param", "master_param", "param")
@@ -82,7 +100,7 @@ def compare_checkpoints(
     pairs = pairs if rules else with_map(pairs, before, after)
     refuse_strangers(pairs, before, after, "name or its values")
     judged = _compared(pairs, (before.tensors, after.tensors), progress)
-    results = with_left_over(judged, before, after, also)
+    results = with_summed_replicas(with_left_over(judged, before, after, also))
     outcomes = (*(outcome for outcome, _ in results), *pairs.open)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or pairs.is_mapped))
     more = () if rules or pairs.is_mapped else hint(before, after, outcomes)
@@ -233,15 +251,36 @@ def _as_master(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair], owner:
     return outcome.became(outcome.verdict, f"{outcome.why}; the {side}'s weight {name} has other values")
 
 
+def with_summed_replicas(outcomes: Outcomes) -> Outcomes:
+    """Say that a merge summed replicas if vectors alone are multiplied, all by one number of ranks."""
+    causes = [outcome.explanation for outcome, _ in outcomes]
+    factors = {cause.undo: cause.factor for cause in causes if isinstance(cause, ForgottenFactor)}
+    shapes = [len(pair.both[0].shape) for outcome, pair in outcomes if isinstance(outcome.explanation, ForgottenFactor)]
+    has_matrices = any(outcome.verdict in SAME and len(pair.both[0].shape) > 1 for outcome, pair in outcomes)
+    if len(shapes) < FEWEST_SUMMED or len(factors) > 1 or set(shapes) != {1} or not has_matrices:
+        return outcomes
+    factor = next(iter(factors.values()))
+    times = max(factor, 1 / factor)
+    if not 1 < round(times) <= MOST_MERGED or not math.isclose(times, round(times), rel_tol=WHOLE_FACTOR):
+        return outcomes
+    summed = SummedReplicas(round(times), SIDES[factor > 1])
+    return [
+        (outcome.became("other", f"{outcome.why}; no matrix has a factor", summed), pair)
+        if isinstance(outcome.explanation, ForgottenFactor)
+        else (outcome, pair)
+        for outcome, pair in outcomes
+    ]
+
+
 def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
     """Return which tensors are compared: by their names, by the map that knows these, or by what is in them."""
     sides = [pair.first for pair in pairs.lonely], [pair.second for pair in pairs.lonely]
     first, second = ([one for one in side if one is not None] for side in sides)
     num_named = sum(state_of(pair.name) is None for pair in pairs.both)
     if min(sum(state_of(one.name) is None for one in side) for side in (first, second)) <= num_named:
-        return pairs  # most have one name: another name is a difference
+        return _with_map_of_layers(pairs, before, after)  # most have one name: another name is a difference
     if family := family_of(before.tensors, after.tensors):
-        again = paired(before, after, find_map(family))
+        again = _with_turned_experts(paired(before, after, find_map(family)))
         return replace(again, notes=(f"names: --map {family} knows them, and is used", *again.notes), is_mapped=True)
     choices, ambiguous = inferred(first, second)
     lines = lines_of(choices, (before.tensors, after.tensors))
@@ -253,6 +292,76 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
         else:
             left.append(pair)
     return replace(again, lonely=tuple(left), lines=tuple(map(str, lines)), open=tuple(outcomes), is_mapped=bool(lines))
+
+
+def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
+    """Return pairs for the names left over, if the layers' tensors of a name are made of several, or by a function.
+
+    A new name alone is a difference, and so are new numbers of layers.
+    """
+    first, second = ([one for pair in pairs.lonely if (one := pair.sides[at]) is not None] for at in (0, 1))
+    if min(len(first), len(second)) < FEWEST_LAYERS:
+        return pairs
+    kept = {NUMBER.sub("*", pair.name) for pair in pairs.both}
+    choices = [one for one in inferred(first, second)[0] if _is_of_layers(one, kept)]
+    lines = lines_of(choices, (before.tensors, after.tensors))
+    if not lines:
+        return pairs
+    return replace(paired(before, after, rules_from(lines)), lines=tuple(map(str, lines)), is_mapped=True)
+
+
+def _is_of_layers(choice: Choice, kept: Collection[str]) -> bool:
+    """Whether a choice makes all layers of a name by a function, with the same numbers on both sides."""
+    every = [choice.whole, *(link.family for link in choice.recipe.links)]
+    layers = {numbers[0] for numbers in choice.whole.members if numbers}
+    is_whole = len(layers) >= FEWEST_LAYERS and not any(family.pattern in kept for family in every)
+    return is_whole and "(" in choice.recipe.text() and all(link.is_direct for link in choice.recipe.links)
+
+
+def _with_turned_experts(pairs: Pairs) -> Pairs:
+    """Transpose the stacked experts that a map makes if those of most layers are transposed.
+
+    Formats store them as (in, out) or (out, in). A matrix is as the map says: one that all layers have transposed is a
+    difference.
+    """
+    layers: dict[str, list[Pair]] = {}
+    for pair in pairs.both:
+        if len(pair.both[0].shape) == STACKED and any(isinstance(side, Made) for side in pair.sides):
+            layers.setdefault(starred(pair.name), []).append(pair)
+    turned: dict[str, Pair] = {}
+    notes: list[str] = []
+    for name, some in layers.items():
+        looked_at = some[:: max(1, len(some) // REPRESENTATIVES)]
+        if len(some) >= FEWEST_LAYERS and 2 * sum(map(_is_turned, looked_at)) > len(looked_at):
+            turned |= {pair.name: _with_transposed(pair) for pair in some}
+            line = f"{printable(name)} = {printable(turned[some[0].name].other_name)}"
+            notes.append(f"names: most layers have experts transposed, which is taken as meant: {line}")
+    both = tuple(turned.get(pair.name, pair) for pair in pairs.both)
+    return replace(pairs, both=both, notes=(*notes, *pairs.notes))
+
+
+def _is_turned(pair: Pair) -> bool:
+    """Whether the first expert of a pair is equal only if what the map makes is transposed."""
+    try:
+        straight, turned = (tuple(map(_first_of, one.both)) for one in (pair, _with_transposed(pair)))
+        return not agree(*straight) and agree(*turned)
+    except DumpError:
+        return False
+
+
+def _first_of(tensor: Tensor) -> Made:
+    node = Op("take", (tensor.node if isinstance(tensor, Made) else tensor,), (0, 0))
+    return Made(node, node.shape, tensor.name)
+
+
+def _with_transposed(pair: Pair) -> Pair:
+    first, second = (_transposed(side) if isinstance(side, Made) else side for side in pair.both)
+    return replace(pair, first=first, second=second)
+
+
+def _transposed(made: Made) -> Made:
+    node = Op("transpose", (made.node,))
+    return replace(made, node=node, shape=node.shape, text=f"transpose({made.text})")
 
 
 def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> tuple[list[Outcome], list[str]]:

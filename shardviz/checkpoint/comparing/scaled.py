@@ -15,7 +15,7 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.equality import dtype_of
 from shardviz.checkpoint.comparing.outcome import Outcome
-from shardviz.explain.conversion import WrongQuantizationScales
+from shardviz.explain.conversion import InvertedScales, TransposedScales, WrongQuantizationScales
 from shardviz.layout.region import index_of
 from shardviz.relate.casts import EIGHT_BITS, EightBits, cast, numbers_of
 from shardviz.relate.tolerance import QUOTIENT
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.records import Tensor
+    from shardviz.explain.cause import Cause
 
 WIDE = ("float64", "float32", "bfloat16", "float16")
 BLOCKS = (128, 64, 32, 16, 256, 512)
@@ -64,7 +65,11 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
     if not scales or coded.shape != wide.shape or not wide.shape or 0 in wide.shape:
         return None
     outcome = Outcome(pair.name, pair.other_name, "equal")
-    fits = [(scale, fit) for scale in scales for fit in _fits(wide, coded, scale)]
+    fits = [(scale, fit) for scale in scales for fit in _fits(wide, coded, scale, _numbers(scale))]
+    if not fits or min(fit.wrong for _, fit in fits):
+        for scale in scales:
+            if (changed := _with_other_scales(outcome, wide, coded, scale)) is not None:
+                return changed, scale.name
     if not fits:
         shapes = listed((f"{printable(one.name)} {list(one.shape)}" for one in scales), 2)
         why = f"how its scales belong to its values {list(coded.shape)} is not known: {shapes}"
@@ -109,6 +114,21 @@ def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: Fit) -> Outcome:
     return outcome.became("other", why, WrongQuantizationScales())
 
 
+def _with_other_scales(outcome: Outcome, wide: Tensor, coded: Tensor, scale: Tensor) -> Outcome | None:
+    """Say that all values are the nearest if the scales are transposed, or inverted; None if they are not."""
+    numbers = _numbers(scale)
+    tried: list[tuple[str, NDArray[np.float64], Cause]] = []
+    if numbers.ndim == 2 and numbers.size > 1:
+        tried.append(("transposed", numbers.T, TransposedScales()))
+    with np.errstate(divide="ignore"):
+        tried.append(("inverted", 1 / numbers, InvertedScales()))
+    for how, others, cause in tried:
+        if any(not fit.wrong for fit in _fits(wide, coded, scale, others)):
+            why = f"with {printable(scale.name)} {how}, every value is the nearest that its scale allows"
+            return outcome.became("other", why, cause)
+    return None
+
+
 def _scales_of(coded: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """Yield the tensors that have numbers and whose names say that they are a tensor's scales."""
     stem = coded.name
@@ -120,11 +140,10 @@ def _scales_of(coded: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]
             yield one
 
 
-def _fits(wide: Tensor, coded: Tensor, scale: Tensor) -> Iterator[Fit]:
-    """Yield how values fit for each way in which scales may belong to blocks of them."""
-    scales = _numbers(scale).reshape(scale.shape)
+def _fits(wide: Tensor, coded: Tensor, scale: Tensor, scales: NDArray[np.float64]) -> Iterator[Fit]:
+    """Yield how values fit for each way in which scales, the numbers of `scale`, may belong to blocks of them."""
     loss = max(QUOTIENT[wide.dtype], QUOTIENT.get(scale.dtype, 0.0))
-    shape = tuple(one for one in scale.shape if one > 1) and scale.shape
+    shape = tuple(one for one in scales.shape if one > 1) and scales.shape
     if not shape:
         yield _fit(wide, coded, scales.reshape((1,) * len(wide.shape)), (0,) * len(wide.shape), loss)
         return
@@ -192,5 +211,5 @@ def _are_nearest(
 def _numbers(scale: Tensor) -> NDArray[np.float64]:
     bits = np.ascontiguousarray(scale.bits)
     if scale.dtype == "float8_e8m0fnu":
-        return np.asarray(2.0 ** (bits.astype(np.float64) - 127))
-    return numbers_of(bits, scale.dtype).astype(np.float64)
+        return np.asarray(2.0 ** (bits.astype(np.float64) - 127)).reshape(scale.shape)
+    return numbers_of(bits, scale.dtype).astype(np.float64).reshape(scale.shape)
