@@ -149,7 +149,13 @@ FAULTS = (
         ("layers.1.attn.o",),
         ("cut|detach",),
     ),
-    Fault("keys of another rank's heads", TRANSFORMER, ((NOTHING, OTHERS),), ("layers.1.attn.k",), ("tp", "head")),
+    Fault(
+        "keys of another rank's heads",
+        TRANSFORMER,
+        ((NOTHING, OTHERS),),
+        ("layers.1.attn.k",),
+        ("tp", "each other's parts"),
+    ),
     Fault(
         "a norm outside of sequence parallel",
         TRANSFORMER,

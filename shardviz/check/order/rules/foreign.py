@@ -80,8 +80,10 @@ def check_foreign(case: Case) -> Iterator[Finding]:
 
 def _rounded_to(case: Case) -> str:
     """Return the narrower dtype through which ids went on their way to every rank; empty if there is none."""
-    first = case.dump.first_ids[case.name]
-    for dtype in NARROW if case.numel >= FEW and case.shards else ():
+    first = case.dump.first_ids.get(case.name)
+    if first is None or case.numel < FEW:
+        return ""
+    for dtype in NARROW if case.shards else ():
         pairs = [(case.local_ids(coord), _own_ids(case, coord)) for coord in case.shards]
         if any(ids.shape != own.shape or np.any((ids == -1) | (ids == 0)) for ids, own in pairs):
             return ""
