@@ -36,6 +36,18 @@ def test_columns_under_the_label_of_rows_are_a_wrong_placement(tmp_path: Path) -
     assert (found.kind, found.held) == ("wrong-placement", "[4, 4/tp]")
 
 
+@pytest.mark.parametrize("padding", [0.0, -np.inf])
+def test_padding_of_an_output_is_a_finding_unless_a_softmax_leaves_it_out(tmp_path: Path, padding: float) -> None:
+    step = Step(tmp_path)
+    step.layouts.append(LayoutRecord(0, COPIES, (4, 6)))
+    for rank in MESH.ranks:
+        padded = np.pad(WANTED, ((0, 0), (0, 2)), constant_values=padding)
+        step._put(rank, "output", "output", "step", padded, 0, (4, 6))
+    findings, not_checked = step.put(0, "output", "output", "reference", WANTED).check()
+    assert [found.explanation.id for found in findings] == ([] if padding else ["padding-read"])
+    assert any("[4, 6] over all ranks" in one.why for one in not_checked) is bool(padding)
+
+
 @pytest.mark.parametrize(
     ("claim", "cause", "fix"),
     [

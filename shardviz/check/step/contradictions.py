@@ -86,8 +86,11 @@ def check_result_shape(result: Compared) -> Finding | None:
         return None
     what, held, due = result.what, list(result.claimed.shape), list(result.wanted.shape)
     if held != due:
+        cause = _of_sizes(result, held, due)
+        if isinstance(cause, PaddingRead) and _is_masked(result, cause):
+            return None
         sentence = f"the {what} is {held} over all ranks, {result.whose} is {due}"
-        return result.finding(_of_sizes(result, held, due), sentence, tuple(sorted(result.values)))
+        return result.finding(cause, sentence, tuple(sorted(result.values)))
     wrong = [rank for rank, values in result.values.items() if values.shape != result.regions[rank].shape]
     if not wrong:
         return None
@@ -110,6 +113,12 @@ def _of_sizes(result: Compared, held: list[int], due: list[int]) -> Cause:
         if smaller:
             return _of_parts(result, dim, smaller, length, wanted)
     return DifferentOutput()
+
+
+def _is_masked(result: Compared, padding: PaddingRead) -> bool:
+    """Whether the padding is minus infinity throughout, as logits are before a softmax that leaves it out."""
+    behind = (*(slice(None),) * padding.dim, slice(padding.size, None))
+    return all(bool(np.isneginf(values[behind]).all()) for values in result.values.values())
 
 
 def _padding_of(result: Compared, held: list[int], due: list[int]) -> Cause | None:
