@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from shardviz.explain.cause import Cause
 from shardviz.text import counted, printable
 
-COPY_AGAIN = "copy the checkpoint again, and compare the sizes of its files"
 SAVE_AGAIN = "save the checkpoint again; load none of this one before it is understood"
 OF_DEEPSPEED = "copy the checkpoint again, all of its files; or save it again with engine.save_checkpoint on every rank"
 

@@ -274,7 +274,7 @@ class WrongLineBackward(Cause):
 
 
 class StrangeRows(Cause):
-    """Of rows that ranks exchanged, a line makes rows that the unsharded model has nowhere.
+    """A line makes rows from exchanged rows that the unsharded model has nowhere.
 
     Tokens were sent to a rank that does not hold their expert, or two tensors stand in different orders: each row meets
     another weight or factor than its own. Shapes are right.
@@ -290,9 +290,9 @@ class StrangeRows(Cause):
     with_weight: bool
     kinds = WRONG
     why = (
-        "{with_weight:?In {place}, rows meet a different weight than in the unsharded model: they are sent, or sorted "
-        "on arrival, by other expert numbers than those by which the weights are split|In {place}, the operands of "
-        "{function} are of different rows: one is in the order in which rows came, the other in another}"
+        "{with_weight:?In {place}, rows meet a different weight than in the unsharded model: the code sends or sorts "
+        "them by a different numbering of experts than the one that splits the weights|In {place}, the operands of "
+        "{function} hold their rows in different orders: one is in the order of arrival, the other isn't}"
     )
     how = (
         "{with_weight:?choose the rank of a row, and its place there, as the weights are split: block by block or in "
@@ -301,7 +301,7 @@ class StrangeRows(Cause):
 
 
 class RowsNotRestored(Cause):
-    """Rows are sent back in another order than that in which they came.
+    """Rows are sent back in a different order than they arrived in.
 
     Each rank sorts the rows that it is sent, by expert. Sorting again instead of undoing the sort gives the right rows
     to the wrong tokens.
@@ -321,7 +321,7 @@ class RowsNotRestored(Cause):
 
 
 class ExchangeNotReversed(Cause):
-    """The backward of a function of the user's does not reverse what its forward exchanges.
+    """A user's autograd.Function doesn't reverse in backward what its forward exchanges.
 
     An autograd.Function around a collective needs the reverse collective in backward. A gradient that is handed on as
     it is, or that is sent from memory in another order, has the right shape.
@@ -363,7 +363,7 @@ class ForeignNumbersSummed(Cause):
     summed: str
     kinds = WRONG
     why = (
-        "{function} in {place} reads some other number for an index that the rank doesn't have, and {summed} adds it "
-        "to that of the rank which has the index"
+        "{function} in {place} reads a wrong number for each index that the rank doesn't have, and {summed} adds it "
+        "to the number from the rank that has the index"
     )
     how = "set what {function} reads for indices of other ranks to 0 before {summed}: masked_fill(~inside, 0)"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shardviz.explain.cause import Cause
 
-UNEXPLAINED = "The sharded step does not compute what the unsharded model does"
-
 
 class ShardedModelRaises(Cause):
     """The sharded model raises in a step that the unsharded model runs.
