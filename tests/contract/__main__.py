@@ -105,6 +105,11 @@ def _unproven(named: set[str]) -> list[str]:
     return [f"{name}: {(cause.__doc__ or '').partition(chr(10))[0]}" for name, cause in absent]
 
 
+def _name(line: str) -> str:
+    """Return the cause of a line of the unproven: its sentence is the catalogue's to change."""
+    return line.partition(":")[0]
+
+
 def _record(room: str, into: str = "") -> int:
     plugin = ("-p", "tests.contract.recording", "--contract", room, "--contract-into", into, "-n", "0", "-q")
     return subprocess.run([sys.executable, "-m", "pytest", *plugin, *ROOMS[room]], check=False).returncode
@@ -118,9 +123,10 @@ def _compare(rooms: Sequence[str], words: Sequence[str], *, live: bool, is_whole
     num_cases = sum(len(verdicts) for verdicts in again.values())
     named = _causes(again)
     if is_whole:
-        now, listed = _unproven(named), UNPROVEN.read_text().splitlines()
-        rows += [f"unproven: - {line}" for line in listed if line not in now]
-        rows += [f"unproven: + {line}" for line in now if line not in listed]
+        now = {_name(line): line for line in _unproven(named)}
+        listed = {_name(line): line for line in UNPROVEN.read_text().splitlines()}
+        rows += [f"unproven: - {listed[name]}" for name in listed.keys() - now.keys()]
+        rows += [f"unproven: + {now[name]}" for name in now.keys() - listed.keys()]
         print(f"{len(now)} of {len(CATALOGUE)} causes have no recorded case: {UNPROVEN.name}")
     for row in rows:
         print(row)
