@@ -6,6 +6,7 @@ import compileall
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -32,6 +33,9 @@ NO_SKIPS = "SHARDVIZ_NO_SKIPS"
 """Set by CI, which installs what its tests need: there a test that is skipped fails the run."""
 UNSET = ("CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "SHARDVIZ_DEBUG", "TERM", "TTY_COMPATIBLE")
 """What a shell or a CI runner may set, and what no test expects; nor does any that it is a rank of torchrun's."""
+MEMORY_DISK = Path("/dev/shm")
+ROOM = 2 << 30
+"""Bytes that tests may write on the memory disk; in a container with less they write where pytest does."""
 HEEDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
 
 ON_RANKS = (
@@ -63,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     lanes.load_profile(config.getoption("lane"))
     _read_quickly(config)
     _heed_signals()
+    _write_in_memory()
     config.option.shardviz_timeout = config.option.shardviz_timeout or PATIENCE
     for name in (*UNSET, *variables(0, 1, 1)):
         os.environ.pop(name, None)
@@ -80,6 +85,13 @@ def _heed_signals() -> None:
     for number in HEEDED:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handlers.get(number, lambda *_: None))
+
+
+def _write_in_memory() -> None:
+    """Keep the tests' folders in memory where there is room: they write 60,000 small files."""
+    if os.access(MEMORY_DISK, os.W_OK) and shutil.disk_usage(MEMORY_DISK).free > ROOM:
+        for name in ("PYTEST_DEBUG_TEMPROOT", "TMPDIR"):
+            os.environ.setdefault(name, str(MEMORY_DISK))
 
 
 def _read_quickly(config: pytest.Config) -> None:

@@ -19,24 +19,25 @@ HIDING = ("unshare", "--map-root-user", "--mount")
 """A command of its own mounts: in them, the other node's folder is empty."""
 
 
-def run_on_two(folder: Path, script: str, *words: str, before: tuple[str, ...] = WATCHED) -> list[Ran]:
-    """Run a script on two ranks of each of two nodes; again if gloo aborted a rank at its exit.
+def run_on_two(folder: Path, script: str, *words: str, before: tuple[str, ...] = WATCHED, ranks: int = 2) -> list[Ran]:
+    """Run a script on some ranks of each of two nodes; again if gloo aborted a rank at its exit.
 
     Args:
         folder: Where the nodes get a folder each.
         script: The script.
         words: Its arguments.
         before: What stands before torchrun.
+        ranks: How many ranks a node has.
     """
     for _ in range(3):
         shutil.rmtree(folder, ignore_errors=True)
-        ran = _run(folder, script, words, before)
+        ran = _run(folder, script, words, before, ranks)
         if not any(ABORTED in one.err for one in ran):
             break
     return ran
 
 
-def _run(folder: Path, script: str, words: tuple[str, ...], before: tuple[str, ...]) -> list[Ran]:
+def _run(folder: Path, script: str, words: tuple[str, ...], before: tuple[str, ...], ranks: int) -> list[Ran]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -48,7 +49,7 @@ def _run(folder: Path, script: str, words: tuple[str, ...], before: tuple[str, .
         (place / "job.py").write_text(script)
     for node in NODES:
         place = folder / f"node_{node}"
-        nodes = ("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2")
+        nodes = ("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", str(ranks))
         meeting = ("--master-addr", "127.0.0.1", "--master-port", port)
         launcher = (sys.executable, "-m", "torch.distributed.run", *nodes, *meeting)
         command = (*_alone(folder / f"node_{1 - node}", place), *before, *launcher, "job.py", *words)

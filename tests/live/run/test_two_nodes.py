@@ -9,7 +9,7 @@ from shardviz.dump.gather import read_parts
 from shardviz.dump.read import read_run
 from tests.lanes import nightly
 from tests.live.lines.cases import CASES
-from tests.live.run.jobs import BEGIN, END, ON_FOUR, run
+from tests.live.run.jobs import BEGIN, END, ON_FOUR, ON_TWO_RANKS, run
 from tests.live.run.nodes import WATCHED, run_on_two
 
 ON_TWO_AXES = """
@@ -42,12 +42,12 @@ def parts_in(ran):
     return [one.folder / "job.shardviz" for one in ran]
 
 
-def parts_of(ran):
+def parts_of(ran, own="2 of 4 ranks", elsewhere=("ranks 2, 3", "ranks 0, 1")):
     """Return the parts that two nodes wrote, after a look at what each said of it."""
-    for one, elsewhere in zip(ran, ("ranks 2, 3", "ranks 0, 1"), strict=True):
+    for one, others in zip(ran, elsewhere, strict=True):
         assert (one.code, one.out) == (2, ""), one.err
         (line,) = [line for line in one.err.splitlines() if "wrote job.shardviz" in line]
-        assert f"with 2 of 4 ranks; {elsewhere} wrote to other machines" in line
+        assert f"with {own}; {others} wrote to other machines" in line
         assert "shardviz gather job.shardviz OTHER.shardviz -o ALL.shardviz" in line
         assert not list(one.folder.glob(".job*"))
     return parts_in(ran)
@@ -55,7 +55,11 @@ def parts_of(ran):
 
 def gathered_of(tmp_path, body):
     """Run a job on two nodes, gather its parts and return the report on them."""
-    parts = parts_of(run_on_two(tmp_path / "two", BEGIN + body + END))
+    return report_on_all(tmp_path, parts_of(run_on_two(tmp_path / "two", BEGIN + body + END)))
+
+
+def report_on_all(tmp_path, parts):
+    """Return the report on parts, which is the one on what `gather` makes of them."""
     together = report_on(dump_of(read_parts(parts)))
     assert main(["gather", *map(str, parts), "-o", str(tmp_path / "all")]) == 0
     assert check_dump(tmp_path / "all") == together
@@ -63,7 +67,9 @@ def gathered_of(tmp_path, body):
 
 
 def test_what_no_node_sees_alone_is_found_in_their_parts(tmp_path):
-    (finding,) = gathered_of(tmp_path, ON_TWO_AXES + EXCHANGED + TRAIN).findings
+    script = BEGIN + ON_TWO_RANKS + "exchange(model[0].weight)\n" + TRAIN + END
+    parts = parts_of(run_on_two(tmp_path / "two", script, ranks=1), "1 of 2 ranks", ("rank 1", "rank 0"))
+    (finding,) = report_on_all(tmp_path, parts).findings
     assert finding.kind == "misordered"
 
 
