@@ -7,10 +7,16 @@ import tempfile
 import textwrap
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from shardviz.errors import ShardvizError
 from tests.bugs.public.catalogue import FAMILIES
 from tests.bugs.public.running import outcome_of
 from tests.live import standing
+
+if TYPE_CHECKING:
+    from tests.bugs.case import Bug
+    from tests.bugs.public.case import Command
 
 
 def main(words: list[str]) -> None:
@@ -23,13 +29,22 @@ def main(words: list[str]) -> None:
                 continue
             print(f"=== {name}", flush=True)
             for right in (False, True):
-                with tempfile.TemporaryDirectory(prefix="shardviz-public-") as made:
-                    outcome = outcome_of(public.case, Path(made), right=right)
-                state = ("quiet" if outcome.is_quiet else "FALSE ALARM") if right else outcome.score
-                scores[state] += 1
-                print(f"{'twin' if right else 'bug'}: {state} {'; '.join(() if right else outcome.complaints)}")
-                print(textwrap.indent(outcome.text, "    "), flush=True)
+                scores[show(public.case, right)] += 1
     print(", ".join(f"{number} {state}" for state, number in scores.items()))
+
+
+def show(case: Bug | Command, right: bool) -> str:
+    """Run the bug or its twin, print what is said, and return how that is."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="shardviz-public-") as made:
+            outcome = outcome_of(case, Path(made), right=right)
+    except (ShardvizError, AssertionError) as error:
+        print(f"{'twin' if right else 'bug'}: ended in {type(error).__name__}: {error}", flush=True)
+        return "ended"
+    state = ("quiet" if outcome.is_quiet else "FALSE ALARM") if right else outcome.score
+    print(f"{'twin' if right else 'bug'}: {state} {'; '.join(() if right else outcome.complaints)}")
+    print(textwrap.indent(outcome.text, "    "), flush=True)
+    return state
 
 
 if __name__ == "__main__":
