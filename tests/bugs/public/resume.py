@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.bugs.public.case import Command, Public
-from tests.live.run.jobs import BEGIN, END, TORCHRUN
+from tests.live.run.jobs import BEGIN, END, TORCHRUN, save_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,18 +38,11 @@ for _ in range(2):
 STALE = "{name: value.clone() if value.shape[0] % 2 else value for name, value in model.state_dict().items()}"
 
 LAYER_WISE = """
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
-torch.manual_seed(7)
-earlier = build()
-nn.init.normal_(earlier[3].weight)
-if rank == 0:
-    save_file(earlier.state_dict(), "step-10.safetensors")
-dist.barrier()
-torch.manual_seed(0)
 model = DistributedDataParallel(build())
-whole = load_file("step-10.safetensors")
+whole = load_file("weights.safetensors")
 with torch.no_grad():
     # Each rank's optimizer has the master weights of every other parameter.
     for number, (name, parameter) in enumerate(model.module.named_parameters()):
@@ -62,10 +55,11 @@ train(model)
 
 
 def script(right: str, edit: tuple[str, str]) -> Callable[[Path, bool], None]:
-    """Return what writes the job's script."""
+    """Return what writes the job's script, and a checkpoint for it."""
     assert right.count(edit[0]) == 1
 
     def make(folder: Path, is_right: bool) -> None:
+        save_weights(folder)
         (folder / "job.py").write_text(BEGIN + (right if is_right else right.replace(*edit)) + END)
 
     return make
@@ -89,7 +83,7 @@ CASES = (
         Command(
             "master weights loaded by their owners and not sent on",
             script(LAYER_WISE, ("        dist.broadcast(parameter, src=owner)\n", "")),
-            (*RUN, "--reference", "step-10.safetensors", "--", *TORCHRUN, "job.py"),
+            (*RUN, "--reference", "weights.safetensors", "--", *TORCHRUN, "job.py"),
             ("0.weight", "0.bias", "rank 0", "rank 1", "differ|not loaded|initial|never|copies"),
         ),
     ),
