@@ -81,6 +81,7 @@ CASES = (
             (("    model.experts.set_gradient_divide_factor(float(mesh.size()))\n", ""),),
             ("wrong-scale",),
             ("experts.weight", "2 times|twice", "ep", "divide"),
+            ("set_gradient_divide_factor was called",),
         ),
     ),
 )

@@ -65,7 +65,7 @@ CASES = (
             PREFERRED,
             (("return nullcontext()", "return loss_parallel()"),),
             ("wrong-value",),
-            ("head", "backward|gradient", "loss|log_softmax"),
+            ("backward|gradient", "loss_parallel", "log_softmax"),
         ),
     ),
 )

@@ -57,6 +57,7 @@ CASES = (
             buffers_concatenated,
             DIFF,
             ("std_scale", "layer_scalar", "8 times|8 copies|repeated|over and over"),
+            ("the dim was padded",),
         ),
     ),
     Public(
@@ -65,7 +66,7 @@ CASES = (
             "a norm of ones that lost all shards but one",
             equal_shards_dropped,
             DIFF,
-            ("pre_norm.weight", "80", "10", "shape|size|first|1 of 8|1/8"),
+            ("pre_norm.weight", "10", "70|80", "shard|1 of 8|1/8"),
         ),
     ),
     Public(
