@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from tests.bugs.public.catalogue import FAMILIES
-from tests.bugs.public.running import outcome_of
+from tests.bugs.public.running import outcomes_of
 from tests.live import standing
 
 if TYPE_CHECKING:
@@ -28,23 +28,23 @@ def main(words: list[str]) -> None:
             if words and not any(word in name for word in words):
                 continue
             print(f"=== {name}", flush=True)
-            for right in (False, True):
-                scores[show(public.case, right)] += 1
+            show(public.case, scores)
     print(", ".join(f"{number} {state}" for state, number in scores.items()))
 
 
-def show(case: Bug | Command, right: bool) -> str:
-    """Run the bug or its twin, print what is said, and return how that is."""
+def show(case: Bug | Command, scores: Counter[str]) -> None:
+    """Run a bug and its twin, print what is said of them, and count how that is."""
     try:
         with tempfile.TemporaryDirectory(prefix="shardviz-public-") as made:
-            outcome = outcome_of(case, Path(made), right=right)
+            bug, twin = outcomes_of(case, Path(made))
     except (ShardvizError, AssertionError) as error:
-        print(f"{'twin' if right else 'bug'}: ended in {type(error).__name__}: {error}", flush=True)
-        return "ended"
-    state = ("quiet" if outcome.is_quiet else "FALSE ALARM") if right else outcome.score
-    print(f"{'twin' if right else 'bug'}: {state} {'; '.join(() if right else outcome.complaints)}")
-    print(textwrap.indent(outcome.text, "    "), flush=True)
-    return state
+        print(f"ended in {type(error).__name__}: {error}", flush=True)
+        return
+    states = {"bug": bug.score, "twin": "quiet" if twin.is_quiet else "FALSE ALARM"}
+    for which, outcome in (("bug", bug), ("twin", twin)):
+        print(f"{which}: {states[which]} {'; '.join(outcome.complaints if which == 'bug' else ())}")
+        print(textwrap.indent(outcome.text, "    "), flush=True)
+    scores.update(states.values())
 
 
 if __name__ == "__main__":

@@ -42,9 +42,11 @@ class Public:
         case: The bug and its twin. Its words say what a right diagnosis is.
         score: How the tool does on it today.
         known_gap: If it is missed or misnamed: what is not seen.
+        known_alarm: If the right twin has a finding: what is wrongly said of it.
     """
 
     reference: str
     case: Bug | Command
     score: Score = "named"
     known_gap: str = ""
+    known_alarm: str = ""

@@ -1,4 +1,7 @@
-"""Operations of DTensor whose result has a label that does not fit it."""
+"""Operations of DTensor whose result has a label that does not fit it.
+
+The labels are put on by hand: torch 2.13 redistributes before the view, and raises after the convolution's backward.
+"""
 
 from __future__ import annotations
 
@@ -140,6 +143,8 @@ CASES = (
             ("misordered", "wrong-value"),
             ("proj", "view|reshape|order"),
         ),
+        score="misnamed",
+        known_gap="full_tensor() is blamed for a label of from_local's; the order of the rows is not named",
     ),
     Public(
         "pytorch#191926",

@@ -1,4 +1,4 @@
-"""Losses over logits whose vocabulary is split."""
+"""Losses over logits whose vocabulary is split: torch's own loss_parallel, as in 2.13."""
 
 from __future__ import annotations
 

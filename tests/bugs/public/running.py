@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.bugs.case import Bug
@@ -37,8 +37,15 @@ class Outcome:
     text: str
 
 
-def outcome_of(case: Bug | Command, folder: Path, *, right: bool) -> Outcome:
-    """Run the bug, or its right twin, in an empty folder."""
+def outcomes_of(case: Bug | Command, folder: Path) -> tuple[Outcome, Outcome]:
+    """Run a bug and its right twin. A bug of which the same is said as of the twin is missed."""
+    for which in ("bug", "twin"):
+        (folder / which).mkdir()
+    bug, twin = (_outcome_of(case, folder / which, right=which == "twin") for which in ("bug", "twin"))
+    return (replace(bug, score="missed") if bug.text == twin.text else bug), twin
+
+
+def _outcome_of(case: Bug | Command, folder: Path, *, right: bool) -> Outcome:
     return _of_probe(case, folder, right) if isinstance(case, Bug) else _of_command(case, folder, right)
 
 
