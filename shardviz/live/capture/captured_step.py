@@ -50,11 +50,11 @@ def check_step(step: object) -> None:
         raise ShardvizError(f"the step's output is a {type(step['output']).__name__}, not a tensor", hint)
 
 
-def add_step(seen: Capture, locals_: Sequence[Local], step: Mapping[str, Any], mesh: Mesh) -> None:
+def add_step(capture: Capture, locals_: Sequence[Local], step: Mapping[str, Any], mesh: Mesh) -> None:
     """Record a step's results.
 
     Args:
-        seen: The capture of this rank.
+        capture: The capture of this rank.
         locals_: The model's tensors, with their gradients.
         step: What the job gave of its step.
         mesh: The job's mesh, on which all ranks log the same numbers.
@@ -62,14 +62,14 @@ def add_step(seen: Capture, locals_: Sequence[Local], step: Mapping[str, Any], m
     for local in locals_:
         if local.grad is not None:
             claim = local.grad_claim or local.claim
-            seen.add_values(replace(local, role="grad", values=local.grad, claim=claim, grad=None), "step")
+            capture.add_values(replace(local, role="grad", values=local.grad, claim=claim, grad=None), "step")
     everywhere = mesh, (Replicate(),) * mesh.ndim
     for name, value in step.get("log", {}).items():
-        seen.add_values(Local(name, "scalar", (), _number(value), everywhere), "step")
+        capture.add_values(Local(name, "scalar", (), _number(value), everywhere), "step")
     if "loss" in step and "loss" not in step.get("log", {}):
-        seen.add_values(Local("loss", "scalar", (), _number(step["loss"])), "step")
+        capture.add_values(Local("loss", "scalar", (), _number(step["loss"])), "step")
     if "output" in step:
-        seen.add_values(replace(of_tensor("output", "output", step["output"].detach()), grad=None), "step")
+        capture.add_values(replace(of_tensor("output", "output", step["output"].detach()), grad=None), "step")
 
 
 def _number(value: Any) -> torch.Tensor:

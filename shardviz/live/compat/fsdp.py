@@ -29,9 +29,9 @@ def dividing_float64_once() -> Iterator[None]:
     collectives: Any = _fsdp_collectives
     factors = collectives._get_gradient_divide_factors
 
-    def once(group: Any, all_reduce_group: Any, dtype: torch.dtype, *rest: Any, **named: Any) -> Any:
-        pre, post, *ops = factors(group, all_reduce_group, dtype, *rest, **named)
-        factor = named.get("factor", rest[1] if len(rest) > 1 else None)
+    def once(group: Any, all_reduce_group: Any, dtype: torch.dtype, *more: Any, **named: Any) -> Any:
+        pre, post, *ops = factors(group, all_reduce_group, dtype, *more, **named)
+        factor = named.get("factor", more[1] if len(more) > 1 else None)
         is_copied = factor is not None and (group is None or group.size() == 1)
         return (None, None, *ops) if is_copied and dtype == torch.float64 else (pre, post, *ops)
 
@@ -50,8 +50,8 @@ def held_back(model: nn.Module) -> Iterator[torch.Tensor]:
             partial = getattr(group, "_partial_reduce_output", None) is not None
             for param in getattr(group, "fsdp_params", ()):
                 whole = getattr(param, "_unsharded_param", None)
-                kept = getattr(param, "unsharded_accumulated_grad", None), None if whole is None else whole.grad
-                if partial or any(grad is not None for grad in kept):
+                grads = getattr(param, "unsharded_accumulated_grad", None), None if whole is None else whole.grad
+                if partial or any(grad is not None for grad in grads):
                     yield param.sharded_param
 
 
@@ -91,8 +91,8 @@ def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatP
     infos = iter(zip(flat._param_infos, flat._shapes, flat._param_extensions, strict=True))
     for numel, padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
         if not padding:
-            own, shape, of_tp = next(infos)
-            for info in (own, *shared.get((own.module, own.param_name), ())):
+            own_info, shape, of_tp = next(infos)
+            for info in (own_info, *shared.get((own_info.module, own_info.param_name), ())):
                 yield FlatParam(
                     clean_name(".".join(part for part in (prefix, info.module_name, info.param_name) if part)),
                     clean_name(prefix),
@@ -124,12 +124,12 @@ def flat_gradients_reduced(note: Callable[[torch.Tensor | None], None]) -> Itera
         return
     depth = 0
 
-    def reducing(state: Any, handle: Any, *rest: Any) -> Any:
+    def reducing(state: Any, handle: Any, *more: Any) -> Any:
         nonlocal depth
         note(handle.flat_param.grad)
         depth += 1
         try:
-            return before(state, handle, *rest)
+            return before(state, handle, *more)
         finally:
             depth -= 1
 

@@ -137,10 +137,10 @@ class _Chunks:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         index = range(self._num_chunks)[index]
-        left = self._tensor.size(self._dim) - index * self._size
-        if left <= 0 < self._size:
+        num_left = self._tensor.size(self._dim) - index * self._size
+        if num_left <= 0 < self._size:
             return self[0].new_empty(0)
-        return self._tensor.narrow(self._dim, index * self._size, min(self._size, left))
+        return self._tensor.narrow(self._dim, index * self._size, min(self._size, num_left))
 
 
 @contextmanager

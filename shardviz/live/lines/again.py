@@ -49,18 +49,18 @@ class Again:
             module: The module's name; empty for the model itself. Of torch's own modules the one around them is taken,
                 which has lines of the user's.
         """
-        whole_model, asked = self.unsharded(), module
+        whole_model, asked_module = self.unsharded(), module
         module = _with_own_lines(whole_model, module)
         model = self.sharded()
-        with recording(model, module) as seen:
+        with recording(model, module) as recorder:
             why = self.step(model)
-        _add_values(capture, module, seen, "step")
-        capture.lines.append(_record(module, asked, seen, why=why))
+        _add_values(capture, module, recorder, "step")
+        capture.lines.append(_record(module, asked_module, recorder, why=why))
         with recording(whole_model, module) as whole:
             self.step_unsharded(whole_model)
         if capture.rank == 0:
             _add_values(capture, module, whole, "reference", with_gradients=self.with_gradients)
-            capture.lines.append(_record(module, asked, whole, is_unsharded=True))
+            capture.lines.append(_record(module, asked_module, whole, is_unsharded=True))
 
 
 def _with_own_lines(model: nn.Module, name: str) -> str:
@@ -82,22 +82,26 @@ def module_asked_for(question: str, folder: Path, rank: int) -> str | None:
     """
     of_all_ranks(None)
     module, _, name = question.partition(":")
-    asked = None
+    asked_module = None
     if rank == 0:
         with suppress(Exception):  # the command that reads the dump raises it again; the other ranks wait here
-            asked = getattr(importlib.import_module(module), name)(folder)
-    answer: str | None = of_all_ranks(asked)[0]
+            asked_module = getattr(importlib.import_module(module), name)(folder)
+    answer: str | None = of_all_ranks(asked_module)[0]
     return answer
 
 
-def _record(module: str, asked: str, seen: Recorder, *, is_unsharded: bool = False, why: str = "") -> LinesRecord:
-    lines = tuple(event.record() for event in seen.events)
-    values = tuple(value.record() for value in seen.values)
-    return LinesRecord(module, lines, values, tuple(seen.returned), is_unsharded, why, asked)
+def _record(
+    module: str, asked_module: str, recorder: Recorder, *, is_unsharded: bool = False, why: str = ""
+) -> LinesRecord:
+    lines = tuple(event.record() for event in recorder.events)
+    values = tuple(value.record() for value in recorder.values)
+    return LinesRecord(module, lines, values, tuple(recorder.returned), is_unsharded, why, asked_module)
 
 
-def _add_values(capture: Capture, module: str, seen: Recorder, moment: Moment, *, with_gradients: bool = True) -> None:
-    for value in seen.values:
+def _add_values(
+    capture: Capture, module: str, recorder: Recorder, moment: Moment, *, with_gradients: bool = True
+) -> None:
+    for value in recorder.values:
         sides = ((value.values, False), (value.back if with_gradients else None, True))
         for numbers, is_gradient in sides:
             if numbers is not None:

@@ -86,10 +86,10 @@ class Replies:
 
         If one could not be stepped, none is asked for a step, and those that were stepped are asked without one.
         """
-        wanted = {rank: self._needs_step(rank) for rank in ranks}
-        asked = [rank for rank in wanted if not self._knows(rank, with_step=wanted[rank])]
-        stepped = {rank for rank in asked if wanted[rank]}
-        replies = self._ask(asked, stepped)
+        needs_step = {rank: self._needs_step(rank) for rank in ranks}
+        new_ranks = [rank for rank in needs_step if not self._knows(rank, with_step=needs_step[rank])]
+        stepped = {rank for rank in new_ranks if needs_step[rank]}
+        replies = self._ask(new_ranks, stepped)
         self.by_rank |= replies
         failed = [replies[rank] for rank in sorted(replies) if replies[rank].without_step]
         if failed and not self.failed:
@@ -135,17 +135,17 @@ class Replies:
     def notes(self) -> Iterator[str]:
         """Note a rank that holds less in a step than the one that stands for it, and places that were not asked."""
         differences = [
-            (_in_step(other.part)[0] - _in_step(self.by_rank[rank].part)[0], -rank, other.part.record.rank)
-            for rank, other in self.stand_for().items()
+            (_in_step(stand_in.part)[0] - _in_step(self.by_rank[rank].part)[0], -rank, stand_in.part.record.rank)
+            for rank, stand_in in self.stand_for().items()
             if self.by_rank[rank].part.peak is not None
         ]
         less, rank, other_rank = max(differences, default=(0, 0, 0))
         if less:
             than = f"{bytes_text(less)} less than rank {other_rank}, which stands for it"
             yield f"at a step's fullest moment rank {-rank} holds {than}"
-        known, places = len({*self.positions(self.by_rank)}), math.prod(map(self.mesh.axis_size, self.reads))
-        if known < places:
-            yield NOT_ALL.format(", ".join(self.reads), next(iter(self.reads.values())), known, places)
+        num_positions, places = len({*self.positions(self.by_rank)}), math.prod(map(self.mesh.axis_size, self.reads))
+        if num_positions < places:
+            yield NOT_ALL.format(", ".join(self.reads), next(iter(self.reads.values())), num_positions, places)
 
 
 def choose(
@@ -181,12 +181,14 @@ def choose(
 
 def _asked_along(replies: Replies, axes: tuple[str, ...]) -> Sequence[Part]:
     """Ask every position along some axes."""
-    wanted = _along(replies.mesh, axes)
-    if len(wanted) > MAX_ASKED:
+    positions_by_rank = _along(replies.mesh, axes)
+    if len(positions_by_rank) > MAX_ASKED:
         sizes = " * ".join(f"{axis}({replies.mesh.axis_size(axis)})" for axis in axes)
-        raise ShardvizError(TOO_MANY.format(sizes, len(wanted), MAX_ASKED), "plan a smaller mesh of the same axes")
-    replies.ask(wanted)
-    return _merged([(replies.by_rank[rank], at) for rank, at in wanted.items()], replies.mesh)
+        raise ShardvizError(
+            TOO_MANY.format(sizes, len(positions_by_rank), MAX_ASKED), "plan a smaller mesh of the same axes"
+        )
+    replies.ask(positions_by_rank)
+    return _merged([(replies.by_rank[rank], at) for rank, at in positions_by_rank.items()], replies.mesh)
 
 
 def _uneven_axes(record: RankRecord) -> set[str]:
@@ -198,12 +200,12 @@ def _uneven_axes(record: RankRecord) -> set[str]:
 def _where_read(replies: Replies) -> list[int]:
     """Return a rank for each position along the axes that the user's code reads; the last if these are too many."""
     mesh, reads = replies.mesh, replies.reads
-    asked = [rank for rank, reply in replies.by_rank.items() if replies.failed or reply.was_asked_for_step]
-    known = {*replies.positions(asked)}
+    answering = [rank for rank, reply in replies.by_rank.items() if replies.failed or reply.was_asked_for_step]
+    answered = {*replies.positions(answering)}
     ranks = list(_along(mesh, tuple(reads)))
-    if len(ranks) - len(known) > min(MAX_READING, MAX_TENSORS // max(1, len(replies.first.part.record.tensors))):
+    if len(ranks) - len(answered) > min(MAX_READING, MAX_TENSORS // max(1, len(replies.first.part.record.tensors))):
         ranks = ranks[-1:]
-    return [rank for rank, position in zip(ranks, replies.positions(ranks), strict=True) if position not in known]
+    return [rank for rank, position in zip(ranks, replies.positions(ranks), strict=True) if position not in answered]
 
 
 def _corners(mesh: Mesh, axes: Collection[str]) -> list[int]:
@@ -234,40 +236,44 @@ def _merged(parts: Sequence[Part], mesh: Mesh) -> Sequence[Part]:
     """Let one rank stand for others that differ from it along one axis only, if it has and holds what they do."""
     merged: list[Part] = []
     for reply, at in parts:
-        for index, (other, there) in enumerate(merged):
+        for index, (merged_reply, there) in enumerate(merged):
             axes = [axis for axis in at if at[axis] != there[axis]]
-            if len(axes) == 1 and _in_step(other.part) == _in_step(reply.part) and explains(other, reply, mesh):
-                merged[index] = other, {**there, axes[0]: (*there[axes[0]], *at[axes[0]])}
+            if (
+                len(axes) == 1
+                and _in_step(merged_reply.part) == _in_step(reply.part)
+                and explains(merged_reply, reply, mesh)
+            ):
+                merged[index] = merged_reply, {**there, axes[0]: (*there[axes[0]], *at[axes[0]])}
                 break
         else:
             merged.append((reply, at))
     return merged
 
 
-def explains(reply: Reply, other: Reply, mesh: Mesh) -> bool:
+def explains(reply: Reply, reference: Reply, mesh: Mesh) -> bool:
     """Whether a rank's record is the one that the oracle makes for it out of another rank's.
 
     A step is compared if both were asked for one: a rank stands for others that hold as much in it, or less.
     """
-    made = PlannedPart(reply.part, mesh).record(other.part.record.rank)
-    stepped = reply.was_asked_for_step and other.was_asked_for_step
-    same = _comparable(made, stepped=stepped) == _comparable(other.part.record, stepped=stepped)
-    same = same and (reply.part.units, reply.part.buckets) == (other.part.units, other.part.buckets)
-    return same and (not stepped or all(map(ge, _in_step(reply.part), _in_step(other.part))))
+    planned = PlannedPart(reply.part, mesh).record(reference.part.record.rank)
+    stepped = reply.was_asked_for_step and reference.was_asked_for_step
+    same = _comparable(planned, stepped=stepped) == _comparable(reference.part.record, stepped=stepped)
+    same = same and (reply.part.units, reply.part.buckets) == (reference.part.units, reference.part.buckets)
+    return same and (not stepped or all(map(ge, _in_step(reply.part), _in_step(reference.part))))
 
 
-def _in_step(part: PlanPart) -> tuple[int, int]:
+def _in_step(plan_part: PlanPart) -> tuple[int, int]:
     """Return the bytes that a step holds at its fullest moment, and those that wait for its backward."""
-    peak = part.peak or PeakRecord()
-    return peak.activations + peak.gathered, sum(one.bytes for one in part.saved)
+    peak = plan_part.peak or PeakRecord()
+    return peak.activations + peak.gathered, sum(one.bytes for one in plan_part.saved)
 
 
 def _comparable(record: RankRecord, *, stepped: bool) -> object:
     """Return what a record says, whatever the numbers of its bodies and layouts."""
     layouts = [(record.meshes[one.mesh], structs.replace(one, mesh=0)) for one in record.layouts]
     bodies = [
-        (structs.replace(one, layout=None), None if one.layout is None else layouts[one.layout])
-        for one in record.bodies
+        (structs.replace(body, layout=None), None if body.layout is None else layouts[body.layout])
+        for body in record.bodies
     ]
     named = [(one, bodies[one.body]) for one in record.tensors]
     tensors = {(one.name, one.numbers, one.suffix): body for one, body in named if stepped or body[0].moment != "step"}

@@ -149,17 +149,17 @@ def begin(rank: int, work: Callable[[int], object]) -> tuple[Connection, int]:
     Raises:
         OSError: The system has no process for it, or no file.
     """
-    ours, theirs = Pipe(duplex=False)
+    ours, child_end = Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         try:
             ours.close()  # a rank whose parent was killed would wait for itself to read its answer
-            _run(rank, work, theirs)
+            _run(rank, work, child_end)
         finally:
             os._exit(0)
-    theirs.close()
+    child_end.close()
     return ours, pid
 
 
@@ -211,8 +211,8 @@ def one_line(error: BaseException) -> str:
 
 def where(error: BaseException) -> str:
     """Return the line of the user's code that raised an exception, in parentheses; empty if none of it did."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
-    return _line(own[-1].filename, own[-1].lineno or 0) if own else ""
+    user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    return _line(user_frames[-1].filename, user_frames[-1].lineno or 0) if user_frames else ""
 
 
 def own_line() -> str:

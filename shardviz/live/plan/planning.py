@@ -126,11 +126,11 @@ def load(job: PlanJob) -> Loaded:
 def _again(job: PlanJob, module: ModuleType, names: set[str]) -> Again:
     """Return how a rank imports a probe again, with those of its modules that are the user's own."""
     files = {name: getattr(sys.modules[name], "__file__", None) or "<" for name in names}
-    own = [name for name, file in files.items() if is_own(file) and not is_library(file)]
-    modules = {name: sys.modules[name] for name in own}
+    user_modules = [name for name, file in files.items() if is_own(file) and not is_library(file)]
+    modules = {name: sys.modules[name] for name in user_modules}
 
     def once() -> ModuleType:
-        for name in own:
+        for name in user_modules:
             sys.modules.pop(name, None)
         return _imported(job.probe)
 
@@ -266,9 +266,9 @@ def _row(job: PlanJob, loaded: Loaded, memory: int, most: int, *, needs_step: bo
         ShardvizError: The mesh is not planned.
     """
     stages = dict(_last_but_one(job.mesh, loaded.stage_axes))
-    wanted = [*stages.values(), *([job.mesh.ranks[0]] if memory and job.with_step else [])]
+    rank_samples = [*stages.values(), *([job.mesh.ranks[0]] if memory and job.with_step else [])]
     _check_mesh(job, loaded)
-    looks = _looks(job, loaded, wanted, most)
+    looks = _looks(job, loaded, rank_samples, most)
     for axis, rank in stages.items():
         if not looks[rank][1]:
             raise ShardvizError(IDLE.format(axis))
@@ -290,9 +290,11 @@ def _looks(job: PlanJob, loaded: Loaded, ranks: Sequence[int], most: int) -> dic
     """Return by rank the bytes that its GPU always holds, and whether it has parameters."""
 
     def look(rank: int) -> tuple[int, bool]:
-        part = answer(replace(job, with_step=False), loaded, rank).part
-        amounts = Amounts(PlannedRanks(PlanRecord(SCHEMA, (part,)), job.mesh))
-        has_parameters = any(part.record.bodies[tensor.body].role == "param" for tensor in part.record.tensors)
+        plan_part = answer(replace(job, with_step=False), loaded, rank).part
+        amounts = Amounts(PlannedRanks(PlanRecord(SCHEMA, (plan_part,)), job.mesh))
+        has_parameters = any(
+            plan_part.record.bodies[tensor.body].role == "param" for tensor in plan_part.record.tensors
+        )
         return int(amounts.lasting[job.mesh.ranks.index(rank)]), has_parameters
 
     return ask(ranks, look, most)

@@ -119,11 +119,11 @@ class _Rank:
         if step.comms is not None:
             self.capture.collectives += step.comms.records(self.job.mesh, self.rank, with_ranks=True)
         self.capture.schedule += step.schedule
-        part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
+        plan_part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
         is_stepped = step.comms is not None or step.failed
         compiled = (COMPILED,) if is_stepped and any(map(is_compiled, built.model.modules())) else ()
         how = (*built.refused, *step.notes, *compiled)
-        return Reply(part, how, step.failed, self.job.with_step, optimizer, step.fails)
+        return Reply(plan_part, how, step.failed, self.job.with_step, optimizer, step.fails)
 
     def _built_and_stepped(self) -> tuple[Built, PlannedStep]:
         """Build the model and step it; what cannot be stepped from the meta device may be by other means."""
@@ -136,11 +136,11 @@ class _Rank:
             return built, step
         for means in ("fakes",) if step.reads_values else ALL[1:]:
             with contextlib.suppress(ShardvizError):
-                other = self._sharded(means)
-                again = self._step(other)
+                sharded_model = self._sharded(means)
+                again = self._step(sharded_model)
                 if not again.failed:
                     again.notes += [f"planned with this rank's own values: {step.failed}"] if means == "values" else []
-                    return other, again
+                    return sharded_model, again
                 step = step if again.reads_values else again
         return self._sharded(), step  # a step that failed has left its model half done
 
@@ -197,8 +197,8 @@ class _Rank:
             self.capture.add_values(local, "initial")
         is_left = step.comms is not None and not step.clears
         grads = gradients(self._locals(built.model)) if is_left else _expected(built.model, self.before)
-        kept, optimizer = states(self.job, self.probe, built, self.mesh, self.before, grads, step)
-        for local in [*grads, *kept]:
+        states_kept, optimizer = states(self.job, self.probe, built, self.mesh, self.before, grads, step)
+        for local in [*grads, *states_kept]:
             self.capture.add_values(_without_values(local), "step")
         return optimizer
 

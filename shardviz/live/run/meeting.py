@@ -79,25 +79,25 @@ SHORT = 5.0
 """Seconds that a rank of a job under `--stamp` waits for the others to end with it."""
 
 
-def watch_steps(seen: Observer) -> None:
+def watch_steps(observer: Observer) -> None:
     """Look at the steps of every optimizer of this process."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    known: WeakSet[Any] = WeakSet()
+    watched: WeakSet[Any] = WeakSet()
     process = os.getpid()
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         # The hook stays: torch walks over the hooks while it calls them, and raises if one is removed meanwhile.
         # torch's state dicts of an optimizer step it once, with nothing to do, before a checkpoint is read into them.
-        if distributed.is_initialized() and optimizer not in known and os.getpid() == process and not is_inside():
-            known.add(optimizer)
-            quietly("Optimizer.step", seen.stepping, optimizer)
-            if seen.session.options.stamp:
-                end_stamped(seen.session, "before an optimizer's step")
+        if distributed.is_initialized() and optimizer not in watched and os.getpid() == process and not is_inside():
+            watched.add(optimizer)
+            quietly("Optimizer.step", observer.stepping, optimizer)
+            if observer.session.options.stamp:
+                end_stamped(observer.session, "before an optimizer's step")
 
     register_optimizer_step_pre_hook(before)
-    if seen.session.options.steps:
-        _end_after(seen.session, register_optimizer_step_post_hook)
+    if observer.session.options.steps:
+        _end_after(observer.session, register_optimizer_step_post_hook)
 
 
 def _end_after(session: Session, register: Any) -> None:

@@ -88,23 +88,23 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         problem: Why the step has no end; empty if it has one.
     """
     rank, num_ranks = _place()
-    seen = Capture(rank, num_ranks, run_id=_run_id())
+    capture = Capture(rank, num_ranks, run_id=_run_id())
     for local in (*step.weights, *(() if step.broke_off else _gradients(step))):
-        seen.add_values(local, "step")
-    add_points(seen, step.trace)
+        capture.add_values(local, "step")
+    add_points(capture, step.trace)
     for name, ranks in groups_of(num_ranks):
-        seen.add_group(name, ranks)
+        capture.add_group(name, ranks)
     if problem:
         unseen = "the end of the step and the gradients of weights" if step.broke_off else "the end of the step"
-        seen.not_checked.append(("", f"{unseen}: {problem}"))
+        capture.not_checked.append(("", f"{unseen}: {problem}"))
     if step.trace.left_out:
-        seen.not_checked.append(("", step.trace.left_out))
+        capture.not_checked.append(("", step.trace.left_out))
     folder.mkdir(exist_ok=True)
     if is_first_here(folder, "trace folder"):
         write_run(
-            folder, RunRecord(SCHEMA, version("shardviz"), version("torch"), num_ranks, command, run_id=seen.run_id)
+            folder, RunRecord(SCHEMA, version("shardviz"), version("torch"), num_ranks, command, run_id=capture.run_id)
         )
-    write_rank(folder, seen.record(), seen.dense)
+    write_rank(folder, capture.record(), capture.dense)
 
 
 def _place() -> tuple[int, int]:
@@ -286,11 +286,11 @@ class Follower:
                 self._follow(outermost(module) if self.model is None else self.model)
 
     def _is_trained(self, module: nn.Module) -> bool:
-        wanted = {id(one) for one in module.parameters() if one.requires_grad}
-        known = [*self._optimizers, *self._taken]
-        own = [optimizer for optimizer in known if wanted & _parameters(optimizer)]
-        is_due = max((self._taken.get(one, 0) for one in own), default=0) == self.options.trace_step - 1
-        is_model = bool(own) if self.model is None else runs(module, self.model)
+        trainable = {id(one) for one in module.parameters() if one.requires_grad}
+        optimizers = [*self._optimizers, *self._taken]
+        own_optimizers = [optimizer for optimizer in optimizers if trainable & _parameters(optimizer)]
+        is_due = max((self._taken.get(one, 0) for one in own_optimizers), default=0) == self.options.trace_step - 1
+        is_model = bool(own_optimizers) if self.model is None else runs(module, self.model)
         return is_model and is_due and not any(one.is_meta for one in module.parameters())
 
     def _follow(self, root: nn.Module) -> None:
@@ -306,8 +306,8 @@ class Follower:
     def _before(self, optimizer: Optimizer) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
         if self._step is not None and self._step.trace.order:
-            wanted = {id(one) for one in self._step.root.parameters()}
-            if wanted & _parameters(optimizer):
+            parameter_ids = {id(one) for one in self._step.root.parameters()}
+            if parameter_ids & _parameters(optimizer):
                 self._finish("")
 
     def _end_with_process(self) -> None:

@@ -98,9 +98,16 @@ class Watch:
         self._folder = Path(path).absolute()
         self._notes = session_beside(self._folder)
         atexit.register(shutil.rmtree, self._notes, ignore_errors=True)  # the model may never be called
-        known = str(Path(reference).absolute()) if reference is not None else ""
+        reference_path = str(Path(reference).absolute()) if reference is not None else ""
         options = Options(
-            str(self._folder), str(self._notes), known, reference_names or {}, 0, force, patience, tuple(sys.argv)
+            str(self._folder),
+            str(self._notes),
+            reference_path,
+            reference_names or {},
+            0,
+            force,
+            patience,
+            tuple(sys.argv),
         )
         self.session = Session(options)
         self._model: nn.Module | None = None

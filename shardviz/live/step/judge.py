@@ -68,11 +68,11 @@ def judging(
     """
     folder, capture = on.job.folder, on.capture
     try:
-        seen = Capture(capture.rank, capture.num_ranks, run_id=capture.run_id)
+        step_capture = Capture(capture.rank, capture.num_ranks, run_id=capture.run_id)
         for name, ranks in groups_of(capture.num_ranks):
-            seen.add_group(name, ranks)
-        seen.narrowed_to |= step.seen.comms.narrowed_to
-        _write(folder, seen, step.seen.trace, _weights(before, after()) if on.job.keeps_evidence else ())
+            step_capture.add_group(name, ranks)
+        step_capture.narrowed_to |= step.seen.comms.narrowed_to
+        _write(folder, step_capture, step.seen.trace, _weights(before, after()) if on.job.keeps_evidence else ())
         _bring_together(folder / TRACE_FOLDER, capture.rank, capture.num_ranks)
         yield Judge(on, step)
     finally:
@@ -128,10 +128,10 @@ class Judge:
     def _write_unsharded(self, folder: Path, reference: UnshardedStep) -> None:
         """Write what the unsharded model had in its step."""
         run_id, keeps = self.on.capture.run_id, self.on.job.keeps_evidence
-        seen, job = (Capture(0, 1, run_id=run_id) for _ in range(2))
-        seen.narrowed_to |= reference.narrowed_to
+        step_capture, job = (Capture(0, 1, run_id=run_id) for _ in range(2))
+        step_capture.narrowed_to |= reference.narrowed_to
         weights = _weights(reference.before, list(local_tensors(reference.model))) if keeps else ()
-        _write(folder, seen, reference.step.seen.trace, weights)
+        _write(folder, step_capture, reference.step.seen.trace, weights)
         write_run(folder, _run(job))
         write_rank(folder, job.record(), job.dense)
         if reference.moved is not None:
@@ -143,12 +143,14 @@ class Judge:
         capture.trace += points.values()
         for place in answer.wrong:
             whole = values_at(reference.step.seen.trace, place, reference.num_calls(place.module), reference.dim)
-            own = values_at(self.step.seen.trace, place, reference.num_calls(place.module)) if place in points else None
+            values = (
+                values_at(self.step.seen.trace, place, reference.num_calls(place.module)) if place in points else None
+            )
             if whole is None:
                 continue
             local = Local(place.values_name, "activation", tuple(whole.shape), whole)
-            if own is not None:
-                capture.add_values(replace(local, values=own / points[place].scale), "step")
+            if values is not None:
+                capture.add_values(replace(local, values=values / points[place].scale), "step")
             if capture.rank == 0:
                 capture.add_values(local, "reference")
 
@@ -157,26 +159,26 @@ class Judge:
 
         Rank 0 also records the unsharded model's of those that no placements fit, the first of them.
         """
-        own, points, elements = [], self._points(answer), 0
+        outputs, points, elements = [], self._points(answer), 0
         for local in outputs_in(self.step.seen.trace):
             place, count = Place(local.name, 0, "output", 0), reference.num_calls(local.name)
             whole = values_at(reference.step.seen.trace, place, count, reference.dim) if count else None
             if whole is None or (local.claim is not None and local.shape == whole.shape):
-                own.append(local)
+                outputs.append(local)
                 continue
             is_first_part = len(self.step.seen.trace.calls[local.name]) != count
             placements = None if is_first_part else answer.layouts.get(place)
             if placements is not None:
-                own.append(replace(local, shape=tuple(whole.shape), claim=(self.on.job.mesh, placements)))
+                outputs.append(replace(local, shape=tuple(whole.shape), claim=(self.on.job.mesh, placements)))
             elif local.claim is not None:
-                own.append(local)
+                outputs.append(local)
             elif place in points:
-                own.append(replace(local, shape=tuple(whole.shape)))
+                outputs.append(replace(local, shape=tuple(whole.shape)))
                 elements += whole.numel()
                 if self.on.capture.rank == 0 and elements <= MAX_WHOLE:
                     unsharded = Local(local.name, "activation", tuple(whole.shape), whole)
                     self.on.capture.add_values(unsharded, "reference")
-        for local in self.on.part.own(own):
+        for local in self.on.part.own(outputs):
             self.on.capture.add_values(local, "step")
 
     def _points(self, answer: StepAnswer) -> dict[Place, PointRecord]:
@@ -204,8 +206,8 @@ def values_at(trace: Trace, place: Place, count: int, dim: int = 0) -> torch.Ten
     """
     calls = trace.calls[place.module][place.call :: count]
     sides = [call.inputs if place.what.endswith("input") else call.outputs for call in calls]
-    seen = [side[place.tensor] for side in sides if len(side) > place.tensor]
-    parts = [tensor.gradient if place.is_gradient else tensor.values for tensor in seen]
+    tensors = [side[place.tensor] for side in sides if len(side) > place.tensor]
+    parts = [tensor.gradient if place.is_gradient else tensor.values for tensor in tensors]
     present = [part for part in parts if part is not None]
     if len(present) < len(calls) or len(calls) < 2:
         return present[0] if present and len(calls) == 1 else None
@@ -230,15 +232,15 @@ def _weights(before: Sequence[Local], after: Sequence[Local]) -> list[Local]:
     return [*(replace(local, grad=None) for local in before if local.role == "param"), *gradients(after)]
 
 
-def _write(folder: Path, seen: Capture, trace: Trace, weights: Sequence[Local] = ()) -> None:
+def _write(folder: Path, step_capture: Capture, trace: Trace, weights: Sequence[Local] = ()) -> None:
     for local in weights:
-        seen.add_values(local, "step")
-    add_points(seen, trace)
+        step_capture.add_values(local, "step")
+    add_points(step_capture, trace)
     traced = folder / TRACE_FOLDER
     traced.mkdir(parents=True, exist_ok=True)
-    if seen.rank == 0:
-        write_run(traced, _run(seen))
-    write_rank(traced, seen.record(), seen.dense)
+    if step_capture.rank == 0:
+        write_run(traced, _run(step_capture))
+    write_rank(traced, step_capture.record(), step_capture.dense)
 
 
 def _run(seen: Capture) -> RunRecord:

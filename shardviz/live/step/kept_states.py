@@ -30,25 +30,25 @@ def kept_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> Kept:
     """Return what an optimizer keeps that is not recorded as a tensor."""
     inner = getattr(optimizer, "optim", optimizer)
     names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
-    kept: Kept = {}
+    states: Kept = {}
     for key, state in inner.state.items():
         is_of_tensor = isinstance(state, dict) and torch.is_tensor(key)
         for kind, value in state.items() if is_of_tensor else ((key, state),):
             if not (is_of_tensor and torch.is_tensor(value) and value.ndim):
-                _add(kept, str(kind), names.get(id(key), ""), value)
+                _add(states, str(kind), names.get(id(key), ""), value)
     groups = getattr(inner, "param_groups", ())
     for number, group in enumerate(groups):
         for key, value in group.items():
             if key != "params" and not isinstance(value, bool):
-                _add(kept, f"{key} of group {number} of {len(groups)}", "", value)
-    return kept
+                _add(states, f"{key} of group {number} of {len(groups)}", "", value)
+    return states
 
 
-def _add(kept: Kept, kind: str, name: str, value: object) -> None:
+def _add(states: Kept, kind: str, name: str, value: object) -> None:
     for path, tensor in Returned.of(value).tensors.items():
         numbers = numbers_of(tensor)
         if numbers is not None:
-            kept.setdefault(kind + path, {})[name] = numbers.cpu()
+            states.setdefault(kind + path, {})[name] = numbers.cpu()
 
 
 def differing(sharded: Kept, unsharded: Kept) -> Iterator[tuple[str, str]]:
@@ -59,21 +59,21 @@ def differing(sharded: Kept, unsharded: Kept) -> Iterator[tuple[str, str]]:
         unsharded: What the unsharded model's optimizer keeps.
     """
     for kind, of_params in sharded.items():
-        due = unsharded.get(kind)
-        odd = [name for name, value in of_params.items() if due and not _is_kept(name, value, due)]
+        reference = unsharded.get(kind)
+        odd = [name for name, value in of_params.items() if reference and not _is_kept(name, value, reference)]
         if odd:
             of_names = f" of {listed(odd, MAX_LISTED)}" if any(odd) else ""
             why = "after the step it differs from the unsharded model's, and nothing says how ranks share it"
             yield kind, f"the optimizer's {kind}{of_names}: {why}"
 
 
-def _is_kept(name: str, value: torch.Tensor, due: Mapping[str, torch.Tensor]) -> bool:
+def _is_kept(name: str, value: torch.Tensor, reference: Mapping[str, torch.Tensor]) -> bool:
     """Whether the unsharded model's optimizer keeps a value for a parameter, or for any if it has no such name."""
-    wanted = [due[name]] if name in due else list(due.values())
-    return any(one.shape == value.shape and _is_near(one, value) for one in wanted)
+    candidates = [reference[name]] if name in reference else list(reference.values())
+    return any(one.shape == value.shape and _is_near(one, value) for one in candidates)
 
 
-def _is_near(left: torch.Tensor, right: torch.Tensor) -> bool:
-    finite = [side[torch.isfinite(side)].abs() for side in (left.double(), right.double())]
+def _is_near(candidate: torch.Tensor, value: torch.Tensor) -> bool:
+    finite = [side[torch.isfinite(side)].abs() for side in (candidate.double(), value.double())]
     largest = max((float(side.max()) for side in finite if side.numel()), default=0.0)
-    return bool(torch.allclose(left.double(), right.double(), rtol=0.0, atol=SINGLE * largest, equal_nan=True))
+    return bool(torch.allclose(candidate.double(), value.double(), rtol=0.0, atol=SINGLE * largest, equal_nan=True))

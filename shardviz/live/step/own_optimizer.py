@@ -28,8 +28,8 @@ def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> tuple[list[L
     """
     model, buffers = reference.model, _buffers_after(reference)
     if hasattr(on.probe, "optimizer") and not reference.has_own_loss:
-        what, seen = "optimizer of the unsharded model", reference.step.seen
-        optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, seen), what)
+        what, observation = "optimizer of the unsharded model", reference.step.seen
+        optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, observation), what)
         if optimizer is None:
             on.capture.not_checked.append(("", f"the {what}: {failed}"))
         else:

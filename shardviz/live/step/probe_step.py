@@ -237,8 +237,8 @@ class ProbeStep:
         of_parts = gradients_of_micro_batches(probe, setting.build, setting.batch, setting.parts, step, reference)
         if capture.rank == 0:
             of_parts += gradients_of_loss_terms(probe, setting.build, setting.batch, reference)
-        update, kept = updated_reference(self.on, reference)
-        self._add_step(model, step, reference.step, setting.axes, kept)
+        update, states_kept = updated_reference(self.on, reference)
+        self._add_step(model, step, reference.step, setting.axes, states_kept)
         held = add_outputs(self.on, step, reference, setting)
         if capture.rank == 0:
             after = [*gradients(unsharded), *results(reference.step, mesh, {})]
@@ -314,7 +314,12 @@ class ProbeStep:
         )
 
     def _add_step(
-        self, model: nn.Module, step: StepResult, reference: StepResult, axes: Mapping[str, int], kept: Kept | None
+        self,
+        model: nn.Module,
+        step: StepResult,
+        reference: StepResult,
+        axes: Mapping[str, int],
+        states_kept: Kept | None,
     ) -> None:
         """Record a sharded step: its gradients, optimizer state, outputs and collectives."""
         tensors = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
@@ -322,7 +327,7 @@ class ProbeStep:
         named = unwrapped(model).named_parameters()
         self.on.capture.wrappers = reducing(model, self.on.part.prefix)
         self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
-        locals_, of_optimizer = updated_shards(self.on, model, tensors, step, kept)
+        locals_, of_optimizer = updated_shards(self.on, model, tensors, step, states_kept)
         if step.output is not None and step.runs != reference.runs:
             times = f"{step.runs} times per step, but the unsharded model ran {reference.runs} times"
             why = f"the output: the model ran {times}"

@@ -70,14 +70,14 @@ class Returned:
         return returned
 
 
-def _leaves(value: Any, path: str, inside: tuple[int, ...], left: list[int]) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, path: str, inside: tuple[int, ...], budget: list[int]) -> Iterator[tuple[str, Any]]:
     """Yield tensors, numbers as tensors, and what cannot be looked into, each with its path.
 
     Args:
         value: What to look through.
         path: Its path.
         inside: The ids of the containers and objects that it is in; one that is in itself is left out.
-        left: One number: how many more containers and objects are looked through.
+        budget: One number: how many more containers and objects are looked through.
     """
     if torch.is_tensor(value):
         yield path, value
@@ -86,16 +86,16 @@ def _leaves(value: Any, path: str, inside: tuple[int, ...], left: list[int]) -> 
         yield path, value if is_too_large else torch.tensor(value, dtype=torch.float64)
     elif value is None or id(value) in inside or isinstance(value, str | bytes | torch.dtype | torch.device | type):
         return
-    elif len(inside) == MAX_DEPTH or not left[0]:
+    elif len(inside) == MAX_DEPTH or not budget[0]:
         yield path, value
     elif (items := _items(value)) is not None:
-        left[0] -= 1
-        for at, item in items:
-            yield from _leaves(item, path + at, (*inside, id(value)), left)
+        budget[0] -= 1
+        for at, element in items:
+            yield from _leaves(element, path + at, (*inside, id(value)), budget)
     elif hasattr(value, "__dict__") and not isinstance(value, nn.Module):
-        left[0] -= 1
+        budget[0] -= 1
         sides = ((f"{path}.{key}", item) for key, item in vars(value).items())
-        leaves = (leaf for name, item in sides for leaf in _leaves(item, name, (*inside, id(value)), left))
+        leaves = (leaf for name, item in sides for leaf in _leaves(item, name, (*inside, id(value)), budget))
         of_object = [leaf for leaf in leaves if torch.is_tensor(leaf[1]) and leaf[1].ndim]
         yield from of_object or [(path, value)]
     else:

@@ -69,8 +69,8 @@ def add_sequence(stamped: Stamped, probe: ModuleType, mesh: DeviceMesh, capture:
 
 def sequence_dims(probe: ModuleType, stamped: Stamped) -> dict[str, int]:
     """Return the dim that is the sequence, by pattern over the names of stamped tensors."""
-    own = {stamp.name: 0 for stamp in stamped.stamps if stamp.role == "activation"}
-    return own | getattr(probe, "SEQUENCE", {})
+    dims = {stamp.name: 0 for stamp in stamped.stamps if stamp.role == "activation"}
+    return dims | getattr(probe, "SEQUENCE", {})
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,12 @@ def _filled(
         capture.not_checked.append((name, f"its order along the sequence: it has no input that isn't {row.ignore}"))
         return torch.where(row.ignored, 0, positions[name])
     substitutes = positions[neighbor]
-    due = substitutes[row.ignored & (substitutes + row.offset >= 0) & (substitutes + row.offset < length)]
-    if len(due):
-        what = f"{len(due)} of its {len(substitutes)} elements: {row.ignore} stands where the sequence has position"
-        capture.not_checked.append((name, f"{what} {int(due[0]) + row.offset}"))
+    expected = substitutes[row.ignored & (substitutes + row.offset >= 0) & (substitutes + row.offset < length)]
+    if len(expected):
+        what = (
+            f"{len(expected)} of its {len(substitutes)} elements: {row.ignore} stands where the sequence has position"
+        )
+        capture.not_checked.append((name, f"{what} {int(expected[0]) + row.offset}"))
     return torch.where(row.ignored, substitutes, positions[name])
 
 

@@ -215,8 +215,8 @@ def interrupts_held() -> Iterator[None]:
 
 
 def _start_process(members: list[Member], job: Job, number: int, method: Method) -> None:
-    ours, theirs = multiprocessing.Pipe()
-    process = _context(method).Process(target=rank.main, args=(job, number, theirs))
+    ours, child_end = multiprocessing.Pipe()
+    process = _context(method).Process(target=rank.main, args=(job, number, child_end))
     try:
         resource_tracker.ensure_running()
         with _no_main(), nullcontext() if _has_server(method) else interrupts_held():
@@ -225,7 +225,7 @@ def _start_process(members: list[Member], job: Job, number: int, method: Method)
         ours.close()  # a process that did start after all ends itself now
         raise
     finally:
-        theirs.close()
+        child_end.close()
     members.append(Member(number, process, ours))
 
 

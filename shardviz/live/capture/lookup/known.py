@@ -120,31 +120,31 @@ def wanted_of(locals_: Iterable[Local], tied: Iterable[tuple[str, ...]]) -> dict
         tied: The groups of names that share storage on this rank.
     """
     groups = {name: group for group in tied for name in group}
-    mine = {
+    local_tensors_here = {
         local.name: Wanted(
             local.role, local.shape, tuple(one for one in groups.get(local.name, ()) if one != local.name)
         )
         for local in locals_
     }
-    return {name: wanted for of_rank in of_all_ranks(mine) for name, wanted in of_rank.items()}
+    return {name: wanted for of_rank in of_all_ranks(local_tensors_here) for name, wanted in of_rank.items()}
 
 
 def known_in(
-    reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[str, str], *, strangers: bool = False
+    reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[str, str], *, strangers: bool = False
 ) -> Known:
     """Return what a reference knows of a model's tensors. One that it lacks is looked up as one that it is tied to.
 
     Args:
         reference: What values are compared with.
-        wanted: The model's tensors by name.
+        lookups: The model's tensors by name.
         names: A map, if the reference has other names, or tensors that the model's are made of: `name: expression`.
         strangers: Whether it may have none of them.
 
     Raises:
         ShardvizError: It has none of them and should, or a pattern fits none.
     """
-    mapped = _mapped(reference, wanted, names)
-    known_as = {name: mapped.known_as.get(name, name) for name in wanted}
+    mapped = _mapped(reference, lookups, names)
+    known_as = {name: mapped.known_as.get(name, name) for name in lookups}
     matching = matched([known for name, known in known_as.items() if name not in mapped.made], reference.entries)
     entry_of = {other: reference.entries[known] for other, known in matching.names.items()}
     _say_where(matching, reference.path.name)
@@ -152,34 +152,34 @@ def known_in(
     entries: dict[str, Entry] = {}
     unknown: list[tuple[str, str]] = []
     first = 1
-    for name, tensor in wanted.items():
+    for name, tensor in lookups.items():
         candidates = (
             mapped.made.get(other) or entry_of.get(known_as.get(other, other)) for other in (name, *tensor.tied)
         )
-        entry = next((entry for entry in candidates if entry is not None), None)
-        why = _why_not(name, tensor, entry, known_as[name], reference, mapped.lacking.get(name))
-        if entry is None or why:
+        stored = next((entry for entry in candidates if entry is not None), None)
+        why = _why_not(name, tensor, stored, known_as[name], reference, mapped.lacking.get(name))
+        if stored is None or why:
             unknown.append((name, f"where its elements are: {why}"))
         else:
             stamps[name] = _stamp(name, tensor, stamps, first)
-            entries[name] = entry
+            entries[name] = stored
             first = max(first, stamps[name].last + 1)
-    if wanted and not entries and not strangers and all("no tensor of" in why for _, why in unknown):
+    if lookups and not entries and not strangers and all("no tensor of" in why for _, why in unknown):
         refuse_strangers(list(known_as.values()), reference.entries, reference.path.name, matching.open)
     return Known(stamps, entries, tuple(unknown))
 
 
 def _why_not(
-    name: str, tensor: Wanted, entry: Entry | None, known_as: str, reference: Reference, lacking: str | None
+    name: str, tensor: Wanted, stored: Entry | None, known_as: str, reference: Reference, lacking: str | None
 ) -> str:
     """Return why a tensor cannot be looked up; empty if it can."""
     path = reference.path.name
-    if entry is None:
+    if stored is None:
         called = f"{known_as}, as the map has it" if known_as != name else "this name"
         return lacking or reference.why.get(name, f"{path} has no tensor of {called}")
-    if entry.shape == tensor.shape:
+    if stored.shape == tensor.shape:
         return ""
-    return f"{path} has {list(entry.shape)}, the model {list(tensor.shape)}{_padding(tensor.shape, entry.shape)}"
+    return f"{path} has {list(stored.shape)}, the model {list(tensor.shape)}{_padding(tensor.shape, stored.shape)}"
 
 
 def _padding(shape: tuple[int, ...], saved: tuple[int, ...]) -> str:
@@ -205,14 +205,14 @@ def _stamp(name: str, tensor: Wanted, stamps: Mapping[str, Stamp], first: int) -
     return Stamp(name, same.first if same else first, tensor.shape, role, same.name if same else "")
 
 
-def _mapped(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[str, str]) -> Mapped:
+def _mapped(reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[str, str]) -> Mapped:
     """Return what a map says of a model's tensors, whichever side of it has their names."""
     rules = rules_of(names, "the map")
     patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
     right = named(str(reference.path), reference.entries, patterns)
-    own = towards(rules, wanted, right.tensors)
+    model_side = towards(rules, lookups, right.tensors)
     folder = reference.path if reference.path.is_dir() else reference.path.parent
-    return apply(own, named("the model", wanted, patterns), right, numbers_beside([folder]), strict=False)
+    return apply(model_side, named("the model", lookups, patterns), right, numbers_beside([folder]), strict=False)
 
 
 def _say_where(matching: Matching, path: str) -> None:

@@ -109,64 +109,70 @@ class Recipe:
     transposed: bool = False
 
 
-def with_merged(known: Known, reference: Reference, wanted: Mapping[str, Wanted], locals_: Sequence[Local]) -> Known:
+def with_merged(
+    sources_known: Known, reference: Reference, lookups: Mapping[str, Wanted], locals_: Sequence[Local]
+) -> Known:
     """Return what a stamped reference knows, with the tensors that were made of others of it. Every rank calls this.
 
     Args:
-        known: What it knows by name.
+        sources_known: What it knows by name.
         reference: The stamped copy.
-        wanted: The model's tensors, of all ranks.
+        lookups: The model's tensors, of all ranks.
         locals_: This rank's, with what they claim.
     """
-    used = {id(entry) for entry in known.entries.values()}
-    used |= {id(part) for entry in known.entries.values() if isinstance(entry, Made) for part in leaves(entry.node)}
+    used = {id(entry) for entry in sources_known.entries.values()}
+    used |= {
+        id(part) for entry in sources_known.entries.values() if isinstance(entry, Made) for part in leaves(entry.node)
+    }
     sources = {name: entry for name, entry in reference.entries.items() if id(entry) not in used}
-    mine = {local.name: local for local in locals_}
+    locals_by_name = {local.name: local for local in locals_}
     recipes: dict[str, Recipe | None] = {}
     by_name: dict[str, Merged] = {}
-    for name, tensor in wanted.items() if sources else ():
-        if name in known.entries:
+    for name, tensor in lookups.items() if sources else ():
+        if name in sources_known.entries:
             continue
         family = starred(name)
         if family not in recipes:
-            recipes[family] = _recipe(name, tensor.shape, sources, mine.get(name))
+            recipes[family] = _recipe(name, tensor.shape, sources, locals_by_name.get(name))
             _say(family, recipes[family])
         recipe = recipes[family]
         merged = _composed(name, tensor.shape, sources, recipe) if recipe else None
         if merged is not None:
             by_name[name] = merged
-    return _joined(known, by_name, wanted, sources)
+    return _joined(sources_known, by_name, lookups, sources)
 
 
 def _joined(
-    known: Known, by_name: Mapping[str, Merged], wanted: Mapping[str, Wanted], sources: Mapping[str, Entry]
+    sources_known: Known, by_name: Mapping[str, Merged], lookups: Mapping[str, Wanted], sources: Mapping[str, Entry]
 ) -> Known:
-    stamps = dict(known.stamps)
+    stamps = dict(sources_known.stamps)
     for name in by_name:
-        role: Role = "buffer" if wanted[name].role == "buffer" else "param"
+        role: Role = "buffer" if lookups[name].role == "buffer" else "param"
         first = max((stamp.last for stamp in stamps.values()), default=0) + 1
-        stamps[name] = Stamp(name, first, wanted[name].shape, role)
+        stamps[name] = Stamp(name, first, lookups[name].shape, role)
     used = {id(one) for merged in by_name.values() for row in merged.rows for one in row}
-    before = next((one for name, entry in known.entries.items() if (one := _before(name, entry))), "")
-    left = [name for name, entry in sources.items() if id(entry) not in used]
-    unused = [printable(name) for name in left if name.startswith(before)]
-    not_checked = [(name, why) for name, why in known.not_checked if name not in by_name]
+    before = next((start for name, entry in sources_known.entries.items() if (start := _before(name, entry))), "")
+    unused_names = [name for name, entry in sources.items() if id(entry) not in used]
+    unused = [printable(name) for name in unused_names if name.startswith(before)]
+    not_checked = [(name, why) for name, why in sources_known.not_checked if name not in by_name]
     if unused:
         what = f"{len(unused)} tensors of the stamped copy, which no tensor of the model is by its name or holds"
         not_checked.append(("", f"{what}: {listed(unused, MAX_LISTED)}"))
-    return replace(known, stamps=stamps, entries={**known.entries, **by_name}, not_checked=tuple(not_checked))
+    return replace(
+        sources_known, stamps=stamps, entries={**sources_known.entries, **by_name}, not_checked=tuple(not_checked)
+    )
 
 
-def _before(name: str, entry: Entry) -> str:
+def _before(name: str, stored: Entry) -> str:
     """Return what a reference has before a model's names: behind anything else are an optimizer's tensors."""
-    known_as = getattr(entry, "name", name)
+    known_as = getattr(stored, "name", name)
     return str(known_as.removesuffix(name)) if known_as.endswith(f".{name}") else ""
 
 
 def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], local: Local | None) -> Recipe | None:
     """Return what a tensor is made of, as ranks hold it; None if they hold nothing of the reference."""
-    own = _numbers(name)
-    near = {other: entry for other, entry in sources.items() if _numbers(other)[: len(own)] == own}
+    numbers = _numbers(name)
+    near = {other: entry for other, entry in sources.items() if _numbers(other)[: len(numbers)] == numbers}
     of_all = of_all_ranks(_readable_parts_in(local, near) if local is not None else [])
     parts = list(dict.fromkeys(part for one in sorted(of_all, key=len, reverse=True) for part in one))
     if not 0 < len(parts) <= MOST_PARTS:
@@ -193,15 +199,15 @@ def _parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
         return []
     samples = [_sample(bits), *([_sample(bits[0])] if bits.ndim > 2 else [])]
     firsts: dict[str, tuple[int, int]] = {}
-    for other, entry in sources.items():
-        whole = cast_bits(entry.bits, entry.dtype, local.values.dtype)
+    for source_name, stored in sources.items():
+        whole = cast_bits(stored.bits, stored.dtype, local.values.dtype)
         lines = whole.reshape(-1, whole.shape[-1] if whole.ndim else 1)
         pieces = np.concatenate([_pieces(lines).ravel(), _pieces(lines.T).ravel()])
         for which, sample in enumerate(samples):
             at = np.flatnonzero(np.isin(_pieces(sample), pieces))
             if len(at) > 1:
-                part, place = starred(other), (-which, int(at[0]))
-                firsts[part] = min(firsts.get(part, place), place)
+                starred_name, place = starred(source_name), (-which, int(at[0]))
+                firsts[starred_name] = min(firsts.get(starred_name, place), place)
     return sorted(firsts, key=lambda part: firsts[part])
 
 
@@ -219,16 +225,16 @@ def _sample(bits: NDArray[Any]) -> NDArray[Any]:
     lines = bits.reshape(-1, bits.shape[-1])
     starts = np.unique(np.linspace(0, max(0, len(lines) - BLOCK), BLOCKS).astype(np.int64))
     rows = np.unique(np.minimum(starts[:, None] + np.arange(BLOCK), len(lines) - 1))
-    found: NDArray[Any] = lines[rows]
-    return found
+    block: NDArray[Any] = lines[rows]
+    return block
 
 
 def _composed(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], recipe: Recipe) -> Merged | None:
     """Return the tensors of a recipe side by side in a shape; None if they do not fit."""
     prefix = _numbers(name)
     columns = []
-    for part in recipe.parts:
-        named = {_numbers(other): entry for other, entry in sources.items() if starred(other) == part}
+    for starred_name in recipe.parts:
+        named = {_numbers(other): entry for other, entry in sources.items() if starred(other) == starred_name}
         columns.append([named[numbers] for numbers in sorted(named) if numbers[: len(prefix)] == prefix])
     count = len(columns[0])
     shapes = [_shape(one, transposed=recipe.transposed) for column in columns for one in column]

@@ -32,9 +32,11 @@ def names(model: nn.Module) -> dict[str, str]:
         experts = getattr(getattr(module, "experts", None), "local_experts", None)
         if numbers is not None and isinstance(experts, nn.ModuleList) and len(numbers) == len(experts):
             before = clean_name(f"{prefix}.experts{EXPERTS}").lstrip(".")
-            for own, (number, expert) in enumerate(zip(numbers, experts, strict=True)):
+            for local_number, (number, expert) in enumerate(zip(numbers, experts, strict=True)):
                 tensors = (*expert.named_parameters(remove_duplicate=False), *expert.named_buffers())
-                global_names |= {f"{before}{own}.{clean_name(name)}": f"{before}{number}.{name}" for name, _ in tensors}
+                global_names |= {
+                    f"{before}{local_number}.{clean_name(name)}": f"{before}{number}.{name}" for name, _ in tensors
+                }
     return global_names
 
 

@@ -143,11 +143,11 @@ def _saved_on_cpu() -> Iterator[list[bool]]:
     uses: list[bool] = []
     before: Any = torch.autograd.graph.save_on_cpu.__init__
 
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    def note_made(self: Any, *args: Any, **kwargs: Any) -> None:
         uses.append(True)
         before(self, *args, **kwargs)
 
-    with replaced(torch.autograd.graph.save_on_cpu, "__init__", made):
+    with replaced(torch.autograd.graph.save_on_cpu, "__init__", note_made):
         yield uses
 
 
@@ -174,8 +174,10 @@ def _stepped(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceM
     with (
         _alone(has_values=built.means == "values"),
         _saved_on_cpu() as saved_on_cpu,
-        observed(model, stages, values=False) as seen,
-        Watched(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets, choices) as watched,
+        observed(model, stages, values=False) as observation,
+        Watched(
+            unwrapped(model), stages.values() or [unwrapped(model)], observation.comms, buckets, choices
+        ) as watched,
     ):
         if hasattr(probe, "step"):
             probe.step(model, as_written(batch), device_mesh)
@@ -189,8 +191,8 @@ def _stepped(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceM
     notes += [LAZY] if is_made_in_first_step(model) else []
     notes += [NO_GRADIENTS] if leaves_none and not clears else []
     return PlannedStep(
-        comms=seen.comms,
-        schedule=tuple(seen.schedule),
+        comms=observation.comms,
+        schedule=tuple(observation.schedule),
         saved=tuple(SavedRecord(name, size) for name, size in watched.log.kept().items() if size),
         peak=watched.log.peak(),
         without_values=mode,
@@ -204,8 +206,8 @@ def _whole(job: PlanJob, probe: ModuleType, axes: Mapping[str, int]) -> Batch:
     if job.batch is None:
         return whole_batch(probe, axes, job.mesh, double=job.double)
     sizes, name = job.batch
-    own = tensors_in(probe.batch()) if not name and hasattr(probe, "batch") else ()
-    dtype = dtype_of(name) if name else next((one.dtype for one in own), torch.float32)
+    batch_tensors = tensors_in(probe.batch()) if not name and hasattr(probe, "batch") else ()
+    dtype = dtype_of(name) if name else next((one.dtype for one in batch_tensors), torch.float32)
     return whole_parts((torch.zeros(sizes, dtype=dtype),), axes, job.mesh)
 
 

@@ -66,35 +66,35 @@ def _loads(called: str) -> Callable[[Observer, Call], None]:
     return lambda seen, call: seen.loaded_state_dict(argument(call, 0, "model"), argument(call, 1, called))
 
 
-def _dcp(seen: Observer, call: Call, result: Any) -> None:
+def _dcp(observer: Observer, call: Call, loaded: Any) -> None:
     place = call[1].get("checkpoint_id") or getattr(call[1].get("storage_reader"), "path", None)
     if place is not None:
-        seen.session.loaded_dcp(argument(call, 0, "state_dict"), str(place))
+        observer.session.loaded_dcp(argument(call, 0, "state_dict"), str(place))
 
 
-def _pretrained(seen: Observer, call: Call, result: Any) -> None:
-    model = result[0] if isinstance(result, tuple) else result
+def _pretrained(observer: Observer, call: Call, loaded: Any) -> None:
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
     (kind, *args), kwargs = call
     alone = {name: value for name, value in kwargs.items() if name not in PARALLEL and name != "output_loading_info"}
     place = str(argument(call, 1, "pretrained_model_name_or_path"))
-    seen.loaded_pretrained(model, place, lambda: kind.from_pretrained(*args, **alone))
+    observer.loaded_pretrained(model, place, lambda: kind.from_pretrained(*args, **alone))
 
 
-def _torch_loads(seen: Observer, call: Call, result: Any) -> None:
+def _torch_loads(observer: Observer, call: Call, loaded: Any) -> None:
     file = argument(call, 0, "f")
     place = file if isinstance(file, os.PathLike) else getattr(file, "name", file)  # the job may have opened it itself
     if isinstance(place, str | os.PathLike):
-        seen.session.opened_file(os.fspath(place))
+        observer.session.opened_file(os.fspath(place))
 
 
 PARALLEL = frozenset({"tp_plan", "tp_size", "device_mesh", "distributed_config", "device_map"})
 """Arguments of `from_pretrained` that shard a model."""
 
 
-def _children_failed(seen: Observer, call: Call) -> None:
+def _children_failed(observer: Observer, call: Call) -> None:
     """Note which ranks torchrun's agent saw fail, and how: it only exits with 1 itself."""
     for rank, failure in dict(argument(call, 2, "failures")).items():
-        seen.rank_died(int(rank), int(failure.exitcode))
+        observer.rank_died(int(rank), int(failure.exitcode))
 
 
 HOOKS: dict[str, tuple[Hook, ...]] = {

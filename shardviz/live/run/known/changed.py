@@ -47,18 +47,18 @@ LEAST = 8
 """Elements that a rule needs: a few numbers may follow any rule by chance."""
 
 
-def _how(local: Local, entry: Entry) -> str:
+def _how(local: Local, stored_entry: Entry) -> str:
     """Return how a shard differs from the slice that it claims, as the rest of a sentence; empty if no rule fits."""
     if local.values.is_meta or not local.values.dtype.is_floating_point or local.values.numel() < LEAST:
         return ""
     try:
-        bits = stored_slice(local, entry)
+        bits = stored_slice(local, stored_entry)
     except (DumpError, OSError):  # not readable here: the look-up of the tensor says so
         return ""
-    stored = getattr(torch, entry.dtype, None)
+    stored = getattr(torch, stored_entry.dtype, None)
     if bits is None or stored is None or not stored.is_floating_point:
         return ""
-    return _by_type(local.values.detach().cpu(), from_bits(bits, stored)) or _by_number(local, bits, entry.dtype)
+    return _by_type(local.values.detach().cpu(), from_bits(bits, stored)) or _by_number(local, bits, stored_entry.dtype)
 
 
 def _by_number(local: Local, bits: NDArray[Any], stored: str) -> str:
@@ -123,19 +123,19 @@ def rounded_files(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local
         of_all: What any rank knows of each tensor that no rank holds as it is, the same on all ranks.
         locals_: The tensors of this rank.
     """
-    mine: dict[str, tuple[int, str]] = {}
+    roundings: dict[str, tuple[int, str]] = {}
     for local in locals_:
         is_wide = local.values.dtype in WIDE and not local.values.is_meta and local.values.numel()
-        for at, one in enumerate(of_all.get(local.name, []) if is_wide else []):
-            if one.is_guess and (dtype := _rounding(local, one.entry)):
-                mine.setdefault(local.name, (at, dtype))
-    return {name: one for of_rank in of_all_ranks(mine) for name, one in of_rank.items()}
+        for at, candidate in enumerate(of_all.get(local.name, []) if is_wide else []):
+            if candidate.is_guess and (dtype := _rounding(local, candidate.entry)):
+                roundings.setdefault(local.name, (at, dtype))
+    return {name: one for of_rank in of_all_ranks(roundings) for name, one in of_rank.items()}
 
 
-def _rounding(local: Local, entry: Entry) -> str:
+def _rounding(local: Local, stored_entry: Entry) -> str:
     """Return the type to which a shard has the values of the slice that it claims rounded; empty for none."""
     try:
-        bits = claimed_slice(local, entry)
+        bits = claimed_slice(local, stored_entry)
     except (DumpError, OSError):  # not readable here: the look-up of the tensor says so
         return ""
     dtype = dtype_name(local.values.dtype)
@@ -156,8 +156,10 @@ def all_rounded(
     dtypes = {of_all[name][at].path: dtype for name, (at, dtype) in rounded.items()}
     return {
         name: [
-            replace(one, entry=Rounded(one.entry, dtypes[one.path])) if name in unknown and one.path in dtypes else one
-            for one in some
+            replace(candidate, entry=Rounded(candidate.entry, dtypes[candidate.path]))
+            if name in unknown and candidate.path in dtypes
+            else candidate
+            for candidate in some
         ]
         for name, some in of_all.items()
     }
@@ -187,7 +189,9 @@ FEW = 0.1
 """The part of a tensor's elements that may be found in its old values by chance."""
 
 
-def sifting(kept: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], moments: Sequence[Local] = ()) -> Sift:
+def sifting(
+    kept_values: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], moments: Sequence[Local] = ()
+) -> Sift:
     """Return what says which tensors were written since they had the values that they are compared with.
 
     If no rank holds any old value of a tensor, it was written, and nothing more is known of it. If some ranks hold old
@@ -195,29 +199,29 @@ def sifting(kept: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], 
     values than before, the same on every rank, were computed again. Every rank calls this.
 
     Args:
-        kept: What is known of the model's tensors from before they were sharded.
+        kept_values: What is known of the model's tensors from before they were sharded.
         chosen: What they are compared with.
         locals_: Those of this rank.
         moments: Its optimizer's states that are compared, too.
     """
     snapshots = chosen.snapshots
-    samples = {name: one.sample for name, one in kept.items() if name in chosen.before}
+    samples = {name: one.sample for name, one in kept_values.items() if name in chosen.before}
     equal = _equal_buffers(locals_)
-    own = {local.name: local for local in (*locals_, *moments)}
+    locals_by_name = {local.name: local for local in (*locals_, *moments)}
 
     def sift(places: Mapping[str, NDArray[np.int64] | None]) -> dict[str, str]:
-        mine = {name: _found(ids) for name, ids in places.items() if name in snapshots}
+        states = {name: _found(ids) for name, ids in places.items() if name in snapshots}
         # Compared with what another machine's rank had, a shard says nothing of the first rank's values.
-        mine |= {name: min(mine[name], Found.SOME) for name in mine.keys() & chosen.elsewhere}
-        of_all = of_all_ranks((mine, samples))
+        states |= {name: min(states[name], Found.SOME) for name in states.keys() & chosen.elsewhere}
+        of_all = of_all_ranks((states, samples))
         changed = (name for name, ids in places.items() if ids is not None and name in snapshots)
         not_known = dict.fromkeys((name for name in changed if name in equal), AGAIN)
         written: list[str] = []
         for name in sorted({name for found, _ in of_all for name in found} - not_known.keys()):
             lost = {
                 of_rank.get(name)
-                for found, of_rank in of_all
-                if found.get(name, Found.AS_CLAIMED) is not Found.AS_CLAIMED
+                for of_name, of_rank in of_all
+                if of_name.get(name, Found.AS_CLAIMED) is not Found.AS_CLAIMED
             }
             first = next((of_rank[name] for _, of_rank in of_all if of_rank.get(name) is not None), None)
             if lost - {None, first}:
@@ -229,7 +233,7 @@ def sifting(kept: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], 
             for name in written
             if str(snapshots[name]) != NAME
         }
-        rules = _rules(own, chosen.reference.entries, opened)
+        rules = _rules(locals_by_name, chosen.reference.entries, opened)
         nothing = "no rank holds any of the values that it has there"
         return (
             not_known
@@ -242,11 +246,11 @@ def sifting(kept: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], 
 
 def _rules(tensors: Mapping[str, Local], entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, str]:
     """Return how tensors differ from a reference, if all ranks agree. Every rank calls this."""
-    mine = {
+    rules_here = {
         name: _how(tensors[name], entries[name]) for name in names if name in tensors and tensors[name].values.numel()
     }
     by_name: dict[str, set[str]] = {}
-    for of_rank in of_all_ranks(mine):
+    for of_rank in of_all_ranks(rules_here):
         for name, text in of_rank.items():
             by_name.setdefault(name, set()).add(text)
     return {name: texts.pop() for name, texts in by_name.items() if len(texts) == 1 and texts != {""}}

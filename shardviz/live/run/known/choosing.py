@@ -75,7 +75,7 @@ def chosen(
     sources: Sequence[Source],
     model: nn.Module,
     locals_: Sequence[Local],
-    kept: Mapping[str, Kept],
+    kept_values: Mapping[str, Kept],
     skipped: Collection[str] = (),
 ) -> Chosen:
     """Choose what each tensor of a model is compared with. Every rank calls this.
@@ -85,12 +85,16 @@ def chosen(
         sources: What values may be compared with, the newest last.
         model: The model, without wrappers.
         locals_: Its tensors on this rank.
-        kept: What is known of them from before they were sharded.
+        kept_values: What is known of them from before they were sharded.
         skipped: Those that a load on this rank missed, though it was given their values under another prefix.
     """
-    mine = candidates(session, sources, model, [local.name for local in locals_])
-    why = {name: kept[name].why or UNSEEN if name in kept else UNSEEN for name in _names(locals_) if name not in mine}
-    of_ranks = of_all_ranks((mine, why))
+    own_candidates = candidates(session, sources, model, [local.name for local in locals_])
+    why = {
+        name: kept_values[name].why or UNSEEN if name in kept_values else UNSEEN
+        for name in _names(locals_)
+        if name not in own_candidates
+    }
+    of_ranks = of_all_ranks((own_candidates, why))
     reasons = {name: text for _, not_here in reversed(of_ranks) for name, text in not_here.items()}
     of_all, elsewhere = _together([of_rank for of_rank, _ in of_ranks])
     by_name, notes = fitting(of_all, locals_, skipped)
@@ -119,15 +123,15 @@ def _together(of_ranks: Iterable[Mapping[str, list[Candidate]]]) -> tuple[dict[s
     reached: dict[str, bool] = {}
     for of_rank in of_ranks:
         for name, some in of_rank.items():
-            known = of_all.setdefault(name, [])
+            candidates_so_far = of_all.setdefault(name, [])
             for candidate in some:
-                at = next((at for at, other in enumerate(known) if other.path == candidate.path), None)
+                at = next((at for at, other in enumerate(candidates_so_far) if other.path == candidate.path), None)
                 for session in {candidate.session} - reached.keys():
                     reached[session] = not session or Path(session).is_dir()
                 if at is None:
-                    known.append(candidate)
-                elif reached[candidate.session] and not reached[known[at].session]:
-                    known[at] = candidate
+                    candidates_so_far.append(candidate)
+                elif reached[candidate.session] and not reached[candidates_so_far[at].session]:
+                    candidates_so_far[at] = candidate
                     elsewhere.add(name)
     return of_all, frozenset(elsewhere)
 
@@ -139,8 +143,8 @@ def candidates(
     by_name: dict[str, list[Candidate]] = {}
     sure: dict[str, Candidate] = {}
     for source in sources:
-        for name, entry in source.entries(model, names).items():
-            candidate = Candidate(entry, source.path, source.is_snapshot, source.is_guess, session)
+        for name, stored in source.entries(model, names).items():
+            candidate = Candidate(stored, source.path, source.is_snapshot, source.is_guess, session)
             if source.is_guess:
                 by_name.setdefault(name, []).insert(0, candidate)
             else:
@@ -187,18 +191,18 @@ def _fits(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> di
 
     Every rank calls this. With each is whether that says anything: a tensor of one value throughout may be of any file.
     """
-    mine: dict[str, tuple[frozenset[int], bool]] = {}
+    fits_here: dict[str, tuple[frozenset[int], bool]] = {}
     for local in locals_:
         guesses = [(at, one) for at, one in enumerate(of_all.get(local.name, [])) if one.is_guess]
         if guesses and not local.values.is_meta and local.values.numel():
             places = frozenset(at for at, one in guesses if is_as_claimed(local, one.entry))
             if places:
-                mine[local.name] = places, not is_alike(bits_of_tensor(local.values))
+                fits_here[local.name] = places, not is_alike(bits_of_tensor(local.values))
     fits: dict[str, tuple[frozenset[int], bool]] = {}
-    for of_rank in of_all_ranks(mine):
+    for of_rank in of_all_ranks(fits_here):
         for name, (places, tells) in of_rank.items():
-            known, told = fits.get(name, (frozenset(), False))
-            fits[name] = known | places, told or tells
+            places_so_far, told_before = fits.get(name, (frozenset(), False))
+            fits[name] = places_so_far | places, told_before or tells
     return fits
 
 

@@ -52,33 +52,35 @@ class Moments:
 
 
 def with_moments(
-    known: Chosen, sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local]
+    chosen: Chosen, sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local]
 ) -> tuple[Chosen, tuple[Local, ...]]:
     """Return the values to compare with, moments included, and this rank's moments that are compared.
 
     Every rank calls this.
 
     Args:
-        known: What the model's tensors are compared with.
+        chosen: What the model's tensors are compared with.
         sources: What values may be compared with.
         model: The model, without wrappers.
         locals_: Its tensors on this rank.
     """
-    mine = _moments(model, locals_)
-    if not any(of_all_ranks(bool(mine.locals))):
-        return known, ()
-    named, numbered, unclear = _candidates(sources, mine)
-    notes = [*_notes_on_ranks_without(mine, locals_), *_notes_on_numbers(unclear)]
+    own_moments = _moments(model, locals_)
+    if not any(of_all_ranks(bool(own_moments.locals))):
+        return chosen, ()
+    named, numbered, unclear = _candidates(sources, own_moments)
+    notes = [*_notes_on_ranks_without(own_moments, locals_), *_notes_on_numbers(unclear)]
     if not any(of_all_ranks(bool(named or numbered))):  # no value has to be read
-        return replace(known, notes=(*known.notes, *notes)), ()
-    notes += _notes_on_none_loaded(mine, sources, named)
-    wanted = _on_all_ranks(mine, locals_, named | numbered)
-    kept = [local for local in mine.locals if local.name in wanted]
-    by_name, more = fitting({name: wanted[name] for name in sorted(wanted)}, kept)
-    entries = dict(known.reference.entries) | {name: one.entry for name, one in by_name.items()}
-    reference = replace(known.reference, entries=entries)
-    snapshots = dict(known.snapshots) | {name: one.path for name, one in by_name.items()}
-    return replace(known, reference=reference, snapshots=snapshots, notes=(*known.notes, *more, *notes)), tuple(kept)
+        return replace(chosen, notes=(*chosen.notes, *notes)), ()
+    notes += _notes_on_none_loaded(own_moments, sources, named)
+    shared_candidates = _on_all_ranks(own_moments, locals_, named | numbered)
+    compared = [local for local in own_moments.locals if local.name in shared_candidates]
+    by_name, more = fitting({name: shared_candidates[name] for name in sorted(shared_candidates)}, compared)
+    entries = dict(chosen.reference.entries) | {name: one.entry for name, one in by_name.items()}
+    reference = replace(chosen.reference, entries=entries)
+    snapshots = dict(chosen.snapshots) | {name: one.path for name, one in by_name.items()}
+    return replace(chosen, reference=reference, snapshots=snapshots, notes=(*chosen.notes, *more, *notes)), tuple(
+        compared
+    )
 
 
 def _moments(model: nn.Module, locals_: Sequence[Local]) -> Moments:
@@ -115,7 +117,7 @@ def _claiming_as(state: Local, parameter: Local) -> Local:
 
 
 def _candidates(
-    sources: Sequence[Source], mine: Moments
+    sources: Sequence[Source], moments: Moments
 ) -> tuple[dict[str, list[Candidate]], dict[str, list[Candidate]], list[Path]]:
     """Return what opened checkpoints have of each state, the newest first: by parameters' names, and by numbers.
 
@@ -126,18 +128,18 @@ def _candidates(
     unclear: list[Path] = []
     for path, reference in _checkpoints(sources).items():
         states: dict[str, dict[str, Entry]] = defaultdict(dict)
-        for name, entry in reference.entries.items():
+        for name, stored in reference.entries.items():
             if (split := state_of(name)) is not None and split[1] in KEYS:
-                states[split[0]][split[1]] = entry
+                states[split[0]][split[1]] = stored
         by_number = bool(states) and all(name.isdigit() for name in states)
-        position = _by_position(states, mine) if by_number else {}
+        position = _by_position(states, moments) if by_number else {}
         if position is None:
             unclear.append(path)
-        whose = (position or {}) if by_number else matched(mine.own_order, states).names
-        for name, other in whose.items():
-            for key, entry in states[other].items():
+        whose = (position or {}) if by_number else matched(moments.own_order, states).names
+        for name, state in whose.items():
+            for key, stored in states[state].items():
                 into = numbered if by_number else named
-                into[f"{name}.{key}"].insert(0, Candidate(entry, path, is_snapshot=True, is_guess=True))
+                into[f"{name}.{key}"].insert(0, Candidate(stored, path, is_snapshot=True, is_guess=True))
     return dict(named), dict(numbered), unclear
 
 
@@ -154,15 +156,15 @@ def _checkpoints(sources: Sequence[Source]) -> dict[Path, Reference]:
     return references
 
 
-def _by_position(states: Mapping[str, Mapping[str, Entry]], mine: Moments) -> dict[str, str] | None:
+def _by_position(states: Mapping[str, Mapping[str, Entry]], moments: Moments) -> dict[str, str] | None:
     """Return whose the numbered states are, if an optimizer steps the model's parameters in the model's own order.
 
     In another order, as that of groups, a number does not say which parameter it meant when it was saved: None.
     """
-    shapes = {local.name.rpartition(".")[0]: local.shape for local in mine.locals}
+    shapes = {local.name.rpartition(".")[0]: local.shape for local in moments.locals}
     is_unclear = False
-    for order in mine.orders:
-        models = tuple(name for name in mine.own_order if name in order)
+    for order in moments.orders:
+        models = tuple(name for name in moments.own_order if name in order)
         if not set(states) <= {str(number) for number in range(len(order))}:
             continue
         if order == models and _are_shaped(states, models, shapes):
@@ -175,12 +177,12 @@ def _are_shaped(
     states: Mapping[str, Mapping[str, Entry]], order: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> bool:
     """Whether numbered states have the shapes of the parameters at their places in an order."""
-    known = {str(number): name for number, name in enumerate(order) if name in shapes}
-    return all(entry.shape == shapes[known[one]] for one in states if one in known for entry in states[one].values())
+    names = {str(number): name for number, name in enumerate(order) if name in shapes}
+    return all(entry.shape == shapes[names[one]] for one in states if one in names for entry in states[one].values())
 
 
 def _on_all_ranks(
-    mine: Moments, locals_: Sequence[Local], candidates: Mapping[str, list[Candidate]]
+    moments: Moments, locals_: Sequence[Local], candidates: Mapping[str, list[Candidate]]
 ) -> dict[str, list[Candidate]]:
     """Return the candidates for states that every rank with elements of the parameter has.
 
@@ -188,26 +190,28 @@ def _on_all_ranks(
     Every rank calls this.
     """
     parameters = {local.name: local for local in locals_ if local.role == "param" and local.values.numel()}
-    have = {local.name: is_alike(bits_of_tensor(local.values)) for local in mine.locals if local.values.numel()}
+    have = {local.name: is_alike(bits_of_tensor(local.values)) for local in moments.locals if local.values.numel()}
     of_all: dict[str, list[Candidate]] = {}
     out: set[str] = set()
     names = set(candidates) | set(have)
     needed = {name for of_rank in of_all_ranks(names) for name in of_rank}
     lacking = {name for name in needed if name.rpartition(".")[0] in parameters and have.get(name, True)}
-    for known, missing in of_all_ranks((dict(candidates), lacking)):
+    for shared, missing in of_all_ranks((dict(candidates), lacking)):
         out |= missing
-        for name, some in known.items():
+        for name, some in shared.items():
             of_all.setdefault(name, some)
     return {name: some for name, some in of_all.items() if name not in out}
 
 
-def _notes_on_none_loaded(mine: Moments, sources: Sequence[Source], named: Mapping[str, list[Candidate]]) -> list[str]:
+def _notes_on_none_loaded(
+    moments: Moments, sources: Sequence[Source], named: Mapping[str, list[Candidate]]
+) -> list[str]:
     """Return a note on each checkpoint whose states the job read, while no state of its optimizer was written to.
 
     Every rank calls this.
     """
     notes: list[str] = []
-    is_fresh = all(of_all_ranks(all(is_alike(bits_of_tensor(local.values)) for local in mine.locals)))
+    is_fresh = all(of_all_ranks(all(is_alike(bits_of_tensor(local.values)) for local in moments.locals)))
     for path in dict.fromkeys(one.path for one in sources if isinstance(one, Loaded) and one.has_states):
         entries = [one.entry for some in named.values() for one in some if one.path == path]
         if is_fresh and entries and not is_alike(max(entries, key=lambda one: math.prod(one.shape)).bits):
@@ -232,11 +236,11 @@ def _notes_on_numbers(unclear: Sequence[Path]) -> list[str]:
     return of_all_ranks(notes)[0]
 
 
-def _notes_on_ranks_without(mine: Moments, locals_: Sequence[Local]) -> list[str]:
+def _notes_on_ranks_without(moments: Moments, locals_: Sequence[Local]) -> list[str]:
     """Return a note on ranks that have no state of a parameter while others have some. Every rank calls this."""
-    own = {local.name for local in locals_ if local.role == "param" and local.values.numel()}
-    have = {local.name.rpartition(".")[0] for local in mine.locals if local.values.numel()} & own
-    of_all = of_all_ranks((own, have))
+    trained = {local.name for local in locals_ if local.role == "param" and local.values.numel()}
+    have = {local.name.rpartition(".")[0] for local in moments.locals if local.values.numel()} & trained
+    of_all = of_all_ranks((trained, have))
     without: dict[str, list[int]] = defaultdict(list)
     for rank, (params, stated) in enumerate(of_all):
         for name in params - stated:

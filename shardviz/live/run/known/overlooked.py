@@ -87,7 +87,7 @@ def misfits(
         for candidate in some:
             if candidate.path in of_files:
                 of_files[candidate.path][name] = candidate.entry
-    mine: dict[str, Misfit] = {}
+    misfits_here: dict[str, Misfit] = {}
     tied = {local.values.data_ptr(): local.name for local in locals_ if local.name in held and local.values.numel()}
     for local in locals_:
         some = of_all.get(local.name, [])
@@ -95,11 +95,11 @@ def misfits(
         if at is None or local.name in held:
             continue
         if local.values.data_ptr() in tied:
-            mine[local.name] = Misfit(at, "tied", tied[local.values.data_ptr()])
+            misfits_here[local.name] = Misfit(at, "tied", tied[local.values.data_ptr()])
         elif _was_loaded_before(local, some):
-            mine[local.name] = _misfit(local, at, some[at].entry, of_files.get(some[at].path, {}))
+            misfits_here[local.name] = _misfit(local, at, some[at].entry, of_files.get(some[at].path, {}))
     by_name: dict[str, Misfit] = {}
-    for of_rank in of_all_ranks(mine):
+    for of_rank in of_all_ranks(misfits_here):
         for name, misfit in of_rank.items():
             by_name[name] = max(by_name.get(name, misfit), misfit, key=lambda one: one.weight)
     return by_name
@@ -217,32 +217,34 @@ def _was_loaded_before(local: Local, some: Iterable[Candidate]) -> bool:
     return is_as_claimed(local, before.entry)
 
 
-def _misfit(local: Local, at: int, entry: Entry, others: Mapping[str, Entry]) -> Misfit:
+def _misfit(local: Local, at: int, stored: Entry, others: Mapping[str, Entry]) -> Misfit:
     """Return how a shard is related to a file: to its own tensor there, or to others of its shape."""
     try:
-        if _is_similar(local, entry):
+        if _is_similar(local, stored):
             return Misfit(at, "similar")
         for name in (local.name, *others) if others else ():
-            other = others[name]
-            if other.shape == local.shape and _has_some_of(local, other):
+            neighbor = others[name]
+            if neighbor.shape == local.shape and _has_some_of(local, neighbor):
                 return Misfit(at, "another", name)
     except (DumpError, OSError):  # a file that this rank cannot read gives no note
         return Misfit(at, "similar")
     return Misfit(at, "unlike")
 
 
-def _is_similar(local: Local, entry: Entry) -> bool:
+def _is_similar(local: Local, stored: Entry) -> bool:
     """Whether a shard goes up and down where the slice does that it claims: not one that was drawn by itself.
 
     Means are taken away first, as they show nothing: the weights of any two norms are near 1.
     """
-    bits = claimed_slice(local, entry)
+    bits = claimed_slice(local, stored)
     if bits is None or not local.values.dtype.is_floating_point:
         return True
-    other = from_bits(bits, local.values.dtype).reshape(-1)[:MOST_COMPARED].double()
-    own = local.values.detach().cpu().reshape(-1)[:MOST_COMPARED].double()
-    enough = min(max(SIMILAR, BY_CHANCE * len(own) ** -0.5), SURELY)
-    return bool(torch.nn.functional.cosine_similarity(own - own.mean(), other - other.mean(), dim=0).abs() > enough)
+    expected = from_bits(bits, local.values.dtype).reshape(-1)[:MOST_COMPARED].double()
+    actual = local.values.detach().cpu().reshape(-1)[:MOST_COMPARED].double()
+    enough = min(max(SIMILAR, BY_CHANCE * len(actual) ** -0.5), SURELY)
+    return bool(
+        torch.nn.functional.cosine_similarity(actual - actual.mean(), expected - expected.mean(), dim=0).abs() > enough
+    )
 
 
 def _has_some_of(local: Local, entry: Entry) -> bool:

@@ -82,20 +82,22 @@ class Loaded:
         prefix = self._prefix(root)
         if prefix is None:
             return {}
-        own = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-        found = {own[name]: self.reference.entries[other] for name, other in self._matched(list(own)).items()}
-        return read_by(root, self.reference) | found
+        full_names = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+        loaded = {
+            full_names[name]: self.reference.entries[other] for name, other in self._matched(list(full_names)).items()
+        }
+        return read_by(root, self.reference) | loaded
 
     def _matched(self, names: list[str]) -> Mapping[str, str]:
         return matched(names, self.reference.entries).names
 
     def _prefix(self, root: nn.Module) -> str | None:
         if self.module is None:
-            own = {local.values.data_ptr() for local in local_tensors(root)}
-            return "" if own & self.pointers else None
+            pointers = {local.values.data_ptr() for local in local_tensors(root)}
+            return "" if pointers & self.pointers else None
         module = self.module()
-        for name, part in root.named_modules():
-            if module is not None and part is unwrapped(module):
+        for name, submodule in root.named_modules():
+            if module is not None and submodule is unwrapped(module):
                 return clean_name(f"{name}.") if name else ""
         return "" if module is not None and any(part is root for part in module.modules()) else None
 
@@ -137,22 +139,22 @@ def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
     return Loaded(folder, reference, weakref.ref(model)) if reference else None
 
 
-def loaded_whole(model: nn.Module, known: Loaded, load: Callable[[], nn.Module], options: Options) -> Loaded | None:
+def loaded_whole(model: nn.Module, loaded: Loaded, load: Callable[[], nn.Module], options: Options) -> Loaded | None:
     """Load a sharded model once more, unsharded, for what its library merges or makes of a checkpoint as it loads.
 
     One rank on each disk does so alone, and only if the checkpoint lacks some of the model's tensors by their names,
     and where the machine has memory for the whole model twice: the job needs some, too.
     """
-    names = [name for name, _ in _named(model) if known.reference.find(name) is None]
+    names = [name for name, _ in _named(model) if loaded.reference.find(name) is None]
     if not names or not any(isinstance(one, DTensor) for one in model.parameters()):
         return None
-    if not is_first_here(options.session) or not _has_memory(model, known.path):
+    if not is_first_here(options.session) or not _has_memory(model, loaded.path):
         return None
     with kept_random_states():
         tensors = dict(_named(load()))
     path = Path(options.session) / f"whole-{id(model)}.safetensors"
     entries = write(path, {name: tensors[name] for name in names if is_plain(tensors.get(name))})
-    return Loaded(known.path, Reference(path, entries), weakref.ref(model))
+    return Loaded(loaded.path, Reference(path, entries), weakref.ref(model))
 
 
 def _has_memory(model: nn.Module, path: Path) -> bool:
@@ -216,9 +218,11 @@ class Opened:
         reference = self.opened()
         if reference is None:
             return {}
-        found = dict(matched(names, reference.entries).names)
-        found |= _wrapped(root, [name for name in names if name not in found], reference, set(found.values()))
-        return {name: reference.entries[other] for name, other in found.items()}
+        stored_names = dict(matched(names, reference.entries).names)
+        stored_names |= _wrapped(
+            root, [name for name in names if name not in stored_names], reference, set(stored_names.values())
+        )
+        return {name: reference.entries[other] for name, other in stored_names.items()}
 
     def opened(self) -> Reference | None:
         """Return what it has, if it can be read."""

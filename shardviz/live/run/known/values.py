@@ -82,13 +82,13 @@ class Values:
         tensors = {(part, name): tensor for part in parts for name, tensor in _own_tensors(part)}
         plain = {where: tensor for where, tensor in tensors.items() if is_plain(tensor)}
         entries = self._write(plain)
-        for part in parts:
-            self._owners[part] = {}
-        for (part, name), tensor in tensors.items():
-            here = (part, name) in plain
-            why = "" if (part, name) in entries else META if tensor.is_meta else TOO_LARGE if here else UNSEEN
-            known = entries.get((part, name)), sample(tensor) if here else None
-            self._owners[part][name] = Kept(*known, why, self._storage(tensor))
+        for submodule in parts:
+            self._owners[submodule] = {}
+        for (submodule, name), tensor in tensors.items():
+            here = (submodule, name) in plain
+            why = "" if (submodule, name) in entries else META if tensor.is_meta else TOO_LARGE if here else UNSEEN
+            entry_and_sample = entries.get((submodule, name)), sample(tensor) if here else None
+            self._owners[submodule][name] = Kept(*entry_and_sample, why, self._storage(tensor))
 
     def knows(self, tensor: Any) -> bool:
         """Whether a tensor's memory belongs to a module that is known."""
@@ -103,8 +103,8 @@ class Values:
             (
                 module
                 for module in _living()
-                for _, own in _own_tensors(module)
-                if is_plain(own) and own.data_ptr() == where
+                for _, tensor in _own_tensors(module)
+                if is_plain(tensor) and tensor.data_ptr() == where
             ),
             None,
         )
@@ -113,26 +113,28 @@ class Values:
         """Return what is known of a model's tensors, by their names in it."""
         by_name: dict[str, Kept] = {}
         for prefix, module in root.named_modules(remove_duplicate=False):
-            for name, kept in self._owners.get(module, {}).items():
-                by_name[clean_name(f"{prefix}.{name}" if prefix else name)] = kept
+            for name, values in self._owners.get(module, {}).items():
+                by_name[clean_name(f"{prefix}.{name}" if prefix else name)] = values
         return by_name
 
     def remember_ties(self, module: nn.Module) -> None:
         """Keep which parameters are one, before `to_empty` gives each module that has it one of its own."""
         groups: dict[int, list[tuple[weakref[nn.Module], str]]] = defaultdict(list)
-        for part in module.modules():
-            for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
-                groups[id(parameter)].append((weakref(part), name))
+        for submodule in module.modules():
+            for name, parameter in submodule.named_parameters(recurse=False, remove_duplicate=False):
+                groups[id(parameter)].append((weakref(submodule), name))
         self._tied += [group for group in groups.values() if len(group) > 1]
 
     def tied(self, root: nn.Module) -> list[tuple[str, ...]]:
         """Return the groups of a model's parameters that shared storage, as on the meta device too."""
         groups: dict[Hashable, list[str]] = defaultdict(list)
-        for name, kept in self.kept(root).items():
-            if kept.storage is not None:
-                groups[kept.storage].append(name)
-        found = [tuple(names) for names in groups.values() if len(names) > 1]
-        return found + [group for group in self._tied_in(root) if not any(set(group) & set(other) for other in found)]
+        for name, values in self.kept(root).items():
+            if values.storage is not None:
+                groups[values.storage].append(name)
+        tied_names = [tuple(names) for names in groups.values() if len(names) > 1]
+        return tied_names + [
+            group for group in self._tied_in(root) if not any(set(group) & set(other) for other in tied_names)
+        ]
 
     def _tied_in(self, root: nn.Module) -> Iterator[tuple[str, ...]]:
         prefixes = {id(module): prefix for prefix, module in root.named_modules(remove_duplicate=False)}
@@ -221,20 +223,20 @@ class Unwritten:
 
     def remember(self, module: nn.Module) -> None:
         """Look at a module's memory just after `to_empty`."""
-        for part in module.modules():
-            self._owners[part] = dict(_memories(part))
+        for submodule in module.modules():
+            self._owners[submodule] = dict(_memories(submodule))
 
     def names(self, root: nn.Module) -> frozenset[str]:
         """Return a model's parameters that hold what their memory held when it was allocated. Every rank calls this."""
-        mine = {
+        alike_here = {
             clean_name(f"{prefix}.{name}" if prefix else name): memory.is_alike
             for prefix, module in root.named_modules(remove_duplicate=False)
             if module in self._owners
             for name, memory in _memories(module)
             if self._owners[module].get(name) == memory
         }
-        seen = {name for of_rank in of_all_ranks(mine) for name, is_alike in of_rank.items() if not is_alike}
-        return frozenset(mine) & seen
+        written = {name for of_rank in of_all_ranks(alike_here) for name, is_alike in of_rank.items() if not is_alike}
+        return frozenset(alike_here) & written
 
 
 def _memories(module: nn.Module) -> Iterator[tuple[str, Memory]]:

@@ -100,12 +100,12 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Entry
     """Write tensors and return where each is; neither is changed, nor is any memory shared with them."""
     from safetensors.torch import save_file
 
-    seen: set[int] = set()
+    storages: set[int] = set()
     whole: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         values = tensor.detach().contiguous()
         storage = values.untyped_storage().data_ptr()
-        whole[name] = values.clone() if storage in seen else values  # safetensors refuses tensors that share memory
-        seen.add(storage)
+        whole[name] = values.clone() if storage in storages else values  # safetensors refuses tensors that share memory
+        storages.add(storage)
     save_file(whole, path)
     return open_reference(path).entries

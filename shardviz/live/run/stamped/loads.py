@@ -111,8 +111,8 @@ def poison_module(module: nn.Module) -> None:
 def poison_loaded(module: nn.Module, state_dict: Mapping[str, Any]) -> None:
     """Poison what a module is about to load, unless it is what it is loaded from."""
     sources = {_storage(value) for value in state_dict.values() if isinstance(value, torch.Tensor)}
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    poison(one for name, one in own.items() if name in state_dict and _storage(one) not in sources)
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    poison(one for name, one in tensors.items() if name in state_dict and _storage(one) not in sources)
 
 
 def poison_state(state_dict: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -122,8 +122,8 @@ def poison_state(state_dict: Mapping[str, Any], names: Iterable[str]) -> None:
         state_dict: What is loaded into.
         names: The names that the checkpoint has.
     """
-    known = set(names)
-    poison(one for name, one in tensors_in(state_dict) if name in known)
+    loaded_names = set(names)
+    poison(one for name, one in tensors_in(state_dict) if name in loaded_names)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -209,9 +209,9 @@ class Loads:
         with _alone(folder / "lock"):
             if not copy.exists():
                 stamp = stamp_dcp if (root / DCP).is_file() else stamp_safetensors
-                made = stamp(root, copy, salt=salt)
-                what = f"{root} is loaded as a stamped copy of it: {counted(len(made.fills), 'tensor')} stamped"
-                what += f", {len(made.kept)} kept" if made.kept else ""
+                stamped = stamp(root, copy, salt=salt)
+                what = f"{root} is loaded as a stamped copy of it: {counted(len(stamped.fills), 'tensor')} stamped"
+                what += f", {len(stamped.kept)} kept" if stamped.kept else ""
                 leave(self._options.session, Note("source", rank_here(), what))
         return copy
 
@@ -233,10 +233,10 @@ class Loads:
         Raises:
             DumpError: A copy cannot be read here.
         """
-        mine = list(dict.fromkeys(self._copy_of.values())), self._fills
+        own_copies = list(dict.fromkeys(self._copy_of.values())), self._fills
         of_all: dict[Path, Mapping[str, Entry]] = {}
         names: dict[str, None] = {}
-        for copies, fills, of_rank in of_all_ranks((*mine, [local.name for local in locals_])):
+        for copies, fills, of_rank in of_all_ranks((*own_copies, [local.name for local in locals_])):
             here = map(self._here, copies)
             of_all |= {copy: open_reference(copy).entries for copy in here if copy not in of_all} | fills
             names |= dict.fromkeys(of_rank)
@@ -255,8 +255,8 @@ def _held(of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_:
     """Return of the tensors that several checkpoints have by name those that ranks hold; of the others the newest."""
     candidates: dict[str, list[Candidate]] = {}
     for path, entries in of_all.items():
-        for name, other in matched(names, entries).names.items():
-            candidate = Candidate(entries[other], path, is_snapshot=False, is_guess=True)
+        for name, stored_name in matched(names, entries).names.items():
+            candidate = Candidate(entries[stored_name], path, is_snapshot=False, is_guess=True)
             candidates.setdefault(name, []).insert(0, candidate)
     several = {name: some for name, some in candidates.items() if len(some) > 1}
     return {name: one.entry for name, one in fitting(several, locals_)[0].items()}

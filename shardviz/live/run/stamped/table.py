@@ -48,12 +48,12 @@ def _redirect(name: str, index: int, called: str, *, is_optional: bool = False) 
     """Have a function that opens a checkpoint open its copy."""
 
     def instead(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = list(args)
-        if len(given) > index:
-            given[index] = _redirected(given[index])
+        arguments = list(args)
+        if len(arguments) > index:
+            arguments[index] = _redirected(arguments[index])
         elif called in kwargs:
             kwargs = {**kwargs, called: _redirected(kwargs[called])}
-        return function(*given, **kwargs)
+        return function(*arguments, **kwargs)
 
     return Change(name, instead, is_optional)
 
@@ -70,30 +70,30 @@ def _before(name: str, do: Callable[[Observer, Call], None], *, is_optional: boo
 
 def _torch_load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Stamp the weights of what was loaded."""
-    result = function(*args, **kwargs)
+    loaded = function(*args, **kwargs)
     place = argument((args, kwargs), 0, "f")
     if _is_of_a_file(place):
-        _or_end(observer(), lambda seen: seen.stamping(result, getattr(place, "name", place)))
-    return result
+        _or_end(observer(), lambda seen: seen.stamping(loaded, getattr(place, "name", place)))
+    return loaded
 
 
 def _to_empty(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Poison the memory that a module was given."""
     from shardviz.live.run.stamped.loads import poison_module
 
-    result = function(*args, **kwargs)
+    returned = function(*args, **kwargs)
     _or_end(observer(), lambda _: poison_module(args[0]))
-    return result
+    return returned
 
 
-def _or_end(seen: Observer, do: Callable[[Observer], Any]) -> Any:
+def _or_end(process_observer: Observer, do: Callable[[Observer], Any]) -> Any:
     """Do something, or end the process: what it loads or saves then is not what it should be."""
     from shardviz.live.run.meeting import end_at_once
 
     try:
-        return do(seen)
+        return do(process_observer)
     except Exception as error:
-        end_at_once(seen.session, error)
+        end_at_once(process_observer.session, error)
 
 
 def _redirected(place: Any) -> Any:
@@ -113,10 +113,10 @@ def _saves(what: str, index: int = 0, called: str = "") -> Callable[[Observer, C
     return end
 
 
-def _torch_saves(seen: Observer, call: Call) -> None:
+def _torch_saves(process_observer: Observer, call: Call) -> None:
     target = argument(call, 1, "f")
     if _is_of_a_file(target) and has_tensors(argument(call, 0, "obj")):
-        seen.saving(f"torch.save to {getattr(target, 'name', target)}")
+        process_observer.saving(f"torch.save to {getattr(target, 'name', target)}")
 
 
 def has_tensors(value: Any) -> bool:
@@ -131,7 +131,7 @@ def has_tensors(value: Any) -> bool:
 
 
 def _loads(index: int, called: str) -> Callable[[Observer, Call], None]:
-    def poison(seen: Observer, call: Call) -> None:
+    def poison(process_observer: Observer, call: Call) -> None:
         from shardviz.live.run.stamped.loads import poison_loaded
 
         module, state = argument(call, 0, "model"), argument(call, index, called)
@@ -141,13 +141,13 @@ def _loads(index: int, called: str) -> Callable[[Observer, Call], None]:
     return poison
 
 
-def _loads_dcp(seen: Observer, call: Call) -> None:
+def _loads_dcp(process_observer: Observer, call: Call) -> None:
     from shardviz.live.run.stamped.loads import poison_state
     from shardviz.reference.files import open_reference
 
     place = call[1].get("checkpoint_id") or getattr(call[1].get("storage_reader"), "path", None)
     state = argument(call, 0, "state_dict")
-    copy = seen.redirected(place)
+    copy = process_observer.redirected(place)
     if place is not None and isinstance(state, dict) and os.path.isdir(copy):
         poison_state(state, open_reference(copy).entries)
 

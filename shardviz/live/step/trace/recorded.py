@@ -154,21 +154,23 @@ class Trace:
 
     def _one(self, tensor: torch.Tensor) -> Seen:
         """Return what is kept of a tensor, once if it goes through several modules unchanged."""
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == tensor._version:
-            return known[2]
+        cached = self._known.get(id(tensor))
+        if cached is not None and cached[0]() is tensor and cached[1] == tensor._version:
+            return cached[2]
         with torch.no_grad():
             local = of_tensor("", "activation", tensor)
             # Copied as a plain tensor, because cloning a DTensor with a pending sum makes the sum.
             copied = None if self.is_full else self.copied(local.values)
-            kept = None if copied is None else replace(local, values=copied, grad=None)
-            seen = Seen(copied, tensor.requires_grad, self._count, shape=tuple(local.values.shape), local=kept)
+            local_copy = None if copied is None else replace(local, values=copied, grad=None)
+            tensor_seen = Seen(
+                copied, tensor.requires_grad, self._count, shape=tuple(local.values.shape), local=local_copy
+            )
             self._count += 1
         self.num_elements += 0 if copied is None else copied.numel()
-        self.num_left_out += seen.values is None
-        self._known[id(tensor)] = ref(tensor), tensor._version, seen
-        self._hook(tensor, seen)
-        return seen
+        self.num_left_out += tensor_seen.values is None
+        self._known[id(tensor)] = ref(tensor), tensor._version, tensor_seen
+        self._hook(tensor, tensor_seen)
+        return tensor_seen
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
         """Copy these tensors anew when they come next: something wrote into them without a new version."""
@@ -179,21 +181,23 @@ class Trace:
         if tensor.requires_grad:
             tensor.register_hook(partial(self.came_back, seen))  # type: ignore[no-untyped-call]
 
-    def came_back(self, seen: Seen, gradient: torch.Tensor) -> None:
+    def came_back(self, tensor_seen: Seen, gradient: torch.Tensor) -> None:
         """Keep the gradient of a tensor, or add it to what came back before."""
         if self.is_full:
             self.num_left_out += 1
             return
         with torch.no_grad():
-            own = self.copied(of_tensor("", "activation", gradient).values)
-            seen.gradient = own if seen.gradient is None else seen.gradient + own
-        self.num_elements += own.numel()
+            addend = self.copied(of_tensor("", "activation", gradient).values)
+            tensor_seen.gradient = addend if tensor_seen.gradient is None else tensor_seen.gradient + addend
+        self.num_elements += addend.numel()
 
     def _hooked(self, tensor: torch.Tensor) -> Seen:
         """Follow the gradient of a tensor whose values are known already."""
-        seen = Seen(None, tensor.requires_grad, -1, shape=tuple(of_tensor("", "activation", tensor).values.shape))
-        self._hook(tensor, seen)
-        return seen
+        tensor_seen = Seen(
+            None, tensor.requires_grad, -1, shape=tuple(of_tensor("", "activation", tensor).values.shape)
+        )
+        self._hook(tensor, tensor_seen)
+        return tensor_seen
 
     def _recomputed(self, name: str, output: Any) -> None:
         """Follow gradients of a call that checkpointing runs again, where the first run had no graph."""
@@ -223,8 +227,8 @@ def _complete(sides: list[Seen], again: Sequence[Seen]) -> None:
 
 def _returned(call: Call, values: Sequence[torch.Tensor]) -> bool:
     """Whether a call returned some values, as far as these were kept."""
-    kept = [(seen.values, value) for seen, value in zip(call.outputs, values, strict=False) if seen.values is not None]
-    return all(seen.shape == value.shape and torch.equal(seen, value) for seen, value in kept)
+    pairs = [(seen.values, value) for seen, value in zip(call.outputs, values, strict=False) if seen.values is not None]
+    return all(seen.shape == value.shape and torch.equal(seen, value) for seen, value in pairs)
 
 
 def _modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

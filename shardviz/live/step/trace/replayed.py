@@ -57,12 +57,12 @@ def _of_module(
     name: str, module: nn.Module, weights: Mapping[str, Local], sharded: Sides, unsharded: Sides
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield a module's gradients, those apart that the unsharded step has not got from its own activations either."""
-    own = _gradients(name, module, weights, unsharded)
-    due = _gradients(name, module, weights, sharded) if own else {}
-    for weight, gradient in own.items():
+    reference = _gradients(name, module, weights, unsharded)
+    expected = _gradients(name, module, weights, sharded) if reference else {}
+    for weight, gradient in reference.items():
         local = dict(module.named_parameters())[weight.removeprefix(f"{name}.")].grad
-        if local is not None and weight in due and abs(_factor(local, gradient) - 1) <= LEAST_FACTOR:
-            yield weight, due[weight]
+        if local is not None and weight in expected and abs(_factor(local, gradient) - 1) <= LEAST_FACTOR:
+            yield weight, expected[weight]
 
 
 def _gradients(name: str, module: nn.Module, weights: Mapping[str, Local], sides: Sides) -> dict[str, torch.Tensor]:
@@ -74,20 +74,20 @@ def _gradients(name: str, module: nn.Module, weights: Mapping[str, Local], sides
     except (TypeError, RuntimeError, PicklingError):  # it has something that cannot be copied
         return {}
     with torch.no_grad():
-        for own, parameter in again.named_parameters():
-            parameter.copy_(weights[f"{name}.{own}"].values)
+        for weight_name, parameter in again.named_parameters():
+            parameter.copy_(weights[f"{name}.{weight_name}"].values)
             parameter.grad = None
     if not _runs_back(again, sides):
         return {}
-    found = {f"{name}.{own}": one.grad for own, one in again.named_parameters() if one.grad is not None}
-    return {weight: gradient for weight, gradient in found.items() if bool(gradient.isfinite().all())}
+    by_weight = {f"{name}.{own}": one.grad for own, one in again.named_parameters() if one.grad is not None}
+    return {weight: gradient for weight, gradient in by_weight.items() if bool(gradient.isfinite().all())}
 
 
 def _runs_back(module: nn.Module, sides: Sides) -> bool:
     """Run a module forward and backward; whether it could be run by its first input alone."""
     try:
-        given, back = map(torch.tensor, sides)
-        output = module(given)
+        inputs, back = map(torch.tensor, sides)
+        output = module(inputs)
         if torch.is_tensor(output) and output.shape == back.shape:
             torch.autograd.backward(output, back)
             return True
@@ -96,7 +96,7 @@ def _runs_back(module: nn.Module, sides: Sides) -> bool:
     return False
 
 
-def _factor(values: torch.Tensor, due: torch.Tensor) -> float:
+def _factor(values: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the number by which what is due comes nearest to values; infinite if nothing is due."""
-    factor = factor_of(values.detach().double().cpu().numpy(), due.double().cpu().numpy())
+    factor = factor_of(values.detach().double().cpu().numpy(), expected.double().cpu().numpy())
     return float("inf") if factor is None else factor

@@ -46,10 +46,10 @@ def drawn_after_sharding(model: nn.Module, built: nn.Module, mesh: Mesh, rank: i
     """
     wholes = {local.name: local for local in local_tensors(built) if local.role == "param"}
     locals_ = [one for one in local_tensors(unwrapped(model), mesh) if one.name in wholes and one.role == "param"]
-    mine = {one.name: part for one in locals_ if (part := _part(one, wholes[one.name], rank)) is not None}
-    changed = {name for name, (at, values) in mine.items() if not _is_built(wholes[name], at, values)}
+    shards = {one.name: shard for one in locals_ if (shard := _part(one, wholes[one.name], rank)) is not None}
+    changed = {name for name, (at, values) in shards.items() if not _is_built(wholes[name], at, values)}
     names = set.union(*of_all_ranks(changed))
-    of_all = of_all_ranks({name: part for name, part in mine.items() if name in names}) if names else []
+    of_all = of_all_ranks({name: part for name, part in shards.items() if name in names}) if names else []
     gathered: dict[str, torch.Tensor] = {}
     for name in sorted(names):
         whole = _together([parts[name] for parts in of_all if name in parts], wholes[name])
@@ -83,8 +83,8 @@ def as_built(model: nn.Module, wholes: Mapping[str, Local], mesh: Mesh, rank: in
     """Return which tensors of a sharded model are on this rank as they were built: its own part of them."""
     names = []
     for local in local_tensors(unwrapped(model), mesh) if wholes else ():
-        part = _part(local, wholes[local.name], rank) if local.name in wholes else None
-        if part is not None and _is_built(wholes[local.name], *part):
+        shard = _part(local, wholes[local.name], rank) if local.name in wholes else None
+        if shard is not None and _is_built(wholes[local.name], *shard):
             names.append(local.name)
     return names
 
@@ -130,8 +130,8 @@ def _together(parts: Sequence[Part], whole: Local) -> torch.Tensor | None:
     values = torch.zeros(whole.values.numel(), dtype=whole.values.dtype)
     is_there = torch.zeros(whole.values.numel(), dtype=torch.bool)
     for at, held in parts:
-        both = is_there[at]
-        if not torch.equal(values[at][both], held.to(values.dtype)[both]):
+        overlap = is_there[at]
+        if not torch.equal(values[at][overlap], held.to(values.dtype)[overlap]):
             return None
         values[at] = held.to(values.dtype)
         is_there[at] = True

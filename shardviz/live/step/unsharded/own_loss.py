@@ -69,7 +69,7 @@ def _is_another(step: StepResult, reference: UnshardedStep) -> bool:
     """Whether a sharded step's loss is another one than the mean square. Every rank calls this."""
     of_all = of_all_ranks((_number(step.loss), _squares(step), _squares(step, torch.float64)))
     losses = [loss for loss, *_ in of_all]
-    known = [(loss, ways) for loss, *ways in of_all if ways[0]]
+    loss_ways = [(loss, ways) for loss, *ways in of_all if ways[0]]
     near = max(SINGLE, ROUNDINGS_OF_ONE * reference.precision)
 
     def are(actual: Sequence[float], wanted: Sequence[float]) -> bool:
@@ -77,9 +77,9 @@ def _is_another(step: StepResult, reference: UnshardedStep) -> bool:
 
     if not np.all(np.isfinite(losses)) or are([float(np.mean(losses))], [_number(reference.step.loss)]):
         return False
-    own = [loss for loss, _ in known]
-    candidates = [one for way in (0, 1) for one in _losses([ways[way] for _, ways in known])]
-    return not known or not any(are(own, wanted) for wanted in candidates)
+    own_losses = [loss for loss, _ in loss_ways]
+    candidates = [one for way in (0, 1) for one in _losses([ways[way] for _, ways in loss_ways])]
+    return not loss_ways or not any(are(own_losses, wanted) for wanted in candidates)
 
 
 def _losses(of_all: Sequence[Sequence[float]]) -> Iterator[list[float]]:
@@ -123,9 +123,9 @@ def is_weighted_mean(
     columns = [_loss_and_gradients(probe, build(), part_of(batch, number, parts, dim)) for number in range(parts)]
     ones = whole.norm().expand(parts + 1)
     stacked = torch.cat((torch.stack([*columns, whole], 1), ones[None]))
-    matrix, wanted = stacked[:, :-1], stacked[:, -1:]
-    weights = torch.linalg.lstsq(matrix, wanted, driver="gelsd").solution
-    off = (matrix @ weights - wanted).norm() / wanted.norm().clamp(min=1e-30)
+    matrix, target = stacked[:, :-1], stacked[:, -1:]
+    weights = torch.linalg.lstsq(matrix, target, driver="gelsd").solution
+    off = (matrix @ weights - target).norm() / target.norm().clamp(min=1e-30)
     near = max(SINGLE, ROUNDINGS_OF_STEP * precision)
     return bool(off <= near) and bool((weights >= -near).all()) and len(whole) > parts
 

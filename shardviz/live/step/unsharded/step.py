@@ -178,24 +178,24 @@ def stepped(
     states = _generators()
     losses = []
     restore = _buffers_of(model)
-    with observed(model, followed=followed) as seen:
+    with observed(model, followed=followed) as observation:
         for number in range(parts):
             restore()
             loss = loss_of(probe, model, part_of(batch, number, parts, dim)) / parts
             torch.autograd.backward(loss)
             losses.append(loss.detach())
     draws = any(not torch.equal(one, other) for one, other in zip(states, _generators(), strict=False))
-    outputs = [output for output in seen.outputs if output.ndim]
+    outputs = [output for output in observation.outputs if output.ndim]
     output = None if not outputs else torch.cat(outputs, dim) if parts > 1 else outputs[-1]
     loss = torch.stack(losses).sum()
-    runs, returned = max(len(outputs) // parts, 1), tuple(seen.returned)
-    step = StepResult(loss, output, logged_by(probe, model, batch, loss), seen, runs, returned=returned)
+    runs, returned = max(len(outputs) // parts, 1), tuple(observation.returned)
+    step = StepResult(loss, output, logged_by(probe, model, batch, loss), observation, runs, returned=returned)
     return UnshardedStep(model, before, step, draws=draws, parts=parts, dim=dim)
 
 
 def _buffers_of(model: nn.Module) -> Callable[[], None]:
     """Return a function that restores the model's current buffers, which a forward may advance."""
-    kept = [
+    saved = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
@@ -204,7 +204,7 @@ def _buffers_of(model: nn.Module) -> Callable[[], None]:
 
     @torch.no_grad()
     def restore() -> None:
-        for module, name, buffer, values in kept:
+        for module, name, buffer, values in saved:
             if getattr(module, name) is not buffer:
                 setattr(module, name, buffer)
             if not torch.equal(buffer, values):
@@ -254,9 +254,9 @@ def _run_in_parts(
     restore, losses, outputs = _buffers_of(model), [], []
     for number in range(parts):
         restore()
-        with observed(model) as seen:
+        with observed(model) as observation:
             losses.append(float(loss_of(probe, model, part_of(batch, number, parts, dim))))
-        outputs += [output for output in seen.outputs if output.ndim][-1:]
+        outputs += [output for output in observation.outputs if output.ndim][-1:]
     joined = torch.cat(outputs, dim if outputs[0].ndim > dim else 0) if len(outputs) == parts else None
     return losses, joined
 

@@ -54,30 +54,32 @@ def shortened(message: str) -> str:
     """Cut a message to the size of a screen, and say how much was left out."""
     lines = message.split("\n")
     shown = [line if len(line) <= MAX_COLUMNS else f"{line[:MAX_COLUMNS]}..." for line in lines[:MAX_LINES]]
-    left = len(lines) - MAX_LINES
-    return "\n".join([*shown, *([f"... {left:,} more lines"] if left > 0 else [])])
+    num_left = len(lines) - MAX_LINES
+    return "\n".join([*shown, *([f"... {num_left:,} more lines"] if num_left > 0 else [])])
 
 
 def _with_short_messages(text: str, error: BaseException) -> str:
     """Cut the messages of an exception, and of those that led to it, in a traceback."""
-    seen: set[int] = set()
-    left: list[BaseException | None] = [error]
-    while left:
-        cause = left.pop()
-        if cause is None or id(cause) in seen:
+    visited: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        cause = waiting.pop()
+        if cause is None or id(cause) in visited:
             continue
-        seen.add(id(cause))
+        visited.add(id(cause))
         message = _message(cause).rstrip()
         if shortened(message) != message:
             text = text.replace(message, shortened(message))
-        left += [cause.__cause__, cause.__context__]
+        waiting += [cause.__cause__, cause.__context__]
     return text
 
 
 def _trim(summary: traceback.TracebackException) -> None:
-    kept = [frame for frame in summary.stack if not _is_noise(frame.filename)]
-    theirs = [index for index, frame in enumerate(kept) if not is_of_shardviz(frame.filename)]
-    summary.stack = traceback.StackSummary.from_list(kept[theirs[0] :] if theirs else kept)
+    user_frames = [frame for frame in summary.stack if not _is_noise(frame.filename)]
+    outside_shardviz = [index for index, frame in enumerate(user_frames) if not is_of_shardviz(frame.filename)]
+    summary.stack = traceback.StackSummary.from_list(
+        user_frames[outside_shardviz[0] :] if outside_shardviz else user_frames
+    )
     for earlier in (summary.__cause__, summary.__context__):
         if earlier is not None:
             _trim(earlier)
