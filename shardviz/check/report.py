@@ -77,8 +77,8 @@ class Report:
         """The findings of each tensor that has any, worst first, with its own numbers."""
         by_name: dict[str, list[Finding]] = {}
         for finding in self.findings:
-            for one in finding.each:
-                by_name.setdefault(one.tensor, []).append(one)
+            for member in finding.each:
+                by_name.setdefault(member.tensor, []).append(member)
         return {name: tuple(findings) for name, findings in by_name.items()}
 
     @cached_property

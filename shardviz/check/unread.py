@@ -51,16 +51,20 @@ def without_trace(dump: Dump, which: str) -> str:
     return f"a trace of it may be in what was not read of {which} dump ({named_ranks(ranks)})"
 
 
-def may_have(dump: Dump, other: Dump, tensor: Tensor) -> bool:
+def may_have(dump: Dump, second_dump: Dump, tensor: Tensor) -> bool:
     """Whether a dump may have a tensor of another one on ranks that were not read.
 
     Ranks of jobs of one size are the same ones; of other jobs, any may have it.
     """
     unread = set(unread_ranks(dump))
-    return bool(unread) and (dump.files.run.num_ranks != other.files.run.num_ranks or unread.issuperset(tensor.shards))
+    return bool(unread) and (
+        dump.files.run.num_ranks != second_dump.files.run.num_ranks or unread.issuperset(tensor.shards)
+    )
 
 
-def told(findings: tuple[Finding, ...], dump: Dump, which: str) -> tuple[tuple[Finding, ...], tuple[NotChecked, ...]]:
+def split_by_certainty(
+    findings: tuple[Finding, ...], dump: Dump, which: str
+) -> tuple[tuple[Finding, ...], tuple[NotChecked, ...]]:
     """Part findings that a dump does not have from those that it may have: its checks lacked ranks.
 
     Args:
@@ -69,9 +73,9 @@ def told(findings: tuple[Finding, ...], dump: Dump, which: str) -> tuple[tuple[F
         which: `first` or `second`.
     """
     ranks = unread_ranks(dump)
-    known = tuple(one for one in findings if not ranks or (one.kind == "incomplete" and not one.tensor))
-    if known == findings:
+    certain = tuple(one for one in findings if not ranks or (one.kind == "incomplete" and not one.tensor))
+    if certain == findings:
         return findings, ()
-    count = counted(len(findings) - len(known), "finding")
+    count = counted(len(findings) - len(certain), "finding")
     why = f"{count} of the other dump: the checks of the {which} lack {named_ranks(ranks)}"
-    return known, (NotChecked("", why, "run"),)
+    return certain, (NotChecked("", why, "run"),)

@@ -55,8 +55,8 @@ def state_of(dump: Dump, tensor: Tensor, name: str, report: Report) -> State:
 
 def recorded(dump: Dump) -> Iterator[tuple[Tensor, str]]:
     """Yield every tensor of a run at each moment, with each of its names; not the unsharded model's."""
-    own = (tensor for tensor in dump.tensors if tensor.moment not in ("reference", "updated"))
-    yield from ((tensor, name) for tensor in own for name in tensor.names)
+    run_tensors = (tensor for tensor in dump.tensors if tensor.moment not in ("reference", "updated"))
+    yield from ((tensor, name) for tensor in run_tensors for name in tensor.names)
 
 
 def verdict_on(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report) -> Verdict:
@@ -64,9 +64,9 @@ def verdict_on(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report)
 
     Without a finding it is "not checked" unless something that it should be compared was compared.
     """
-    known = list(names)
-    verdicts: list[Verdict] = [one.severity for name in known for one in report.findings_of.get(name, ())]
-    if any(state_of(dump, tensor, name, report) in ("not checked", "cannot tell") for name in known):
+    name_list = list(names)
+    verdicts: list[Verdict] = [one.severity for name in name_list for one in report.findings_of.get(name, ())]
+    if any(state_of(dump, tensor, name, report) in ("not checked", "cannot tell") for name in name_list):
         verdicts.append("unknown")
     return worst(verdicts)
 

@@ -52,10 +52,10 @@ class Rounding:
     terms: int
     size: float
 
-    def tolerance(self, wanted: NDArray[np.float64], *, gradient: bool) -> float:
+    def tolerance(self, expected: NDArray[np.float64], *, gradient: bool) -> float:
         """Return how far an element may be from what is wanted."""
-        own = float(np.max(np.abs(wanted), initial=0.0))
-        size = max(own, self.size) if gradient else max(own, self.epsilon)
+        largest = float(np.max(np.abs(expected), initial=0.0))
+        size = max(largest, self.size) if gradient else max(largest, self.epsilon)
         return rounding_of_sums(self.epsilon, self.terms) * size
 
 
@@ -140,20 +140,20 @@ class Sides:
 
     def is_right(self, rank: int, values: Values) -> bool:
         """Whether values are what a rank should hold, except for rounding."""
-        wanted = self.wanted_of(rank)
-        return self.near(values, wanted) and self._is_typical(values, wanted)
+        expected = self.wanted_of(rank)
+        return self.near(values, expected) and self._is_typical(values, expected)
 
-    def _is_typical(self, values: Values, wanted: Values) -> bool:
+    def _is_typical(self, values: Values, expected: Values) -> bool:
         """Whether values are no farther from those wanted on the whole than rounding takes them."""
         if not self.typical or values.size < MANY:
             return True
-        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(wanted))
-        return _root(values - wanted) <= allowed
+        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(expected))
+        return _root(values - expected) <= allowed
 
-    def near(self, left: Values, right: Values, scale: float = 1.0) -> bool:
+    def near(self, actual: Values, expected: Values, scale: float = 1.0) -> bool:
         """Whether two arrays are equal except for rounding; NaN is near to nothing."""
         with np.errstate(invalid="ignore"):  # the difference of two infinities
-            return bool(np.all(np.abs(left - right) <= self.tolerance * max(1.0, scale)))
+            return bool(np.all(np.abs(actual - expected) <= self.tolerance * max(1.0, scale)))
 
     @cached_property
     def reduced(self) -> Mapping[int, Values]:

@@ -104,7 +104,7 @@ def is_made(
     held: Bits,
     sources: Sequence[Bits],
     dtype: str,
-    made: Callable[..., Values],
+    function: Callable[..., Values],
     rounding: float,
     slack: float = 0.0,
 ) -> bool:
@@ -114,18 +114,18 @@ def is_made(
         held: The bits of the tensor.
         sources: Those of the others, of the same shape.
         dtype: The dtype of all.
-        made: Returns what is due, given the sources' values.
+        function: Returns what is due, given the sources' values.
         rounding: How far a value may be off, relative to the largest of the values that take part.
         slack: How far it may be off besides that, relative to the difference of the last source and the first.
     """
     for there, *parts in zip(blocks(held), *map(blocks, sources), strict=True):
         values, others = values_of(there, dtype), [values_of(part, dtype) for part in parts]
         with np.errstate(all="ignore"):
-            due = made(*others)
+            expected = function(*others)
             size = np.abs(values)
-            for one in (due, *others):
-                size = np.maximum(size, np.abs(one))
+            for tensor in (expected, *others):
+                size = np.maximum(size, np.abs(tensor))
             room = rounding * size + (slack * np.abs(others[-1] - others[0]) if slack else 0.0)
-            if not (np.abs(values - due) <= room).all():
+            if not (np.abs(values - expected) <= room).all():
                 return False
     return True

@@ -118,8 +118,10 @@ def placements_of_sum(
         shared: set[Placements] | None = None
         for rank in terms:
             total = _total(terms, mesh.group_of(rank, axis), near)
-            own = {one for one in fits(rank, total) if isinstance(one[at], Replicate)} if total is not None else set()
-            shared = own if shared is None else shared & own
+            fitting = (
+                {one for one in fits(rank, total) if isinstance(one[at], Replicate)} if total is not None else set()
+            )
+            shared = fitting if shared is None else shared & fitting
             if not shared:
                 break
         for placements in sorted(shared or (), key=num_splits):
@@ -129,10 +131,10 @@ def placements_of_sum(
 
 def _total(terms: Mapping[int, Values], group: Sequence[int], near: float) -> Values | None:
     """Return the sum of a group's terms; None if one is missing or has a different shape, or if they are copies."""
-    known = [terms[rank] for rank in group if rank in terms]
-    if len(group) < 2 or len(known) < len(group) or len({term.shape for term in known}) > 1:
+    present = [terms[rank] for rank in group if rank in terms]
+    if len(group) < 2 or len(present) < len(group) or len({term.shape for term in present}) > 1:
         return None
-    stacked = np.stack(known)
+    stacked = np.stack(present)
     if np.all(np.abs(stacked - stacked[:1]) <= near / len(group)):
         return None
     total: Values = stacked.sum(0)

@@ -31,12 +31,12 @@ def is_as_claimed(dump: Dump, tensor: Tensor) -> bool:
     layout = tensor.claimed
     if layout is None or len(tensor.shards) != len(layout.mesh.ranks):
         return False
-    wanted = claimed_dims(layout)
+    claimed = claimed_dims(layout)
     for rank, shard in tensor.shards.items():
         if shard.layout is not layout and shard.layout != layout:
             return False
-        own = wanted.get(rank, ((),))
-        if shard.body.held != own and (0 not in shard.body.local_shape or all(own)):
+        claimed_here = claimed.get(rank, ((),))
+        if shard.body.held != claimed_here and (0 not in shard.body.local_shape or all(claimed_here)):
             return False
     return all(name not in dump.stamps or dump.stamps[name].shape == layout.tensor_shape for name in tensor.names)
 

@@ -115,11 +115,11 @@ def wrong_after(dump: Dump, call: CallRecord) -> dict[int, Wrong]:
     before = np.stack([values_of(dump, f"{call.module}.before", rank) for rank in call.ranks])
     wrong = {}
     for me, rank in enumerate(call.ranks):
-        wanted = DEFINITIONS[call.op](before, me)
-        if wanted is not None:
+        expected = DEFINITIONS[call.op](before, me)
+        if expected is not None:
             after = values_of(dump, call.module, rank)
-            if after.shape != wanted.shape or not np.allclose(after, wanted, rtol=SINGLE, atol=0):
-                wrong[rank] = Wrong(call, after, wanted)
+            if after.shape != expected.shape or not np.allclose(after, expected, rtol=SINGLE, atol=0):
+                wrong[rank] = Wrong(call, after, expected)
     return wrong
 
 

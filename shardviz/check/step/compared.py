@@ -125,9 +125,9 @@ def compared(
     rounding = rounding_of(dump)
     for tensor in dump.at(at):
         for name in tensor.names if tensor.role in roles else ():
-            wanted = dump.find(reference, tensor.role, name)
-            if wanted is not None:
-                yield laid_out(dump, tensor, name, dump.values(wanted.first, name), rounding)
+            reference_tensor = dump.find(reference, tensor.role, name)
+            if reference_tensor is not None:
+                yield laid_out(dump, tensor, name, dump.values(reference_tensor.first, name), rounding)
 
 
 def rounding_of(dump: Dump) -> Rounding:
@@ -148,17 +148,17 @@ def _largest(values: NDArray[np.float64]) -> float:
     return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 
-def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:
+def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64], rounding: Rounding) -> Compared:
     """Pair what every rank holds of a tensor with the values that are wanted."""
-    claimed, wanted = tensor.claimed, in_order(dump, tensor.role, name, wanted)
+    claimed, expected = tensor.claimed, in_order(dump, tensor.role, name, expected)
     if claimed is not None and not claimed.flat and tensor.role != "output":
-        wanted = padded_to(wanted, claimed.shape)  # nothing reads padding: its gradient is zero, too
+        expected = padded_to(expected, claimed.shape)  # nothing reads padding: its gradient is zero, too
     if claimed is not None and claimed.flat:
-        wanted = wanted.ravel()
+        expected = expected.ravel()
     values, regions = {}, {}
     for rank, shard in tensor.shards.items():
         values[rank] = dump.values(shard, name)
-        regions[rank] = _region(dump, shard, name, wanted.shape)
+        regions[rank] = _region(dump, shard, name, expected.shape)
     mesh = claimed.mesh if claimed else dump.files.mesh
     noise = dump.noises.get((tensor.role, name))
     largest, typical = (noise.largest, noise.typical) if noise is not None else (0.0, 0.0)
@@ -167,7 +167,7 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64],
         role=tensor.role,
         mesh=mesh,
         claimed=claimed,
-        wanted=wanted,
+        wanted=expected,
         values=values,
         regions=regions,
         rounding=rounding,
@@ -248,7 +248,7 @@ def agreement(dump: Dump) -> Agreement | None:
     odd = losses[0].wrong if losses else ()
     loss = of_rank[next(iter((*odd, *of_rank)))] if of_rank else math.nan
     odd_rank = odd[0] if 0 < len(odd) < len(of_rank) else None
-    wanted = float(losses[0].wanted) if losses else math.nan
+    reference_loss = float(losses[0].wanted) if losses else math.nan
     right, wrong = ([result for result in gradients if bool(result.wrong) == is_wrong] for is_wrong in (False, True))
     near, far = (max((result.farthest for result in ones), default=0.0) for ones in (right, wrong))
-    return Agreement(loss, odd_rank, wanted, len(right), near, len(wrong), far)
+    return Agreement(loss, odd_rank, reference_loss, len(right), near, len(wrong), far)

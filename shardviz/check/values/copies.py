@@ -133,8 +133,8 @@ def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
     claimed = {layout.tensor_shape for layout in tensor.claims if layout is not None}
     for rank, shard in tensor.shards.items():
         if 0 not in shard.body.local_shape:
-            part = _part(shard, ids.shards.get(rank) if ids else None, claimed)
-            groups.setdefault((part, _pending(shard), shard.body.dtype), []).append(shard)
+            claim = _part(shard, ids.shards.get(rank) if ids else None, claimed)
+            groups.setdefault((claim, _pending(shard), shard.body.dtype), []).append(shard)
     return list(groups.values())
 
 
@@ -302,29 +302,32 @@ def is_constant(shard: Shard) -> bool:
     return values is not None and len(set(values)) == 1
 
 
-def first_difference(shard: Shard, other: Shard) -> str:
+def first_difference(shard: Shard, second: Shard) -> str:
     """Say at which index two copies differ first, and what each has there; empty if the dump has no values."""
-    ours, theirs = flat_values(shard), flat_values(other)
-    if ours is None or theirs is None:
+    first_values, second_values = flat_values(shard), flat_values(second)
+    if first_values is None or second_values is None:
         return ""
-    if len(ours) != len(theirs) or shard.body.dtype != other.body.dtype:
+    if len(first_values) != len(second_values) or shard.body.dtype != second.body.dtype:
         first = f"{shard.body.dtype}{list(shard.body.local_shape)}"
-        return f"rank {shard.rank} has {first}, rank {other.rank} {other.body.dtype}{list(other.body.local_shape)}"
-    at = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
+        return f"rank {shard.rank} has {first}, rank {second.rank} {second.body.dtype}{list(second.body.local_shape)}"
+    at = next(
+        (index for index, pair in enumerate(zip(first_values, second_values, strict=True)) if pair[0] != pair[1]), None
+    )
     if at is None:
         return ""
     pair = (2,) if shard.body.dtype.startswith("complex") else ()  # written as real and imaginary part
     shape = (*shard.body.local_shape, *pair)
     index = index_of(at, shape)
-    return f"at {index} of the shard rank {shard.rank} has {_said(ours[at])}, rank {other.rank} {_said(theirs[at])}"
+    texts = _said(first_values[at]), _said(second_values[at])
+    return f"at {index} of the shard rank {shard.rank} has {texts[0]}, rank {second.rank} {texts[1]}"
 
 
-def same_step(copy: Shard, other: Shard) -> tuple[float, float]:
+def same_step(copy: Shard, counterpart: Shard) -> tuple[float, float]:
     """Return the number by which all elements of a second copy differ from a first, and the factor; 0 if by none.
 
     Copies of fewer than three elements show no rule.
     """
-    pairs = list(zip(flat_values(copy) or (), flat_values(other) or (), strict=False))
+    pairs = list(zip(flat_values(copy) or (), flat_values(counterpart) or (), strict=False))
     if len(pairs) < LEAST_ALIKE or not all(isinstance(value, float | int) for pair in pairs for value in pair):
         return 0, 0
     numbers = [(float(first), float(second)) for first, second in pairs]

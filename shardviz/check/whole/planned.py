@@ -57,8 +57,8 @@ def _of_shape(tensor: Tensor, name: str, wrong: list[int]) -> Finding:
     shard = tensor.shards[wrong[0]]
     assert shard.layout is not None
     claimed = shard.layout.region(shard.layout.mesh.coord_of(shard.rank)).shape
-    found, given = list(shard.body.local_shape), list(claimed)
-    what = f"rank {shard.rank} would hold {found}, but its placements give {given}"
+    actual, expected = list(shard.body.local_shape), list(claimed)
+    what = f"rank {shard.rank} would hold {actual}, but its placements give {expected}"
     return UnevenPlan().finding(name, tuple(wrong), what, claimed=write(shard.layout))
 
 

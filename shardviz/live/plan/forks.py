@@ -149,18 +149,18 @@ def begin(rank: int, work: Callable[[int], object]) -> tuple[Connection, int]:
     Raises:
         OSError: The system has no process for it, or no file.
     """
-    ours, child_end = Pipe(duplex=False)
+    parent_end, child_end = Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         try:
-            ours.close()  # a rank whose parent was killed would wait for itself to read its answer
+            parent_end.close()  # a rank whose parent was killed would wait for itself to read its answer
             _run(rank, work, child_end)
         finally:
             os._exit(0)
     child_end.close()
-    return ours, pid
+    return parent_end, pid
 
 
 def _run(rank: int, work: Callable[[int], object], pipe: Connection) -> None:

@@ -117,10 +117,10 @@ def first_differences(case: Case) -> list[str]:
         if size != own_size:
             lines.append(f"rank {shard.rank} holds {own_size:,} elements of {size:,}")
         elif size <= MAX_LAID_OUT:
-            wanted, held_ids = case.claimed_ids(coord).ravel(), case.local_ids(coord).ravel()
-            if len(wrong := np.flatnonzero(wanted != held_ids)):
+            claimed_ids, held_ids = case.claimed_ids(coord).ravel(), case.local_ids(coord).ravel()
+            if len(wrong := np.flatnonzero(claimed_ids != held_ids)):
                 at = int(wrong[0])
-                claimed, held = case.index(int(wanted[at]) - 1), _said(case, int(held_ids[at]))
+                claimed, held = case.index(int(claimed_ids[at]) - 1), _said(case, int(held_ids[at]))
                 lines.append(f"rank {shard.rank} holds {held} where it claims {claimed}")
         if len(lines) == MAX_DIFFERENCES:
             break

@@ -232,8 +232,8 @@ def _not_loaded(case: Case, ranks: Sequence[int]) -> Disorder | None:
 
 def _rewritten(case: Case) -> Disorder:
     """Return the cause if whole shards have no ids: other ranks may have kept what these should have."""
-    kept = sorted(case.rank(coord) for coord, region in case.regions.items() if region.size)
-    return LoadedOnOneRank(kept[0]) if len(kept) == 1 else RewrittenAfterStamping()
+    holders = sorted(case.rank(coord) for coord, region in case.regions.items() if region.size)
+    return LoadedOnOneRank(holders[0]) if len(holders) == 1 else RewrittenAfterStamping()
 
 
 def _first_other(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> str:

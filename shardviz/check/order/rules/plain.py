@@ -111,8 +111,8 @@ def _unused_axes(case: Case) -> list[str]:
     mesh = case.mesh
     used = case.changing_axes
     still = [axis for axis in mesh.axes if axis not in used and mesh.axis_size(axis) > 1]
-    lacking, rest = divmod(parts, math.prod(mesh.axis_size(axis) for axis in used))
-    if rest or lacking < 2:
+    lacking, remainder = divmod(parts, math.prod(mesh.axis_size(axis) for axis in used))
+    if remainder or lacking < 2:
         return []
     alone = [axis for axis in still if mesh.axis_size(axis) == lacking]
     together = [axes for axes in combinations(still, 2) if math.prod(map(mesh.axis_size, axes)) == lacking]

@@ -132,19 +132,19 @@ COMPLEX = (
 )
 
 
-def check_unplaced(dump: Dump, known: AbstractSet[str]) -> Iterator[NotChecked]:
+def check_unplaced(dump: Dump, explained: AbstractSet[str]) -> Iterator[NotChecked]:
     """Yield the weights without ids, but for those of a single element, which has one place only.
 
     Args:
         dump: The dump.
-        known: Names that were already reported, as wrong or as not checked.
+        explained: Names that were already reported, as wrong or as not checked.
     """
     weights = [tensor for tensor in dump.at("stamped") if tensor.role in WEIGHTS]
     stamped = {name for tensor in weights for name in tensor.names}
     for tensor in dump.at("initial"):
         if tensor.role in WEIGHTS and math.prod(tensor.shape) > 1 and not (stamped and _is_whole(tensor)):
             why = COMPLEX if tensor.dtype.startswith("complex") else WHY
-            yield from (NotChecked(name, why, "order") for name in tensor.names if name not in stamped | known)
+            yield from (NotChecked(name, why, "order") for name in tensor.names if name not in stamped | explained)
 
 
 def _is_whole(tensor: Tensor) -> bool:
@@ -174,8 +174,8 @@ def with_suspects(
     ]
     if absent:
         why = f"the step: its numbers come from a model without {listed(absent, MAX_LISTED)}"
-        kept = [result for result in results if result.tensor and not _is_unexplained(result)]
-        return [*kept, NotChecked("", why, "step")]
+        explained = [result for result in results if result.tensor and not _is_unexplained(result)]
+        return [*explained, NotChecked("", why, "step")]
     suspects = list(_suspects(laid_out))
     return [_blamed(result, suspects) if suspects and _is_unexplained(result) else result for result in results]
 

@@ -196,8 +196,8 @@ def _add_gradients(assembling: Assembling, job: JobTrace, weights: Weights) -> t
     sampled = []
     for name, whole in weights.grads.items():
         by_rank = parts.get(name, {})
-        kept = [weight.values for weight in (whole, *by_rank.values())]
-        if any(values is None or not values.is_whole for values in kept):
+        all_values = [weight.values for weight in (whole, *by_rank.values())]
+        if any(values is None or not values.is_whole for values in all_values):
             sampled.append(name)
             continue
         _add_weight(assembling, first, name, "reference", whole, None)
@@ -238,6 +238,6 @@ def _add_place(assembling: Assembling, judging: Judging, place: Place) -> None:
         return
     name = place.values_name
     assembling.add(min(judging.ranks), name, ("reference", "activation"), whole.shape, whole.values, whole.dtype)
-    for rank, part in parts.items():
-        values = part.values / judging.scale(place, rank)
-        assembling.add(rank, name, ("step", "activation"), whole.shape, values, part.dtype)
+    for rank, rank_part in parts.items():
+        values = rank_part.values / judging.scale(place, rank)
+        assembling.add(rank, name, ("step", "activation"), whole.shape, values, rank_part.dtype)

@@ -79,17 +79,19 @@ def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
         return _compared(trace_of(before), trace_of(after), before, after)
 
 
-def _compared(ours: JobTrace | None, theirs: JobTrace | None, before: Dump, after: Dump) -> StepDifference | None:
-    if ours is None or theirs is None:
-        if ours is theirs:
+def _compared(
+    first_trace: JobTrace | None, second_trace: JobTrace | None, before: Dump, after: Dump
+) -> StepDifference | None:
+    if first_trace is None or second_trace is None:
+        if first_trace is second_trace:
             return None
-        which, dump = ("the first", before) if ours is None else ("the second", after)
+        which, dump = ("the first", before) if first_trace is None else ("the second", after)
         return _not_compared(f"the step, module by module: {without_trace(dump, which)}")
-    missing = ours.dump.files.missing_ranks or theirs.dump.files.missing_ranks
+    missing = first_trace.dump.files.missing_ranks or second_trace.dump.files.missing_ranks
     if missing:
         return _not_compared(f"the step, module by module: no trace of {named_ranks(missing, MAX_LISTED)}")
-    first = WholeJob(ours, mesh_of_job(before, ours), "the first run")
-    second = WholeJob(theirs, mesh_of_job(after, theirs), "the second run")
+    first = WholeJob(first_trace, mesh_of_job(before, first_trace), "the first run")
+    second = WholeJob(second_trace, mesh_of_job(after, second_trace), "the second run")
     if first.is_of_one or second.is_of_one:
         return _compare(*((first, second) if first.is_of_one else (second, first))).difference
     return _of_two_large(first, second)
@@ -137,8 +139,8 @@ def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
     """Return how a job's ranks share the other's rows: of the ways to put those together, by the first that fits."""
     ranks = with_first_module(reference.first_module, job.job.ranks)
     batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
-    found = [rows_of(given, batches, job.mesh) for given in reference.batches()]
-    return next((rows for rows in found if not rows.problem), next(iter(found), Rows()))
+    rows_by_way = [rows_of(given, batches, job.mesh) for given in reference.batches()]
+    return next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
 
 
 def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Departure:
@@ -190,9 +192,9 @@ def _beside(reference: WholeJob, job: WholeJob, judging: Judging, weights: Weigh
         why = "the step, module by module: the two models have no module of one name"
         return Attempt(_not_compared(why), is_complete=False)
     dump, sampled = assembled(job.job, judging, weights)
-    other = "one process" if reference.is_of_one else reference.name
+    reference_name = "one process" if reference.is_of_one else reference.name
     evidence = JobEvidence(dump, tuple(compared(dump)))
-    results = list(findings_on(evidence, judging, other))
+    results = list(findings_on(evidence, judging, reference_name))
     findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
     findings = sorted(findings, key=lambda finding: not finding.module)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
@@ -216,7 +218,7 @@ def _beside(reference: WholeJob, job: WholeJob, judging: Judging, weights: Weigh
         dtypes,
         tuple(not_compared),
         "the jobs agree",
-        Beside(evidence, tuple(findings), other),
+        Beside(evidence, tuple(findings), reference_name),
         is_of_jobs=True,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)

@@ -55,8 +55,8 @@ def together(parts: Mapping[int, Kept], mesh: Mesh, *, is_exact: bool = False) -
             return [Replicate()]
         return [*(Shard(dim) for dim in range(len(groups[0][0].shape))), *([] if is_exact else [Partial("sum")])]
 
-    found = _merged(_by_coord(parts, mesh), mesh.ndim - 1, (), placements)
-    yield from sorted(found, key=lambda one: sum(isinstance(placement, Partial) for placement in one.way))
+    ways = _merged(_by_coord(parts, mesh), mesh.ndim - 1, (), placements)
+    yield from sorted(ways, key=lambda one: sum(isinstance(placement, Partial) for placement in one.way))
 
 
 def put_as(parts: Mapping[int, Kept], mesh: Mesh, way: Placements) -> Kept | None:
@@ -92,10 +92,10 @@ def _are_copies(group: Sequence[Kept], *, is_exact: bool) -> bool:
     first = group[0]
     near = 0.0 if is_exact else first.tolerance * float_of(first)
     return all(
-        part.shape == first.shape
-        and part.values.shape == first.values.shape
-        and bool(np.all((np.abs(part.values - first.values) <= near) | (part.values == first.values)))
-        for part in group[1:]
+        copy.shape == first.shape
+        and copy.values.shape == first.values.shape
+        and bool(np.all((np.abs(copy.values - first.values) <= near) | (copy.values == first.values)))
+        for copy in group[1:]
     )
 
 
@@ -135,11 +135,11 @@ def _overlaid(shape: tuple[int, ...], parts: Sequence[tuple[Kept, Region]]) -> K
     places = [places_in_whole(part, region) for part, region in parts]
     at = tuple(np.unique(np.concatenate(of_dim)) for of_dim in zip(*places, strict=True))
     values = np.full(tuple(map(len, at)), np.nan)
-    for (part, _), own in zip(parts, places, strict=True):
-        where = np.ix_(*(np.searchsorted(every, some) for every, some in zip(at, own, strict=True)))
-        before, near = values[where], part.tolerance * float_of(part)
-        if np.any(np.abs(before - part.values) > near):
+    for (shard, _), indices in zip(parts, places, strict=True):
+        where = np.ix_(*(np.searchsorted(every, some) for every, some in zip(at, indices, strict=True)))
+        before, near = values[where], shard.tolerance * float_of(shard)
+        if np.any(np.abs(before - shard.values) > near):
             return None
-        values[where] = part.values
+        values[where] = shard.values
     first = parts[0][0]
     return None if np.any(np.isnan(values)) else Kept(shape, at, values, first.dtype, first.device)

@@ -77,11 +77,11 @@ class Fault:
 def fault_at(
     way: Way,
     call: Call,
-    given: str,
+    input_text: str,
     held: State,
     before: FrameRecord | None = None,
     axis: str = "",
     ranks: tuple[int, ...] = (),
 ) -> Fault:
     """Return the fault that a call is."""
-    return Fault(way, call.line, call.first.function, given, held.text, before, axis, ranks, call.first.frames[-1])
+    return Fault(way, call.line, call.first.function, input_text, held.text, before, axis, ranks, call.first.frames[-1])

@@ -138,15 +138,15 @@ class States:
         return self._known[value, True]
 
     def _forward(self, value: Value) -> State:
-        wanted = self.lines.wanted.get(value)
-        if wanted is not None:
-            return self._related(value, wanted, gradient=False)
+        reference_number = self.lines.wanted.get(value)
+        if reference_number is not None:
+            return self._related(value, reference_number, gradient=False)
         call = self.lines.producer(value)
         if call is None or call.whole is not None:
             return UNKNOWN
-        for given in call.inputs:
-            before = self.forward(given)
-            source = self.lines.wanted.get(given)
+        for argument in call.inputs:
+            before = self.forward(argument)
+            source = self.lines.wanted.get(argument)
             if source is None:
                 continue
             state = self._related(value, source, gradient=False)
@@ -157,28 +157,28 @@ class States:
         return UNKNOWN
 
     def _gradient(self, value: Value) -> State:
-        forward, wanted = self.forward(value), self.lines.wanted.get(value)
-        if wanted is None or not forward.is_known or not self.lines.wholes[wanted].has_gradient:
+        forward, reference_number = self.forward(value), self.lines.wanted.get(value)
+        if reference_number is None or not forward.is_known or not self.lines.wholes[reference_number].has_gradient:
             return UNKNOWN
-        if self._shares_gradient(value, wanted):
+        if self._shares_gradient(value, reference_number):
             return UNKNOWN
         records = [self.lines.records[pair] for pair in value]
         if not any(record.has_gradient for record in records):
             return State("missing") if all(record.needs_grad for record in records) else UNKNOWN
         if not all(record.has_gradient for record in records):
             return UNKNOWN
-        state = self._related(value, wanted, gradient=True)
+        state = self._related(value, reference_number, gradient=True)
         if forward.kind == "terms" and set(state.axes) & set(forward.axes):
             return State("none", state.layout, state.axes)  # the gradient of a term is that of the sum
         return state
 
-    def _shares_gradient(self, value: Value, wanted: int) -> bool:
+    def _shares_gradient(self, value: Value, reference_number: int) -> bool:
         """Whether the unsharded tensor's gradient comes back in part to an earlier tensor, as through a copy of it."""
-        for earlier in self.lines.of_wanted(wanted):
+        for earlier in self.lines.of_wanted(reference_number):
             if earlier == value:
                 return False
-            made = [one for call in self.lines.readers(earlier) for one in call.outputs]
-            if any(self.forward(one).is_known and self.lines.wanted.get(one) != wanted for one in made):
+            outputs = [one for call in self.lines.readers(earlier) for one in call.outputs]
+            if any(self.forward(one).is_known and self.lines.wanted.get(one) != reference_number for one in outputs):
                 return True
         return False
 
@@ -186,9 +186,9 @@ class States:
         """Return what ranks have of any tensor of the unsharded model's."""
         return self._related(value, wanted, gradient=False)
 
-    def _related(self, value: Value, wanted: int, *, gradient: bool) -> State:
+    def _related(self, value: Value, reference_number: int, *, gradient: bool) -> State:
         try:
-            whole = self._array("reference", 0, wanted, gradient=gradient)
+            whole = self._array("reference", 0, reference_number, gradient=gradient)
             held = {rank: self._array("step", rank, number, gradient=gradient) for rank, number in value}
         except (ShardvizError, KeyError):
             return UNKNOWN
@@ -196,7 +196,7 @@ class States:
             held = {rank: array / (self._scales[rank] or 1.0) for rank, array in held.items()}
         if whole.size > MAX_SIZE or not whole.size or self.mesh.size != len(held):
             return UNKNOWN
-        near = ELEMENT.get(self._dtype(wanted), EXACT)
+        near = ELEMENT.get(self._dtype(reference_number), EXACT)
         with np.errstate(over="ignore", invalid="ignore"):  # memory that nothing was written to holds anything
             related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)))
         state = _state_of(related.chain)
@@ -209,22 +209,24 @@ class States:
         Each rank has what other readers hand back, which is whole, and its own term of what is left. Readers hand back
         the gradient of what they make, as a residual does, or its sum, as the begin of another branch does.
         """
-        wanted = self.lines.wanted.get(value)
-        if wanted is None or len(others) > MAX_BESIDE or self.gradient(value).kind != "none":
+        reference_number = self.lines.wanted.get(value)
+        if reference_number is None or len(others) > MAX_BESIDE or self.gradient(value).kind != "none":
             return ""
         try:
-            whole = self._array("reference", 0, wanted, gradient=True)
+            whole = self._array("reference", 0, reference_number, gradient=True)
             held, *gradients = [self._gradients(one) for one in (value, *others)]
         except (ShardvizError, KeyError):
             return ""
         if any(array.shape != whole.shape for own in (held, *gradients) for array in own.values()):
             return ""
-        near = ELEMENT.get(self._dtype(wanted), EXACT)
+        near = ELEMENT.get(self._dtype(reference_number), EXACT)
         for axis in (axis for axis in self.mesh.axes if self.mesh.axis_size(axis) > 1):
             for ways in product(*((own, over(axis, "sum", own, self.mesh)) for own in gradients)):
-                given = {rank: sum((own[rank] for own in ways), np.zeros(whole.shape)) for rank in held}
-                left = over(axis, "sum", {rank: held[rank] - given[rank] for rank in held}, self.mesh)
-                if len(left) == len(held) and all(error_of(left[rank] + given[rank], whole) <= near for rank in left):
+                total = {rank: sum((own[rank] for own in ways), np.zeros(whole.shape)) for rank in held}
+                remainder = over(axis, "sum", {rank: held[rank] - total[rank] for rank in held}, self.mesh)
+                if len(remainder) == len(held) and all(
+                    error_of(remainder[rank] + total[rank], whole) <= near for rank in remainder
+                ):
                     return axis
         return ""
 
@@ -309,11 +311,11 @@ def _state_of(chain: Chain | None) -> State:
         return State("none")
     layout = next((link.layout for link in chain if isinstance(link, Located)), None)
     axes = tuple(link.axis for link in chain if isinstance(link, Pending))
-    rest = [link for link in chain if not isinstance(link, Located | Pending | Rounded | Padded)]
-    if any(isinstance(link, Filled) for link in rest):
+    links = [link for link in chain if not isinstance(link, Located | Pending | Rounded | Padded)]
+    if any(isinstance(link, Filled) for link in links):
         return State("none")
-    if layout is None or rest:
-        only = rest[0] if len(rest) == 1 and layout is not None else None
+    if layout is None or links:
+        only = links[0] if len(links) == 1 and layout is not None else None
         factor = only.factor if isinstance(only, Scaled) else 1.0
         moved: Moved = "order" if isinstance(only, Permuted) else "rank" if isinstance(only, Reassigned) else ""
         return State("other", layout, axes, factor, moved=moved)

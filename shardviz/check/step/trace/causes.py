@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 
 def cause_of(evidence: Evidence, calls: Calls, first: Divergence) -> Finding | None:
     """Return what a rule says of the first wrong values; None if none explains them."""
-    for result in compared_at(evidence, calls, first):
-        if result.incomparable or not result.wrong:
+    for comparison in compared_at(evidence, calls, first):
+        if comparison.incomparable or not comparison.wrong:
             continue
         explained = (
-            check_unreduced(result)
-            or check_times(evidence, result, first)
-            or added_too_often(evidence.dump, result)
-            or check_order(result)
-            or mixed_shards(result)
-            or _beside_a_vector(evidence, result)
-            or check_own_statistics(result)
-            or check_related(result)
+            check_unreduced(comparison)
+            or check_times(evidence, comparison, first)
+            or added_too_often(evidence.dump, comparison)
+            or check_order(comparison)
+            or mixed_shards(comparison)
+            or _beside_a_vector(evidence, comparison)
+            or check_own_statistics(comparison)
+            or check_related(comparison)
         )
         if explained is not None:
             return explained
@@ -92,18 +92,18 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
     tensor, reference = dump.find("step", "activation", name), dump.find("reference", "activation", name)
     if tensor is None or reference is None:
         return
-    wanted = dump.values(reference.first, name)
+    expected = dump.values(reference.first, name)
     rounding, noise = _rounding(evidence), point.near / NOISE / (abs(point.scale) or 1.0)
     role: Role = "grad" if point.what.startswith("gradient") else "output"
     values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
-    for layout in _layouts(dump, calls, first, tensor, wanted.shape):
+    for layout in _layouts(dump, calls, first, tensor, expected.shape):
         regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in values}
         yield Compared(
             name=point.module,
             role=role,
             mesh=layout.mesh,
             claimed=layout,
-            wanted=wanted,
+            wanted=expected,
             values=values,
             regions=regions,
             rounding=rounding,
@@ -120,7 +120,7 @@ def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape:
     """Yield the layouts that give every rank the shape it has, first what other layers have there."""
     mesh = dump.files.mesh
     local = {rank: shard.body.local_shape for rank, shard in tensor.shards.items()}
-    seen: list[Layout] = []
+    layouts: list[Layout] = []
     rank = min(local)
     splits = (
         Layout.from_placements(mesh, shape, placements)
@@ -128,8 +128,8 @@ def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape:
     )
     for layout in (*_of_others(dump, calls, first, shape), *splits):
         fits = all(rank in mesh and layout.region(mesh.coord_of(rank)).shape == local[rank] for rank in local)
-        if fits and not layout.partial and layout not in seen:
-            seen.append(layout)
+        if fits and not layout.partial and layout not in layouts:
+            layouts.append(layout)
             yield layout
 
 
@@ -138,8 +138,8 @@ def _of_others(dump: Dump, calls: Calls, first: Divergence, shape: tuple[int, ..
     call = next(
         (call for call in calls.in_order if point and (call.module, call.number) == (point.module, point.call)), None
     )
-    for other in calls.alike(call) if call is not None and point is not None else ():
-        right = other.point(point.what, "right")  # type: ignore[union-attr]
+    for neighbor in calls.alike(call) if call is not None and point is not None else ():
+        right = neighbor.point(point.what, "right")  # type: ignore[union-attr]
         if right is not None and right.layout:
             try:
                 yield parse(right.layout).layout(dump.files.mesh, shape)

@@ -86,13 +86,13 @@ class StepJudge:
         with np.errstate(all="ignore"):  # a step that went wrong has NaN
             judgments = self.judging.judgments
             layouts = {place: one.layout for place, one in judgments.items() if one.layout is not None}
-            given = [one for place, one in judgments.items() if not place.module and place.what == "input"]
+            judged_inputs = [one for place, one in judgments.items() if not place.module and place.what == "input"]
             return StepAnswer(
                 {rank: tuple(self.judging.records(rank)) for rank in self.judging.ranks},
                 tuple(self._written()),
                 layouts,
                 sum(map(self._num_right, self.judging.ranks)),
-                any("odd" in one.state.values() for one in given),
+                any("odd" in one.state.values() for one in judged_inputs),
             )
 
     def _written(self) -> Iterator[Place]:
@@ -107,8 +107,8 @@ class StepJudge:
     def _num_right(self, rank: int) -> int:
         """Return how many inputs and outputs are the whole's before the first that is not."""
         judgments = self.judging.judgments
-        own = [place for place in self.judging.ranks[rank] if place in judgments and not place.is_gradient]
-        states = [judgments[place].state.get(rank) for place in own]
+        forward_places = [place for place in self.judging.ranks[rank] if place in judgments and not place.is_gradient]
+        states = [judgments[place].state.get(rank) for place in forward_places]
         return states.index("odd") if "odd" in states else len(states)
 
     def sketches(self) -> Iterator[SketchRecord]:
@@ -117,8 +117,12 @@ class StepJudge:
         for place, point in self.judging.whole.items():
             if point.values is None:
                 continue
-            numbers, other = sketch(point.values.values), moved.get(place)
-            noise = apart(numbers, sketch(other.values.values)) if other is not None and other.values else 0.0
+            numbers, moved_point = sketch(point.values.values), moved.get(place)
+            noise = (
+                apart(numbers, sketch(moved_point.values.values))
+                if moved_point is not None and moved_point.values
+                else 0.0
+            )
             noise = noise if noise < float("inf") else 0.0
             dtype, shape = point.values.dtype, point.values.shape
             yield SketchRecord(
@@ -131,15 +135,15 @@ class StepJudge:
         Args:
             modules: Their names; those that are called several times, or were given something wrong, are left out.
         """
-        left = MAX_REPLAYED
+        budget = MAX_REPLAYED
         for name in (name for name in modules if self.counts.get(name) == 1):
             places = Place(name, 0, "input", 0), Place(name, 0, "gradient of output", 0)
-            sharded = [kept.values for place in places if (kept := self._together(place)) is not None]
+            sharded = [together.values for place in places if (together := self._together(place)) is not None]
             wholes = [self.judging.whole[place].values for place in places if place in self.judging.whole]
             unsharded = [kept.values for kept in wholes if kept is not None]
             size = sum(values.size for values in unsharded)
-            if len(sharded) == len(unsharded) == len(places) and size <= left:
-                left -= size
+            if len(sharded) == len(unsharded) == len(places) and size <= budget:
+                budget -= size
                 yield name, sharded, unsharded
 
     def _together(self, place: Place) -> Kept | None:
@@ -151,8 +155,8 @@ class StepJudge:
         layout = Layout.from_placements(self.judging.mesh, whole.shape, judgment.layout)
         points = {rank: self.judging.ranks[rank][place].values for rank in judgment.state}
         parts = {
-            rank: kept.with_values(kept.values / self.judging.scale(place, rank))
-            for rank, kept in points.items()
-            if kept is not None
+            rank: values.with_values(values.values / self.judging.scale(place, rank))
+            for rank, values in points.items()
+            if values is not None
         }
         return put_together(parts, dict.fromkeys(parts, layout))

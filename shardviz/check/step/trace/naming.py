@@ -46,10 +46,10 @@ def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
     results = [result for result, _ in pairs if result.role == "output"]
     if first.direction == "forward" and (results or any(map(_is_loss, pairs))):
         return [
-            (result, of_output(evidence, first, finding))
-            if result in results or (not results and _is_loss((result, finding)))
-            else (result, finding)
-            for result, finding in pairs
+            (comparison, of_output(evidence, first, finding))
+            if comparison in results or (not results and _is_loss((comparison, finding)))
+            else (comparison, finding)
+            for comparison, finding in pairs
         ]
     return _of_gradients(evidence, first, pairs)
 
@@ -84,10 +84,10 @@ def with_cut(
     if first is None or cut is None or first.way not in ("cut", "lost"):
         return list(absent), list(pairs)
     of_module = [pair for pair in pairs if pair[1].module == first.module and pair[0].role == "grad"]
-    left = [pair for pair in pairs if pair not in of_module]
+    remaining = [pair for pair in pairs if pair not in of_module]
     details = (*cut.details, where(first), *(detail for _, finding in of_module for detail in finding.details))
     named = replace(cut, details=details, module=first.module).because(cause_at(evidence, first))
-    return [named if one is cut else one for one in absent], left
+    return [named if one is cut else one for one in absent], remaining
 
 
 def _is_loss(pair: Found) -> bool:
@@ -134,9 +134,9 @@ def _of_weights(first: Divergence, pairs: Sequence[Found]) -> Finding | None:
     ratio = ratios.pop() if len(ratios) == 1 else None
     if first.direction != "backward" or ratio is None or ratio == 1:
         return None
-    result = factors[0][0]
-    summary = f"the gradient of {result.name} is {times_text(ratio)} {result.whose}"
-    return times_in_backward(first.module, ratio, "").finding(result.name, result.wrong, summary)
+    comparison = factors[0][0]
+    summary = f"the gradient of {comparison.name} is {times_text(ratio)} {comparison.whose}"
+    return times_in_backward(first.module, ratio, "").finding(comparison.name, comparison.wrong, summary)
 
 
 def _is_weight_of(first: Divergence, result: Compared) -> bool:
@@ -184,16 +184,16 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
     """Return one finding of the first wrong module in backward, and those gradients that do not follow from it."""
     is_proven = first.way in ("unsummed", "cut", "lost") or _explained(evidence, first, pairs) is not None
     follow = [
-        (result, finding)
-        for result, finding in pairs
-        if result.role == "grad" and (finding.generic or is_proven) and _follows(evidence, first, result.name)
+        (comparison, finding)
+        for comparison, finding in pairs
+        if comparison.role == "grad" and (finding.generic or is_proven) and _follows(evidence, first, comparison.name)
     ]
     if not follow:
         return list(pairs)
     ids = {id(finding) for _, finding in follow}
-    rest = [(result, finding) for result, finding in pairs if id(finding) not in ids]
-    result, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
-    return [*rest, (result, _folded(evidence, first, nearest, pairs, len(follow) - 1))]
+    unrelated = [(result, finding) for result, finding in pairs if id(finding) not in ids]
+    comparison, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
+    return [*unrelated, (comparison, _folded(evidence, first, nearest, pairs, len(follow) - 1))]
 
 
 def _order_of(evidence: Evidence, weight: str) -> int:

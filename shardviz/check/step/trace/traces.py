@@ -92,10 +92,10 @@ class OfRank:
         """What the model was given, each tensor joined over the calls: whole numbers first."""
         records = [one for one in self.records if one.what == "batch" or (one.module, one.what) == ("", "input")]
         by_tensor: dict[tuple[str, int], list[KeptRecord]] = {}
-        for one in records:
-            by_tensor.setdefault((one.what, one.index), []).append(one)
-        found = (joined([self._values(one) for one in own]) for own in by_tensor.values())
-        return [one for one in found if one is not None]
+        for record in records:
+            by_tensor.setdefault((record.what, record.index), []).append(record)
+        tensors = (joined([self._values(one) for one in own]) for own in by_tensor.values())
+        return [one for one in tensors if one is not None]
 
     def points(self, counts: Mapping[str, int], dim: int = 0) -> dict[Place, Point]:
         """Return what it has at every place.
