@@ -109,8 +109,8 @@ def keep_stage(model: Decoder, stage: int, stages: int) -> None:
     """Drop what another stage has: layers in a row for each, the embedding for the first, the output for the last."""
     names = list(model.layers)
     per_stage = -(-len(names) // stages)
-    kept = names[stage * per_stage : (stage + 1) * per_stage]
-    model.layers = nn.ModuleDict({name: model.layers[name] for name in kept})
+    stage_names = names[stage * per_stage : (stage + 1) * per_stage]
+    model.layers = nn.ModuleDict({name: model.layers[name] for name in stage_names})
     if stage > 0:
         model.tok_embeddings = None
     if stage < stages - 1:

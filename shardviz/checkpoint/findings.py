@@ -45,14 +45,14 @@ TRIED = 3
 """Parts of tensors in a file that are looked for."""
 
 
-def are_embeddings(name: str, other: str) -> bool:
+def are_embeddings(name: str, second_name: str) -> bool:
     """Whether two names are those of an input and an output embedding, in either order.
 
     Example:
         >>> are_embeddings("lm_head.weight", "model.embed_tokens.weight"), are_embeddings("a.weight", "b.weight")
         (True, False)
     """
-    pairs = (name, other), (other, name)
+    pairs = (name, second_name), (second_name, name)
     return any(first.endswith(EMBEDDINGS) and second.endswith(HEADS) for first, second in pairs)
 
 
@@ -213,9 +213,10 @@ def _ties(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     heads = [name for name in checkpoint.tensors if name.endswith(HEADS)]
     if len(inputs) != 1 or len(heads) != 1:
         return
-    one, other = checkpoint.tensors[inputs[0]], checkpoint.tensors[heads[0]]
+    embedding, head = checkpoint.tensors[inputs[0]], checkpoint.tensors[heads[0]]
     try:
-        same = (one.dtype, one.shape) == (other.dtype, other.shape) and np.array_equal(one.bits, other.bits)
+        is_alike = (embedding.dtype, embedding.shape) == (head.dtype, head.shape)
+        same = is_alike and np.array_equal(embedding.bits, head.bits)
     except DumpError as error:
         yield NotChecked(heads[0], f"whether it is {printable(inputs[0])}: {error.message}", "ties")
         return

@@ -309,8 +309,8 @@ class Checkpoint:
         """The bytes of each file that a chunk is in or an index names; None if it is missing."""
         names = dict.fromkeys(file for one in self.tensors.values() for file in one.files)
         names |= dict.fromkeys([*(place.file for place in self.objects.values()), *self.indexed.values()])
-        known, folder = self.sizes, self.folder
-        return {name: known[name] if name in known else file_size(folder / name) for name in names}
+        sizes, folder = self.sizes, self.folder
+        return {name: sizes[name] if name in sizes else file_size(folder / name) for name in names}
 
 
 def file_size(path: Path) -> int | None:
@@ -371,9 +371,9 @@ def extents(tensor: Saved, region: Region) -> Iterator[Extent]:
     """
     width = itemsize(tensor.dtype)
     for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(tensor.chunks)}.values():
-        own = _own(chunk, region)
-        if chunk.place is not None and all(own):
-            yield _extent(chunk.place.file, tensor.stored(chunk), own, width)
+        overlap = _own(chunk, region)
+        if chunk.place is not None and all(overlap):
+            yield _extent(chunk.place.file, tensor.stored(chunk), overlap, width)
 
 
 def _own(chunk: Chunk, region: Region) -> list[list[tuple[int, int]]]:

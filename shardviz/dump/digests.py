@@ -63,10 +63,10 @@ def hash_of_nan(dtype: str, shape: tuple[int, ...]) -> str:
     if infinity is None:
         return ""
     hashed = _began(dtype, shape)
-    left = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
-    chunk = np.full(min(left, CHUNK), infinity + infinity.dtype.type(1))
-    for start in range(0, left, CHUNK):
-        hashed.update(chunk[: left - start].data)
+    num_left = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
+    chunk = np.full(min(num_left, CHUNK), infinity + infinity.dtype.type(1))
+    for start in range(0, num_left, CHUNK):
+        hashed.update(chunk[: num_left - start].data)
     return hashed.hexdigest()
 
 
@@ -80,6 +80,6 @@ def _alike(bits: NDArray[Any], infinity: np.unsignedinteger[Any]) -> NDArray[Any
     size = bits & ~sign
     if size.min() and size.max() <= infinity:
         return bits
-    found = np.where(size, bits, size)
-    found[size > infinity] = infinity + infinity.dtype.type(1)
-    return found
+    normal_bits = np.where(size, bits, size)
+    normal_bits[size > infinity] = infinity + infinity.dtype.type(1)
+    return normal_bits

@@ -62,10 +62,10 @@ class Dump:
     @cached_property
     def id_owners(self) -> tuple[list[int], list[str]]:
         """The first ids of all stamped tensors that have elements, rising, and whose they are: ties count once."""
-        own = sorted(
+        owners = sorted(
             (stamp.first, stamp.name) for stamp in self.files.run.stamps if math.prod(stamp.shape) and not stamp.tied_to
         )
-        return [first for first, _ in own], [name for _, name in own]
+        return [first for first, _ in owners], [name for _, name in owners]
 
     def owner(self, model_id: int) -> str:
         """Return the name of the tensor that an id of the model belongs to."""
@@ -225,8 +225,8 @@ class Dump:
 def _first_of_runs(tensor: Tensor) -> int | None:
     """Return the id with which all runs of a tensor's ids begin on all ranks; None if they differ."""
     bodies = [shard.body for shard in tensor.shards.values() if 0 not in shard.body.local_shape]
-    found = {run[0] for body in bodies for run in body.runs or ((None, 0, 0),)}
-    return found.pop() if len(found) == 1 else None
+    first_ids = {run[0] for body in bodies for run in body.runs or ((None, 0, 0),)}
+    return first_ids.pop() if len(first_ids) == 1 else None
 
 
 def dump_of(files: DumpFiles) -> Dump:

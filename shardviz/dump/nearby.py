@@ -35,9 +35,9 @@ def meant(path: Path) -> str:
 def no_dump(folder: Path) -> DumpError:
     """Return the error for a folder that is not a dump: its hint has those that are in it."""
     message = f"{folder} is not a dump: it has no {RUN_FILE}"
-    found = [printable(str(path)) for path in _dumps_in(folder)]
-    if found:
-        return DumpError(message, f"give one of the dumps in it: {listed(found, MOST_DUMPS)}")
+    dumps = [printable(str(path)) for path in _dumps_in(folder)]
+    if dumps:
+        return DumpError(message, f"give one of the dumps in it: {listed(dumps, MOST_DUMPS)}")
     return NoDumpError(message, WRITES_ONE)
 
 

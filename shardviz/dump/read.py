@@ -114,8 +114,8 @@ def arrays_of(files: DumpFiles, rank: int) -> dict[str, NDArray[np.generic]]:
     Raises:
         DumpError: The file is not there, is not a safetensors file, or lacks one of them.
     """
-    wanted = _dense_arrays(files.ranks[rank])
-    return read_arrays(plain_file(files.folder(rank), dense_file(rank)), wanted) if wanted else {}
+    arrays = _dense_arrays(files.ranks[rank])
+    return read_arrays(plain_file(files.folder(rank), dense_file(rank)), arrays) if arrays else {}
 
 
 def read_run(path: Path | str) -> RunRecord:
@@ -215,8 +215,8 @@ def _read_rank(
         if rank_file(record.rank) != name:
             raise DumpError(f"rank is {record.rank}, expected the rank in the file's name")
         check_rank(record, run, stamped)
-    if wanted := _dense_arrays(record):
-        check_arrays(plain_file(folder, dense_file(record.rank)), wanted)
+    if arrays := _dense_arrays(record):
+        check_arrays(plain_file(folder, dense_file(record.rank)), arrays)
     return record
 
 

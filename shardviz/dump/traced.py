@@ -26,5 +26,5 @@ def write_around(trace: Path, folder: Path) -> None:
     traced = read_files(trace)
     write_run(folder, traced.run)
     for rank, record in traced.ranks.items():
-        own = RankRecord(SCHEMA, rank, record.num_ranks, record.hostname, not_checked=(("", NO_WEIGHTS),))
-        write_rank(folder, structs.replace(own, run_id=record.run_id))
+        empty_record = RankRecord(SCHEMA, rank, record.num_ranks, record.hostname, not_checked=(("", NO_WEIGHTS),))
+        write_rank(folder, structs.replace(empty_record, run_id=record.run_id))

@@ -42,8 +42,8 @@ def values_and_places(dump: Dump, tensor: Tensor, name: str) -> tuple[NDArray[np
             continue
         region = shard.layout.region(shard.layout.mesh.coord_of(rank))
         if region.shape != values.shape:
-            own, claimed = list(values.shape), list(region.shape)
-            raise DumpError(f"{printable(name)}: rank {rank} has a shape of {own}, but claims {claimed}")
+            own_shape, claimed = list(values.shape), list(region.shape)
+            raise DumpError(f"{printable(name)}: rank {rank} has a shape of {own_shape}, but claims {claimed}")
         if not region.is_within(shape):
             raise DumpError(f"{printable(name)}: rank {rank} claims a part that lies outside {list(shape)}")
         places = region.flat_ids(shape)

@@ -67,22 +67,22 @@ def compare_with_job(
     steps = [*also, *opened(siblings(checkpoint.path), [checkpoint.path])]
     search = Search(checkpoint.tensors, steps)
     judged: list[tuple[Outcome, Live, Entry]] = []
-    both, given = _both(pairs)
-    for done, (name, other, live, entry) in enumerate(both):
-        progress(done, len(both))
-        outcome = Outcome(name, other, "equal", is_made=isinstance(entry, (Given, Made)))
-        outcome = _but_for_padding(judge(outcome, live, entry, job.dump, search), entry)
-        judged.append((outcome, live, entry))
+    matched_tensors, source_names = _both(pairs)
+    for done, (name, saved_name, live, saved) in enumerate(matched_tensors):
+        progress(done, len(matched_tensors))
+        outcome = Outcome(name, saved_name, "equal", is_made=isinstance(saved, (Given, Made)))
+        outcome = _but_for_padding(judge(outcome, live, saved, job.dump, search), saved)
+        judged.append((outcome, live, saved))
     outcomes = with_odd_file(judged)
-    outcomes += _lonely([pair for pair in pairs.lonely if pair.name not in given], job, pairs, search)
+    outcomes += _lonely([pair for pair in pairs.lonely if pair.name not in source_names], job, pairs, search)
     every = tuple(outcomes)
     more = () if rules else hint(before, after, every)
     return Comparison(every, (*pairs.notes, *padding_notes(pairs.both), *_notes(pairs, job, search), *more))
 
 
-def _but_for_padding(outcome: Outcome, entry: Tensor) -> Outcome:
+def _but_for_padding(outcome: Outcome, saved: Tensor) -> Outcome:
     """Return an outcome; not compared where a job's hashes have padding in them, which may be anything."""
-    if outcome.verdict in ("equal", "cast") or not isinstance(entry, Made) or not has_padding(entry.node):
+    if outcome.verdict in ("equal", "cast") or not isinstance(saved, Made) or not has_padding(saved.node):
         return outcome
     why = "some of the job's is padding, as the map says, and the hashes of its shards have that in them"
     return outcome.became("not-compared", why)
@@ -97,47 +97,47 @@ def _both(pairs: Pairs) -> tuple[list[Both], set[str]]:
     direct: list[Both] = []
     turned: list[tuple[Made, Tensor]] = []
     for pair in pairs.both:
-        live, entry = (pair.first, pair.second) if isinstance(pair.first, Live) else (pair.second, pair.first)
-        if isinstance(live, Live) and entry is not None:
-            direct.append((pair.name, pair.other_name, live, entry))
+        live, saved = (pair.first, pair.second) if isinstance(pair.first, Live) else (pair.second, pair.first)
+        if isinstance(live, Live) and saved is not None:
+            direct.append((pair.name, pair.other_name, live, saved))
         else:
             turned += [
-                (made, other)
-                for made, other in (pair.both, pair.both[::-1])
-                if isinstance(made, Made) and any(isinstance(leaf, Live) for leaf in leaves(made.node))
+                (made_tensor, counterpart)
+                for made_tensor, counterpart in (pair.both, pair.both[::-1])
+                if isinstance(made_tensor, Made) and any(isinstance(leaf, Live) for leaf in leaves(made_tensor.node))
             ]
-    given = given_of(turned)
-    return [*direct, *((name, one.name, one.live, one) for name, one in given.items())], set(given)
+    given_tensors = given_of(turned)
+    return [*direct, *((name, one.name, one.live, one) for name, one in given_tensors.items())], set(given_tensors)
 
 
 def _lonely(pairs: Sequence[Pair], job: Job, every: Pairs, search: Search) -> Iterator[Outcome]:
     """Yield what became of tensors that only one side has; a job's buffers that are not saved are none of these."""
-    known = {pair.name: side for pair in every.both for side in pair.both if not isinstance(side, (Live, Made))}
-    kept = [(Outcome(name, "", "equal"), Pair(name, entry, entry)) for name, entry in known.items()]
+    saved_by_name = {pair.name: side for pair in every.both for side in pair.both if not isinstance(side, (Live, Made))}
+    equal_pairs = [(Outcome(name, "", "equal"), Pair(name, entry, entry)) for name, entry in saved_by_name.items()]
     for pair in pairs:
         live = next((one for one in (pair.first, pair.second) if isinstance(one, Live)), None)
         outcome = lonely_outcome(pair, "job" if live is not None else "checkpoint")
         if live is not None and live.role == "buffer":
             continue
         if live is not None:
-            yield _as_tied(outcome, live, known, job, search)
+            yield _as_tied(outcome, live, saved_by_name, job, search)
         elif job.missing_ranks or pair.name in job.without_values:
             why = f"only the checkpoint has it, and the dump lacks {named_ranks(job.missing_ranks)}"
             if pair.name in job.without_values:
                 why = "the dump was captured with stamps: it has places of elements, not values"
             yield outcome.became("not-compared", why)
         else:
-            yield with_ties([*kept, (outcome, pair)])[-1][0]
+            yield with_ties([*equal_pairs, (outcome, pair)])[-1][0]
 
 
-def _as_tied(outcome: Outcome, live: Live, known: dict[str, Tensor], job: Job, search: Search) -> Outcome:
+def _as_tied(outcome: Outcome, live: Live, saved_by_name: dict[str, Tensor], job: Job, search: Search) -> Outcome:
     """Compare a tensor that the checkpoint lacks with the one that it shares its storage with in the job."""
-    twin = next((name for name in live.tied if name in known), None)
+    twin = next((name for name in live.tied if name in saved_by_name), None)
     if twin is None:
         return outcome
-    found = judge(outcome.became("equal", "", other=twin), live, known[twin], job.dump, search)
+    twin_outcome = judge(outcome.became("equal", "", other=twin), live, saved_by_name[twin], job.dump, search)
     words = f"only the job has it, sharing the storage of {printable(twin)}"
-    return outcome.became("tied", words, other=twin) if found.verdict in ("equal", "cast") else found
+    return outcome.became("tied", words, other=twin) if twin_outcome.verdict in ("equal", "cast") else twin_outcome
 
 
 def _notes(pairs: Pairs, job: Job, search: Search) -> Iterator[str]:
@@ -166,15 +166,15 @@ def with_odd_file(judged: Sequence[Judged]) -> list[Outcome]:
     ]
 
 
-def _files(outcome: Outcome, live: Live, entry: Entry) -> tuple[set[str], set[str]]:
+def _files(outcome: Outcome, live: Live, saved: Entry) -> tuple[set[str], set[str]]:
     """Return the files that have what ranks hold, and those that have something else."""
-    if not isinstance(entry, Saved):
+    if not isinstance(saved, Saved):
         return set(), set()
     wrong = [piece.claimed for piece in live.pieces if piece.rank in outcome.ranks and piece.claimed is not None]
     if outcome.ranks and not wrong:
-        return set(), set(entry.files)
+        return set(), set(saved.files)
     files: dict[bool, set[str]] = {True: set(), False: set()}
-    for chunk in entry.chunks:
+    for chunk in saved.chunks:
         if chunk.place is not None:
             files[any(_share(region, chunk) for region in wrong)].add(chunk.place.file)
     return files[False], files[True]

@@ -110,16 +110,16 @@ class Live:
             DumpError: The dump has hashes of them only, or not all.
         """
         parts = [(piece.claimed, piece.bits) for piece in self.pieces]
-        known = [(region, bits) for region, bits in parts if region is not None and bits is not None]
-        is_fit = all(region.shape == bits.shape for region, bits in known)
-        if not is_fit or sum(bits.size for _, bits in known) < max(math.prod(self.shape), 1):
+        known_parts = [(region, bits) for region, bits in parts if region is not None and bits is not None]
+        is_fit = all(region.shape == bits.shape for region, bits in known_parts)
+        if not is_fit or sum(bits.size for _, bits in known_parts) < max(math.prod(self.shape), 1):
             raise DumpError(f"{printable(self.name)}: the dump has hashes of its values, not the values")
-        whole = np.zeros(self.index_shape, known[0][1].dtype)
-        seen = np.zeros(self.index_shape, bool)
-        for region, bits in known:
+        whole = np.zeros(self.index_shape, known_parts[0][1].dtype)
+        is_filled = np.zeros(self.index_shape, bool)
+        for region, bits in known_parts:
             at = region.flat_ids(self.index_shape)
-            whole.reshape(-1)[at], seen.reshape(-1)[at] = bits, True
-        if not seen.all():
+            whole.reshape(-1)[at], is_filled.reshape(-1)[at] = bits, True
+        if not is_filled.all():
             raise DumpError(f"{printable(self.name)}: the dump does not have all of its values")
         return whole.reshape(self.shape)
 
@@ -134,9 +134,11 @@ class Live:
         if layout is None:
             return ()
         there = {piece.rank for piece in self.pieces}
-        known = {piece.claimed for piece in self.pieces}
+        claimed_regions = {piece.claimed for piece in self.pieces}
         return tuple(
-            rank for rank, region in layout.regions() if rank not in there and region.size and region not in known
+            rank
+            for rank, region in layout.regions()
+            if rank not in there and region.size and region not in claimed_regions
         )
 
 
@@ -204,8 +206,8 @@ def _pieces(dump: Dump, dumped: Dumped, name: str) -> Iterator[Piece]:
     placed = dump.find("stamped", dumped.role, name)
     for rank, shard in dumped.shards.items():
         claimed, why = _claim(shard)
-        other = placed.shards.get(rank) if placed else None
-        yield Piece(rank, shard, claimed, shard.digest(index), why, other.held if other else None)
+        placed_shard = placed.shards.get(rank) if placed else None
+        yield Piece(rank, shard, claimed, shard.digest(index), why, placed_shard.held if placed_shard else None)
 
 
 def _claim(shard: Shard) -> tuple[Region | None, str]:

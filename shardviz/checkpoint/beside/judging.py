@@ -63,27 +63,27 @@ class Sorted:
     unknown: tuple[tuple[Piece, str], ...]
 
 
-def judge(outcome: Outcome, live: Live, entry: Tensor, dump: Dump, search: Search) -> Outcome:
+def judge(outcome: Outcome, live: Live, saved: Tensor, dump: Dump, search: Search) -> Outcome:
     """Return what became of a tensor that both have.
 
     Args:
         outcome: Its names.
         live: What the job has.
-        entry: What the checkpoint has, or what is made of it.
+        saved: What the checkpoint has, or what is made of it.
         dump: The job's dump.
         search: Where shards are looked for that are not what they claim.
     """
     try:
-        if not can_cast(live.dtype, entry.dtype):
-            why = f"it is {live.dtype} and {entry.dtype}, and how one is rounded to the other is not known"
+        if not can_cast(live.dtype, saved.dtype):
+            why = f"it is {live.dtype} and {saved.dtype}, and how one is rounded to the other is not known"
             return outcome.became("not-compared", why)
-        if live.shape != entry.shape:
-            return of_another_shape(outcome, live, entry)
-        reader = Reader(entry, live.dtype, live.index_shape)
+        if live.shape != saved.shape:
+            return of_another_shape(outcome, live, saved)
+        reader = Reader(saved, live.dtype, live.index_shape)
         pieces = sort_pieces(live, reader)
         if not pieces.wrong:
-            return _nothing_wrong(outcome, live, entry, pieces)
-        return _something_wrong(outcome, live, entry, dump, search, reader, pieces)
+            return _nothing_wrong(outcome, live, saved, pieces)
+        return _something_wrong(outcome, live, saved, dump, search, reader, pieces)
     except DumpError as error:
         return outcome.became("not-compared", error.message)
 
@@ -115,11 +115,11 @@ def _is_right(piece: Piece, live: Live, reader: Reader) -> bool:
     narrow = reader.entry.dtype
     if piece.bits is None or not is_narrower(narrow, live.dtype):
         return False
-    mine, theirs = (cast(bits, live.dtype, narrow) for bits in (piece.bits, reader.bits(piece.claimed)))
-    return mine is not None and theirs is not None and np.array_equal(mine, theirs)
+    held, expected = (cast(bits, live.dtype, narrow) for bits in (piece.bits, reader.bits(piece.claimed)))
+    return held is not None and expected is not None and np.array_equal(held, expected)
 
 
-def _nothing_wrong(outcome: Outcome, live: Live, entry: Tensor, pieces: Sorted) -> Outcome:
+def _nothing_wrong(outcome: Outcome, live: Live, saved: Tensor, pieces: Sorted) -> Outcome:
     if pieces.unknown:
         why = pieces.unknown[0][1]
         same = [one.rank for one, reason in pieces.unknown if reason == why]
@@ -129,14 +129,14 @@ def _nothing_wrong(outcome: Outcome, live: Live, entry: Tensor, pieces: Sorted) 
     if live.absent:
         why = f"the dump has no {named_ranks(live.absent)}; what the others hold is what the checkpoint has"
         return outcome.became("not-compared", why, ranks=live.absent)
-    if live.dtype != entry.dtype:
-        why = f"{live.dtype} in the job, {entry.dtype} in the checkpoint, the values are equal after the cast"
+    if live.dtype != saved.dtype:
+        why = f"{live.dtype} in the job, {saved.dtype} in the checkpoint, the values are equal after the cast"
         return outcome.became("cast", why)
     return outcome
 
 
 def _something_wrong(
-    outcome: Outcome, live: Live, entry: Tensor, dump: Dump, search: Search, reader: Reader, pieces: Sorted
+    outcome: Outcome, live: Live, saved: Tensor, dump: Dump, search: Search, reader: Reader, pieces: Sorted
 ) -> Outcome:
     """Return what the shards are that are not what they claim."""
     wrong, ranks = pieces.wrong, ranks_of(pieces.wrong)
@@ -158,15 +158,15 @@ def _something_wrong(
         fix = f"{there.fix}; if the job is right, write the checkpoint again" if there.fix else ""
         placed = outcome.became("permuted", why + but, there.explanation, ranks=ranks)
         return replace(placed, cause=there.cause, fix=fix)
-    if name := _other_name(live, wrong, entry, search):
+    if name := _other_name(live, wrong, saved, search):
         words = f"{holding(wrong, live)} the checkpoint's {printable(name)}{but}"
         if not any(name.endswith(tied) for tied in live.tied):
             return outcome.became("moved", words, ranks=ranks)
         return outcome.became("other", words, OneSidedTie(of_job=True), ranks=ranks)
-    if step := search.step_of(live, wrong, entry):
+    if step := search.step_of(live, wrong, saved):
         what = f"{in_words(wrong, live)} {'have' if len(ranks) > 1 else 'has'} what {step.path} has{but}"
         return outcome.became("stale", what, ValuesOfAnotherStep(step.path.name, of_job=True), ranks=ranks)
-    if narrow := _through(live, wrong, entry):
+    if narrow := _through(live, wrong, saved):
         what = f"the job has {live.dtype} values that were rounded to {narrow} on the way{but}"
         return outcome.became("cast", what, NarrowedOnTheWay(narrow, live.dtype), ranks=ranks)
     return outcome.became("other", _counted(live, wrong, reader, parts) + but, ranks=ranks)
@@ -179,16 +179,16 @@ def _but(pieces: Sorted) -> str:
     return some + (f"; {named_ranks(unknown)} not compared" if unknown else "")
 
 
-def _other_name(live: Live, wrong: Sequence[Piece], entry: Tensor, search: Search) -> str:
+def _other_name(live: Live, wrong: Sequence[Piece], saved: Tensor, search: Search) -> str:
     """Return whose values shards have, where all have those of one other tensor."""
-    names = {search.other_name(live, piece, entry.name) for piece in wrong}
+    names = {search.other_name(live, piece, saved.name) for piece in wrong}
     return names.pop() if len(names) == 1 else ""
 
 
-def _through(live: Live, wrong: Sequence[Piece], entry: Tensor) -> str:
+def _through(live: Live, wrong: Sequence[Piece], saved: Tensor) -> str:
     """Return the narrower type through which all shards' values went."""
-    for narrow in through_types(live.dtype, live.dtype) if entry.dtype == live.dtype else ():
-        turned = Reader(entry, live.dtype, live.index_shape, through=narrow)
+    for narrow in through_types(live.dtype, live.dtype) if saved.dtype == live.dtype else ():
+        turned = Reader(saved, live.dtype, live.index_shape, through=narrow)
         if all(piece.claimed and turned.is_held(piece.claimed, piece.digest) for piece in wrong):
             return narrow
     return ""
@@ -210,24 +210,24 @@ def _counted(live: Live, wrong: Sequence[Piece], reader: Reader, parts: Mapping[
     return f"{holding(wrong, live)} other values, how many is not known: {AS_HASHED}{some}"
 
 
-def of_another_shape(outcome: Outcome, live: Live, entry: Tensor) -> Outcome:
+def of_another_shape(outcome: Outcome, live: Live, saved: Tensor) -> Outcome:
     """Return what became of a tensor that has another shape in the checkpoint.
 
     Raises:
         DumpError: The checkpoint cannot be read.
     """
-    if all(piece.shard.layout is None for piece in live.pieces) and (dim := _odd_dim(live, entry)) is not None:
-        return _of_plain_parts(outcome, live, entry, dim)
+    if all(piece.shard.layout is None for piece in live.pieces) and (dim := _odd_dim(live, saved)) is not None:
+        return _of_plain_parts(outcome, live, saved, dim)
     best: tuple[Piece, ...] = ()
-    for verdict, why, turn in _turns(live.shape, entry.shape):
-        reader = Reader(entry, live.dtype, live.index_shape, turn)
+    for verdict, why, turn in _turns(live.shape, saved.shape):
+        reader = Reader(saved, live.dtype, live.index_shape, turn)
         right = tuple(
             piece for piece in live.pieces if piece.claimed is not None and reader.is_held(piece.claimed, piece.digest)
         )
         if len(right) == len(live.pieces):
             return outcome.became(verdict, why)
         best = right if verdict == "padded" else best
-    shapes = f"{live.dtype}{list(live.shape)} in the job, {entry.dtype}{list(entry.shape)} in the checkpoint"
+    shapes = f"{live.dtype}{list(live.shape)} in the job, {saved.dtype}{list(saved.shape)} in the checkpoint"
     if best:
         others = ranks_of(piece for piece in live.pieces if piece not in best)
         why = f"{named_ranks(ranks_of(best))} the same as far as both go; of {named_ranks(others)} {AS_HASHED}"
@@ -262,22 +262,22 @@ def _padded(dim: int, size: int, stored: int) -> str:
     return f"{where}; {more}"
 
 
-def _odd_dim(live: Live, entry: Tensor) -> int | None:
+def _odd_dim(live: Live, saved: Tensor) -> int | None:
     """Return the only dim in which plain tensors are shorter than the checkpoint's; None if they are not such parts."""
-    if len(live.shape) != len(entry.shape):
+    if len(live.shape) != len(saved.shape):
         return None
-    odd = [dim for dim, pair in enumerate(zip(live.shape, entry.shape, strict=True)) if pair[0] != pair[1]]
-    is_part = len(odd) == 1 and 0 < live.shape[odd[0]] < entry.shape[odd[0]]
-    return odd[0] if is_part and entry.shape[odd[0]] % live.shape[odd[0]] == 0 else None
+    odd = [dim for dim, pair in enumerate(zip(live.shape, saved.shape, strict=True)) if pair[0] != pair[1]]
+    is_part = len(odd) == 1 and 0 < live.shape[odd[0]] < saved.shape[odd[0]]
+    return odd[0] if is_part and saved.shape[odd[0]] % live.shape[odd[0]] == 0 else None
 
 
-def _of_plain_parts(outcome: Outcome, live: Live, entry: Tensor, dim: int) -> Outcome:
+def _of_plain_parts(outcome: Outcome, live: Live, saved: Tensor, dim: int) -> Outcome:
     """Return whether plain tensors are equal parts of the checkpoint's: the dump does not say which each should be."""
-    reader, size = Reader(entry, live.dtype, entry.shape), live.shape[dim]
-    parts = [_part(entry.shape, dim, at, size) for at in range(0, entry.shape[dim], size)]
+    reader, size = Reader(saved, live.dtype, saved.shape), live.shape[dim]
+    parts = [_part(saved.shape, dim, at, size) for at in range(0, saved.shape[dim], size)]
     parts_held = {piece: [part for part in parts if reader.is_held(part, piece.digest)] for piece in live.pieces}
     odd = ranks_of(piece for piece, held in parts_held.items() if not held)
-    shapes = f"plain {list(live.shape)} in the job, {list(entry.shape)} in the checkpoint"
+    shapes = f"plain {list(live.shape)} in the job, {list(saved.shape)} in the checkpoint"
     if odd:
         why = f"{shapes}: no equal part of it along dim {dim} is on {named_ranks(odd)}"
         return outcome.became("not-compared", why, ranks=odd)
@@ -336,9 +336,9 @@ def _findings(live: Live, parts: Mapping[int, Region], dump: Dump) -> list[Findi
     mesh = claimed.mesh
     shards = {mesh.coord_of(piece.rank): piece for piece in live.pieces if piece.rank in mesh}
     regions = {at: parts.get(piece.rank, piece.claimed) for at, piece in shards.items()}
-    known = {at: region for at, region in regions.items() if region is not None}
+    known_regions = {at: region for at, region in regions.items() if region is not None}
     records = {at: piece.shard for at, piece in shards.items()}
-    case = Case(dump, live.dumped, live.name, mesh, claimed, records, known, {})
+    case = Case(dump, live.dumped, live.name, mesh, claimed, records, known_regions, {})
     try:
         return list(check_places(case))
     except ShardvizError:  # too many elements to be counted

@@ -48,21 +48,21 @@ class Reader:
     """
 
     def __init__(
-        self, entry: Entry, dtype: str, shape: tuple[int, ...], turn: Turn | None = None, through: str = ""
+        self, saved: Entry, dtype: str, shape: tuple[int, ...], turn: Turn | None = None, through: str = ""
     ) -> None:
         """Read nothing yet.
 
         Args:
-            entry: The tensor.
+            saved: The tensor.
             dtype: The dtype of the job.
             shape: The shape in which parts are counted.
             turn: What is done to the whole before, such as a transposition.
             through: A type to which the values are rounded on the way; empty if they are not.
         """
-        self.entry, self.dtype, self.shape = entry, dtype, shape
+        self.entry, self.dtype, self.shape = saved, dtype, shape
         self.read_bytes = 0
         self._turn = turn
-        self._steps = (entry.dtype, through, dtype) if through else (entry.dtype, dtype)
+        self._steps = (saved.dtype, through, dtype) if through else (saved.dtype, dtype)
         self._whole: NDArray[Any] | None = None
         self._known: dict[Region, str] = {}
 
@@ -110,11 +110,11 @@ class Reader:
         return hash_of_bytes(bits, self.dtype, bits.shape) == digest
 
 
-def is_of(live: Live, entry: Entry) -> bool:
+def is_of(live: Live, saved: Entry) -> bool:
     """Whether every shard of a tensor has what an entry has in the part that it claims."""
     try:
-        reader = Reader(entry, live.dtype, live.index_shape)
-        return live.shape == entry.shape and all(
+        reader = Reader(saved, live.dtype, live.index_shape)
+        return live.shape == saved.shape and all(
             piece.claimed is not None and reader.is_held(piece.claimed, piece.digest) for piece in live.pieces
         )
     except DumpError:
@@ -163,19 +163,19 @@ class Given:
             DumpError: The map does not give all of it, or a tensor has another shape.
         """
         whole = np.zeros(self.shape, f"<u{itemsize(self.dtype)}")
-        seen = np.zeros(self.shape, bool)
-        for made, tensor in self.sources:
-            if made.shape != tensor.shape:
-                text = f"{printable(tensor.name)} is {list(tensor.shape)}, and {made.name} makes {list(made.shape)}"
-                raise DumpError(text, f"see {made.where}")
-            for part, at in parts_of(made.node, tensor.bits):
+        is_filled = np.zeros(self.shape, bool)
+        for mapped, tensor in self.sources:
+            if mapped.shape != tensor.shape:
+                text = f"{printable(tensor.name)} is {list(tensor.shape)}, and {mapped.name} makes {list(mapped.shape)}"
+                raise DumpError(text, f"see {mapped.where}")
+            for leaf, at in parts_of(mapped.node, tensor.bits):
                 if next(leaves(at)) is self.live:
-                    _target(whole, at)[...] = part
-                    _target(seen, at)[...] = True
-        if not seen.all():
-            lost = int(seen.size - seen.sum())
+                    _target(whole, at)[...] = leaf
+                    _target(is_filled, at)[...] = True
+        if not is_filled.all():
+            lost = int(is_filled.size - is_filled.sum())
             raise DumpError(
-                f"{lost:,} of its {seen.size:,} elements are in no tensor of the checkpoint, as the map says"
+                f"{lost:,} of its {is_filled.size:,} elements are in no tensor of the checkpoint, as the map says"
             )
         return whole
 
@@ -198,14 +198,14 @@ def _target(whole: NDArray[Any], node: Node) -> NDArray[Any]:
     return taken(_target(whole, node.parts[0]), node.numbers)
 
 
-def given_of(made: Iterable[tuple[Made, Tensor]]) -> dict[str, Given]:
+def given_of(mapped_pairs: Iterable[tuple[Made, Tensor]]) -> dict[str, Given]:
     """Return the job's tensors that a checkpoint's are made of, by name.
 
     Args:
-        made: How each of the checkpoint's tensors is made, and the tensor.
+        mapped_pairs: How each of the checkpoint's tensors is made, and the tensor.
     """
     sources: dict[Live, list[tuple[Made, Tensor]]] = {}
-    for mapped, stored in made:
+    for mapped, stored in mapped_pairs:
         for leaf in dict.fromkeys(leaves(mapped.node)):
             if isinstance(leaf, Live):
                 sources.setdefault(leaf, []).append((mapped, stored))

@@ -87,12 +87,14 @@ class Search:
         best: dict[int, Region] = {}
         shapes = {piece.rank: piece.shape for piece in live.pieces}
         held = [shapes.get(rank) for rank in layout.mesh.ranks]
-        for other in layouts_of(held, layout.mesh, layout.shape, layout, range(2, FEW + 1))[1:MOST]:
+        for candidate in layouts_of(held, layout.mesh, layout.shape, layout, range(2, FEW + 1))[1:MOST]:
             parts = [
-                (piece, other.region(other.mesh.coord_of(piece.rank))) for piece in lost if piece.rank in other.mesh
+                (piece, candidate.region(candidate.mesh.coord_of(piece.rank)))
+                for piece in lost
+                if piece.rank in candidate.mesh
             ]
-            found = {piece.rank: part for piece, part in parts if self._fits(piece, part, reader)}
-            best = max(best, found, key=len)
+            fitting = {piece.rank: part for piece, part in parts if self._fits(piece, part, reader)}
+            best = max(best, fitting, key=len)
             if len(best) == len(lost) or self.is_over:
                 break
         return best
@@ -125,18 +127,18 @@ class Search:
         key = (live.shape, live.index_shape, live.dtype, piece.claimed)
         if key not in self._tables:
             table: dict[str, str] = {}
-            for name, other in self.tensors.items():
-                if other.shape == live.shape and not self.is_over:
-                    digest = self._digest(Reader(other, live.dtype, live.index_shape), piece.claimed)
+            for name, candidate in self.tensors.items():
+                if candidate.shape == live.shape and not self.is_over:
+                    digest = self._digest(Reader(candidate, live.dtype, live.index_shape), piece.claimed)
                     table.setdefault(digest, name)
             self._tables[key] = table
         name = self._tables[key].get(piece.digest, "")
         return name if name != stored_name else ""
 
-    def step_of(self, live: Live, wrong: Sequence[Piece], entry: Tensor) -> Checkpoint | None:
+    def step_of(self, live: Live, wrong: Sequence[Piece], saved: Tensor) -> Checkpoint | None:
         """Return the checkpoint of another step that has some shards' bytes where they claim to be."""
         for step in self.steps if not any(piece.is_alike for piece in wrong) else ():
-            there = _of_step(step, entry)
+            there = _of_step(step, saved)
             if there is not None and there.shape == live.shape:
                 reader = Reader(there, live.dtype, live.index_shape)
                 if all(piece.claimed and self._digest(reader, piece.claimed) == piece.digest for piece in wrong):
@@ -157,10 +159,10 @@ def _located(piece: Piece, reader: Reader) -> Region | None:
     return region_of(ids, reader.shape) if not (ids == UNPLACED).any() else None
 
 
-def _of_step(step: Checkpoint, entry: Tensor) -> Tensor | None:
+def _of_step(step: Checkpoint, saved: Tensor) -> Tensor | None:
     """Return the same tensor of another step."""
-    if not isinstance(entry, Given):
-        return tensor_in(step, entry)
-    sources = [(made, tensor_in(step, one)) for made, one in entry.sources]
+    if not isinstance(saved, Given):
+        return tensor_in(step, saved)
+    sources = [(made, tensor_in(step, one)) for made, one in saved.sources]
     there = tuple((made, one) for made, one in sources if one is not None)
-    return replace(entry, sources=there) if len(there) == len(sources) else None
+    return replace(saved, sources=there) if len(there) == len(sources) else None

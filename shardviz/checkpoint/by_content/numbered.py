@@ -108,33 +108,35 @@ class Link:
         return "".join(piece + word for piece, word in zip(pieces, [*put, ""], strict=True))
 
 
-def links(whole: Family, part: Family) -> Iterator[Link]:
+def links(whole: Family, segment: Family) -> Iterator[Link]:
     """Yield the ways in which the numbers of a family belong to those of another one."""
-    stars, others = whole.pattern.count("*"), part.pattern.count("*")
+    stars, others = whole.pattern.count("*"), segment.pattern.count("*")
     more = others - stars
     if 0 <= more <= MOST_EXTRA:
         for extra in sorted(combinations(range(others), more), reverse=True):
             parts: dict[Numbers, dict[Numbers, Tensor]] = {}
-            for numbers, tensor in part.members.items():
+            for numbers, tensor in segment.members.items():
                 shared = tuple(number for at, number in enumerate(numbers) if at not in extra)
                 parts.setdefault(shared, {})[tuple(numbers[at] for at in extra)] = tensor
-            for known in _aligned(whole.members, parts):
-                yield Link(part, {own: parts[other] for own, other in known.items()}, known, extra)
-    if more and len(whole.members) == len(part.members):
-        known = dict(zip(sorted(whole.members), sorted(part.members), strict=True))
-        yield Link(part, {own: {(): part.members[other]} for own, other in known.items()}, known)
+            for numbers_there in _aligned(whole.members, parts):
+                yield Link(segment, {own: parts[other] for own, other in numbers_there.items()}, numbers_there, extra)
+    if more and len(whole.members) == len(segment.members):
+        numbers_there = dict(zip(sorted(whole.members), sorted(segment.members), strict=True))
+        yield Link(segment, {own: {(): segment.members[other]} for own, other in numbers_there.items()}, numbers_there)
 
 
 def _aligned(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> Iterator[dict[Numbers, Numbers]]:
     """Yield which numbers may be which: the same ones; if those of one side begin elsewhere, first in their order."""
-    mine, theirs = sorted(numbers_of_side), sorted(others)
-    if mine != theirs and len(mine) == len(theirs):
-        pairs = zip(zip(*mine, strict=True), zip(*theirs, strict=True), strict=True)
+    own_numbers, their_numbers = sorted(numbers_of_side), sorted(others)
+    if own_numbers != their_numbers and len(own_numbers) == len(their_numbers):
+        pairs = zip(zip(*own_numbers, strict=True), zip(*their_numbers, strict=True), strict=True)
         columns = [dict(zip(sorted({*own}), sorted({*other}), strict=False)) for own, other in pairs]
-        known = {numbers: tuple(columns[at].get(one, -1) for at, one in enumerate(numbers)) for numbers in mine}
-        if sorted(known.values()) == theirs:
-            yield known
-    if shared := set(mine) & set(theirs):
+        shifted = {
+            numbers: tuple(columns[at].get(one, -1) for at, one in enumerate(numbers)) for numbers in own_numbers
+        }
+        if sorted(shifted.values()) == their_numbers:
+            yield shifted
+    if shared := set(own_numbers) & set(their_numbers):
         yield {numbers: numbers for numbers in sorted(shared)}
 
 
@@ -217,9 +219,9 @@ def _shortened(every: list[Line], sides: tuple[Collection[str], Collection[str]]
         for ends in _ends(line):
             groups.setdefault(ends, []).append(line)
     replaced: dict[Line, Line] = {}
-    for (left, right), some in sorted(groups.items(), key=lambda item: item[0][0].count(".")):
-        if len(some) > 1 and not any(line in replaced for line in some) and _are_all(left, right, some, sides):
-            replaced |= dict.fromkeys(some, Line(left, right))
+    for (left_pattern, right), some in sorted(groups.items(), key=lambda item: item[0][0].count(".")):
+        if len(some) > 1 and not any(line in replaced for line in some) and _are_all(left_pattern, right, some, sides):
+            replaced |= dict.fromkeys(some, Line(left_pattern, right))
     return list(dict.fromkeys(replaced.get(line, line) for line in every))
 
 
@@ -227,19 +229,19 @@ def _ends(line: Line) -> list[tuple[str, str]]:
     """Return the patterns that a line is of if the last words of its names, which are the same, become one `*`."""
     if "(" in line.right or line.why:
         return []
-    mine, theirs = line.left.split("."), line.right.split(".")
+    left_words, right_words = line.left.split("."), line.right.split(".")
     patterns = []
-    for count in range(1, min(len(mine), len(theirs))):
-        if mine[-count:] != theirs[-count:]:
+    for count in range(1, min(len(left_words), len(right_words))):
+        if left_words[-count:] != right_words[-count:]:
             break
-        patterns.append((".".join([*mine[:-count], "*"]), ".".join([*theirs[:-count], "*"])))
+        patterns.append((".".join([*left_words[:-count], "*"]), ".".join([*right_words[:-count], "*"])))
     return patterns
 
 
-def _are_all(left: str, right: str, lines: list[Line], sides: tuple[Collection[str], Collection[str]]) -> bool:
+def _are_all(left_pattern: str, right: str, lines: list[Line], sides: tuple[Collection[str], Collection[str]]) -> bool:
     """Whether the names that two patterns fit are those of some lines, and no others."""
-    for pattern, own in ((left, [line.left for line in lines]), (right, [line.right for line in lines])):
-        each = [pattern_of(one) for one in own]
+    for pattern, names in ((left_pattern, [line.left for line in lines]), (right, [line.right for line in lines])):
+        each = [pattern_of(one) for one in names]
         fit = [name for side in sides for name in side if pattern_of(pattern).fullmatch(name)]
         if any(not any(one.fullmatch(name) for one in each) for name in fit):
             return False

@@ -183,19 +183,19 @@ def _outcome(pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome
 
 
 def _judged(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome:
-    tensor, other = pair.both
-    if not can_cast(tensor.dtype, other.dtype):
-        why = f"it is {tensor.dtype} and {other.dtype}, and how one is rounded to the other is not known"
+    tensor, second = pair.both
+    if not can_cast(tensor.dtype, second.dtype):
+        why = f"it is {tensor.dtype} and {second.dtype}, and how one is rounded to the other is not known"
         return outcome.became("not-compared", why)
-    if agree(tensor, other):
-        return outcome if tensor.dtype == other.dtype else _cast(outcome, tensor, other)
-    if (padded := _padded_otherwise(outcome, tensor, other)) is not None:
+    if agree(tensor, second):
+        return outcome if tensor.dtype == second.dtype else _cast(outcome, tensor, second)
+    if (padded := _padded_otherwise(outcome, tensor, second)) is not None:
         return padded
-    tensor, other = cut.both
-    for at, (made, held) in enumerate(((tensor, other), (other, tensor))):
-        if isinstance(made, Made) and (instead := instead_of(outcome, made, held, sides[at])) is not None:
+    tensor, second = cut.both
+    for at, (mapped, held) in enumerate(((tensor, second), (second, tensor))):
+        if isinstance(mapped, Made) and (instead := instead_of(outcome, mapped, held, sides[at])) is not None:
             return replace(instead, why=f"in the {SIDES[1 - at]}, {instead.why}")
-    return change_of(outcome, tensor, other)
+    return change_of(outcome, tensor, second)
 
 
 def _padded_otherwise(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome | None:
@@ -285,13 +285,15 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
     choices, ambiguous = inferred(first, second)
     lines = lines_of(choices, (before.tensors, after.tensors))
     again = paired(before, after, rules_from(lines)) if lines else pairs
-    left, outcomes = [], []
+    undecided, outcomes = [], []
     for pair in again.lonely:
         if why := ambiguous.get(pair.name):
             outcomes.append(Outcome(pair.name, "", "not-compared", why))
         else:
-            left.append(pair)
-    return replace(again, lonely=tuple(left), lines=tuple(map(str, lines)), open=tuple(outcomes), is_mapped=bool(lines))
+            undecided.append(pair)
+    return replace(
+        again, lonely=tuple(undecided), lines=tuple(map(str, lines)), open=tuple(outcomes), is_mapped=bool(lines)
+    )
 
 
 def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
@@ -299,22 +301,22 @@ def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> 
 
     A new name alone is a difference, and so are new numbers of layers.
     """
-    first, second = ([one for pair in pairs.lonely if (one := pair.sides[at]) is not None] for at in (0, 1))
+    first, second = ([tensor for pair in pairs.lonely if (tensor := pair.sides[at]) is not None] for at in (0, 1))
     if min(len(first), len(second)) < FEWEST_LAYERS:
         return pairs
-    kept = {NUMBER.sub("*", pair.name) for pair in pairs.both}
-    choices = [one for one in inferred(first, second)[0] if _is_of_layers(one, kept)]
+    paired_patterns = {NUMBER.sub("*", pair.name) for pair in pairs.both}
+    choices = [one for one in inferred(first, second)[0] if _is_of_layers(one, paired_patterns)]
     lines = lines_of(choices, (before.tensors, after.tensors))
     if not lines:
         return pairs
     return replace(paired(before, after, rules_from(lines)), lines=tuple(map(str, lines)), is_mapped=True)
 
 
-def _is_of_layers(choice: Choice, kept: Collection[str]) -> bool:
+def _is_of_layers(choice: Choice, paired_patterns: Collection[str]) -> bool:
     """Whether a choice makes all layers of a name by a function, with the same numbers on both sides."""
     every = [choice.whole, *(link.family for link in choice.recipe.links)]
     layers = {numbers[0] for numbers in choice.whole.members if numbers}
-    is_whole = len(layers) >= FEWEST_LAYERS and not any(family.pattern in kept for family in every)
+    is_whole = len(layers) >= FEWEST_LAYERS and not any(family.pattern in paired_patterns for family in every)
     return is_whole and "(" in choice.recipe.text() and all(link.is_direct for link in choice.recipe.links)
 
 
@@ -336,8 +338,8 @@ def _with_turned_experts(pairs: Pairs) -> Pairs:
             turned |= {pair.name: _with_transposed(pair) for pair in some}
             line = f"{printable(name)} = {printable(turned[some[0].name].other_name)}"
             notes.append(f"names: most layers have experts transposed, which is taken as meant: {line}")
-    both = tuple(turned.get(pair.name, pair) for pair in pairs.both)
-    return replace(pairs, both=both, notes=(*notes, *pairs.notes))
+    pairs_turned = tuple(turned.get(pair.name, pair) for pair in pairs.both)
+    return replace(pairs, both=pairs_turned, notes=(*notes, *pairs.notes))
 
 
 def _is_turned(pair: Pair) -> bool:
@@ -372,20 +374,20 @@ def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> 
         after: The second.
         renamed: Whether names of the first stand for others of the second: then an object may have another name, too.
     """
-    both = [name for name in _object_names(before) if name in _object_names(after)]
-    outcomes = [one for name in both if (one := _compared_object(name, before, after)) is not None]
+    shared_names = [name for name in _object_names(before) if name in _object_names(after)]
+    outcomes = [outcome for name in shared_names if (outcome := _compared_object(name, before, after)) is not None]
     notes: list[str] = []
-    for at, (own, other) in enumerate(((before, after), (after, before))):
-        lone = [name for name in _object_names(own) if name not in _object_names(other)]
-        kept = [] if renamed or not both else list(_lost(lone, other))
+    for at, (checkpoint, counterpart) in enumerate(((before, after), (after, before))):
+        lone = [name for name in _object_names(checkpoint) if name not in _object_names(counterpart)]
+        lost = [] if renamed or not shared_names else list(_lost(lone, counterpart))
         side = ("first", "second")[at]
         outcomes += [
-            Outcome(name, "", "added" if at else "missing", f"only the {side} has it, an object") for name in kept
+            Outcome(name, "", "added" if at else "missing", f"only the {side} has it, an object") for name in lost
         ]
-        rest = [name for name in lone if name not in kept]
-        if rest:
-            some = listed(map(printable, rest), MAX_NAMES)
-            notes.append(f"not compared: {counted(len(rest), 'object')} that only the {side} has, such as {some}")
+        unnamed = [name for name in lone if name not in lost]
+        if unnamed:
+            some = listed(map(printable, unnamed), MAX_NAMES)
+            notes.append(f"not compared: {counted(len(unnamed), 'object')} that only the {side} has, such as {some}")
     if files := list(dict.fromkeys([*before.unread, *after.unread])):
         some = listed(map(printable, files), MAX_NAMES)
         notes.append(f"not compared: files next to the weights ({some}): {BY_ITSELF}")
@@ -396,9 +398,9 @@ def _object_names(checkpoint: Checkpoint) -> dict[str, None]:
     return dict.fromkeys([*checkpoint.objects, *checkpoint.values])
 
 
-def _lost(names: Collection[str], other: Checkpoint) -> Iterator[str]:
+def _lost(names: Collection[str], second: Checkpoint) -> Iterator[str]:
     """Yield the objects that another checkpoint should have, too: no pieces, and settings only beside states."""
-    has_states = bool(state_names(other))
+    has_states = bool(state_names(second))
     for name in names:
         if PIECE not in name and (has_states or not is_setting(name)):
             yield name

@@ -44,11 +44,11 @@ SHARED = 1 << 22
 WORKERS = min(4, cores())
 
 
-def narrower(dtype: str, other: str) -> str:
+def narrower(dtype: str, second: str) -> str:
     """Return which of two types the other is rounded to: never the integer type if the other is not one."""
-    if is_whole(dtype) != is_whole(other):
-        return other if is_whole(dtype) else dtype
-    return dtype if is_narrower(dtype, other) else other
+    if is_whole(dtype) != is_whole(second):
+        return second if is_whole(dtype) else dtype
+    return dtype if is_narrower(dtype, second) else second
 
 
 def can_cast(first: str, second: str) -> bool:
@@ -64,9 +64,9 @@ def agree(first: Tensor, second: Tensor) -> bool:
     Raises:
         DumpError: One of them cannot be read.
     """
-    for live, entry in ((first, second), (second, first)):
+    for live, saved in ((first, second), (second, first)):
         if isinstance(live, Live):
-            return is_of(live, entry)
+            return is_of(live, saved)
     types = first.dtype, second.dtype
     if first.shape != second.shape or not can_cast(*types):
         return False
@@ -87,9 +87,9 @@ def is_same(first: Tensor, second: Tensor) -> bool:
 
 def _to(dtype: str, narrow: str) -> Turn:
     def turned(bits: NDArray[Any]) -> NDArray[Any]:
-        found = cast(bits, dtype, narrow)
-        assert found is not None, "can_cast says so"
-        return found
+        narrowed = cast(bits, dtype, narrow)
+        assert narrowed is not None, "can_cast says so"
+        return narrowed
 
     return turned
 
@@ -106,8 +106,8 @@ def equal(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | 
         return np.array_equal(*(first, second) if turns is None else (turns[0](first), turns[1](second)))
     near, far = _fastest(first), _fastest(second)
     if near != far and first.shape[near] * first.shape[far] >= SMALLEST_TURNED:
-        own, their = (np.moveaxis(side, (far, near), (-2, -1)) for side in (first, second))
-        return _equal_turned(own, their, turns)
+        first_turned, their = (np.moveaxis(side, (far, near), (-2, -1)) for side in (first, second))
+        return _equal_turned(first_turned, their, turns)
     if near == far:
         first, second = (np.moveaxis(side, near, -1) for side in (first, second))
     rows = BLOCK // max(first.size // len(first), 1)

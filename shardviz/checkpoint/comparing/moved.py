@@ -67,29 +67,31 @@ def with_moved(outcomes: Outcomes) -> Outcomes:
     """Find tensors whose values another name has."""
     if not any(outcome.verdict in ("other", "missing", "added") for outcome, _ in outcomes):
         return outcomes
-    mine = Contents.of(_with_parts(pair.first for _, pair in outcomes))
-    theirs = Contents.of(_with_parts(pair.second for _, pair in outcomes))
+    first_contents = Contents.of(_with_parts(pair.first for _, pair in outcomes))
+    second_contents = Contents.of(_with_parts(pair.second for _, pair in outcomes))
     where = _Whereabouts(
-        mine,
-        theirs,
+        first_contents,
+        second_contents,
         frozenset(id(pair.first) for outcome, pair in outcomes if outcome.verdict == "missing"),
         {id(side) for outcome, pair in outcomes if outcome.verdict in (*KEPT, "tied") for side in pair.sides},
     )
     placed = [_placed(outcome, pair, where) for outcome, pair in outcomes]
     sources = {id(source) for _, source in placed if source is not None}
-    left = [
+    placed_outcomes = [
         (outcome, pair)
         for (outcome, source), (_, pair) in zip(placed, outcomes, strict=True)
         if outcome.verdict != "missing" or id(pair.first) not in sources
     ]
-    return with_ties(_with_numbers(left, {one.name: source.name for one, source in placed if source is not None}))
+    return with_ties(
+        _with_numbers(placed_outcomes, {one.name: source.name for one, source in placed if source is not None})
+    )
 
 
 def _with_numbers(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:
     """Say that layers or experts are renumbered if all tensors of a number have the values of another number."""
-    kept = {outcome.name for outcome, _ in outcomes if outcome.verdict in KEPT}
+    kept_names = {outcome.name for outcome, _ in outcomes if outcome.verdict in KEPT}
     moved = {name: source for name, source in sources.items() if source != name}
-    words = {name: _in_words(one) for one in renumbered(moved, kept) for name in one.names}
+    words = {name: _in_words(one) for one in renumbered(moved, kept_names) for name in one.names}
     return [
         (outcome.became("moved", *words[outcome.name]) if outcome.name in words else outcome, pair)
         for outcome, pair in outcomes
@@ -100,10 +102,10 @@ def _in_words(renumbering: Renumbered) -> tuple[str, Cause]:
     """Return what became of layers or experts, and why."""
     what, few = renumbering.what, [*renumbering.numbers.items()][:MAX_NUMBERS]
     more = ", ..." if len(renumbering.numbers) > len(few) else ""
-    mine, theirs = (" ".join(str(pair[at]) for pair in few) for at in (0, 1))
-    why = f"{what} {mine}{more} of the second are {what} {theirs}{more} of the first"
+    second_numbers, first_numbers = (" ".join(str(pair[at]) for pair in few) for at in (0, 1))
+    why = f"{what} {second_numbers}{more} of the second are {what} {first_numbers}{more} of the first"
     if len(few) == 1:
-        why = f"{what}.{mine} of the second is {what}.{theirs} of the first"
+        why = f"{what}.{second_numbers} of the second is {what}.{first_numbers} of the first"
     if renumbering.is_again:
         return f"{why}, which it has elsewhere, too", LocalNumbering(what, is_saved=True)
     return why, RenumberedLayers(what)
@@ -146,12 +148,12 @@ def _gone(outcome: Outcome, pair: Pair, where: _Whereabouts) -> Outcome:
 
 def with_ties(outcomes: Outcomes) -> Outcomes:
     """Find tensors that one side lacks and that are copies of what both have."""
-    kept = [pair for outcome, pair in outcomes if outcome.verdict in KEPT]
+    kept_pairs = [pair for outcome, pair in outcomes if outcome.verdict in KEPT]
     if not any(outcome.verdict in ("missing", "added") for outcome, _ in outcomes):
         return outcomes
     sides = [
-        Contents.of(filter(None, (pair.first for pair in kept))),
-        Contents.of(filter(None, (pair.second for pair in kept))),
+        Contents.of(filter(None, (pair.first for pair in kept_pairs))),
+        Contents.of(filter(None, (pair.second for pair in kept_pairs))),
     ]
     return [(_tied(outcome, pair, sides), pair) for outcome, pair in outcomes]
 
@@ -184,17 +186,17 @@ def with_fused(outcomes: Outcomes) -> Outcomes:
     fused, split = find_fused(lost, new), find_fused(new, lost)
     parts = {("missing", name) for names in fused.values() for name in names}
     parts |= {("added", name) for names in split.values() for name in names}
-    left: Outcomes = []
+    remaining: Outcomes = []
     for outcome, pair in outcomes:
         if outcome.verdict == "added" and outcome.name in fused:
             words = f"one after the other, the first's {_parts(fused[outcome.name])}"
-            left.append((outcome.became("moved", words, other=outcome.name), pair))
+            remaining.append((outcome.became("moved", words, other=outcome.name), pair))
         elif outcome.verdict == "missing" and outcome.name in split:
             words = f"the second has it in parts, one after the other: {_parts(split[outcome.name])}"
-            left.append((outcome.became("moved", words), pair))
+            remaining.append((outcome.became("moved", words), pair))
         elif (outcome.verdict, outcome.name) not in parts:
-            left.append((outcome, pair))
-    return left
+            remaining.append((outcome, pair))
+    return remaining
 
 
 def _parts(names: list[str]) -> str:
@@ -203,14 +205,14 @@ def _parts(names: list[str]) -> str:
 
 def find_fused(parts: Iterable[Saved], wholes: Iterable[Saved]) -> dict[str, list[str]]:
     """Return the tensors that join others along their first dims, with the names of those others in order."""
-    known: dict[_Key, list[Saved]] = {}
-    for part in parts:
-        if (key := next(_keys(part, 1), None)) is not None:
-            known.setdefault(key, []).append(part)
+    by_key: dict[_Key, list[Saved]] = {}
+    for candidate in parts:
+        if (key := next(_keys(candidate, 1), None)) is not None:
+            by_key.setdefault(key, []).append(candidate)
     fused: dict[str, list[str]] = {}
     taken: set[str] = set()
-    for whole in wholes if known else ():
-        names = _tiled(whole, known, taken)
+    for whole in wholes if by_key else ():
+        names = _tiled(whole, by_key, taken)
         if len(names) > 1:
             fused[whole.name] = names
             taken.update(names)
@@ -233,17 +235,17 @@ def _keys(tensor: Saved, most: int | None = None) -> Iterator[_Key]:
     yield from ((tensor.dtype, lines.shape[1], hashed) for hashed in line_hashes(lines).tolist())
 
 
-def _tiled(whole: Saved, known: dict[_Key, list[Saved]], taken: set[str]) -> list[str]:
+def _tiled(whole: Saved, by_key: dict[_Key, list[Saved]], taken: set[str]) -> list[str]:
     """Return the parts that a tensor is made of, in order; none if any of its lines is of none."""
     keys = list(_keys(whole))
     names: list[str] = []
     at = 0
     while at < len(keys):
-        candidates = [part for part in known.get(keys[at], ()) if part.name not in taken and part.name not in names]
+        candidates = [part for part in by_key.get(keys[at], ()) if part.name not in taken and part.name not in names]
         behind, few = _lines(whole)[at:], candidates[:MAX_CANDIDATES]
-        part = next((part for part in few if np.array_equal(behind[: len(_lines(part))], _lines(part))), None)
-        if part is None:
+        candidate = next((part for part in few if np.array_equal(behind[: len(_lines(part))], _lines(part))), None)
+        if candidate is None:
             return []
-        names.append(part.name)
-        at += len(_lines(part))
+        names.append(candidate.name)
+        at += len(_lines(candidate))
     return names

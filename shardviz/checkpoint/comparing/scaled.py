@@ -58,9 +58,9 @@ class Fit:
 
 def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome, str] | None:
     """Return what became of a weight that one side has in eight bits, and the name of its scales; None for others."""
-    if (both := _in_eight_bits(pair)) is None:
+    if (coded_pair := _in_eight_bits(pair)) is None:
         return None
-    wide, coded, at = both
+    wide, coded, at = coded_pair
     scales = list(_scales_of(coded, sides[at]))
     if not scales or coded.shape != wide.shape or not wide.shape or 0 in wide.shape:
         return None
@@ -80,12 +80,12 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
 
 def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
     """Return the outcome of a weight in eight bits without known scales: not compared unless it is a plain cast."""
-    both = _in_eight_bits(pair) if outcome.verdict == "other" else None
-    if both is None or both[0].shape != both[1].shape:
+    sides = _in_eight_bits(pair) if outcome.verdict == "other" else None
+    if sides is None or sides[0].shape != sides[1].shape:
         return outcome
-    wide, coded, _ = both
-    own = cast(wide.bits, wide.dtype, coded.dtype)
-    if own is not None and 2 * int((own == coded.bits).sum()) > own.size:
+    wide, coded, _ = sides
+    narrowed = cast(wide.bits, wide.dtype, coded.dtype)
+    if narrowed is not None and 2 * int((narrowed == coded.bits).sum()) > narrowed.size:
         return outcome
     why = (
         f"it is {wide.dtype} and {coded.dtype}, not by a plain cast, and no scales of {printable(coded.name)} are known"
@@ -135,9 +135,9 @@ def _scales_of(coded: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]
     for ending in CODED:
         stem = stem.removesuffix(ending)
     for name in (f"{stem}_scale_inv", f"{stem}_scale", f"{stem}.scale", f"{stem}_scales", f"{stem}.scale_inv"):
-        one = tensors.get(name)
-        if one is not None and one.dtype in (*WIDE, "float8_e8m0fnu") and 0 not in one.shape:
-            yield one
+        scales = tensors.get(name)
+        if scales is not None and scales.dtype in (*WIDE, "float8_e8m0fnu") and 0 not in scales.shape:
+            yield scales
 
 
 def _fits(wide: Tensor, coded: Tensor, scale: Tensor, scales: NDArray[np.float64]) -> Iterator[Fit]:
@@ -160,8 +160,8 @@ def _block_sizes(size: int, count: int) -> Iterator[int]:
     if count == 1:
         yield size
         return
-    found = [one for one in (*BLOCKS, -(-size // count)) if -(-size // one) == count]
-    yield from dict.fromkeys(found)
+    sizes = [one for one in (*BLOCKS, -(-size // count)) if -(-size // one) == count]
+    yield from dict.fromkeys(sizes)
 
 
 def _fit(wide: Tensor, coded: Tensor, scales: NDArray[np.float64], block: tuple[int, ...], loss: float) -> Fit:
@@ -195,17 +195,17 @@ def _are_nearest(
 ) -> NDArray[np.bool_]:
     """Return whether each code is one of the nearest to a value over its scale, but for what rounding may lose."""
     with np.errstate(all="ignore"):
-        wanted = np.where(scales == 0, 0, values / scales)
+        expected = np.where(scales == 0, 0, values / scales)
     held = kind.values[codes].astype(np.float64)
-    wanted, held = wanted * np.where(np.signbit(held), -1, 1), np.abs(held)
+    expected, held = expected * np.where(np.signbit(held), -1, 1), np.abs(held)
     place = np.searchsorted(kind.grid, held)
     up = np.where(place >= kind.last - 1, np.inf, kind.grid[np.minimum(place + 1, kind.last)] - held)
     down = held - np.where(place > 0, kind.grid[np.maximum(place - 1, 0)], -kind.grid[1])
-    off = wanted - held
+    off = expected - held
     room = np.where(off > 0, up, down) / 2
-    near = (np.abs(off) <= room + loss * np.abs(wanted)) & np.isfinite(held)
-    found: NDArray[np.bool_] = near | (np.isnan(values) & np.isnan(held))
-    return found
+    near = (np.abs(off) <= room + loss * np.abs(expected)) & np.isfinite(held)
+    is_nearest: NDArray[np.bool_] = near | (np.isnan(values) & np.isnan(held))
+    return is_nearest
 
 
 def _numbers(scale: Tensor) -> NDArray[np.float64]:

@@ -123,8 +123,8 @@ class Made:
 class Machine:
     """The state of reading one pickle: what is left to read, the stack, the marks and the memo."""
 
-    def __init__(self, data: bytes) -> None:
-        self._stream = io.BytesIO(data)
+    def __init__(self, content: bytes) -> None:
+        self._stream = io.BytesIO(content)
         self.spent = 0
         self.stack: list[Any] = []
         self.marked: list[list[Any]] = []
@@ -158,8 +158,8 @@ class Machine:
 
     def since_mark(self) -> list[Any]:
         """Return what was put on the stack since the last mark."""
-        found, self.stack = self.stack, self.marked.pop()
-        return found
+        items, self.stack = self.stack, self.marked.pop()
+        return items
 
 
 def _push(value: Any) -> Step:
@@ -205,9 +205,9 @@ def _tuple(count: int) -> Step:
 
 
 def _marked_tuple(machine: Machine, arg: Any) -> None:
-    found = tuple(machine.since_mark())
-    machine.spend(_OBJECT + len(found) * _ITEM)
-    machine.stack.append(found)
+    items = tuple(machine.since_mark())
+    machine.spend(_OBJECT + len(items) * _ITEM)
+    machine.stack.append(items)
 
 
 def _append(machine: Machine, arg: Any) -> None:
@@ -333,41 +333,43 @@ class UnknownTypeError(DumpError):
         return SUBCLASS in self.message
 
 
-def _what_is(data: bytes, at: int, error: RefusedError) -> tuple[str, str]:
+def _what_is(content: bytes, at: int, error: RefusedError) -> tuple[str, str]:
     """Return what the type that is not known is, where that is known, and what to do."""
     if SUBCLASS not in str(error):
         return "", "write the checkpoint again with torch.distributed.checkpoint or safetensors"
-    if any(module in data[at : at + NEAR] for module in SHARDS):
+    if any(module in content[at : at + NEAR] for module in SHARDS):
         fix = "save with torch.distributed.checkpoint, or what get_model_state_dict gives with full_state_dict=True"
         return ": one rank's parts of tensors, as DTensor and ShardedTensor", fix
     return "", "save quantized weights as safetensors; torchao has flatten_tensor_state_dict for it"
 
 
-def read_pickle(data: bytes, where: str) -> Any:
+def read_pickle(content: bytes, where: str) -> Any:
     """Read a pickle as numbers, strings, lists, dicts, tuples, `Global` and `Made`.
 
     Args:
-        data: The pickle.
+        content: The pickle.
         where: What to call it in messages.
 
     Raises:
         UnknownTypeError: It names a type that is not in `KNOWN`.
         DumpError: It is damaged.
     """
-    if len(data) > MAX_BYTES:
-        raise DumpError(f"{where} has {len(data):,} bytes, more than {MAX_BYTES:,}", "is it a checkpoint's metadata?")
-    machine = Machine(data)
+    if len(content) > MAX_BYTES:
+        raise DumpError(
+            f"{where} has {len(content):,} bytes, more than {MAX_BYTES:,}", "is it a checkpoint's metadata?"
+        )
+    machine = Machine(content)
     try:
         with collector_paused():
             return machine.run(STEPS)
     except RefusedError as error:
-        what, fix = _what_is(data, machine.at, error)
+        what, fix = _what_is(content, machine.at, error)
         raise UnknownTypeError(
             f"{where} is refused: byte {machine.at:,} has {printable(str(error))}{what}",
             f"nothing in it was run; {fix}",
         ) from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise DumpError(f"{where} is damaged at byte {machine.at:,} of {len(data):,}", "copy it again") from error
+        raise DumpError(f"{where} is damaged at byte {machine.at:,} of {len(content):,}", "copy it again") from error
 
 
 def dict_of(value: Any, path: Path, what: str, *, optional: bool = False) -> dict[Any, Any]:

@@ -40,15 +40,15 @@ def read_torch_file(path: Path) -> Checkpoint:
     tensors: dict[str, Saved] = {}
     problems: list[Problem] = []
     values: dict[str, Any] = {}
-    for parts, made in _leaves(archive.tree, ()):
+    for parts, leaf in _leaves(archive.tree, ()):
         name = printable(".".join(parts))
-        if type(made) is not Made:
-            values[name] = made
+        if type(leaf) is not Made:
+            values[name] = leaf
             continue
-        saved = whole(archive, made, name, path.parent)
+        saved = whole(archive, leaf, name, path.parent)
         if saved is not None:
             tensors[name] = saved
-        elif archive.tensor(made, name) is not None:
+        elif archive.tensor(leaf, name) is not None:
             problems.append(Problem(name, "it is not stored row by row: save it with .contiguous()"))
     if not tensors and not problems:
         raise DumpError(f"{path} has no tensor in a state dict", "save model.state_dict(), not the model itself")
@@ -71,10 +71,10 @@ def _leaves(tree: Any, parts: Parts) -> Iterator[tuple[Parts, Any]]:
     So torch.distributed.checkpoint flattens a state dict, too. Nothing deeper than `MAX_DEPTH` is looked at.
     """
     stack = [(parts, tree)]
-    seen = 0
-    while stack and seen < MAX_TENSORS:
+    count = 0
+    while stack and count < MAX_TENSORS:
         at, node = stack.pop()
-        seen += 1
+        count += 1
         inner = _inner(node)
         if inner is None:
             if at:
@@ -92,9 +92,9 @@ def _inner(node: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def whole(archive: Archive, made: Any, name: str, folder: Path) -> Saved | None:
+def whole(archive: Archive, pickled: Any, name: str, folder: Path) -> Saved | None:
     """Return a tensor that one file has all of, row by row; None for what is not one."""
-    stored = archive.tensor(made, name)
+    stored = archive.tensor(pickled, name)
     if stored is None:
         return None
     size = math.prod(stored.shape)

@@ -76,8 +76,8 @@ def called(node: Node) -> str:
 def leaves(node: Node) -> Iterator[Tensor]:
     """Yield the stored tensors that something is made of."""
     if isinstance(node, Op):
-        for part in node.parts:
-            yield from leaves(part)
+        for operand in node.parts:
+            yield from leaves(operand)
     else:
         yield node
 
@@ -143,8 +143,8 @@ def value_of(node: Node) -> NDArray[Any]:
 
 def pieces(node: Node, whole: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """Yield the views that make up an array, each with the bits that a made tensor has there."""
-    for view, part in parts_of(node, whole):
-        yield view, (value_of(part)).reshape(view.shape)
+    for view, leaf in parts_of(node, whole):
+        yield view, (value_of(leaf)).reshape(view.shape)
 
 
 def parts_of(node: Node, whole: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Node]]:
@@ -153,12 +153,12 @@ def parts_of(node: Node, whole: NDArray[Any]) -> Iterator[tuple[NDArray[Any], No
     if not isinstance(node, Op) or views is None:
         yield whole, node
         return
-    for part, view in zip(node.parts, views(whole, [part.shape for part in node.parts], node.numbers), strict=True):
-        shaped = view.reshape(part.shape) if isinstance(part, Op) else view
+    for operand, view in zip(node.parts, views(whole, [part.shape for part in node.parts], node.numbers), strict=True):
+        shaped = view.reshape(operand.shape) if isinstance(operand, Op) else view
         if shaped is view or shaped.size == 0 or np.may_share_memory(shaped, view):
-            yield from parts_of(part, shaped)
+            yield from parts_of(operand, shaped)
         else:
-            yield view, part
+            yield view, operand
 
 
 def has_padding(node: Node) -> bool:
@@ -207,22 +207,22 @@ def _stretches(node: Node, *, is_whole: bool) -> Iterator[str]:
         what = _which(dim, len(node.shape))
         of = "" if is_whole else f" of {called(node)}"
         yield f"{what} {node.parts[0].shape[dim]:,} to {node.shape[dim] - 1:,}{of}"
-    for part in node.parts:
-        yield from _stretches(part, is_whole=is_whole and node.function == PAD)
+    for operand in node.parts:
+        yield from _stretches(operand, is_whole=is_whole and node.function == PAD)
 
 
 def _which(dim: int, ndim: int) -> str:
     return "rows" if dim == 0 else "columns" if ndim == 2 else f"dim {dim} at"
 
 
-def without_padding(made: Made, held: Tensor) -> tuple[Tensor, Tensor]:
+def without_padding(mapped: Made, held: Tensor) -> tuple[Tensor, Tensor]:
     """Return two tensors without what a map says is padding at their ends: what is made, and what should be that."""
-    node: Node = made.node
+    node: Node = mapped.node
     while isinstance(node, Op) and node.function == PAD and node.shape == held.shape:
-        part, dim = node.parts[0], dim_of(node)
-        cut = Op("slice", (held.node if isinstance(held, Made) else held,), (0, part.shape[dim], dim))
-        held, node = Made(cut, cut.shape, str(cut)), part
-    return (Made(node, node.shape, made.text, made.where) if isinstance(node, Op) else node), held
+        operand, dim = node.parts[0], dim_of(node)
+        cut = Op("slice", (held.node if isinstance(held, Made) else held,), (0, operand.shape[dim], dim))
+        held, node = Made(cut, cut.shape, str(cut)), operand
+    return (Made(node, node.shape, mapped.text, mapped.where) if isinstance(node, Op) else node), held
 
 
 def unused_texts(nodes: Iterable[Node]) -> list[str]:
@@ -252,16 +252,16 @@ def _add_used(node: Node, whole: set[int], spans: Spans) -> None:
     if not isinstance(node, Op):
         whole.add(id(node))
         return
-    part = node.parts[0]
-    if node.function not in ("slice", "split") or isinstance(part, Op):
-        for one in node.parts:
-            _add_used(one, whole, spans)
+    operand = node.parts[0]
+    if node.function not in ("slice", "split") or isinstance(operand, Op):
+        for node_part in node.parts:
+            _add_used(node_part, whole, spans)
         return
-    first, second, *rest = node.numbers
-    dim = (rest[0] if rest else 0) % len(part.shape)
-    size = part.shape[dim] // first if node.function == "split" else 0
+    first, second, *more = node.numbers
+    dim = (more[0] if more else 0) % len(operand.shape)
+    size = operand.shape[dim] // first if node.function == "split" else 0
     span = (first, second) if node.function == "slice" else (second * size, (second + 1) * size)
-    spans.setdefault((id(part), dim), (part, []))[1].append(span)
+    spans.setdefault((id(operand), dim), (operand, []))[1].append(span)
 
 
 def _gaps(used: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:

@@ -36,8 +36,8 @@ def strides_between(shape: Sequence[int], sampled: Sequence[int]) -> tuple[int, 
     """Return the strides by which a sample of one shape was taken from a tensor of another; None if none do."""
     if len(shape) != len(sampled):
         return None
-    found = [_stride(size, count) for size, count in zip(shape, sampled, strict=True)]
-    return None if 0 in found else tuple(found)
+    strides = [_stride(size, count) for size, count in zip(shape, sampled, strict=True)]
+    return None if 0 in strides else tuple(strides)
 
 
 def _stride(size: int, count: int) -> int:

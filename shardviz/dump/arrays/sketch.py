@@ -65,10 +65,10 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
-def apart(first: Sequence[float], other: Sequence[float]) -> float:
+def apart(first: Sequence[float], second: Sequence[float]) -> float:
     """Return how far two tensors are apart by their numbers, relative to the larger; infinite if one has none."""
-    if not first or not other:
-        return 0.0 if not first and not other else float("inf")
-    ours, theirs = np.array(first), np.array(other)
-    size = max(float(np.linalg.norm(ours)), float(np.linalg.norm(theirs)))
-    return float(np.linalg.norm(ours - theirs)) / size if size else 0.0
+    if not first or not second:
+        return 0.0 if not first and not second else float("inf")
+    first_numbers, second_numbers = np.array(first), np.array(second)
+    size = max(float(np.linalg.norm(first_numbers)), float(np.linalg.norm(second_numbers)))
+    return float(np.linalg.norm(first_numbers - second_numbers)) / size if size else 0.0

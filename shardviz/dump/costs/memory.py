@@ -233,15 +233,15 @@ def memory_table(dump: Dump) -> MemoryTable:
 def _width(tensor: Tensor, name: str, widths: dict[str, int], common: int) -> int:
     """Return the bytes of an element; for the results of a step, those of the parameter that they belong to."""
     owner = name if name in widths else name.rpartition(".")[0]
-    own = itemsize(tensor.dtype)
-    return (widths.get(owner) or common or own) if tensor.moment == "step" else own
+    width = itemsize(tensor.dtype)
+    return (widths.get(owner) or common or width) if tensor.moment == "step" else width
 
 
 def _leaves(names: Iterable[str]) -> set[str]:
     """Return the modules without modules of their own among them: a block's output is its last layer's."""
-    known = set(names)
-    parents = {name[:at] for name in known for at in range(len(name)) if name[at] == "."}
-    return known - parents
+    module_names = set(names)
+    parents = {name[:at] for name in module_names for at in range(len(name)) if name[at] == "."}
+    return module_names - parents
 
 
 @dataclass(frozen=True, slots=True)

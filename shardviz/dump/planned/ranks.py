@@ -50,8 +50,8 @@ class PlannedPart:
         sizes: Elements on each rank, of every body by its layout and its shape, as `plan.sizes` has worked them out.
     """
 
-    def __init__(self, part: PlanPart, mesh: Mesh) -> None:
-        self.part = part
+    def __init__(self, plan_part: PlanPart, mesh: Mesh) -> None:
+        self.part = plan_part
         self.mesh = mesh
         self.sizes: dict[tuple[int | None, tuple[int, ...]], NDArray[np.int64]] = {}
         self._bodies: dict[tuple[int, Coord], Body] = {}
@@ -107,14 +107,16 @@ class PlannedPart:
 
     def _claiming(self, number: int) -> dict[Layout | None, tuple[int, ...]]:
         ranks_by_layout: dict[Layout | None, list[int]] = {}
-        left = dict.fromkeys(self.ranks)
-        while left:
-            rank = next(iter(left))
+        ranks_left = dict.fromkeys(self.ranks)
+        while ranks_left:
+            rank = next(iter(ranks_left))
             layout = self.layout(rank, number)
-            group = [rank] if rank not in layout.mesh else [member for member in layout.mesh.ranks if member in left]
+            group = (
+                [rank] if rank not in layout.mesh else [member for member in layout.mesh.ranks if member in ranks_left]
+            )
             ranks_by_layout.setdefault(layout, []).extend(group)
             for member in group:
-                del left[member]
+                del ranks_left[member]
         return {layout: tuple(sorted(ranks)) for layout, ranks in ranks_by_layout.items()}
 
     def unlike(self, index: int) -> Iterator[int]:
@@ -196,40 +198,40 @@ class PlannedRanks(Mapping[int, RankRecord]):
 
     def alike(self) -> Iterator[tuple[RankRecord, tuple[int, ...]]]:
         """Yield the record of one rank of each part, and the ranks that did the same in the step."""
-        for part in self.parts:
-            yield part.part.record, part.ranks
+        for planned_part in self.parts:
+            yield planned_part.part.record, planned_part.ranks
 
     def equally_full(self) -> Iterator[tuple[int, ...]]:
         """Yield the ranks in groups that hold as much of every tensor as each other."""
-        for part in self.parts:
-            yield from equally_full(part)
+        for planned_part in self.parts:
+            yield from equally_full(planned_part)
 
     def part_of(self, rank: int) -> PlannedPart:
         """Return the part that a rank belongs to."""
         return self._part_of[rank]
 
 
-def ranks_of(part: PlanPart, mesh: Mesh) -> tuple[int, ...]:
+def ranks_of(plan_part: PlanPart, mesh: Mesh) -> tuple[int, ...]:
     """Return the ranks that a part stands for, rising.
 
     Args:
-        part: The part.
+        plan_part: The part.
         mesh: The plan's mesh.
 
     Raises:
         DumpError: It names an axis or a position that the mesh does not have.
     """
-    for axis, positions in part.at.items():
+    for axis, positions in plan_part.at.items():
         if axis not in mesh.axes:
             raise DumpError(f"at names axis {axis}, expected one of {', '.join(mesh.axes)}")
         if max(positions) >= mesh.axis_size(axis) or len(set(positions)) < len(positions):
             raise DumpError(f"at {axis}: positions are 0 to {mesh.axis_size(axis) - 1}, each once")
-    ways = (part.at.get(axis, range(size)) for axis, size in zip(mesh.axes, mesh.shape, strict=True))
+    ways = (plan_part.at.get(axis, range(size)) for axis, size in zip(mesh.axes, mesh.shape, strict=True))
     return tuple(sorted(map(mesh.rank_at, product(*ways))))
 
 
 @lru_cache(maxsize=MAX_SHIFTED)
-def mesh_for(rank: int, mesh: Mesh, asked: int, whole: Mesh) -> Mesh:
+def mesh_for(rank: int, mesh: Mesh, asked_rank: int, whole: Mesh) -> Mesh:
     """Return the mesh on which a rank has what the rank that was asked has on its own.
 
     Along the plan's axes on which all ranks of a mesh are at one position, the other rank's mesh is at its own one.
@@ -237,10 +239,10 @@ def mesh_for(rank: int, mesh: Mesh, asked: int, whole: Mesh) -> Mesh:
     Args:
         rank: The rank.
         mesh: A mesh of the rank that was asked.
-        asked: The rank that was asked.
+        asked_rank: The rank that was asked.
         whole: The plan's mesh.
     """
-    if rank in mesh or asked not in mesh or any(one not in whole for one in mesh.ranks):
+    if rank in mesh or asked_rank not in mesh or any(one not in whole for one in mesh.ranks):
         return mesh
     coords = [whole.coord_of(one) for one in mesh.ranks]
     here = whole.coord_of(rank)
@@ -263,9 +265,9 @@ def check_plan(plan: PlanRecord, run: RunRecord, stamped: StampedShapes) -> Plan
     mesh = mesh_of(run.mesh)
     if mesh.size != run.num_ranks:
         raise DumpError(f"the mesh has {counted(mesh.size, 'rank')}, expected {run.num_ranks:,}")
-    for index, part in enumerate(plan.parts):
+    for index, plan_part in enumerate(plan.parts):
         try:
-            _check_part(part, run, stamped)
+            _check_part(plan_part, run, stamped)
         except DumpError as error:
             raise DumpError(f"parts[{index}]: {error.message}") from error
     ranks = PlannedRanks(plan, mesh)
@@ -275,7 +277,7 @@ def check_plan(plan: PlanRecord, run: RunRecord, stamped: StampedShapes) -> Plan
     return ranks
 
 
-def _check_part(part: PlanPart, run: RunRecord, stamped: StampedShapes) -> None:
-    check_rank(part.record, run, stamped)
-    if any(body.held or body.runs or body.dense or body.values is not None for body in part.record.bodies):
+def _check_part(plan_part: PlanPart, run: RunRecord, stamped: StampedShapes) -> None:
+    check_rank(plan_part.record, run, stamped)
+    if any(body.held or body.runs or body.dense or body.values is not None for body in plan_part.record.bodies):
         raise DumpError("a plan has no values and no ids, and a body of this part has some")

@@ -34,10 +34,10 @@ class PlannedShards(MadeShards):
         self._bodies = dict(bodies)
 
     def __getitem__(self, rank: int) -> Shard:
-        part = self._ranks.part_of(rank)
-        index = self._bodies[part]
-        body = part.body(rank, index)
-        return Shard(rank, body, None if body.layout is None else part.layout(rank, body.layout))
+        planned_part = self._ranks.part_of(rank)
+        index = self._bodies[planned_part]
+        body = planned_part.body(rank, index)
+        return Shard(rank, body, None if body.layout is None else planned_part.layout(rank, body.layout))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._sorted)
@@ -62,8 +62,8 @@ class PlannedShards(MadeShards):
     def claims(self) -> dict[Layout | None, tuple[int, ...]]:
         """Return the ranks, rising, by what they claim."""
         ranks_by_layout: dict[Layout | None, tuple[int, ...]] = {}
-        for part, index in self._bodies.items():
-            for layout, ranks in part.claims(index).items():
+        for planned_part, index in self._bodies.items():
+            for layout, ranks in planned_part.claims(index).items():
                 ranks_by_layout[layout] = (*ranks_by_layout.get(layout, ()), *ranks)
         return {layout: tuple(sorted(ranks)) for layout, ranks in ranks_by_layout.items()}
 
@@ -88,9 +88,9 @@ def tensors_of(ranks: PlannedRanks) -> list[Tensor]:
 
 def _keyed(ranks: PlannedRanks) -> Iterator[tuple[str, tuple[Place, Bodies]]]:
     by_name: dict[tuple[str, Place], list[tuple[int, int]]] = {}
-    for number, part in enumerate(ranks.parts):
-        for tensor in part.part.record.tensors:
-            body = part.part.record.bodies[tensor.body]
+    for number, planned_part in enumerate(ranks.parts):
+        for tensor in planned_part.part.record.tensors:
+            body = planned_part.part.record.bodies[tensor.body]
             for name in Fold(tensor.name, tensor.numbers, tensor.suffix).names():
                 by_name.setdefault((name, (body.role, body.moment)), []).append((number, tensor.body))
     for (name, place), bodies in by_name.items():

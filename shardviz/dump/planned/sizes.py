@@ -17,42 +17,46 @@ if TYPE_CHECKING:
     from shardviz.layout.splits import Chain
 
 
-def sizes(part: PlannedPart, index: int) -> NDArray[np.int64]:
+def sizes(planned_part: PlannedPart, index: int) -> NDArray[np.int64]:
     """Return the elements of one of a part's bodies on each of its ranks.
 
     Args:
-        part: The part.
+        planned_part: The part.
         index: The number of the body.
     """
-    body = part.part.record.bodies[index]
+    body = planned_part.part.record.bodies[index]
     key = (body.layout, body.local_shape)
-    if key not in part.sizes:
-        part.sizes[key] = _sizes(part, index)
-    return part.sizes[key]
+    if key not in planned_part.sizes:
+        planned_part.sizes[key] = _sizes(planned_part, index)
+    return planned_part.sizes[key]
 
 
-def equally_full(part: PlannedPart) -> list[tuple[int, ...]]:
+def equally_full(planned_part: PlannedPart) -> list[tuple[int, ...]]:
     """Return the ranks of a part in groups that hold as much of every tensor, those of the lowest rank first."""
-    bodies = range(len(part.part.record.bodies))
-    distinct = {id(found): found for found in (sizes(part, index) for index in bodies) if found.min() < found.max()}
-    ranks = np.array(part.ranks)
+    bodies = range(len(planned_part.part.record.bodies))
+    distinct = {
+        id(found): found for found in (sizes(planned_part, index) for index in bodies) if found.min() < found.max()
+    }
+    ranks = np.array(planned_part.ranks)
     if not distinct:
-        return [part.ranks]
+        return [planned_part.ranks]
     _, first, group = np.unique(np.stack([*distinct.values()]), axis=1, return_index=True, return_inverse=True)
     return [tuple(ranks[group.ravel() == number].tolist()) for number in np.argsort(first)]
 
 
-def _sizes(part: PlannedPart, index: int) -> NDArray[np.int64]:
-    body = part.part.record.bodies[index]
+def _sizes(planned_part: PlannedPart, index: int) -> NDArray[np.int64]:
+    body = planned_part.part.record.bodies[index]
     if body.layout is None:
-        return np.full(len(part.ranks), math.prod(body.local_shape), np.int64)
-    layout = part.layout(part.part.record.rank, body.layout)
-    if any(rank not in layout.mesh for rank in part.ranks):
-        return np.array([math.prod(part.body(rank, index).local_shape) for rank in part.ranks], np.int64)
+        return np.full(len(planned_part.ranks), math.prod(body.local_shape), np.int64)
+    layout = planned_part.layout(planned_part.part.record.rank, body.layout)
+    if any(rank not in layout.mesh for rank in planned_part.ranks):
+        return np.array(
+            [math.prod(planned_part.body(rank, index).local_shape) for rank in planned_part.ranks], np.int64
+        )
     places = _places(layout.mesh)
-    found = _on_mesh(layout)[[places[rank] for rank in part.ranks]]
-    found[part.ranks.index(part.part.record.rank)] = math.prod(body.local_shape)
-    return found
+    counts = _on_mesh(layout)[[places[rank] for rank in planned_part.ranks]]
+    counts[planned_part.ranks.index(planned_part.part.record.rank)] = math.prod(body.local_shape)
+    return counts
 
 
 @lru_cache(maxsize=64)
@@ -63,8 +67,8 @@ def _places(mesh: Mesh) -> dict[int, int]:
 @lru_cache(maxsize=256)
 def _on_mesh(layout: Layout) -> NDArray[np.int64]:
     """Return the elements that every coordinate of a layout's mesh holds, in the order of its ranks."""
-    found: NDArray[np.int64] = layout.local_shapes().prod(axis=1)
-    return found
+    counts: NDArray[np.int64] = layout.local_shapes().prod(axis=1)
+    return counts
 
 
 def is_even(mesh: Mesh, size: int, chain: Chain) -> bool:

@@ -111,9 +111,9 @@ def in_words(
 ) -> str:
     """Return the text for findings that are already put together: the first ones in full, the others by name."""
     parts = [_in_full(dump, finding, laid_out) for finding in whole[:most]]
-    if rest := [finding.title or finding.kind for finding in whole[most:]]:
-        dots = "; ..." if len(rest) > MAX_NAMED else ""
-        parts.append(f"and {len(rest)} more: {printable('; '.join(rest[:MAX_NAMED]))}{dots}")
+    if more := [finding.title or finding.kind for finding in whole[most:]]:
+        dots = "; ..." if len(more) > MAX_NAMED else ""
+        parts.append(f"and {len(more)} more: {printable('; '.join(more[:MAX_NAMED]))}{dots}")
     return "\n\n".join(parts)
 
 

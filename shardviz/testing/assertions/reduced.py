@@ -39,14 +39,16 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
         ShardAssertionError: No rank has any gradient.
     """
     __tracebackhide__ = True
-    known = device_mesh_of(model, mesh)
-    own = gradients(list(local_tensors(unwrapped(model), plain_mesh(known) if known is not None else None)))
+    device_mesh = device_mesh_of(model, mesh)
+    gradient_locals = gradients(
+        list(local_tensors(unwrapped(model), plain_mesh(device_mesh) if device_mesh is not None else None))
+    )
 
     def add_digests(seen: Capture) -> None:
-        for local in own:
+        for local in gradient_locals:
             seen.add_values(local, "initial")
 
-    digests = gather(add_digests, known)
+    digests = gather(add_digests, device_mesh)
     if axis is not None:
         digests.files.mesh.axis_index(axis)
     if not digests.tensors:
@@ -59,12 +61,12 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
     if not suspects:
         return digests, []
 
-    def add_dense(seen: Capture) -> None:
-        for local in own:
+    def add_dense(capture: Capture) -> None:
+        for local in gradient_locals:
             if local.name in suspects:
-                seen.add_values(local, "step")
+                capture.add_values(local, "step")
 
-    values = gather(add_dense, known)
+    values = gather(add_dense, device_mesh)
     return values, [finding for tensor in values.tensors for finding in _findings(values, tensor, axis)]
 
 
@@ -80,24 +82,26 @@ def _findings(dump: Dump, tensor: Tensor, axis: str | None) -> list[Finding]:
     rounding = rounding_of(dump)
     findings = []
     for name in tensor.names:
-        result = laid_out(dump, tensor, name, whole_values(dump, tensor, name), rounding)
-        if axes := tuple(along for along in result.copies_differ_along if axis in (None, along)):
-            findings.append(_finding(result, axes))
+        comparison = laid_out(dump, tensor, name, whole_values(dump, tensor, name), rounding)
+        if axes := tuple(along for along in comparison.copies_differ_along if axis in (None, along)):
+            findings.append(_finding(comparison, axes))
     return findings
 
 
-def _finding(result: Compared, differing: tuple[str, ...]) -> Finding:
+def _finding(comparison: Compared, differing: tuple[str, ...]) -> Finding:
     """Return the finding for copies that differ; without a reference, the right result may be their sum or mean."""
     axes = " and ".join(differing)
-    neighbors = result.neighbors_apart([group for axis in differing for group in result.mesh.groups(axis)])
+    neighbors = comparison.neighbors_apart([group for axis in differing for group in comparison.mesh.groups(axis)])
     low, high, worst = max(neighbors, key=lambda pair: pair[2])
-    ranks = {rank for first, second, apart in neighbors if not apart <= result.tolerance for rank in (first, second)}
-    others = next((axis for axis in result.mesh.axes if axis not in differing), "")
-    return GradientNotReduced(differing, other_axis="" if result.claimed else others).finding(
-        result.name,
+    ranks = {
+        rank for first, second, apart in neighbors if not apart <= comparison.tolerance for rank in (first, second)
+    }
+    others = next((axis for axis in comparison.mesh.axes if axis not in differing), "")
+    return GradientNotReduced(differing, other_axis="" if comparison.claimed else others).finding(
+        comparison.name,
         tuple(sorted(ranks)),
         f"the gradient differs along {axes}: {apart_text(low, high, worst)}",
-        claimed=write(result.claimed, equal=True) if result.claimed else "",
+        claimed=write(comparison.claimed, equal=True) if comparison.claimed else "",
         held=f"each rank's own part (+{', +'.join(differing)})",
         intended=" ".join(f"={axis}" for axis in differing),
     )

@@ -140,5 +140,5 @@ def _unlike(tensor: Tensor, layout: Layout | None, local: Sequence[int], pattern
         return UnexpectedShape(actual, str(pattern), tuple(tensor.shape))
     if layout is None:
         return UnexpectedPlainTensor(actual, is_param=tensor.role == "param")
-    wanted = pattern.layout(layout.mesh, None if pattern.flat else tensor.shape)
-    return UnexpectedPlacement(right_label(wanted), actual)
+    expected = pattern.layout(layout.mesh, None if pattern.flat else tensor.shape)
+    return UnexpectedPlacement(right_label(expected), actual)

@@ -146,24 +146,26 @@ def assert_same(
             has 0 (rtol ...)
     """
     __tracebackhide__ = True
-    known = device_mesh_of(actual, mesh)
-    tensors = _by_key(locals_of(actual, known, of))
-    wanted = _wanted(tensors, _by_key(locals_of(reference, known, of)), known)
-    for key, one in wanted.items():
-        wanted[key] = Expected(one.values, one.rtol if rtol is None else rtol, one.atol if atol is None else atol)
-    _check_names(tensors, wanted)
-    suspects = _agreed({key for key in tensors if _is_suspect(tensors[key], wanted[key])})
+    device_mesh = device_mesh_of(actual, mesh)
+    tensors = _by_key(locals_of(actual, device_mesh, of))
+    expected = _wanted(tensors, _by_key(locals_of(reference, device_mesh, of)), device_mesh)
+    for key, whole in expected.items():
+        expected[key] = Expected(
+            whole.values, whole.rtol if rtol is None else rtol, whole.atol if atol is None else atol
+        )
+    _check_names(tensors, expected)
+    suspects = _agreed({key for key in tensors if _is_suspect(tensors[key], expected[key])})
     if not suspects:
         return
 
-    def add(seen: Capture) -> None:
+    def add(capture: Capture) -> None:
         for key, local in tensors.items():
             if key in suspects:
-                seen.add_values(local, "step")
+                capture.add_values(local, "step")
 
-    _check_references(suspects, wanted)
-    dump = gather(add, known)
-    findings = [found for tensor in dump.tensors for found in _compare(dump, tensor, wanted)]
+    _check_references(suspects, expected)
+    dump = gather(add, device_mesh)
+    findings = [found for tensor in dump.tensors for found in _compare(dump, tensor, expected)]
     raise_for(dump, findings)
 
 
@@ -179,10 +181,12 @@ def _real(local: Local) -> Local:
     return replace(local, values=torch.view_as_real(local.values.resolve_conj()), shape=(*local.shape, 2))
 
 
-def _wanted(tensors: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: DeviceMesh | None) -> dict[Key, Expected]:
+def _wanted(
+    tensors: Mapping[Key, Local], reference_locals: Mapping[Key, Local], mesh: DeviceMesh | None
+) -> dict[Key, Expected]:
     """Return the reference's tensors whole, put together from all ranks if they are sharded."""
-    whole = {key: _numbers(local.values) for key, local in theirs.items() if local.claim is None}
-    sharded = {key: local for key, local in theirs.items() if local.claim is not None}
+    whole = {key: _numbers(local.values) for key, local in reference_locals.items() if local.claim is None}
+    sharded = {key: local for key, local in reference_locals.items() if local.claim is not None}
     if sharded:
 
         def add(seen: Capture) -> None:
@@ -196,7 +200,7 @@ def _wanted(tensors: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: Dev
     largest = max((_largest(values) for (role, _), values in whole.items() if role == "grad"), default=0.0)
     expected = {}
     for key, values in whole.items():
-        dtypes = {theirs[key].values.dtype, tensors.get(key, theirs[key]).values.dtype}
+        dtypes = {reference_locals[key].values.dtype, tensors.get(key, reference_locals[key]).values.dtype}
         size = max(_largest(values), largest if key[0] == "grad" else 0.0)
         expected[key] = Expected(values, *_tolerance(dtypes, ROUNDINGS_OF_ROLE.get(key[0], 0.0) * size))
     return expected
@@ -218,12 +222,12 @@ def _numbers(values: torch.Tensor) -> NDArray[np.float64]:
     return np.asarray(values.detach().to(torch.float64).cpu().numpy())
 
 
-def _check_names(tensors: Mapping[Key, Local], wanted: Mapping[Key, Expected]) -> None:
+def _check_names(tensors: Mapping[Key, Local], expected: Mapping[Key, Expected]) -> None:
     """Fail on every rank if, on any, one side has a tensor that the other lacks."""
     __tracebackhide__ = True
     sides = (
-        ("the reference has no", set(tensors) - set(wanted)),
-        ("only the reference has", set(wanted) - set(tensors)),
+        ("the reference has no", set(tensors) - set(expected)),
+        ("only the reference has", set(expected) - set(tensors)),
     )
     lacking = [(what, keys) for what, side in sides if (keys := _agreed(side))]
     if lacking:
@@ -241,16 +245,16 @@ def _listed_keys(keys: Collection[Key]) -> str:
     return listed if len(keys) == 1 else f"{listed} ({len(keys):,} in all)"
 
 
-def _check_references(suspects: set[Key], wanted: Mapping[Key, Expected]) -> None:
+def _check_references(suspects: set[Key], expected: Mapping[Key, Expected]) -> None:
     """Fail on every rank if ranks have different references, because it is then unknown which one is right."""
     __tracebackhide__ = True
-    first = [{key: wanted[key].values for key in suspects & set(wanted)}]
+    first = [{key: expected[key].values for key in suspects & set(expected)}]
     distributed.broadcast_object_list(first)
     others = {
         key
-        for key in first[0].keys() & wanted.keys()
-        if not np.array_equal(first[0][key], wanted[key].values, equal_nan=True)
-        and wanted[key].is_far(first[0][key], wanted[key].values)
+        for key in first[0].keys() & expected.keys()
+        if not np.array_equal(first[0][key], expected[key].values, equal_nan=True)
+        and expected[key].is_far(first[0][key], expected[key].values)
     }
     for role, name in sorted(_agreed(others)):
         raise ShardAssertionError(
@@ -263,59 +267,59 @@ def _agreed(mine: set[Key]) -> set[Key]:
     return set().union(*of_all_ranks(mine))
 
 
-def _is_suspect(local: Local, wanted: Expected) -> bool:
+def _is_suspect(local: Local, expected: Expected) -> bool:
     if local.claim is None:
-        part = Region.whole(wanted.values.shape)
+        region = Region.whole(expected.values.shape)
     else:
         mesh, placements = local.claim
         layout = Layout.from_placements(mesh, local.claimed_shape, placements)
-        if layout.partial or local.flat or local.shape != wanted.values.shape:
+        if layout.partial or local.flat or local.shape != expected.values.shape:
             return True
-        part = layout.region(mesh.coord_of(distributed.get_rank()))
+        region = layout.region(mesh.coord_of(distributed.get_rank()))
     got = _numbers(local.values)
-    if part.shape != got.shape:
+    if region.shape != got.shape:
         return True
-    return wanted.is_far(got, wanted.values.ravel()[part.flat_ids(wanted.values.shape)].reshape(got.shape))
+    return expected.is_far(got, expected.values.ravel()[region.flat_ids(expected.values.shape)].reshape(got.shape))
 
 
-def _compare(dump: Dump, tensor: Tensor, wanted: Mapping[Key, Expected]) -> list[Finding]:
+def _compare(dump: Dump, tensor: Tensor, expected: Mapping[Key, Expected]) -> list[Finding]:
     """Return the findings of a tensor; names that only other ranks have, as in a pipeline, are left to those ranks."""
     findings = []
     for name in tensor.names:
-        if (tensor.role, name) not in wanted:
+        if (tensor.role, name) not in expected:
             continue
-        reference = wanted[tensor.role, name]
+        reference = expected[tensor.role, name]
         if tensor.shape != reference.values.shape:
             findings.append(misshapen(tensor, name, reference.values.shape))
             continue
-        result = laid_out(dump, tensor, name, reference.values, reference.rounding)
-        if any(values.shape != result.regions[rank].shape for rank, values in result.values.items()):
+        comparison = laid_out(dump, tensor, name, reference.values, reference.rounding)
+        if any(values.shape != comparison.regions[rank].shape for rank, values in comparison.values.items()):
             findings.append(misshapen(tensor, name, reference.values.shape))
             continue
-        far = {rank: reference.far(got, result.wanted_of(rank)) for rank, got in result.reduced.items()}
+        far = {rank: reference.far(got, comparison.wanted_of(rank)) for rank, got in comparison.reduced.items()}
         if off := {rank: elements for rank, elements in far.items() if elements.any()}:
-            findings += explained(dump, tensor, result, off, str(reference))
+            findings += explained(dump, tensor, comparison, off, str(reference))
     return findings
 
 
-def explained(dump: Dump, tensor: Tensor, result: Compared, far: Far, tolerance: str) -> list[Finding]:
+def explained(dump: Dump, tensor: Tensor, comparison: Compared, far: Far, tolerance: str) -> list[Finding]:
     """Return the findings with the known cause of a difference, or else with the element that is farthest off.
 
     Args:
         dump: The dump that the tensor is of.
         tensor: The tensor, or its fold.
-        result: The same, compared with its reference.
+        comparison: The same, compared with its reference.
         far: The ranks whose values are too far from it, and which of them.
         tolerance: The tolerance, as text.
     """
-    if placed := misplaced(dump, tensor, result):
+    if placed := misplaced(dump, tensor, comparison):
         return placed
-    is_grad = result.role == "grad"
-    alike = replace(result, role="grad" if is_grad else "scalar", whose="the reference's")
+    is_grad = comparison.role == "grad"
+    alike = replace(comparison, role="grad" if is_grad else "scalar", whose="the reference's")
     computed = alike if is_grad else replace(alike, role="output")
-    known = None if result.role in WEIGHTS else check_unreduced(computed) or check_order(computed)
-    known = known or check_scale(alike)
-    return [_value(result, far, tolerance) if known is None else replace(known, ranks=tuple(far))]
+    explanation = None if comparison.role in WEIGHTS else check_unreduced(computed) or check_order(computed)
+    explanation = explanation or check_scale(alike)
+    return [_value(comparison, far, tolerance) if explanation is None else replace(explanation, ranks=tuple(far))]
 
 
 def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
@@ -343,30 +347,34 @@ def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> Cause:
     return PartAsReference(dim, actual[dim], shape[dim])
 
 
-def misplaced(dump: Dump, tensor: Tensor, result: Compared) -> list[Finding]:
+def misplaced(dump: Dump, tensor: Tensor, comparison: Compared) -> list[Finding]:
     """Return the findings if ranks hold the reference's own values, each once looked up, but not in the claimed places.
 
     Values are as good as ids if they are nearly unique; those that repeat are distinguished by their neighbors.
     """
-    if result.claimed is None or result.claimed.flat or not set(result.reduced) <= set(result.mesh.ranks):
+    if (
+        comparison.claimed is None
+        or comparison.claimed.flat
+        or not set(comparison.reduced) <= set(comparison.mesh.ranks)
+    ):
         return []
-    whole = bits_of(result.wanted + 0.0)  # minus zero is zero
+    whole = bits_of(comparison.wanted + 0.0)  # minus zero is zero
     if is_alike(whole):
         return []
     regions, ids = {}, {}
-    for rank, got in result.reduced.items():
-        elements = locate(bits_of(got + 0.0), whole, result.claimed.region(result.mesh.coord_of(rank)))
+    for rank, got in comparison.reduced.items():
+        elements = locate(bits_of(got + 0.0), whole, comparison.claimed.region(comparison.mesh.coord_of(rank)))
         if (elements == UNPLACED).any():
             return []
-        region, coord = region_of(elements, result.wanted.shape), result.mesh.coord_of(rank)
+        region, coord = region_of(elements, comparison.wanted.shape), comparison.mesh.coord_of(rank)
         if region is not None:
             regions[coord] = region
         else:
             ids[coord] = elements
-    shards = {result.mesh.coord_of(rank): tensor.shards[rank] for rank in result.reduced}
+    shards = {comparison.mesh.coord_of(rank): tensor.shards[rank] for rank in comparison.reduced}
     try:
         findings = list(
-            check_places(Case(dump, tensor, result.name, result.mesh, result.claimed, shards, regions, ids))
+            check_places(Case(dump, tensor, comparison.name, comparison.mesh, comparison.claimed, shards, regions, ids))
         )
     except ShardvizError:
         return []
@@ -375,54 +383,56 @@ def misplaced(dump: Dump, tensor: Tensor, result: Compared) -> list[Finding]:
     ]
 
 
-def _value(result: Compared, far: Far, tolerance: str) -> Finding:
-    off, apart = _off(result, far), {rank: _apart(result, rank) for rank in far}
+def _value(comparison: Compared, far: Far, tolerance: str) -> Finding:
+    off, apart = _off(comparison, far), {rank: _apart(comparison, rank) for rank in far}
     rank = max(far, key=lambda rank: float(np.max(apart[rank], initial=0.0)))
     at = int(np.argmax(apart[rank]))
-    got, wanted = result.reduced[rank].ravel()[at], result.wanted_of(rank).ravel()[at]
-    place = index_of(int(result.regions[rank].flat_ids(result.wanted.shape).ravel()[at]), result.wanted.shape)
+    got, expected = comparison.reduced[rank].ravel()[at], comparison.wanted_of(rank).ravel()[at]
+    place = index_of(
+        int(comparison.regions[rank].flat_ids(comparison.wanted.shape).ravel()[at]), comparison.wanted.shape
+    )
     box, is_part = box_of(off), all(2 * elements.sum() < elements.size for elements in far.values())
-    cause = _of_part(result, far) if is_part else _of_values(result, far)
+    cause = _of_part(comparison, far) if is_part else _of_values(comparison, far)
     return cause.finding(
-        result.name,
+        comparison.name,
         tuple(far),
         f"{off.sum():,} of {counted(off.size, 'element')} {'is' if off.sum() == 1 else 'are'} not the reference's"
-        f"{f', all of {box}' if box else ''}, on {len(far):,} of {counted(len(result.reduced), 'rank')}: at "
-        f"{place} rank {rank} has {got:.6g}, the reference has {wanted:.6g} ({tolerance})",
-        claimed=write(result.claimed) if result.claimed else "",
+        f"{f', all of {box}' if box else ''}, on {len(far):,} of {counted(len(comparison.reduced), 'rank')}: at "
+        f"{place} rank {rank} has {got:.6g}, the reference has {expected:.6g} ({tolerance})",
+        claimed=write(comparison.claimed) if comparison.claimed else "",
     )
 
 
-def _off(result: Compared, far: Far) -> NDArray[np.bool_]:
+def _off(comparison: Compared, far: Far) -> NDArray[np.bool_]:
     """Return which elements of the whole tensor are off on some rank."""
-    off = np.zeros(result.wanted.shape, np.bool_)
+    off = np.zeros(comparison.wanted.shape, np.bool_)
     for rank, elements in far.items():
-        off.ravel()[result.regions[rank].flat_ids(result.wanted.shape)[elements]] = True
+        off.ravel()[comparison.regions[rank].flat_ids(comparison.wanted.shape)[elements]] = True
     return off
 
 
-def _of_part(result: Compared, far: Far) -> Cause:
+def _of_part(comparison: Compared, far: Far) -> Cause:
     """Return the likely cause of a difference in few elements: neither seed nor file nor batch is another."""
-    if result.role not in WEIGHTS:
+    if comparison.role not in WEIGHTS:
         return FewElementsDiffer()
-    if all(not result.reduced[rank][elements].any() for rank, elements in far.items()):
+    if all(not comparison.reduced[rank][elements].any() for rank, elements in far.items()):
         return FewElementsZero()
     return FewElementsChanged()
 
 
-def _of_values(result: Compared, far: Far) -> Cause:
+def _of_values(comparison: Compared, far: Far) -> Cause:
     """Return the likely cause of a difference that no rule explains, and how to distinguish such causes."""
-    of_all = len(far) == len(result.reduced)
-    if result.role not in WEIGHTS:
+    of_all = len(far) == len(comparison.reduced)
+    if comparison.role not in WEIGHTS:
         return UnexplainedDifference(of_all)
-    if all(not result.reduced[rank].any() for rank in far):
+    if all(not comparison.reduced[rank].any() for rank in far):
         return OnlyZeros(of_all)
-    return SomeRanksDiffer() if len(far) < len(result.reduced) else AllRanksDiffer()
+    return SomeRanksDiffer() if len(far) < len(comparison.reduced) else AllRanksDiffer()
 
 
-def _apart(result: Compared, rank: int) -> NDArray[np.float64]:
+def _apart(comparison: Compared, rank: int) -> NDArray[np.float64]:
     """Return how far each element of a rank is off; NaN is farthest."""
-    got, wanted = result.reduced[rank].ravel(), result.wanted_of(rank).ravel()
+    got, expected = comparison.reduced[rank].ravel(), comparison.wanted_of(rank).ravel()
     with np.errstate(invalid="ignore"):
-        apart = np.abs(got - wanted)
-    return np.where(got == wanted, 0.0, np.where(np.isnan(apart), np.inf, apart))
+        apart = np.abs(got - expected)
+    return np.where(got == expected, 0.0, np.where(np.isnan(apart), np.inf, apart))

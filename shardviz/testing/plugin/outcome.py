@@ -127,13 +127,15 @@ def _filtered(excinfo: pytest.ExceptionInfo[BaseException], function: Callable[.
     A mistake that shardviz reports is shown where the test makes it.
     """
     code = inspect.unwrap(function).__code__
-    kept = excinfo.traceback.cut(path=code.co_filename, firstlineno=code.co_firstlineno - 1)
-    ours = _PACKAGE if isinstance(excinfo.value, ShardvizError) else _OURS
-    kept = compat.traceback_of([entry for entry in kept if not str(entry.path).startswith(ours)]) or kept
-    kept = kept.filter(excinfo)
-    if style.traceback == "auto" and len(kept) > 2:
-        kept = compat.traceback_of((kept[0], *(entry.with_repr_style("short") for entry in kept[1:-1]), kept[-1]))
-    return kept
+    frames = excinfo.traceback.cut(path=code.co_filename, firstlineno=code.co_firstlineno - 1)
+    package = _PACKAGE if isinstance(excinfo.value, ShardvizError) else _OURS
+    frames = compat.traceback_of([entry for entry in frames if not str(entry.path).startswith(package)]) or frames
+    frames = frames.filter(excinfo)
+    if style.traceback == "auto" and len(frames) > 2:
+        frames = compat.traceback_of(
+            (frames[0], *(entry.with_repr_style("short") for entry in frames[1:-1]), frames[-1])
+        )
+    return frames
 
 
 OWN_ERROR = f"{ShardAssertionError.__module__}.{ShardAssertionError.__qualname__}: "
@@ -219,11 +221,11 @@ def _is_echo(end: Outcome) -> bool:
     return is_echo(Failed(type(end.exception()).__name__, end.reason, "", "", end.when))
 
 
-def _is_same(end: Outcome, other: Outcome) -> bool:
+def _is_same(end: Outcome, second: Outcome) -> bool:
     def line(outcome: Outcome) -> tuple[str, str]:
         return outcome.kind, outcome.text.strip().rpartition("\n")[2]
 
-    return line(end) == line(other)
+    return line(end) == line(second)
 
 
 def _other_failures(ends: list[Outcome], shown: list[int]) -> list[str]:

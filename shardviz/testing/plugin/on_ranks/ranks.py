@@ -54,33 +54,33 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
         seed(sent.seed)
         debugging.give_terminal(sent.terminal, world.rank)
         config = modules.config(sent.source.root)
-        with _warnings(sent) as seen, _own_fixtures(sent.arguments.made, config, sent.log_level) as made:
-            call(partial(function, **values, **made), sent.function)
+        with _warnings(sent) as caught, _own_fixtures(sent.arguments.made, config, sent.log_level) as fixtures:
+            call(partial(function, **values, **fixtures), sent.function)
     except SystemExit:
         raise
     except BaseException as error:
         outcome.write(sent.folder, outcome.describe(world.rank, error, function, sent.style))
         debugging.post_mortem(error, sent.terminal, world.rank, sent.folder)
         raise
-    return list(dict.fromkeys(map(_warned, seen)))
+    return list(dict.fromkeys(map(_warned, caught)))
 
 
 def call(function: Callable[[], Any], name: str) -> None:
     """Call a test, and run what it returns to its end if that is a coroutine; warn, as pytest does, of a result."""
-    result = function()
-    if inspect.iscoroutine(result):
-        result = asyncio.run(result)
-    if result is not None:
-        text = f"{name} returned {type(result)!r}: tests return None. Did you mean to use `assert`?"
+    returned = function()
+    if inspect.iscoroutine(returned):
+        returned = asyncio.run(returned)
+    if returned is not None:
+        text = f"{name} returned {type(returned)!r}: tests return None. Did you mean to use `assert`?"
         warnings.warn(pytest.PytestReturnNotNoneWarning(text), stacklevel=2)
 
 
 def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     """Make torch's mesh, the one that assertions go by. Every rank calls this."""
-    made = init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
-    current.device_mesh.set(made)
+    torch_mesh = init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
+    current.device_mesh.set(torch_mesh)
     current.is_reported_once.set(True)
-    return made
+    return torch_mesh
 
 
 def seed(number: int) -> None:
@@ -100,18 +100,18 @@ def _function(sent: Parcel, module: Any) -> Callable[..., Any]:
 @contextmanager
 def _warnings(sent: Parcel) -> Iterator[list[warnings.WarningMessage]]:
     """Record warnings under the filters that pytest has for this test."""
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught:
         if not sys.warnoptions:
             warnings.filterwarnings("always", category=DeprecationWarning)
             warnings.filterwarnings("always", category=PendingDeprecationWarning)
         compat.filter_warnings(*sent.filters)
-        yield seen
+        yield caught
 
 
 def _warned(message: warnings.WarningMessage) -> Warned:
-    own = pickled(message.message) if isinstance(message.message, Warning) else b""
+    pickled_message = pickled(message.message) if isinstance(message.message, Warning) else b""
     plain = UserWarning(f"{message.category.__name__}: {message.message}")
-    return own or pickle.dumps(plain), message.filename, message.lineno
+    return pickled_message or pickle.dumps(plain), message.filename, message.lineno
 
 
 @contextmanager
