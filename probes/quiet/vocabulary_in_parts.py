@@ -30,7 +30,7 @@ class SumOfParts(torch.autograd.Function):
 
 
 class GradientOfParts(torch.autograd.Function):
-    """Pass hidden states on; in backward, add up what each rank's words make of them."""
+    """Pass hidden states on; in backward, sum the gradients from each rank's words."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What changed between two dumps: layouts, contents, findings; another torch, another mesh, a checkpoint loaded.
+"""Differences between two dumps: layouts, contents, findings, meshes and torch versions.
 
 Contents are compared whole: each dump's shards are put together by what they claim, so that two meshes can be compared.
 """
@@ -180,7 +180,7 @@ def _only_in(report: Report, second_report: Report, dump: Dump) -> tuple[Finding
 
 
 def _unless_unread(change: Change, before: Dump, after: Dump) -> Change | NotChecked:
-    """Return a change; that it is none for certain if ranks that were not read may have the tensor."""
+    """Return a change; not checked if ranks that were not read may have the tensor."""
     if change.aspect != "presence":
         return change
     dumps = (("first", before, after), ("second", after, before))

@@ -92,7 +92,7 @@ def report_on(dump: Dump) -> Report:
 
 
 def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:
-    """Sort what was found, worst first, and say what of the rest nobody could place."""
+    """Sort findings, worst first, and add notes on tensors that could not be placed."""
     order = {name: index for index, name in enumerate(dump.stamps)}
     findings = _findings(results)
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
@@ -115,7 +115,7 @@ def _findings(results: Iterable[Result]) -> list[Finding]:
 
 
 def _of_shards(laid_out: LaidOut) -> list[Result]:
-    """Return what the ids and the model's own values show of each tensor, without what merely follows from the rest."""
+    """Return findings from ids and initial values, without consequences of other findings."""
     dump = laid_out.dump
     ordered = list(check_sequence(laid_out))
     stamped = [result for tensor in dump.at("stamped") for result in _check_stamped(laid_out, tensor)]
@@ -184,7 +184,7 @@ def _about(dump: Dump, name: str, ranks: list[int]) -> About:
 
 
 def _place(name: str, order: dict[str, int]) -> tuple[object, ...]:
-    """Sort what is of the whole run first, then as the model has its tensors, then by name."""
+    """Sort findings: those of the whole run first, then in the model's order, then by name."""
     return bool(name), order.get(name, len(order)), natural_key(name)
 
 

@@ -103,7 +103,7 @@ def is_of_model(tensor: Tensor) -> bool:
 
 
 def not_compared(dump: Dump) -> list[str]:
-    """Return what of a training run nothing was compared with, in words: no fault of the run, and no reason to fail.
+    """Say which parts of a training run were not compared, which is no reason to fail.
 
     Without an unsharded step, that is the whole step. With one, activations only serve to find where a wrong
     output begins, and what the optimizer keeps is compared if the unsharded model has been stepped too. A plan has

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint by itself: files, chunks, dtypes, ties. Contents are compared in `comparing/`."""
+"""Findings of one checkpoint alone: files, chunks, dtypes, ties."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _is_there(checkpoint: Checkpoint, chunk: Chunk) -> bool:
 
 
 def _ties(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
-    """Yield an output embedding that is another than the input one, where the model's settings tie them."""
+    """Yield an output embedding that differs from the input one if the settings tie them."""
     if not checkpoint.tied:
         return
     inputs = [name for name in checkpoint.tensors if name.endswith(EMBEDDINGS)]

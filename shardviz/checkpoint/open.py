@@ -89,7 +89,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 
 
 def _with_unread(checkpoint: Checkpoint, names: list[str]) -> Checkpoint:
-    """Add the files of torch.save that are beside the weights: states of optimizers, schedulers and random numbers."""
+    """Add the files of torch.save next to the weights: optimizer, scheduler and random states."""
     unread = sorted(name for name in names if name.endswith((*SUFFIXES, ".pkl")))
     return replace(checkpoint, unread=tuple(unread)) if unread else checkpoint
 

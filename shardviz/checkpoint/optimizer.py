@@ -209,7 +209,7 @@ def state_names(checkpoint: Checkpoint) -> frozenset[str]:
 
 
 def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:
-    """Return what stands before most of the parameters with state in the model; None if that is less than half of them.
+    """Return the prefix of most parameters with state in the model; None if less than half.
 
     Of several models with the same names it is the one whose names begin most like the optimizer's.
     """

@@ -120,7 +120,7 @@ class Dump:
 
     @cached_property
     def all_without_ids(self) -> Literal["", "zeros", "values", "mixed"]:
-        """What all stamped parameters hold in the place of ids; empty if any has its ids, or there are none."""
+        """What all stamped parameters hold instead of ids; empty if any has its ids."""
         params = {name for tensor in self.at("stamped") if tensor.role == "param" for name in tensor.names}
         if not params or params != self.without_ids.keys():
             return ""
@@ -138,7 +138,7 @@ class Dump:
 
     @cached_property
     def noises(self) -> Mapping[tuple[str, str], NoiseRecord]:
-        """What rounding alone does to each result of a step, by role and name; empty for a step in float64."""
+        """Rounding noise of each result of a step, by role and name; empty for a step in float64."""
         records = self.files.ranks[0].noise if 0 in self.files.ranks else ()
         return {(record.role, record.name): record for record in records}
 

@@ -69,7 +69,7 @@ class DumpFiles:
         return ranks if hasattr(ranks, "plan") else None
 
     def alike(self) -> Iterator[tuple[RankRecord, tuple[int, ...]]]:
-        """Yield records with the ranks that did the same in the step: those of a plan's parts, else each by itself."""
+        """Yield records with the ranks that did the same in the step: a plan's parts, or each rank."""
         if self.planned is not None:
             yield from self.planned.alike()
         else:

@@ -71,7 +71,7 @@ def prepare_folder(path: Path, *, force: bool = False) -> Path:
 
 @contextmanager
 def replacing_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """Give a folder beside `path` to write a dump into; it takes the place of `path` once all went well.
+    """Yield a folder next to `path` to write a dump into; it replaces `path` on success.
 
     Whatever happens before that, `path` is left as it was and nothing half-written stays. Meanwhile no other process
     of this machine is given the same `path`.

@@ -114,7 +114,7 @@ def _refusal(folder: Path, *, force: bool) -> DumpError | None:
 
 
 def _unwritten(folder: Path, record: RunRecord | None, capture: Capture) -> DumpError | None:
-    """Write this rank's files, and the run's where there is a record of it; return the error instead of raising it."""
+    """Write this rank's files, and the run's if given; return an error instead of raising it."""
     try:
         if record is not None:
             write_run(folder, record)

@@ -98,7 +98,7 @@ def load_file(path: Path, name: str) -> ModuleType:
 
 
 class _Noting(MetaPathFinder):
-    """Asks the other finders, and notes where they find a module of the user's, or could have found it."""
+    """Ask the other finders, and note where they find or could have found a user's module."""
 
     def __init__(self, notes: Path | None) -> None:
         self._notes = notes

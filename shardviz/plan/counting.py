@@ -153,7 +153,7 @@ class Amounts:
 
 
 def gathered(plan_part: PlanPart) -> int:
-    """Return what FSDP has gathered at most: units that stay gathered, the largest other one and the one after it."""
+    """Return the most bytes that FSDP gathers: units that stay, the largest other and its next."""
     stays = sum(unit.bytes for unit in plan_part.units if unit.stays)
     others = [unit.bytes for unit in plan_part.units if not unit.stays]
     pairs = [sum(others[at : at + 2]) for at in range(len(others))]

@@ -1,4 +1,4 @@
-"""What two sides have to do with each other: a factor, a part of another rank, another sum of terms, lost slices.
+"""Measures between two sides: a factor, a different rank's part, a reduction, lost slices.
 
 Each function looks for one relation, in the values of all ranks together, and returns it without words. Rules ask these
 if `Sides.related` does not say it: it keeps to one rank's own part of what is wanted, and to chains of few links.
@@ -56,7 +56,7 @@ def axes_of_size(mesh: Mesh, size: int) -> list[tuple[str, ...]]:
 
 
 def ratio_of(sides: Sides, values: Mapping[int, Values] | None = None) -> Fraction | None:
-    """Return the one ratio of small numbers of every rank's values to those wanted; None if there is none.
+    """Return the ratio of small numbers between all ranks' values and the expected; or None.
 
     Args:
         sides: The sides.
@@ -105,7 +105,7 @@ def factors_of_ranks(sides: Sides) -> dict[int, float]:
 
 
 def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = None) -> float | None:
-    """Return the one number that all values of some results are those wanted times; None if there is none.
+    """Return the factor between all values of some results and the expected; or None.
 
     Args:
         results: The results.
@@ -165,7 +165,7 @@ def _reductions(sides: Sides) -> Iterator[tuple[Reduction, tuple[str, ...], Frac
 
 
 def reduced_over(sides: Sides, kind: Reduction, axes: Iterable[str]) -> Mapping[int, Values]:
-    """Return what each rank would have after a reduction over axes; a rank whose group is not whole has nothing."""
+    """Return each rank's values after a reduction over axes; none for an incomplete group."""
     if kind != "norm":
         return sides.over(axes, OPS[kind])
     squares = sides.over(axes, OPS[kind], {rank: value**2 for rank, value in sides.reduced.items()})
@@ -203,7 +203,7 @@ def mixed_over(sides: Sides) -> tuple[str, Literal["mean", "sum"]] | None:
 def _mixtures(
     sides: Sides, axis: str, expected: Mapping[int, Values], groups: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Literal["mean", "sum"], Mapping[int, Values]]]:
-    """Yield what reductions over an axis make of its parts: of one a rank, or each counted once.
+    """Yield reductions of the parts along an axis: one a rank, or each distinct part once.
 
     A part that several ranks share is counted once if each of them had its own contribution to it.
     """
@@ -249,7 +249,7 @@ def vector_added(sides: Sides, vectors: Values) -> tuple[int, int] | None:
 
 
 def owner_of(sides: Sides, rank: int) -> int | None:
-    """Return the rank that should hold what another one holds, of a different part; None if there is none."""
+    """Return the rank that should hold what this one holds; None if there isn't one."""
     held = sides.reduced[rank]
     for owner in sides.reduced:
         if sides.regions[owner] != sides.regions[rank] and _is_as(sides, held, sides.wanted_of(owner)):
@@ -322,7 +322,7 @@ def is_shared_with(sides: Sides, other_sides: Sides, axis: str) -> bool:
 
 
 def is_of_other_parts(sides: Sides, other_sides: Sides) -> bool:
-    """Whether what every wrong rank holds is what another rank holds for a different part of another tensor."""
+    """Whether each wrong rank holds a different rank's values of a second tensor's other part."""
 
     def is_elsewhere(rank: int) -> bool:
         held = sides.reduced[rank]

@@ -53,7 +53,7 @@ def matches(values: Values, others: Values, near: float) -> NDArray[np.bool_] | 
 
 
 def places_of(shard: Values, whole: Values, near: float) -> tuple[int, Order] | None:
-    """Return a dim, and for each slice of a part along it the index of that slice in the whole, -1 if there is none.
+    """Return a dim, and the index in the whole of each slice of a part along it (-1: absent).
 
     Args:
         shard: What a rank holds.
@@ -216,7 +216,7 @@ def orders_along(
     dim: int,
     nears: Sequence[float],
 ) -> list[tuple[int, ...]]:
-    """Return orders of slices along a dim, the likeliest first; none if all slices stand where they should.
+    """Return orders of slices along a dim, the likeliest first; none if all are in place.
 
     Each group of ranks that holds the same part of all slices matches them by itself. The groups vote, and then each of
     them offers its own order.
@@ -272,7 +272,7 @@ def _ballots(
 
 
 def _sorted_alike(values: Values, among: Values) -> Order:
-    """Match single numbers by size. Rounding moves none past another, but nearer to another than to its own."""
+    """Match single numbers by size, which rounding does not reorder."""
     places = np.empty(len(values), np.int64)
     places[np.argsort(values, kind="stable")] = np.argsort(among, kind="stable")
     return places

@@ -210,7 +210,7 @@ def error_within(bound: Bound, actual: Values, expected: Values, sizes: tuple[fl
 
 
 def relation_of(pair: Pair) -> Related:
-    """Say what each rank's array is of the wanted one.
+    """Relate each rank's array to the expected one.
 
     Args:
         pair: What is wanted, and what each rank holds.

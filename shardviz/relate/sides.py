@@ -1,4 +1,4 @@
-"""What ranks hold of one tensor and what each should hold, side by side: who is wrong, and where copies differ.
+"""Actual and expected values of one tensor: which ranks are wrong, where replicas differ.
 
 `measures` says what else the two sides have to do with each other. How far two right results may differ, `tolerance`
 says: every element is a sum of up to n products, rounded at each step, and in the end to the coarsest dtype.
@@ -199,7 +199,7 @@ class Sides:
         return located.layout.region(self.mesh.coord_of(source)), links
 
     def changes_of(self, rank: int) -> Chain | None:
-        """Return what is changed in a rank's own part; None if it holds another one, or nothing explains it."""
+        """Return the changes of a rank's own part; None if it holds another, or unexplained values."""
         chain, held = self._chains.get(rank), self.held_by(rank)
         if held is None:
             return chain  # filled with one number

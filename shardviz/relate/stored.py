@@ -1,4 +1,4 @@
-"""What was done to all values of a stored tensor: times a number, plus a number, rounded on the way, made of others.
+"""Changes of all values of a stored tensor: scaled, shifted, rounded, made from others.
 
 Tensors are given as bits, as files have them, and read in blocks: a file that is mapped into memory is never loaded
 whole. What differs is mostly seen in the first block.

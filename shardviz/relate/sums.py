@@ -1,4 +1,4 @@
-"""Terms: what ranks hold if a reduction is still pending, and what was added to the wanted values."""
+"""Terms of a pending reduction, and terms added to the expected values."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Seq
 def placements_of_sum(
     terms: Mapping[int, Values], mesh: Mesh, fits: Callable[[int, Values], Iterable[Placements]], near: float
 ) -> Placements | None:
-    """Return the placements of terms whose sum along one axis is the right part on every rank; None if there are none.
+    """Return placements of terms whose sum over one axis is right on every rank; or None.
 
     Args:
         terms: What every rank has that has the tensor.

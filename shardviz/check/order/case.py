@@ -230,7 +230,7 @@ def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Regi
 
 
 def as_own(dump: Dump, name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return what one rank holds, with the ids of the weight that a buffer is a copy of as the buffer's own.
+    """Return a rank's ids; a buffer that is a copy of a weight has the weight's ids as its own.
 
     Args:
         dump: The dump.

@@ -124,7 +124,7 @@ def wrong_after(dump: Dump, call: CallRecord) -> dict[int, Wrong]:
 
 
 def values_of(dump: Dump, name: str, rank: int) -> Values:
-    """Return what a rank had in a step under a name.
+    """Return a rank's values of a step, by their name.
 
     Raises:
         DumpError: It wrote none.

@@ -52,7 +52,7 @@ class Compared(Sides):
     wrappers: Mapping[str, tuple[int, ...]] | None = None
 
     def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "none"]:
-        """Return what reduces its gradient along axes by itself; empty if that is not known."""
+        """Return the wrapper that reduces its gradient along some axes; empty if unknown."""
         if self.wrappers is None:
             return ""
         rank = min(self.values)
@@ -100,7 +100,7 @@ class Compared(Sides):
 
     @cached_property
     def related(self) -> Related | None:
-        """What each rank holds of the values wanted; None if it is too large or cannot be compared with them."""
+        """Relations of each rank's values to the expected ones; None if too large or incomparable."""
         return None if self.incomparable else super().related
 
     @property
@@ -179,7 +179,7 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
 
 
 def _wrappers_of(dump: Dump, rank: int, name: str) -> dict[str, tuple[int, ...]] | None:
-    """Return what reduces the gradient of a parameter by itself on a rank; None if that was not recorded."""
+    """Return the wrapper that reduces a parameter's gradient on a rank; None if unrecorded."""
     record = dump.files.ranks.get(rank)
     if record is None or record.wrappers is None:
         return None
@@ -197,7 +197,7 @@ def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> ND
 
 
 def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | Elements:
-    """Return the part that a rank holds: what is claimed of it, or what its parameter was seen to hold."""
+    """Return the region that a rank holds: as claimed, or where its parameter's ids are."""
     if shard.layout is not None:
         return shard.layout.region(shard.layout.mesh.coord_of(shard.rank))
     stamped = dump.find("stamped", "param", name) or dump.find("stamped", "buffer", name)

@@ -1,4 +1,4 @@
-"""What a step shows before numbers are compared: it raised, a shape contradicts its claim, or a gradient is None.
+"""Findings before numbers are compared: errors, contradictory shapes, absent gradients.
 
 Three rules for `.grad` that is None if the unsharded model has a gradient: on some ranks only; on every rank, because
 nothing flows back to it; on every rank, because FSDP keeps it for a later backward, which is right until an optimizer

@@ -174,7 +174,7 @@ def explained(evidence: Evidence, comparison: Compared) -> Iterator[Finding | No
 
 
 def _has_right_loss(evidence: Evidence) -> bool:
-    """Whether the loss is right, or none is compared: what a wrong loss makes of gradients shows nothing new."""
+    """Whether the loss is right or not compared: gradients of a wrong loss show nothing new."""
     losses = [result for result in evidence.results if (result.role, result.name) == ("scalar", "loss")]
     return not losses or evidence.loss_is_right
 

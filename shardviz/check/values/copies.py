@@ -254,7 +254,7 @@ def _count(differing: Groups, index: int) -> str:
 
 
 def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
-    """Name the ranks whose copies are others than those of most, which agree; empty if there is no such most."""
+    """Name the ranks whose replicas differ from the majority's; empty without a majority."""
     if any(2 * len(odd) >= len(group) for odd, group in zip(others, differing, strict=True)):
         return ""
     ranks = sorted(shard.rank for shards in others for shard in shards)
@@ -295,7 +295,7 @@ def flat_values(shard: Shard) -> list[float | str] | None:
 
 
 def is_constant(shard: Shard) -> bool:
-    """Whether a shard says nothing about where it is from: all its elements are one number, or it has just one."""
+    """Whether all elements of a shard are one number, so it doesn't show where it is from."""
     if shard.body.constant or math.prod(shard.body.local_shape) < 2:
         return True
     values = flat_values(shard)
@@ -303,7 +303,7 @@ def is_constant(shard: Shard) -> bool:
 
 
 def first_difference(shard: Shard, second: Shard) -> str:
-    """Say at which index two copies differ first, and what each has there; empty if the dump has no values."""
+    """Say where two replicas differ first, with both values; empty if the dump has no values."""
     first_values, second_values = flat_values(shard), flat_values(second)
     if first_values is None or second_values is None:
         return ""

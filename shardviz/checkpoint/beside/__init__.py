@@ -1,1 +1,1 @@
-"""A live job's dump beside a checkpoint: what each rank holds, followed by its hash, or by its values."""
+"""A live job's dump compared with a checkpoint: ranks' shards by hash, or by values."""

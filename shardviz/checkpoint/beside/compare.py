@@ -1,4 +1,4 @@
-"""A job's dump and a checkpoint side by side: each tensor as for two checkpoints, with the ranks where it differs.
+"""A job's dump compared with a checkpoint, tensor by tensor, with the ranks that differ.
 
 What a dump does not show is reported as not compared: of a large shard it has a hash, which proves what is equal.
 """
@@ -111,7 +111,7 @@ def _both(pairs: Pairs) -> tuple[list[Both], set[str]]:
 
 
 def _lonely(pairs: Sequence[Pair], job: Job, every: Pairs, search: Search) -> Iterator[Outcome]:
-    """Yield what became of tensors that only one side has; a job's buffers that are not saved are none of these."""
+    """Yield outcomes of tensors that only one side has, except a job's unsaved buffers."""
     saved_by_name = {pair.name: side for pair in every.both for side in pair.both if not isinstance(side, (Live, Made))}
     equal_pairs = [(Outcome(name, "", "equal"), Pair(name, entry, entry)) for name, entry in saved_by_name.items()]
     for pair in pairs:

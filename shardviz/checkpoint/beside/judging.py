@@ -1,4 +1,4 @@
-"""What became of one tensor between a job and a checkpoint, with the ranks that have it otherwise and their rows."""
+"""Verdicts on one tensor of a job and a checkpoint, with the ranks and rows that differ."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _nothing_wrong(outcome: Outcome, live: Live, saved: Tensor, pieces: Sorted) 
 def _something_wrong(
     outcome: Outcome, live: Live, saved: Tensor, dump: Dump, search: Search, reader: Reader, pieces: Sorted
 ) -> Outcome:
-    """Return what the shards are that are not what they claim."""
+    """Explain shards that are not what they claim."""
     wrong, ranks = pieces.wrong, ranks_of(pieces.wrong)
     but = _but(pieces)
     if bad := [piece for piece in wrong if piece.claimed is not None and piece.claimed.shape != piece.shape]:
@@ -312,7 +312,7 @@ def holding(pieces: Sequence[Piece], live: Live) -> str:
 
 
 def name_places(live: Live, parts: Mapping[int, Region], dump: Dump) -> tuple[str, Finding | None]:
-    """Say what ranks hold instead of what they claim; with what a check of the job finds there, if it does.
+    """Say what ranks hold instead of what they claim, with the finding of a check of the job.
 
     Args:
         live: The tensor.

@@ -111,7 +111,7 @@ class Reader:
 
 
 def is_of(live: Live, saved: Entry) -> bool:
-    """Whether every shard of a tensor has what an entry has in the part that it claims."""
+    """Whether every shard of a tensor equals the part of an entry that it claims."""
     try:
         reader = Reader(saved, live.dtype, live.index_shape)
         return live.shape == saved.shape and all(

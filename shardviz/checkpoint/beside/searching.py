@@ -1,4 +1,4 @@
-"""Where a shard's bytes are in a checkpoint if they are not where it claims: proved by its hash, or by its values."""
+"""Search of a checkpoint for a shard's bytes, by its hash or by its values."""
 
 from __future__ import annotations
 

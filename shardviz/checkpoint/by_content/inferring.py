@@ -1,4 +1,4 @@
-"""The map between two checkpoints whose tensors have other names, found by what is in them.
+"""Inference of the map between two checkpoints with different names, from their contents.
 
 What most tensors of a family show counts for all of them, so that a wrong one is compared and not mapped around. Names
 decide nothing but which of equal contents is which, and only if those beside them are known.
@@ -38,7 +38,7 @@ NUMBERED = "the same tensors under other numbers"
 
 
 def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[Choice], dict[str, str]]:
-    """Find which tensors of two checkpoints are which, by what is in them.
+    """Pair the tensors of two checkpoints by their contents.
 
     Args:
         first: Tensors of the first that the second lacks by their names.
@@ -119,7 +119,7 @@ class _Work:
     def _clearest(
         self, options: dict[tuple[int, Family], list[Recipe]]
     ) -> tuple[tuple[int, Family], Recipe | None, str]:
-        """Return what has only one option, or one that its name tells from the others; no recipe if nothing has."""
+        """Return a tensor with only one option, or one singled out by name; no recipe otherwise."""
         single = [key for key, every in options.items() if len(every) == 1]
         if single:
             key = min(single, key=lambda key: key[1].pattern.endswith(HEADS))

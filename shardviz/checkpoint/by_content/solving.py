@@ -77,7 +77,7 @@ class View:
 
     @property
     def bits(self) -> NDArray[Any]:
-        """Its values as unsigned integers: a view of what is mapped, where it is stored in one piece."""
+        """Its values as unsigned integers: a view of the mapped file if it is stored in one piece."""
         bits: NDArray[Any] = self.tensor.bits[self.index]
         return bits.swapaxes(-1, -2) if self.turned else bits
 

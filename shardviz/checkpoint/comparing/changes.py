@@ -1,4 +1,4 @@
-"""What became of a tensor that is not equal: another order, padding, a rounding, a factor, or other values."""
+"""How a tensor changed: its order, padding, a rounding, a factor, or different values."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def values_changed(
     names: tuple[str, str] = SIDES,
     through: Sequence[str] | None = None,
 ) -> Outcome | None:
-    """Say that all values lost digits, are times a factor, or have a number added; None if it is none of these.
+    """Say that all values were rounded, scaled or shifted by a number; None if they weren't.
 
     Args:
         outcome: Its names.

@@ -1,4 +1,4 @@
-"""Two checkpoints side by side, of whatever formats: each tensor equal, cast, in another order, another's, or other.
+"""Comparison of two checkpoints of any format: tensors equal, cast, reordered, or different.
 
 Two tensors are in memory at a time. Names are matched as a reference's are: by a map, wrappers, one beginning. Objects
 other than tensors, such as a step or a learning rate, are compared by value.
@@ -112,7 +112,7 @@ def compare_checkpoints(
 def _compared(
     pairs: Pairs, tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], progress: Callable[[int, int], object]
 ) -> list[tuple[Outcome, Pair]]:
-    """Return what became of each tensor, by itself or compared with the other tensors of the two."""
+    """Return each tensor's outcome, alone or by comparison with all tensors of both sides."""
     sides = Contents.of(tensors[0].values()), Contents.of(tensors[1].values())
     results: list[tuple[Outcome, Pair]] = []
     scales: set[str] = set()
@@ -273,7 +273,7 @@ def with_summed_replicas(outcomes: Outcomes) -> Outcomes:
 
 
 def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
-    """Return which tensors are compared: by their names, by the map that knows these, or by what is in them."""
+    """Pair the tensors to compare: by names, by a map that knows these, or by contents."""
     sides = [pair.first for pair in pairs.lonely], [pair.second for pair in pairs.lonely]
     first, second = ([one for one in side if one is not None] for side in sides)
     num_named = sum(state_of(pair.name) is None for pair in pairs.both)
@@ -399,7 +399,7 @@ def _object_names(checkpoint: Checkpoint) -> dict[str, None]:
 
 
 def _lost(names: Collection[str], second: Checkpoint) -> Iterator[str]:
-    """Yield the objects that another checkpoint should have, too: no pieces, and settings only beside states."""
+    """Yield the objects that the second checkpoint lacks: no pieces; settings only with states."""
     has_states = bool(state_names(second))
     for name in names:
         if PIECE not in name and (has_states or not is_setting(name)):

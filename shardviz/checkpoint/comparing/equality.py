@@ -160,7 +160,7 @@ def _by_rows(tile: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass
 class Contents:
-    """Tensors by what is in them.
+    """Tensors by their contents.
 
     Attributes:
         by_shape: The tensors of each shape.

@@ -134,7 +134,7 @@ def _placed(outcome: Outcome, pair: Pair, where: _Whereabouts) -> tuple[Outcome,
 
 
 def _gone(outcome: Outcome, pair: Pair, where: _Whereabouts) -> Outcome:
-    """Say where the second has what the first has under a name: under another one, or in what was a copy of it."""
+    """Say where the second has a tensor of the first: under a new name, or in a tied copy."""
     targets = [] if pair.first is None else [one for one in where.theirs.equal_to(pair.first) if one is not pair.second]
     if not targets:
         return outcome

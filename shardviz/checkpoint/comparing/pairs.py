@@ -175,7 +175,7 @@ def _variables_in(expression: Expression | None) -> Iterator[str]:
 def _number(
     unknown: str, rules: Sequence[Rule], left: Named, right: Named, numbers: Mapping[str, int]
 ) -> tuple[int, bool]:
-    """Find out the number that makes a few tensors equal; the usual one where none does, if one fits; else 0."""
+    """Find the number that makes a few tensors equal; else the usual one if it fits; else 0."""
     rules_with = [rule for rule in rules if unknown in _variables_in(rule.right)]
     fits = {
         one: _made(rules_with, left, right, {**numbers, unknown: one}) for one in _candidates(unknown, rules_with, left)

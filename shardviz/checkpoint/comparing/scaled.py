@@ -1,4 +1,4 @@
-"""Weights in eight bits with scales beside them: each value is to be the nearest that its scale allows.
+"""Eight-bit weights with scales: each value has to be the nearest that its scale allows.
 
 A scale is one number, one for each row, or one for each block (of 128 x 128, as DeepSeek writes them). Nothing is taken
 for equal without the scales: a weight in eight bits whose scales are not known is not compared.
@@ -57,7 +57,7 @@ class Fit:
 
 
 def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome, str] | None:
-    """Return what became of a weight that one side has in eight bits, and the name of its scales; None for others."""
+    """Return the outcome and scales' name of a weight with eight bits on one side; or None."""
     if (coded_pair := _in_eight_bits(pair)) is None:
         return None
     wide, coded, at = coded_pair

@@ -77,7 +77,7 @@ LONE = ("missing", "added", "not-compared")
 
 
 def siblings(path: Path) -> list[Path]:
-    """Return the checkpoints of other steps beside one: the same path but for the last number of a name.
+    """Return the checkpoints of other steps: paths that differ in the last number of a name.
 
     Example:
         >>> siblings(Path("runs/checkpoint-200"))  # doctest: +SKIP
@@ -121,7 +121,7 @@ def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
 
 
 def number_of(path: Path, reference: Path) -> int | None:
-    """Return a checkpoint's step, counted at the level where its path differs from a reference; None if unknown.
+    """Return a checkpoint's step, from the path level that differs from a reference's; or None.
 
     Example:
         >>> from pathlib import Path
@@ -294,7 +294,7 @@ def _named_merged(outcome: Outcome, times: float, third: str) -> Outcome:
 
 
 def _times(sides: list[Tensor]) -> float | None:
-    """Return the t with which the second is the first + t * (third - first); None if there is none, or 0 or 1."""
+    """Return t if second = first + t * (third - first); None if there's no t, or it is 0 or 1."""
     start, middle, _ = sides
     types = {side.dtype for side in sides}
     if len(types) > 1 or start.dtype not in FLOATS or start.shape != middle.shape or math.prod(start.shape) < MANY:
@@ -363,7 +363,7 @@ def odd_file(at: int, parts: Iterable[tuple[set[str], set[str]]]) -> OddFile | N
 
 
 def _alone(same: Counter[str], odd: Counter[str]) -> str | None:
-    """Return the file that has all differences, or none of them, where the others have hardly any, or mostly."""
+    """Return the one file with all differences, or with none, unlike the others."""
     if len(odd) == 1:
         name = next(iter(odd))
         return name if odd[name] > same[name] else None
@@ -421,7 +421,7 @@ def _of_step(outcome: Outcome, odd: OddFile, step: Checkpoint) -> Outcome:
 
 
 def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:
-    """Whether another step, whose names are those of a side, has what the odd file has of a tensor."""
+    """Whether a different step has the odd file's values of a tensor."""
     held, named = pair.sides[odd.at], pair.sides[at]
     there = None if named is None else tensor_in(step, named)
     if there is None or not isinstance(held, Saved) or there.shape != held.shape:

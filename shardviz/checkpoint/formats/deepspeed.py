@@ -94,7 +94,7 @@ def read_deepspeed(path: Path) -> Checkpoint:
 
 
 def _step(path: Path) -> Path:
-    """Return the folder of the step that `latest` names; the folder itself where it has no such file."""
+    """Return the folder of the step that `latest` names; the folder itself without such a file."""
     latest = next((path / name for name in LATEST if (path / name).is_file()), None)
     if latest is None:
         return path
@@ -235,7 +235,7 @@ def has_universal(folder: Path) -> bool:
 
 
 def _files(root: Path) -> Iterator[tuple[str, str, Path]]:
-    """Yield each file with its parameter and what it is of it; links are not followed."""
+    """Yield each file with its parameter and kind of state; links are not followed."""
     folders = sorted(one for one in root.iterdir() if one.is_dir() and not one.is_symlink())
     if len(folders) > MAX_PARAMETERS:
         raise DumpError(f"{root} has more than {MAX_PARAMETERS:,} parameters", "give the folder of one step")

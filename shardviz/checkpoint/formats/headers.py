@@ -103,7 +103,7 @@ def read_safetensors(path: Path) -> Checkpoint:
 
 
 def index_in(folder: Path) -> Path | None:
-    """Return a folder's index: by transformers' name for it, or the only one of another; None if there is none."""
+    """Return a folder's index: that of transformers' name, or the only one; None without one."""
     index = folder / INDEX
     if index.is_file():
         return index

@@ -334,7 +334,7 @@ class UnknownTypeError(DumpError):
 
 
 def _what_is(content: bytes, at: int, error: RefusedError) -> tuple[str, str]:
-    """Return what the type that is not known is, where that is known, and what to do."""
+    """Say what an unknown type of a pickle is, if that is clear, and what to do."""
     if SUBCLASS not in str(error):
         return "", "write the checkpoint again with torch.distributed.checkpoint or safetensors"
     if any(module in content[at : at + NEAR] for module in SHARDS):
@@ -373,7 +373,7 @@ def read_pickle(content: bytes, where: str) -> Any:
 
 
 def dict_of(value: Any, path: Path, what: str, *, optional: bool = False) -> dict[Any, Any]:
-    """Return what a pickle has as a dict; an empty one where it may lack it and does.
+    """Return a pickle's value as a dict; empty if it is optional and absent.
 
     Raises:
         DumpError: It is something else.

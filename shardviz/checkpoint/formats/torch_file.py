@@ -84,7 +84,7 @@ def _leaves(tree: Any, parts: Parts) -> Iterator[tuple[Parts, Any]]:
 
 
 def _inner(node: Any) -> list[tuple[str, Any]] | None:
-    """Return what a dict, or a list of dicts or tensors, has by name; None for what stays whole."""
+    """Return the items of a dict, or of a list of dicts or tensors, by name; None for others."""
     if type(node) is dict:
         return [(str(key), value) for key, value in node.items() if type(key) in (str, int)]
     if type(node) is list and any(type(value) in (dict, Made) for value in node):

@@ -1,4 +1,4 @@
-"""The functions of a map, by their names: how each is written, and what it makes of shapes and elements.
+"""The functions of a map, by name: their syntax, shapes and elements.
 
 None of them changes a value. A function that uses all of its operands gives views of what it makes, so that a tensor is
 compared with what it is made of piece by piece, without making it; the others give views of their operand.
@@ -328,7 +328,7 @@ FUNCTIONS = {
 
 
 def views_in(whole: Array, function: str, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
-    """Return the view of each operand in what a function makes of them; it must be one that uses all of them."""
+    """Return each operand's view in a function's result; the function must use all of them."""
     views = FUNCTIONS[function].views
     assert views is not None, "the caller knows the function"
     return views(whole, shapes, numbers)

@@ -216,7 +216,7 @@ def _which(dim: int, ndim: int) -> str:
 
 
 def without_padding(mapped: Made, held: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two tensors without what a map says is padding at their ends: what is made, and what should be that."""
+    """Return a mapped tensor and its counterpart without the padding at their ends."""
     node: Node = mapped.node
     while isinstance(node, Op) and node.function == PAD and node.shape == held.shape:
         operand, dim = node.parts[0], dim_of(node)

@@ -118,7 +118,7 @@ class LackingError(LookupError):
 
 
 def has_some(expression: Expression, groups: Sequence[str], right: Named) -> bool:
-    """Whether some of what an expression names is there."""
+    """Whether any tensor that an expression names is there."""
     return any(
         any(map(pattern_of(filled(pattern, groups)).fullmatch, right.tensors)) for pattern in names_in(expression)
     )
@@ -358,7 +358,7 @@ def towards(rules: Iterable[Rule], names: Collection[str], others: Collection[st
 
 
 def inverted(rule: Rule) -> list[Rule]:
-    """Return what a rule's operands are made of; nothing if that cannot be said without their shapes.
+    """Return rules that make a rule's operands from its tensor; none if shapes are needed.
 
     Example:
         >>> from shardviz.checkpoint.maps.language import parse_rules
@@ -376,7 +376,7 @@ def inverted(rule: Rule) -> list[Rule]:
 
 
 def _parts(expression: Expression, whole: Expression) -> Iterator[tuple[str, Expression]]:
-    """Yield each name in an expression with what it is of the whole, as far as shapes do not matter."""
+    """Yield each name in an expression with its part of the whole, if shapes don't matter."""
     if isinstance(expression, Name):
         yield expression.pattern, whole
         return

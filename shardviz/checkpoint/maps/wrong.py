@@ -53,7 +53,7 @@ MOST_PARTS = 3
 
 
 def instead_of(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Contents) -> Outcome | None:
-    """Return what a tensor is instead of what a map makes; None if that cannot be named.
+    """Name how a tensor differs from the map's; return None if no slip explains it.
 
     Args:
         outcome: Its names.
@@ -150,7 +150,7 @@ def _of_parts(words: str, what: str) -> str:
 
 
 def variants(node: Op) -> Iterator[tuple[Node, Cause]]:
-    """Yield what a slip makes of an expression, each with its cause."""
+    """Yield an expression's variants, each changed by one slip, with its cause."""
     for variant, cause in _slips(node):
         if _fits(variant):
             yield variant, cause
@@ -215,7 +215,7 @@ def _other_numbers(node: Op) -> Iterator[tuple[int, ...]]:
 
 
 def _other_joins(node: Op) -> Iterator[tuple[Node, Cause]]:
-    """Yield parts beside each other where they should be in turns, and the other way round; and along other dims."""
+    """Yield parts concatenated instead of interleaved, and the reverse; also along other dims."""
     if node.function not in ("cat", "interleave") or len(node.parts) < 2:
         return
     dim = node.numbers[0] if node.numbers else 0

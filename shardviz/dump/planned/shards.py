@@ -56,7 +56,7 @@ class PlannedShards(MadeShards):
 
     @property
     def asked(self) -> list[int]:
-        """The ranks that were asked what they have of it: one of each part."""
+        """The ranks that were asked for it: one of each part."""
         return [part.part.record.rank for part in self._bodies]
 
     def claims(self) -> dict[Layout | None, tuple[int, ...]]:

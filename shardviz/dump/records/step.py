@@ -123,7 +123,7 @@ Wrapper = Literal["ddp", "fsdp"]
 
 
 class WrapperRecord(Record, frozen=True):
-    """What reduces the gradients of some parameters by itself, over one group.
+    """A wrapper that reduces the gradients of some parameters over one group.
 
     Attributes:
         kind: DistributedDataParallel, or FSDP of either version.

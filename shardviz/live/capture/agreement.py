@@ -134,7 +134,7 @@ def raise_together(error: ShardvizError | None) -> None:
 
 
 def agreed_run_id() -> str:
-    """Return what names this run in all of its files: what rank 0 drew. Every rank calls this."""
+    """Draw an id for this run on rank 0 and share it with all ranks. Every rank calls this."""
     return of_all_ranks(secrets.token_hex(8))[0]
 
 

@@ -1,4 +1,4 @@
-"""What a captured job's own training step left: gradients, the output, the loss and what is logged.
+"""Results of a captured job's own training step: gradients, output, loss, logged values.
 
 There is no unsharded model beside it, so that only copies can be compared: of gradients along axes that do not split
 them, and of logged numbers over all ranks.
@@ -73,5 +73,5 @@ def add_step(capture: Capture, locals_: Sequence[Local], step: Mapping[str, Any]
 
 
 def _number(value: Any) -> torch.Tensor:
-    """Return what a loop would print of a value: of a DTensor with a pending sum, this rank's term."""
+    """Return a value as a training loop would print it; for a pending sum, this rank's term."""
     return torch.tensor(float(value.detach()) if torch.is_tensor(value) else float(value), dtype=torch.float64)

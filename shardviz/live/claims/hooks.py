@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
-    """Return a reference with what a model's own load hooks make of it; None if they make nothing new."""
+    """Run a model's own load hooks on a reference; return None if they make no new tensors."""
     from_hooks: dict[str, Entry] = {}
     why: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -54,7 +54,7 @@ def _refused(module: nn.Module, prefix: str, reference: Reference, error: Except
 
 
 def read_by(model: nn.Module, reference: Reference) -> dict[str, Entry]:
-    """Return what a model's load hooks may read of a reference: a checkpoint's names, which are not the model's."""
+    """Return the entries under checkpoint names that a model's load hooks may read."""
     prefixes = tuple(
         f"{clean_name(name)}."
         for name, module in model.named_modules()

@@ -106,7 +106,7 @@ def fragments(engine: nn.Module) -> list[Fragment]:
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference:
-    """Return a reference under the model's own names, where a library's loader renames or merges tensors."""
+    """Return a reference under the model's own names if a library's loader renames or merges."""
     for find in _having("checkpoint"):
         reference = find(model, reference) or reference
     return reference

@@ -138,7 +138,7 @@ def _name(axis: Any) -> str:
 
 
 def _name_in_a_mesh(ranks: tuple[int, ...]) -> str:
-    """Return what the job's own device meshes call an axis along these ranks; empty if none has it."""
+    """Return the job's device meshes' name for the axis of these ranks; empty if there is none."""
     meshes = (one for one in gc.get_objects() if issubclass(type(one), DeviceMesh) and one.mesh_dim_names)
     plain_ones = {plain_mesh(one) for one in meshes}
     return min((name for one in plain_ones for name in one.axes if ranks in one.groups(name)), default="")

@@ -63,7 +63,7 @@ def _transforms(model: nn.Module) -> list[Any]:
 def _merged(
     model: nn.Module, converter: Any, name: str, sources: list[tuple[str, str]], entries: Mapping[str, Entry]
 ) -> dict[str, Entry]:
-    """Return what a converter makes of some tensors of a file, each with its shape, without reading any."""
+    """Return a converter's tensors, with their shapes, without reading the file's."""
 
     def outputs(read: Callable[[Entry], torch.Tensor]) -> dict[str, torch.Tensor]:
         fresh_converter = copy.deepcopy(converter)

@@ -50,7 +50,7 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
 
 
 def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
-    """Return what reduces gradients of a model by itself, with the group and the parameters that it was given.
+    """Return the wrappers that reduce a model's gradients, with their groups and parameters.
 
     Args:
         model: The model, as the wrappers made it.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _PartOfBucket:
-    """What a hook of DistributedDataParallel sees of a bucket: the interface of torch's `GradBucket`."""
+    """One part of a DistributedDataParallel bucket, with the interface of torch's `GradBucket`."""
 
     def __init__(self, buffer: torch.Tensor, params: Sequence[torch.Tensor], at: int, *, is_last: bool) -> None:
         self._buffer = buffer

@@ -94,7 +94,7 @@ def _has_known_cache(kind: Any) -> bool:
 
 
 def new_fakes() -> list[tuple[Any, Any]]:
-    """Return what `fake_mode` has learned since this was last called, for `know_fakes` in another process."""
+    """Return the cache entries that `fake_mode` gained since the last call, for `know_fakes`."""
     learned = [((str(key[0]), *key[1:]), _FAKES[key]) for key in _NEW_FAKES]
     _NEW_FAKES.clear()
     return learned
@@ -125,7 +125,7 @@ _PLAIN_ARGUMENTS = frozenset(
 
 @cache
 def _with_quick_keys(kind: Any) -> Any:
-    """Return a `FakeTensorMode` that finds what it has in its cache, and makes tensors of it, in a third of the time.
+    """Return a `FakeTensorMode` whose cache lookups take a third of the time.
 
     torch makes a key of 17 attributes of every tensor, one by one in Python, for each operator of a step. The key here
     has those of them that do not follow from others, and leads to the same entry of torch's cache; where it is not
@@ -156,7 +156,7 @@ def _with_quick_keys(kind: Any) -> Any:
             return returned
 
         def _made(self, cached: Any, func: Any, args: Any) -> Any:
-            """Return what torch makes of an entry, which asks for each of 20 attributes what has been asked before."""
+            """Make the fake tensor of a cache entry without asking for its 20 attributes again."""
             metadata = _only_metadata(cached)
             state = self._states.get(metadata.device) if metadata is not None else None
             if state is None:
@@ -192,7 +192,7 @@ def _with_quick_keys(kind: Any) -> Any:
 
 
 def _only_metadata(cached: Any) -> Any:
-    """Return what describes the one strided tensor that an entry of torch's cache stands for; None for any other."""
+    """Return the metadata of a cache entry for one strided tensor; None for any other entry."""
     info = cached.output_infos[0]
     metadata = info.metadata
     if (
@@ -223,7 +223,7 @@ def _subclass(device: torch.device, empty: torch.Tensor) -> Any:
 
 
 def _quick_key(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
-    """Return what tells an operator on these arguments from others; None if plain attributes do not."""
+    """Return a cache key for an operator call; None if its arguments have no plain key."""
     parts: list[Any] = [func, torch.get_default_dtype(), torch._C._get_default_device()]
     if torch.is_inference_mode_enabled() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
         return None

@@ -42,12 +42,12 @@ def real_tensors() -> Any:
 
 
 def id_without_memory(storage: torch.UntypedStorage) -> int:
-    """Return what tells one storage on the meta device from others: `_cdata`, in torch 2.6.0 to 2.13.0."""
+    """Return the identity of a storage on the meta device: `_cdata`, in torch 2.6.0 to 2.13.0."""
     return -int(storage._cdata)
 
 
 def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what a wrapper such as a quantized tensor holds, by name; nothing for a tensor with elements of its own.
+    """Return the tensors inside a wrapper such as a quantized tensor, by name; empty if plain.
 
     By `__tensor_flatten__`, in torch 2.6.0 to 2.13.0.
     """

@@ -124,7 +124,7 @@ def _own_part_only() -> Iterator[None]:
 
 
 class _Chunks:
-    """What `torch.chunk` returns, with empty tensors up to the number asked for, each made when it is asked for."""
+    """The chunks of `torch.chunk`, made on access and padded with empty ones to the full number."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor = tensor

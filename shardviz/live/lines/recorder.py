@@ -1,4 +1,4 @@
-"""Record every call inside of a module: what it is given, what it returns or writes into, and its gradients.
+"""Record every call inside a module: inputs, outputs, tensors written to, and gradients.
 
 A `TorchFunctionMode` sees torch's functions, a `TorchDispatchMode` the collectives in them, and `Function.apply` is
 replaced while a module runs. Hooks only read. What torch calls inside of its own functions is one call, and so is a

@@ -118,7 +118,7 @@ class Replies:
 
     @property
     def reads(self) -> dict[str, str]:
-        """The axes along which the user's code reads where its rank is, in the mesh's order, and the lines that do."""
+        """The axes whose coordinate the user's code reads, in mesh order, with the lines that do."""
         lines = {axis: line for reply in self.by_rank.values() for axis, line in reply.reads.items()}
         return {axis: lines[axis] for axis in self.mesh.axes if axis in lines}
 

@@ -187,7 +187,7 @@ def _run(rank: int, work: Callable[[int], object], pipe: Connection) -> None:
 
 
 def _answer_of(rank: int, pid: int, pipe: Connection) -> Any:
-    """Return what a rank has answered or raised; a `RankError` if it died, a `KilledError` if the system killed it."""
+    """Return a rank's answer or error: `RankError` if it died, `KilledError` if it was killed."""
     try:
         answer, fakes = pickle.loads(pipe.recv_bytes())
     except (EOFError, OSError):  # it died before its answer, or within it

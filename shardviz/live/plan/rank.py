@@ -1,4 +1,4 @@
-"""What one rank has of a probe's model: the probe runs as that rank, in a world that does not exist."""
+"""One rank's tensors of a probe's model: the probe runs as that rank in a fake world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user's own code reads of its place among the ranks: what it does with that, only other ranks show."""
+"""Reads of the rank's coordinates by the user's own code."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Observer:
     # What hooks call under --stamp
 
     def redirected(self, place: Any) -> Any:
-        """Return what is opened in place of a checkpoint, and look at the models again: they have other values then."""
+        """Return the path to open in place of a checkpoint, and look at all models again."""
         assert self.session.stamped is not None
         instead = self.session.stamped.redirected(place)
         self._look_again()

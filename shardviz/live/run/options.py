@@ -1,4 +1,4 @@
-"""What crosses between the command and the job's ranks: what it asks of them, in their environment, and their notes.
+"""Messages between the command and the job's ranks: options in the environment, and notes.
 
 Imports no torch.
 """
@@ -73,7 +73,7 @@ class Options:
 
 
 def session_beside(dump: Path) -> Path:
-    """Make a folder beside a dump, which every process of the job reaches, for what ranks note and remember.
+    """Make a folder next to a dump for ranks' notes; every process of the job can reach it.
 
     Raises:
         DumpError: It cannot be made.

@@ -1,4 +1,4 @@
-"""What a process knows of the job that shardviz watches in it: hooks add to it, captures read it."""
+"""One process's state of a watched job: hooks add to it, captures read it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Session:
 
     @property
     def is_looking(self) -> bool:
-        """Whether values are compared with what the job loads, rather than with what was asked for or stamped."""
+        """Whether values are compared with those the job loads, not with a given reference."""
         return not self.options.reference and not self.stamped
 
     def leave(self, kind: Kind, text: str = "", rank: int | None = None) -> None:
@@ -114,7 +114,7 @@ class Session:
                     self.skipped[clean_name(name)] = key
 
     def loaded_dcp(self, state_dict: object, folder: str) -> None:
-        """Compare with a DCP folder what was loaded from it, and what may be copied from the tensors that were."""
+        """Note a DCP folder as the source of loaded tensors, and of those copied from them."""
         if isinstance(state_dict, dict) and not self.stamped:
             self._add_source(of_dcp(state_dict, folder))
             if has_shards(state_dict):  # whole tensors are seen when they are given to torch

@@ -128,7 +128,7 @@ def _capture(session: Session, root: nn.Module, folder: Path, stage: Stage | Non
 
 
 def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> ComparedWith:
-    """Return the stamped copy that the job has loaded, what was asked for, or what was seen of the job."""
+    """Return the job's reference: its stamped copy, the one asked for, or the values seen."""
     names, tied = session.options.names, tuple(session.values.tied(model))
     if session.stamped:
         return ComparedWith(session.stamped.reference(locals_), names)

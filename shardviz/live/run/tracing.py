@@ -120,7 +120,7 @@ def groups_of(num_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _run_id() -> str:
-    """Return what names the run in all of its files: what the first rank that asks puts into the job's store."""
+    """Return the run's id, which the first rank to ask puts into the job's store."""
     run_id = secrets.token_hex(8)
     if distributed.is_initialized():
         with suppress(RuntimeError):

@@ -124,7 +124,7 @@ class Watch:
         Follower(options, self._write, model).begin()
 
     def _write(self, step: Step, problem: str) -> None:
-        """Write a step into the dump; into one without weights where there are no other ranks."""
+        """Write a step into the dump; into one without weights if there is one process."""
         if not distributed.is_initialized():
             prepare_folder(self._folder, force=self.session.options.force)
         elif not self._folder.is_dir():

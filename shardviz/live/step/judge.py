@@ -1,4 +1,4 @@
-"""Write what ranks had in a step, and ask the judge of steps what that is of the unsharded model's values.
+"""Write ranks' values of a step, and ask the judge how they relate to the unsharded model's.
 
 Ranks judge nothing. Each writes its raw values as a trace, as `shardviz run --trace` does; rank 0 writes those of the
 unsharded step as a job's on one rank, has both judged while the others wait, and tells them the answer. The values are
@@ -58,7 +58,7 @@ MAX_WHOLE = 1 << 20
 def judging(
     on: ProbeOnRank, step: StepResult, before: Sequence[Local], after: Callable[[], Sequence[Local]]
 ) -> Iterator[Judge]:
-    """Write what this rank had in the sharded step, and yield what judges it. Every rank calls this.
+    """Write this rank's values of the sharded step, and yield its judge. Every rank calls this.
 
     Args:
         on: The probe on this rank.
@@ -98,7 +98,7 @@ class Judge:
     num_asked: int = 0
 
     def answer(self, reference: UnshardedStep) -> StepAnswer:
-        """Return what ranks have of a reference's values. Every rank calls this."""
+        """Judge all ranks' values by a reference's. Every rank calls this."""
         self.num_asked += 1
         answer, why = attempted(lambda: self._answer(reference), f"judging {self.num_asked}")
         if why:
@@ -126,7 +126,7 @@ class Judge:
         return judge.answer()
 
     def _write_unsharded(self, folder: Path, reference: UnshardedStep) -> None:
-        """Write what the unsharded model had in its step."""
+        """Write the unsharded model's values of its step."""
         run_id, keeps = self.on.capture.run_id, self.on.job.keeps_evidence
         step_capture, job = (Capture(0, 1, run_id=run_id) for _ in range(2))
         step_capture.narrowed_to |= reference.narrowed_to
@@ -138,7 +138,7 @@ class Judge:
             _write(folder / MOVED_FOLDER, Capture(0, 1, run_id=run_id), reference.moved.step.seen.trace)
 
     def add_answer(self, answer: StepAnswer, reference: UnshardedStep) -> None:
-        """Record what this rank has at every place, with the values of the first wrong ones."""
+        """Record this rank's judgments at every place, with the values of the first wrong ones."""
         capture, points = self.on.capture, self._points(answer)
         capture.trace += points.values()
         for place in answer.wrong:
@@ -196,7 +196,7 @@ def outputs_in(trace: Trace) -> Iterator[Local]:
 
 
 def values_at(trace: Trace, place: Place, count: int, dim: int = 0) -> torch.Tensor | None:
-    """Return what a trace has at a place, parts of the batch joined along a dim; None if that is not there whole.
+    """Return a trace's values at a place, micro-batches joined; None if some are missing.
 
     Args:
         trace: The trace.

@@ -1,4 +1,4 @@
-"""What an optimizer keeps besides arrays: step counts, lists, settings of its groups, states that are no parameter's.
+"""Optimizer settings and states besides arrays: step counts, lists, group settings.
 
 Arrays are recorded and compared by `check`. The rest is compared here with what the unsharded model's optimizer keeps.
 A difference is not a finding: nothing says how ranks should share a number that an optimizer keeps.

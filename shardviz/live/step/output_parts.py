@@ -1,4 +1,4 @@
-"""What ranks tell each other of a model's outputs: the layouts that their values fit, and numbers for their rows."""
+"""Offers that ranks exchange about outputs: the layouts that their values fit."""
 
 from __future__ import annotations
 

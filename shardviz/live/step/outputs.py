@@ -1,4 +1,4 @@
-"""Compare every tensor that a model returns besides a single array with the unsharded model's, by its path.
+"""Compare each tensor that a model returns with the unsharded model's, by its path.
 
 Nothing says how ranks share a plain tensor of a tuple, so its values decide: it has the placements that give every rank
 its values. A statistic of each rank's rows (a count, an auxiliary loss) is right if its sum, mean, max or min over the
@@ -65,7 +65,7 @@ TOO_MANY = "the first of them are compared"
 
 
 def add_outputs(on: ProbeOnRank, step: StepResult, reference: UnshardedStep, setting: Setting) -> list[Local]:
-    """Record what the model returned besides one tensor, and return this rank's part. Every rank calls this."""
+    """Record other returned tensors, and return this rank's part. Every rank calls this."""
     narrow = [torch.finfo(dtype).eps for dtype in step.seen.comms.narrowed_to]
     precision = max(of_all_ranks(max([reference.precision, *narrow])))
     outputs = Comparison(on, step, reference, setting, precision).outputs()
@@ -292,7 +292,7 @@ class Comparison:
         return is_near(numbers, expected, Wanted(expected, (expected,)).near(self.precision))
 
     def _on_own_rows(self) -> dict[str, list[torch.Tensor]]:
-        """Return what the unsharded model returns for this rank's part of the batch; nothing if it cannot run on it."""
+        """Run the unsharded model on this rank's part of the batch; empty if it cannot run on it."""
         local_batch = own_batch(self.setting.batch, self.setting.axes, self.on.device_mesh)
         model = self.reference.mode(self.setting.build())
         torch.manual_seed(2)

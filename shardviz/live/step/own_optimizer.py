@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> tuple[list[Local], Kept | None]:
-    """Return the unsharded model's buffers after its step, and what the probe's optimizer makes of its weights.
+    """Return the unsharded model's buffers after its step, and its weights after the optimizer.
 
     Returns:
         The tensors; and what else the optimizer keeps, None if it could not step.

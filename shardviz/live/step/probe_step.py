@@ -228,7 +228,7 @@ class ProbeStep:
         return reference
 
     def _compare(self, model: nn.Module, step: StepResult, reference: UnshardedStep, setting: Setting) -> list[Local]:
-        """Capture both steps, each with what its optimizer makes of the weights; return outputs besides one tensor."""
+        """Capture both steps with their updated weights; return outputs besides one tensor."""
         probe, capture, mesh = self.on.probe, self.on.capture, self.on.job.mesh
         if unnamed := unnamed_batch_axes(probe, mesh):
             over = ", ".join(unnamed)

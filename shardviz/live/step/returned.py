@@ -121,7 +121,7 @@ def is_array(tensor: torch.Tensor) -> bool:
 
 
 def named_calls(calls: Sequence[Returned], runs: int) -> dict[str, list[torch.Tensor]]:
-    """Return what some calls returned, by name: of every run of the model one tensor for each micro-batch or part.
+    """Return the tensors that calls returned, by name: one for each micro-batch of every run.
 
     The only tensor of the last run is left out: it is compared as the model's output.
     """

@@ -133,7 +133,7 @@ def _filled(
 
 
 def _rows(returned: Any) -> dict[str, Row]:
-    """Return what the probe said, labels after what they are compared with."""
+    """Return the probe's sequence rows, labels after the tensors that they are compared with."""
     if not isinstance(returned, dict):
         raise ProbeError(
             f"sequence(mesh) returned {type(returned).__name__}", "return a dictionary of positions by name"

@@ -1,4 +1,4 @@
-"""One training step of a probe, sharded on every rank and unsharded beside it, so that numbers can be compared.
+"""One training step of a probe, sharded on every rank and unsharded for comparison.
 
 A probe that has a `batch()` is stepped. Both steps start from the same weights, in float64, so that a difference is not
 rounding. A probe may define:

@@ -26,7 +26,7 @@ STORE_TIMEOUT = timedelta(seconds=10)
 
 
 def variables(rank: int, num_ranks: int, num_local: int) -> dict[str, str]:
-    """Return what torchrun sets in the environment of a rank; where ranks meet stays as it is where it is set.
+    """Return the variables that torchrun sets for a rank; a rendezvous that is set stays.
 
     Args:
         rank: The global rank.

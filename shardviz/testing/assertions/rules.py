@@ -32,7 +32,7 @@ ANY = "any"
 
 
 def of_lock(error: ShardAssertionError | MeshError, lock: Path, dump: Dump) -> Exception:
-    """Return what a lockfile's layouts have raised, with the meshes of both where they are not the same."""
+    """Return a lockfile's error, with both meshes if they differ."""
     planned, run = read_lock(lock)[0], dump.files.run.mesh
     if run is None or planned == str(mesh_of(run)):
         return error

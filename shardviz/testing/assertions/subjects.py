@@ -92,7 +92,7 @@ def check_values(locals_: Iterable[Local]) -> None:
 
 
 def device_mesh_of(subject: Subject, device_mesh: DeviceMesh | None) -> DeviceMesh | None:
-    """Return the mesh of the job: the given one, the test's, or that of a DTensor; None if there is none."""
+    """Return the job's mesh: the given one, the test's, or a DTensor's; None without any."""
     job_mesh = device_mesh if device_mesh is not None else current.device_mesh.get()
     if job_mesh is not None:
         return job_mesh

@@ -109,7 +109,7 @@ def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") ->
 
 
 def _end(item: pytest.Function, failure: ShardvizError, ends: list[Outcome], coords: list[str]) -> BaseException:
-    """Return what the test raised on the rank where it went wrong first, and leave its story for the report."""
+    """Return the exception of the rank that failed first, and keep its story for the report."""
     root = find_root(failure, ends)
     if root is not None and root.kind == "skipped":
         return compat.skip_where_the_test_is(root.reason)

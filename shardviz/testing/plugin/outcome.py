@@ -171,7 +171,7 @@ STORY: pytest.StashKey[Story] = pytest.StashKey()
 
 
 def report_story(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Replace the report of pytest's own process on a test that did not pass, and say where its dump is."""
+    """Replace pytest's own report of a failed test, and say where its dump is."""
     story = item.stash.get(STORY, None)
     if story is not None:
         del item.stash[STORY]

@@ -1,4 +1,4 @@
-"""What this rank has of a job, all named by parameter, and what it is filled with before it travels.
+"""This rank's tensors of a job, named by parameter, and the values that fill them.
 
 Parameters, buffers, optimizer state and hyperparameters are filled with values that say where they belong, or with
 others that must be gone after a load.
@@ -98,7 +98,7 @@ class Contents:
 
 
 def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Contents:
-    """Return what this rank has of a model and its optimizer.
+    """Return this rank's contents of a model and its optimizer.
 
     Args:
         model: The model, or this rank's stage of it; tensors that no checkpoint has are left out.
@@ -178,7 +178,7 @@ def give_state(optimizer: Any) -> None:
 
 @dataclass(frozen=True)
 class Flags:
-    """Values for a tensor of flags: too few to say where they belong, enough to say whether they are there.
+    """Values for a tensor of flags: they show whether it arrived, not where its elements belong.
 
     Attributes:
         name: The tensor's name.
@@ -238,7 +238,7 @@ def values_for(key: str, shape: tuple[int, ...], dtype: str, *, old: bool = Fals
 
 
 def sent_by_all(contents: Contents) -> dict[str, Sent]:
-    """Return what all ranks have, by name. Every rank of the world calls this, before anything is filled.
+    """Describe all ranks' tensors, by name. Every rank calls this, before anything is filled.
 
     A plain tensor whose values differ between ranks is each rank's own; if they are equal it is a copy.
     """

@@ -1,4 +1,4 @@
-"""What a save wrote, read back offline: a load that undoes the mistakes of its save would hide both."""
+"""Checkpoints read back offline: a load could hide the mistakes of its save."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST = 3
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the checkpoints that a save wrote: the folder itself, or what is in it."""
+    """Return the checkpoints that a save wrote: the folder itself, or those in it."""
     if is_checkpoint(folder):
         return [folder]
     return [one for one in sorted(folder.iterdir()) if is_checkpoint(one)] if folder.is_dir() else []
@@ -49,7 +49,7 @@ def saved_in(folder: Path) -> tuple[dict[str, Saved], list[str]]:
 def check_disk(
     sent: Mapping[str, Entry], stored: Mapping[str, Saved], trips: str
 ) -> tuple[list[Finding], dict[str, str]]:
-    """Compare what is on disk with what was saved, each tensor under its own name.
+    """Compare the tensors on disk with those saved, each under its own name.
 
     Args:
         sent: What was saved, by name; optimizer state as `up.weight exp_avg`.

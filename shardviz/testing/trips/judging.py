@@ -1,4 +1,4 @@
-"""What each rank received, compared with what it should have, and the findings about it, with the fix.
+"""Received tensors compared with the expected ones, and findings with their fix.
 
 A rank has its own part, old values, rounded ones, zeros, another shape, another tensor's part, or something else.
 """
@@ -208,7 +208,7 @@ def rows_text(wrong: NDArray[np.bool_], region: Region) -> str:
 
 
 def parts_of_all(locals_: Mapping[str, Local], targets: Mapping[str, Target]) -> dict[str, list[Part]]:
-    """Return what became of every rank's part of every tensor. Every rank of the world calls this."""
+    """Return the fate of every rank's part of every tensor. Every rank calls this."""
     rank = distributed.get_rank()
     own_parts = {name: part_received(local, targets[name], rank) for name, local in locals_.items() if name in targets}
     for name, rank_part in own_parts.items():
@@ -222,7 +222,7 @@ def parts_of_all(locals_: Mapping[str, Local], targets: Mapping[str, Target]) ->
 
 
 def _owner(local: Local, targets: Mapping[str, Target]) -> str:
-    """Return the other tensor whose part a rank has in place of its part of this one; empty if there is none."""
+    """Return the tensor whose part a rank has instead of its own; empty if there isn't one."""
     got = bits_of_tensor(local.values)
     for name, target in targets.items():
         if name != local.name and tuple(target.entry.shape) == local.shape:
@@ -325,17 +325,17 @@ class Received:
         return {name: parts for name, parts in by_name.items() if parts}
 
     def owner(self, name: str) -> str:
-        """Return the one tensor whose values every wrong part of a tensor has; empty if there is none."""
+        """Return the tensor whose values all wrong parts have; empty if they share none."""
         owners = {part.why if part.fate == "swapped" else "" for part in self.parts[name] if part.fate != "right"}
         return owners.pop() if len(owners) == 1 else ""
 
     def is_padded(self, name: str) -> bool:
-        """Whether ranks padded their own parts, where a map pads the whole: not the first rank alone."""
+        """Whether ranks padded their own parts although a map pads the whole."""
         wrong = [part.padded for part in self.parts[name] if part.fate != "right"]
         return all(wrong) and any(padded.first for padded in wrong if padded)
 
     def change(self, name: str) -> Outcome | None:
-        """Return what was done to all values of every wrong part of a tensor; None if that is not one thing."""
+        """Return the one change of all wrong parts' values; None if they changed differently."""
         changes = {part.change for part in self.parts[name] if part.fate != "right"}
         return changes.pop() if len(changes) == 1 else None
 
@@ -366,7 +366,7 @@ def _with_rows(finding: Finding) -> Finding:
 
 
 def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield what is wrong with what was received.
+    """Yield findings of received tensors.
 
     Args:
         received: What became of every tensor.

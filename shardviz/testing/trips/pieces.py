@@ -111,7 +111,7 @@ def rules_of(map_given: AnyMap | None) -> tuple[Rule, ...]:
 
 
 def made_of(names: Collection[str], entries: Mapping[str, Entry], rules: Iterable[Rule]) -> dict[str, Node]:
-    """Return what each of the target's tensors is made of; one without a rule is the source's of its own name, if any.
+    """Return the recipe of each target tensor; without a rule, the source's of the same name.
 
     Args:
         names: The target's names.
@@ -147,7 +147,7 @@ def names_of(node: Node) -> list[str]:
 
 
 def renamed(names: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
-    """Return what names are called by rules that only rename; the first that fits counts, others keep their name.
+    """Rename by the first fitting rule that only renames; names without one stay.
 
     Example:
         >>> renamed(["layers.0.wq"], language.rules_of({"layers.*.wq": "h.*.q"}, "map"))
@@ -163,7 +163,7 @@ def renamed(names: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
 
 
 def without_padding(local: Local, node: Node) -> Local:
-    """Return what a rank has, with the values of what is made in the place of padding: whatever is there is right."""
+    """Return a rank's values with padding replaced by the expected: any padding is right."""
     own_region = region_of(local)
     if not has_padding(node) or local.flat or own_region is None or own_region.shape != tuple(local.values.shape):
         return local
@@ -178,7 +178,7 @@ def without_padding(local: Local, node: Node) -> Local:
 
 
 def _others(local: Local) -> Iterator[Region]:
-    """Yield what other ranks have of a tensor where it is not all copies."""
+    """Yield other ranks' regions of a tensor that isn't replicated."""
     if local.claim is None:
         return
     mesh, placements = local.claim
@@ -380,7 +380,7 @@ def packed(local: Local, source: Entry) -> str:
 def fused_findings(
     cut: Cut, target_locals: Mapping[str, Local], pieces: Mapping[str, Piece], parts: Mapping[str, Sequence[Part]]
 ) -> tuple[list[Finding], set[str]]:
-    """Return what became of fused tensors as a whole, and the names of their parts. Every rank calls this.
+    """Return findings of whole fused tensors, and their parts' names. Every rank calls this.
 
     Args:
         cut: How the target is cut.
@@ -429,7 +429,7 @@ def _agreed(
 
 
 def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
-    """Return what a rank has in the place of a fused tensor, and why; None if that cannot be named."""
+    """Name what a rank has instead of a fused tensor, and the cause; return None if unknown."""
     got = bits_of_tensor(local.values)
     name = next(iter(pieces.values())).of[0]
     whole = None

@@ -189,7 +189,7 @@ class Trip:
         return of_all_ranks(replace(before, findings=wrong, on_disk=done, notes=notes))[0]
 
     def _entries(self, before: Before, rank: int, *, per_rank: bool) -> dict[str, Entry]:
-        """Return what was saved of the tensors to compare, by name; of those that each rank has for itself if asked."""
+        """Return the saved tensors to compare, by name, including each rank's own if asked."""
         entries = {}
         for name, sent in before.sent.items():
             saved = sent.entry(self.salt, rank)
@@ -314,7 +314,7 @@ def assert_checkpoint_roundtrip(
     folder: Path | str | None = None,
     strict: bool = False,
 ) -> RoundTrip:
-    """Assert that what is saved on one mesh is what is loaded on another, element by element. Every rank calls this.
+    """Assert that a checkpoint loads on a second mesh as it was saved. Every rank calls this.
 
     Parameters, persistent buffers, the optimizer's state, its steps and hyperparameters are filled with values that say
     where they belong, and saved. On the next mesh a new model is built and filled with other values, which must be gone

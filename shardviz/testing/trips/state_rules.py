@@ -1,4 +1,4 @@
-"""What a load must bring besides tensors: every state and step, hyperparameters, ties, an optimizer of the model."""
+"""Rules for loaded states besides tensors: steps, hyperparameters, ties, the optimizer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was saved besides tensors, of all ranks.
+    """All ranks' saved state besides tensors.
 
     Attributes:
         states: The names of all state tensors and numbers: `up.weight exp_avg`, `up.weight step`.
@@ -45,7 +45,7 @@ class Facts:
 
 
 def facts_of(contents: Contents) -> Facts:
-    """Return what all ranks have besides tensors. Every rank of the world calls this."""
+    """Return all ranks' state besides tensors. Every rank of the world calls this."""
     states = [name for name, local in contents.tensors.items() if local.role == "optim"] + list(contents.numbers)
     numbers = {name: one.value for name, one in contents.numbers.items()}
     of_all = of_all_ranks((states, numbers, contents.settings))

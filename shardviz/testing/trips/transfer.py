@@ -167,7 +167,7 @@ class Transfer:
     def _judged(
         self, target_contents: Contents, entries: Mapping[str, Entry], old: Mapping[str, NDArray[Any]]
     ) -> tuple[str, RoundTrip]:
-        """Compare what every rank has of the target with what it should have. Every rank calls this."""
+        """Compare every rank's tensors of the target with the expected ones. Every rank calls this."""
         names = list(dict.fromkeys(name for of_rank in of_all_ranks(list(target_contents.tensors)) for name in of_rank))
         nodes = made_of(names, entries, self.rules)
         cut = Cut(nodes, self.layouts, self.mesh)
@@ -193,7 +193,7 @@ class Transfer:
 
 
 def _of_piece(target: Target, piece: Piece, node: Node, old: Mapping[str, NDArray[Any]]) -> Target:
-    """Return what a piece should have, with what this rank had before, and what of it is padding."""
+    """Return a piece's expected values, with this rank's earlier ones and its padding."""
     if not has_padding(node):
         return replace(target, old=_old_of(piece, old))
     padded = partial(padded_by_rank, piece.local, node)
@@ -216,7 +216,7 @@ def _left_out(names: Sequence[str], nodes: Mapping[str, Node], entries: Mapping[
 
 
 def weights_of(weights: Weights) -> Contents:
-    """Return what this rank has of one side.
+    """Return this rank's weights of one side.
 
     Raises:
         ShardvizError: It is neither a module nor tensors by name.
@@ -235,7 +235,7 @@ def weights_of(weights: Weights) -> Contents:
 
 
 def _whole(source_contents: Contents) -> dict[str, Entry]:
-    """Put together what ranks have of the source. Every rank calls this, and has the memory for all of it."""
+    """Put the source's tensors together from all ranks, whole in memory. Every rank calls this."""
     own_parts = {}
     for name, local in source_contents.tensors.items():
         region = region_of(local)

@@ -148,7 +148,7 @@ def explain_slices(case: Case) -> Iterator[Fit]:
 
 
 def _named(shape: tuple[int, ...], dim: int, places: Index, held: Index) -> tuple[str, str] | None:
-    """Return what every slice went through and what undoes it for one; None if nothing known fits all of them."""
+    """Return the disorder of all slices, and how to undo it for one; None if no rule fits all."""
     inner = tuple(size for other, size in enumerate(shape) if other != dim)
     other_dims = tuple(other for other in range(len(shape)) if other != dim)
     from_numbers, to_numbers = (

@@ -1,5 +1,4 @@
-"""All explanations of a case, simplest first: another label, another rank's shard, another split, another order of a
-dim, another order of the elements."""
+"""All explanations of a case, simplest first: labels, ranks, splits, then orders."""
 
 from __future__ import annotations
 
@@ -106,7 +105,7 @@ def _scrambled(case: Case) -> Fit:
 
 
 def first_differences(case: Case) -> list[str]:
-    """Return, for the first ranks that differ, the first element that is not where it is claimed.
+    """Return the first misplaced element of each of the first ranks that differ.
 
     Shards too large to be laid out are passed over.
     """

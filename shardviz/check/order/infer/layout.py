@@ -321,7 +321,7 @@ def same_region(one: Region, other: Region) -> bool:
 
 
 def _known(region: Region, dim: int) -> Ranges | None:
-    """Return what the region says of a dim: an empty one says so only of the dims in which it is empty."""
+    """Return a region's ranges of a dim; None if the region is empty in a different dim."""
     ranges = region.dims[dim]
     return ranges if region.size or not ranges else None
 

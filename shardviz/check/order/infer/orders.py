@@ -166,7 +166,7 @@ def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> N
 
 
 def _rule_of_all(orders: Sequence[Order], dim: int) -> str:
-    """Say by which one rule shards, the largest first, are all out of order; empty if there is none.
+    """Name the one rule by which all shards are out of order; empty if there isn't one.
 
     A shard of two indices that are exchanged is reversed, rolled, and has its halves exchanged; an odd one has none.
     """

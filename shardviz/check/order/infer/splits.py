@@ -1,4 +1,4 @@
-"""Shards that are placed by another rule than the claimed one: another layout, another axis, a split that is not chunk.
+"""Shards that follow a different rule than claimed: layout, axis, or a split unlike chunk.
 
 If a layout fits what is held, the difference has a name, and there is a label that would be right. A dim that is split
 over a flattened axis is looked at along the axes that it was flattened from. Three splits are not one torch.chunk: the

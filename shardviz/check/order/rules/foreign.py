@@ -79,7 +79,7 @@ def check_foreign(case: Case) -> Iterator[Finding]:
 
 
 def _rounded_to(case: Case) -> str:
-    """Return the narrower dtype through which ids went on their way to every rank; empty if there is none."""
+    """Return the narrower dtype to which all ids were rounded; empty if they weren't."""
     first = case.dump.first_ids.get(case.name)
     if first is None or case.numel < FEW:
         return ""
@@ -189,7 +189,7 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
 
 
 def _is_of_another(dump: Dump) -> bool:
-    """Whether a reference has no weight of the model, so that zeros beside the others say nothing of their own."""
+    """Whether a reference has no weight of the model: zeros then mean nothing of their own."""
     return bool(dump.files.run.reference) and dump.all_without_ids in ("values", "mixed")
 
 

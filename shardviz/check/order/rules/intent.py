@@ -1,4 +1,4 @@
-"""`wrong-segment`, and other differences between what is held and what the author wants.
+"""`wrong-segment`, and other differences between held and intended layouts.
 
 The run names layouts by patterns over names (`expect` in a probe). A tensor that is labeled and held alike can still
 be split across the segments that the model reads: a fused q,k,v wants `[24/3/tp, 8]`, and `[24/tp, 8]` gives a rank
@@ -56,7 +56,7 @@ def order_of(dump: Dump, name: str) -> DimOrder | None:
 
 
 def is_intended(tensor: Tensor, text: str) -> bool:
-    """Whether a tensor that holds what it claims claims what is wanted, or nothing is; False if that is unclear."""
+    """Whether a tensor that holds what it claims claims the intended layout, if there is one."""
     if not text:
         return True
     try:

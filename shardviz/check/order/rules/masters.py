@@ -36,7 +36,7 @@ def is_master(dump: Dump, name: str) -> bool:
 
 
 def check_master(case: Case) -> Iterator[Finding]:
-    """Yield how a master copy is not its weight: elements of another place, of another weight, or of none."""
+    """Yield findings if a master copy has elements of a different place, or a different weight."""
     wrong = {coord: ids for coord in case.shards if (ids := _differing(case, coord)) is not None}
     if not wrong:
         return
@@ -55,7 +55,7 @@ def check_master(case: Case) -> Iterator[Finding]:
 
 
 def _differing(case: Case, coord: Coord) -> NDArray[np.int64] | None:
-    """Return what a coordinate holds; None if that is what it claims."""
+    """Return a coordinate's ids; None if they are those that it claims."""
     ids = case.local_ids(coord).ravel()
     return None if np.array_equal(ids, _wanted(case, coord)) else ids
 

@@ -1,4 +1,4 @@
-"""`misordered`, `misordered-within-shard`, `missing`, `duplicated`: a tensor's own ids are not where they should be.
+"""`misordered`, `misordered-within-shard`, `missing`, `duplicated`: ids out of place.
 
 Where every id is held as often as it is claimed, the tensor is misordered, within each shard or across them, and the
 finding names the layout that ranks hold. Otherwise ids are missing or held too often. While ranks are absent nothing

@@ -1,4 +1,4 @@
-"""`collective-mismatch`: the shards are where they are claimed, and what torch gathers from them is not in order.
+"""`collective-mismatch`: shards are as claimed, but torch gathers them out of order.
 
 torch's own reassembly has bugs: in 2.13 some uneven nested shards come back wrong. If the shards themselves are not
 as claimed, the wrong result follows from that, and is a detail of that finding.

@@ -1,4 +1,4 @@
-"""The outputs of modules in the order in which they ran, and what each is of the unsharded model's.
+"""Module outputs in the order of execution, each related to the unsharded model's.
 
 Placements say it of most. Of the others rank 0 has the unsharded model's values: a module may return the features
 whose rows its weight has, or slices in another order than coordinates are in (head-tail order of context parallel).
@@ -126,7 +126,7 @@ class Activations:
         return self._beside(name, tensor.shards, self.dump.values(reference.first, name))
 
     def _beside(self, name: str, shards: Mapping[int, Shard], whole: NDArray[np.float64]) -> Activation:
-        """Look for what every rank has in the unsharded model's output of a module."""
+        """Locate every rank's values in the unsharded model's output of a module."""
         near = self.rounding.tolerance(whole, gradient=False)
         places, dims, cut = {}, set(), False
         for rank, shard in shards.items():

@@ -1,4 +1,4 @@
-"""The rules of this room, in the order in which they are tried: what numbers prove comes before what order suggests."""
+"""The rules for outputs, in order: proofs by numbers before hints from order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule says of a wrong output: it takes the place of the mere statement that numbers differ."""
+"""A rule's reason for a wrong output, which replaces the plain finding that numbers differ."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _of_ranks(result: Compared, whole: NDArray[np.float64]) -> Mapping[int, NDAr
 
 
 def _ratios(comparison: Compared) -> list[Fraction]:
-    """Return what an average in place of a sum, or a sum taken twice, may multiply by: sizes of sets of axes."""
+    """Return ratios of an average instead of a sum, or of a repeated sum: sizes of sets of axes."""
     sizes = {1}
     for axis in comparison.mesh.axes:
         sizes |= {size * comparison.mesh.axis_size(axis) for size in sizes}

@@ -105,7 +105,7 @@ class Assembling:
         tables.bodies.append(Body("param", "stamped", shape, region.shape, dtype, held=region.dims))
 
     def dump(self, judging: Judging) -> Dump:
-        """Return the dump, with what every rank has at every place."""
+        """Return the dump, with every rank's values at every place."""
         records = {}
         for rank, record in self.job.dump.files.ranks.items():
             tables = self.ranks.get(rank, _Rank())

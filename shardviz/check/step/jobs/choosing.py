@@ -64,7 +64,7 @@ class _Choosing:
 
 
 def chosen(choices: Choices, ranks: Mapping[int, Mapping[Place, Point]], mesh: Mesh) -> dict[Place, Point]:
-    """Return what a job has at every place, put together as the other job's ranks make it likely.
+    """Choose how to assemble a job's values at every place, guided by the other job's ranks.
 
     Args:
         choices: Every way to put it together.

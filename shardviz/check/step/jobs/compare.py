@@ -1,4 +1,4 @@
-"""What two jobs' traces of a step show side by side, in sentences: what they start from first, then where they part."""
+"""Two jobs' traces of a step compared, in sentences: starts first, then where they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong in a job's step beside that of one process: the first wrong module, and what its values show.
+"""Findings of a job's step against one process's: the first wrong module and its cause.
 
 Where modules draw random numbers, as dropout does, two jobs draw others, and what follows cannot be compared. What the
 ranks of one job draw can: they must keep the same elements of copies, and others of different parts.
@@ -129,7 +129,7 @@ def check_masks(judging: Judging, module: str, call: int) -> Finding | None:
 
 
 def _mask(judging: Judging, rank: int, input_place: Place, returned: Place) -> NDArray[np.bool_] | None:
-    """Return which elements a rank keeps; None if what is returned is not what is given with some elements zero."""
+    """Return the elements that a rank keeps; None if the output isn't the input with zeros."""
     points: Mapping[Place, object] = judging.ranks[rank]
     if input_place not in points or returned not in points:
         return None

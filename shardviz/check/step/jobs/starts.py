@@ -225,7 +225,7 @@ def _allowed(whole: Kept, part: Kept) -> float:
 
 
 def by_name(ranks: Mapping[int, OfRank], role: str) -> dict[str, dict[int, Weight]]:
-    """Return what ranks have of weights, or of their gradients, by name."""
+    """Return ranks' weights, or their gradients, by name."""
     parts: dict[str, dict[int, Weight]] = {}
     for rank, of_rank in ranks.items():
         for name, weight in of_rank.weights(role):

@@ -1,4 +1,4 @@
-"""What the ranks of a job have together: the parts of a tensor put together along the axes of the job's mesh.
+"""Whole tensors of a job, put together from ranks' parts along the axes of its mesh.
 
 Plain activations do not say how they are split. So every way is tried that the parts themselves allow: equal parts
 are copies, others stand behind each other along a dim, or are terms of a sum. The other job says which way is right.

@@ -1,4 +1,4 @@
-"""A job as a whole: what its ranks have together is what another job is laid beside."""
+"""A job whose ranks' values are put together, to be compared with a different job."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class WholeJob:
         return put_as({rank: own[index] for rank, own in given.items()}, self.mesh, way)
 
     def choices(self, counts: Mapping[str, int]) -> dict[Place, list[Choice]]:
-        """Return the ways in which what ranks have at each place can be put together."""
+        """Return the ways to assemble ranks' values at each place."""
         of_ranks = {rank: own.points(counts) for rank, own in self.job.ranks.items()}
         places = dict.fromkeys(place for own in of_ranks.values() for place in own)
         choices = {}

@@ -101,13 +101,13 @@ class _Backward:
         return call
 
     def _terms_beside_whole(self, value: Value, call: Call) -> str:
-        """Return the axis over which a call hands back terms of a sum, where another call hands back the whole."""
+        """Return the axis over which a call hands back terms of a sum while another hands back all."""
         others = [reader for reader in self.lines.readers(value) if reader is not call]
         outputs = [one for reader in others for one in reader.outputs]
         return self.states.terms_beside(value, outputs) if outputs else ""
 
     def _made_of(self, call: Call) -> Iterator[Value]:
-        """Yield what a call makes, or what is made of that where no gradient is known of it."""
+        """Yield a call's outputs; for those without a known gradient, what is made from them."""
         waiting, visited = [call], set()
         while waiting:
             current = waiting.pop(0)

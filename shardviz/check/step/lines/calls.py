@@ -1,4 +1,4 @@
-"""The calls inside of a module, rank beside rank, each paired with the same call of the unsharded model.
+"""Calls inside a module on all ranks, each paired with the unsharded model's.
 
 A call is known by the lines of the user's code that lead to it, its function, and how often they did before. A line
 that one side runs more often, such as a loop over a rank's own experts, has no pairs. What only the sharded module runs
@@ -231,7 +231,7 @@ class Lines:
         self._by_what_they_read()
 
     def _by_what_they_read(self) -> None:
-        """Pair calls on different lines, as of a class that replaces another, by function and by what they read."""
+        """Pair calls on different lines by function and inputs, as of a class that replaces another."""
         frames = {call.first.frames for call in self.calls}
         there = {line.frames for line in self.unsharded.lines}
         unpaired = [line for line in self.unsharded.lines if line.frames not in frames]

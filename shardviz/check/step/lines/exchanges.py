@@ -64,7 +64,7 @@ class Rows:
         return {rank: array.reshape(-1, array.shape[-1]) for rank, array in held.items()}
 
     def are_known(self, value: Value) -> bool | None:
-        """Whether every row is one of the unsharded model's, or of zeros; None if there are none to look up."""
+        """Whether every row is the unsharded model's, or zeros; None without rows to look up."""
         held = [array for array in self.of(value).values() if array.size]
         if not held:
             return None
@@ -128,7 +128,7 @@ def _wanted_rows(lines: Lines, rows: Rows, value: Value) -> NDArray[np.float64] 
 
 
 def _moved(call: Call, rows: Rows) -> tuple[Value, Value] | None:
-    """Return what an exchange is given and what it gives, if those have rows."""
+    """Return an exchange's input and output if they have rows."""
     out = call.outputs[0]
     inputs = [value for value in call.inputs if value != out and rows.are_known(value)]
     return (inputs[-1], out) if inputs and rows.of(out) else None
@@ -193,7 +193,7 @@ def exchange_backward(lines: Lines, states: States) -> Fault | None:
 
 
 def _is_reversed(lines: Lines, states: States, call: Call) -> bool:
-    """Whether what comes back through an exchange may be what its right backward hands back."""
+    """Whether gradients come back through an exchange as a right backward hands them back."""
     out = call.outputs[0]
     inputs = [value for value in call.inputs if value != out and states.held(value)]
     inputs = [value for value in inputs if _sorted(states.held(value)) == _sorted(states.held(out))]

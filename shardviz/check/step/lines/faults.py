@@ -178,7 +178,7 @@ class _Forward:
         return None if last is None else self.lines.line_of(last)
 
     def maker_of_terms(self, value: Value) -> Call | None:
-        """Return the call from whose result on a tensor is one term of a sum; a mask of own elements is none yet."""
+        """Return the call whose result first is one term of a sum; a mask of own elements isn't."""
         call = self.lines.producer(value)
         while call is not None:
             terms = [one for one in self._given(call)[0] if self.states.forward(one).kind == "terms"]

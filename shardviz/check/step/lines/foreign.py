@@ -50,7 +50,7 @@ def _moved(call: Call, states: States) -> Mapping[int, NDArray[np.bool_]]:
 
 
 def _made_of(lines: Lines, call: Call) -> Iterator[Call]:
-    """Yield the calls that read what a call makes, and what is made of that, in order."""
+    """Yield the calls that depend on a call's outputs, in order."""
     derived: set[Value] = set(call.outputs)
     for later in lines.calls[call.order + 1 :]:
         if derived & {*later.inputs}:

@@ -126,7 +126,7 @@ def _at(line: FrameRecord, previous: FrameRecord | None = None) -> str:
 
 
 def sentence_of(fault: Fault) -> str:
-    """Say what is wrong at a line, with what each rank has there and the line before."""
+    """Say what is wrong at a line, with each rank's values there and the line before."""
     line, before = fault.line, fault.before
     if fault.way == "between" and before is not None:
         return f"it goes wrong between {_at(before)} and {_at(line, before)}"

@@ -1,4 +1,4 @@
-"""What ranks have of the unsharded model's tensor at each place inside of a module: forward, and of its gradient."""
+"""Relations of ranks' tensors inside a module to the unsharded model's, with gradients."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class States:
         }
 
     def forward(self, value: Value) -> State:
-        """Return what ranks have of a tensor."""
+        """Return the relation of ranks' values of a tensor to the unsharded model's."""
         if (value, False) not in self._known:
             self._known[value, False] = UNKNOWN
             self._known[value, False] = self._forward(value)
@@ -130,7 +130,7 @@ class States:
         return all(self.forward(value).is_known for value, _ in self.lines.returned)
 
     def gradient(self, value: Value) -> State:
-        """Return what ranks have of a tensor's gradient; that of a tensor which is wrong itself is not known."""
+        """Return the relation of ranks' gradients of a tensor; unknown if the tensor is wrong."""
         if not self.is_right:
             return UNKNOWN
         if (value, True) not in self._known:
@@ -183,7 +183,7 @@ class States:
         return False
 
     def related(self, value: Value, wanted: int) -> State:
-        """Return what ranks have of any tensor of the unsharded model's."""
+        """Return the relation of ranks' values to any tensor of the unsharded model."""
         return self._related(value, wanted, gradient=False)
 
     def _related(self, value: Value, reference_number: int, *, gradient: bool) -> State:
@@ -204,7 +204,7 @@ class States:
         return State("right", layout) if layout is not None else state
 
     def terms_beside(self, value: Value, others: Sequence[Value]) -> str:
-        """Return the axis over which a tensor's gradient lacks a sum next to other gradients; empty if there is none.
+        """Return the axis over which a tensor's gradient lacks a sum; empty if it lacks none.
 
         Each rank has what other readers hand back, which is whole, and its own term of what is left. Readers hand back
         the gradient of what they make, as a residual does, or its sum, as the begin of another branch does.
@@ -231,7 +231,7 @@ class States:
         return ""
 
     def _gradients(self, value: Value) -> dict[int, NDArray[np.float64]]:
-        """Return what each rank has of a tensor's gradient, in the unsharded model's scale."""
+        """Return each rank's gradient of a tensor, in the unsharded model's scale."""
         arrays = {rank: self._array("step", rank, number, gradient=True) for rank, number in value}
         return {rank: array / (self._scales[rank] or 1.0) for rank, array in arrays.items()}
 
@@ -263,7 +263,7 @@ class States:
         return np.asarray(self.dump.values(tensor.shards[rank], name), np.float64)
 
     def held(self, value: Value) -> dict[int, NDArray[np.float64]]:
-        """Return what each rank has of a tensor; empty if it was not kept."""
+        """Return each rank's values of a tensor; empty if they weren't kept."""
         return self._kept(value, gradient=False)
 
     def held_gradient(self, value: Value) -> dict[int, NDArray[np.float64]]:

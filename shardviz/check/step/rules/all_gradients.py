@@ -1,4 +1,4 @@
-"""What all gradients of a step show together: one factor, a part of them that has a factor, and their norm.
+"""Findings of all gradients together: one factor, a factor of some, and their norm.
 
 One factor for every gradient, beside a loss that is right, is of no reduction of a single tensor. What does that is a
 backward of another loss than the one that is returned: a loss scale, micro-batches whose losses are not divided. What
@@ -128,7 +128,7 @@ def _cause(gradients: Sequence[Compared], factor: float, exact: Fraction | float
 
 
 def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:
-    """Return a norm of parts that is a round number once gradients are clipped; empty if there is none."""
+    """Return a norm of parts that clipping made a round number; empty if there isn't one."""
     for what, norm in norms_of_parts(list(gradients)):
         rounded = _round_norm(1.0, norm, _nearness(gradients))
         if rounded and not math.isclose(norm, total(gradient.wanted for gradient in gradients)):
@@ -152,7 +152,7 @@ class Multiplied:
 
 
 def multiplied(evidence: Evidence) -> Multiplied | None:
-    """Return the one number that multiplies all gradients beside a loss that is right; None if there is none."""
+    """Return the factor of all gradients if the loss is right; None if they share none."""
     gradients = tuple(gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted) or gradient.wrong)
     factor = _factor(gradients) if evidence.loss_is_right else None
     return None if factor is None else Multiplied(gradients, factor, _clipped_to(evidence, gradients, factor))
@@ -221,7 +221,7 @@ class Part:
 
     @cached_property
     def text(self) -> str:
-        """How many have it, and what only they have in common; empty if all do."""
+        """How many gradients have the factor, and what only they share; empty if all have it."""
         if self.is_all:
             return ""
         names = {gradient.name for gradient in self.have}
@@ -231,7 +231,7 @@ class Part:
         return f"{len(self.have):,} of {len(self.have) + len(self.others):,} gradients {have} this factor: {which}"
 
     def _traits(self) -> Iterator[tuple[str, list[Compared]]]:
-        """Yield what gradients may have in common, each with all that have it."""
+        """Yield traits that gradients may share, each with the gradients that have it."""
         every = (*self.have, *self.others)
         if inside := _module_of(self.have):
             yield f"all those of {inside}", [gradient for gradient in every if gradient.name.startswith(f"{inside}.")]

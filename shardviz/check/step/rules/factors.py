@@ -138,7 +138,7 @@ def _of_shared(comparison: Compared, ratio: Fraction) -> Cause | None:
 
 
 def cause_of_ratio(comparison: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> Cause:
-    """Return the cause of a ratio that a gradient has besides its copies differing along some axes.
+    """Explain a gradient that is scaled and whose copies also differ along some axes.
 
     Nothing was reduced over these; if another axis has the size, it is the other.
     """
@@ -252,5 +252,5 @@ def _products(mesh: Mesh, ratio: Fraction) -> list[tuple[str, ...]]:
 
 
 def size_clause(ratio: Fraction | float, axes: str) -> str:
-    """Return the clause that names the axes whose size a ratio is, or one over it; empty if there are none."""
+    """Return the clause that names the axes whose size explains a ratio; empty if none does."""
     return f", {'' if ratio > 1 else '1 over '}the size of {axes}" if axes else ""

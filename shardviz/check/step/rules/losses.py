@@ -99,7 +99,7 @@ def unexplained_value(evidence: Evidence, result: Compared) -> UnexplainedLoss |
 
 
 def unexplained_loss(evidence: Evidence) -> UnexplainedLoss:
-    """Return what is known of a wrong loss of right outputs; tokens in an order of their own suggest the labels'."""
+    """Explain a wrong loss of right outputs; reordered tokens suggest reordered labels."""
     reordered = next(
         (module.name for module in evidence.activations.by_name.values() if module.state == "reordered"), ""
     )

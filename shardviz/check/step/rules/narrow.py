@@ -93,7 +93,7 @@ def _is_known(evidence: Evidence, result: Compared) -> bool:
 
 
 def _measured(evidence: Evidence, comparison: Compared) -> tuple[float, float, float]:
-    """Return a gradient's factor to what its module's activations make, its standard error, and what it leaves."""
+    """Return a gradient's factor to the replayed one, its standard error, and the residual."""
     name = of_replay(comparison.name)
     tensor = evidence.dump.find("reference", "activation", name)
     assert tensor is not None

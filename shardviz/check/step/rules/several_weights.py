@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_other_layers(evidence: Evidence, comparison: Compared) -> Finding | None:
-    """Return the finding if every wrong rank's gradient is that of another weight, which another rank has."""
+    """Return the finding if each wrong rank has the gradient of a different rank's weight."""
     tied = (comparison.name, *evidence.tied_to(comparison.name))
     for axis in comparison.mesh.axes:
         for neighbor in evidence.wrong_gradients.near(comparison, axis):

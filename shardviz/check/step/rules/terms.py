@@ -1,4 +1,4 @@
-"""What no ratio explains: added vectors, mixed shards, one relation of all wrong ranks, statistics of a part.
+"""Wrong results without a ratio: added vectors, mixed shards, relations, own statistics.
 
 A parameter may be added too often, shards summed as if they were copies, or one relation makes all wrong ranks' values
 of those wanted; or only some ranks are right. If none of these fits, it is a `wrong-value`, with the place at which it
@@ -202,7 +202,7 @@ def check_own_statistics(comparison: Compared) -> Finding | None:
 
 
 def _kept(ndim: int) -> Iterator[tuple[int, ...]]:
-    """Yield the dims whose indices share numbers: all but the features, as of a norm of rows; channels alone."""
+    """Yield the dims that a norm keeps: all but the features, or channels alone."""
     if ndim > 1:
         yield tuple(range(ndim - 1))
         yield (1,)

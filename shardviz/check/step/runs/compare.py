@@ -1,4 +1,4 @@
-"""What two runs' steps show side by side, in sentences: the unsharded models, then each sharded one.
+"""Two runs' steps compared, in sentences: the unsharded models, then each sharded one.
 
 Both unsharded models are right by themselves. If they do not start from the same weights, they cannot be compared
 beyond that. Where their steps first part, another torch, another dtype or another program is why, and whatever comes

@@ -1,4 +1,4 @@
-"""The first wrong module of a step: its calls in order, forward and backward, each beside the unsharded model's.
+"""The first wrong module of a step: calls, forward and backward, against the unsharded ones.
 
 `traces` reads what ranks wrote of a step, `values` are kept elements of a tensor, and `judging` says what each rank has
 of an unsharded step at every place: of a probe's step as ranks ask for it (`for_ranks`), of two jobs' in `jobs`.

@@ -102,7 +102,7 @@ def _is_explained(calls: Calls, call: Call, others: Sequence[Call]) -> bool:
 
 
 def _left_pending(calls: Calls, call: Call) -> Divergence | None:
-    """Return what a call leaves a sum of, of the gradients of what it makes, if other layers sum it."""
+    """Return a call's gradients that stay unsummed although other layers sum theirs."""
     inner = [one for one in reversed(calls.within(call)) if is_left_pending(calls, one)]
     if not inner:
         return None

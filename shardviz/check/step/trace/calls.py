@@ -1,4 +1,4 @@
-"""The calls of a step's modules, in the unsharded model's order, with what all ranks together have of each side."""
+"""Calls of a step's modules, in the unsharded model's order, with all ranks' judgments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a step first goes wrong where it does, from the values there: the rules for results, applied to an activation.
+"""Causes of the first wrong values of a step: rules for results, applied to an activation.
 
 Which part of the unsharded model's values a rank should have is what it has in another layer, or else any split over
 the mesh that gives its shape. A sum may have one of its terms too often or not at all. And ranks may hold the rows or
@@ -117,7 +117,7 @@ def _rounding(evidence: Evidence) -> Rounding:
 
 
 def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Layout]:
-    """Yield the layouts that give every rank the shape it has, first what other layers have there."""
+    """Yield layouts that fit every rank's shape, those of other layers first."""
     mesh = dump.files.mesh
     local = {rank: shard.body.local_shape for rank, shard in tensor.shards.items()}
     layouts: list[Layout] = []

@@ -147,7 +147,7 @@ class StepJudge:
                 yield name, sharded, unsharded
 
     def _together(self, place: Place) -> Kept | None:
-        """Return what all ranks have together at a place, in the whole's scale; None unless all have parts of it."""
+        """Put all ranks' values at a place together, in the whole's scale; None if some are missing."""
         judgment = self.judging.judgments.get(place)
         whole = self.judging.whole[place].values if judgment is not None else None
         if judgment is None or judgment.layout is None or whole is None or set(judgment.state.values()) != {"right"}:

@@ -1,4 +1,4 @@
-"""What each rank has, at every place of a step, of what an unsharded step has there: the one judge of steps.
+"""The judge of steps: matches each rank's values at every place with the unsharded step's.
 
 Ranks record values and judge nothing. A probe's ranks ask for this judgement while they wait (`for_ranks`), and
 `shardviz diff` makes it of two jobs' traces. A part of the whole's values is found by some split over the mesh, as the
@@ -166,7 +166,7 @@ class Judging:
         return whole.with_values(np.abs(point.values.values - whole.values))
 
     def judged(self, place: Place) -> Judgment | None:
-        """Return what the ranks have at a place; None if nothing can be judged."""
+        """Judge ranks' values at a place; return None if nothing can be judged."""
         whole = self.whole[place].values
         by_rank = {rank: points[place] for rank, points in self.ranks.items() if place in points}
         parts = {rank: point.values for rank, point in by_rank.items() if point.values is not None}
@@ -210,7 +210,7 @@ class Judging:
         return [*forward[:MAX_WRONG], *backward[:MAX_WRONG], *moved[:MAX_WRONG]]
 
     def records(self, rank: int) -> list[PointRecord]:
-        """Return what a rank has at every place; of the first wrong ones also the term that they have too often."""
+        """Return a rank's judgments at every place; the first wrong ones with their extra term."""
         wrong = set(self.wrong)
         return [
             self._record(place, judgment, rank, is_wrong=place in wrong)
@@ -240,7 +240,7 @@ class Judging:
         )
 
     def _added(self, place: Place, rank: int) -> tuple[str, int]:
-        """Return the term that a value has too often, and how often (-1: it lacks it); empty if there is none.
+        """Return the term that a value has too often, and how often (-1: it lacks it).
 
         What a module returns is often a sum, of what it was given and what modules in it return, and the gradient of an
         input is one of what the module sends back and what goes around it, as a residual does.
@@ -337,7 +337,7 @@ class _Place:
     def _is_typical(
         self, off: NDArray[np.float64], expected: NDArray[np.float64], shard: Kept, region: Region, scale: float
     ) -> bool:
-        """Whether a part is no farther off on the whole than rounding takes it, if that was measured."""
+        """Whether a part's mean error is within that of rounding, if that was measured."""
         noise, moved = self.judging.noise, self._moved
         pair = in_both(moved, shard, region) if moved is not None and off.size >= MANY else None
         if noise is None or pair is None:

@@ -95,7 +95,7 @@ def _is_loss(pair: Found) -> bool:
 
 
 def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
-    """Return the finding of a wrong output with where it begins, and the cause if no rule for outputs named one."""
+    """Add to a wrong output's finding where it begins, and a cause if it has none."""
     if not finding.generic:
         return (
             finding

@@ -98,7 +98,7 @@ class OfRank:
         return [one for one in tensors if one is not None]
 
     def points(self, counts: Mapping[str, int], dim: int = 0) -> dict[Place, Point]:
-        """Return what it has at every place.
+        """Return the rank's points at every place.
 
         Args:
             counts: How often each module is called in one forward of the batch.
@@ -207,7 +207,7 @@ def is_pipeline(ranks: Mapping[int, OfRank]) -> bool:
 
 
 def with_first_module(first: str, ranks: Mapping[int, OfRank]) -> dict[int, OfRank]:
-    """Return the ranks that call what the model calls first: what others are given is not the batch."""
+    """Return the ranks that call the model's first module: others aren't given the batch."""
     return {rank: own for rank, own in ranks.items() if first in own.counts} if is_pipeline(ranks) else dict(ranks)
 
 

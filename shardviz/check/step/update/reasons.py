@@ -248,7 +248,7 @@ def _by_own_statistics(step: Compared) -> Why | None:
 
 
 def _scales_across(got: NDArray[np.float64], expected: NDArray[np.float64], dim: int) -> NDArray[np.float64] | None:
-    """Return the numbers, alike all along a dim, by which one array is another; None if there are none."""
+    """Return factors, constant along a dim, between two arrays; None if they don't fit."""
     products, squares = (np.sum(side * expected, axis=dim, keepdims=True) for side in (got, expected))
     scales: NDArray[np.float64] = products / np.where(squares, squares, 1.0)
     return scales if _is_near(got, expected * scales) else None
@@ -293,7 +293,7 @@ def _is_orthogonal(step: NDArray[np.float64]) -> bool:
 
 
 def _step_of(dump: Dump, comparison: Compared) -> Compared | None:
-    """Return what the optimizer added to a weight on each rank, beside what the unsharded model's added to it."""
+    """Return each rank's update of a weight, with the unsharded model's."""
     before, after = dump.find("reference", "param", comparison.name), dump.find("updated", "param", comparison.name)
     if before is None or after is None:
         return None

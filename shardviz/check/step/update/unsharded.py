@@ -1,4 +1,4 @@
-"""After the optimizer: weights, its state and buffers beside what the unsharded model's own optimizer makes of them.
+"""Weights, optimizer state and buffers after the step, compared with the unsharded model's.
 
 `wrong-value` where they are not the same: a state taken from another rank's shard, moments in another order, another
 learning rate, weight decay of another group. `unreplicated` where each rank keeps a buffer of its own.
@@ -285,7 +285,7 @@ def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Wh
 
 
 def _times_counted(comparison: Compared) -> int:
-    """Return what whole number of times every rank's buffer is the unsharded model's; 0 if it is no such multiple."""
+    """Return the whole number by which every rank's buffer is a multiple; 0 if it isn't."""
     ratio = ratio_of(comparison) if comparison.wanted.size and np.ptp(comparison.wanted) else None
     return ratio.numerator if ratio is not None and ratio > 1 and ratio.denominator == 1 else 0
 

@@ -118,7 +118,7 @@ def stored_slice(local: Local, whole: Entry) -> NDArray[np.generic] | None:
 
 
 def place_of(local: Local, sources: Known) -> tuple[NDArray[np.int64] | None, Region | None]:
-    """Return a shard's ids, or the region that it claims where it is that; neither where all values are alike."""
+    """Return a shard's ids, or its claimed region if it holds that; neither if all are equal."""
     whole, bits = sources.entries[local.name], bits_of_tensor(local.values)
     shape = (math.prod(local.shape),) if local.flat else local.shape
     claimed = claimed_region(local, shape)

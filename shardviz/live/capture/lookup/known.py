@@ -1,4 +1,4 @@
-"""What a reference knows of a model: which of its tensors each of the model's is, and the ids of their elements."""
+"""A reference's tensors by the model's names, and the ids of their elements."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def wanted_of(locals_: Iterable[Local], tied: Iterable[tuple[str, ...]]) -> dict
 def known_in(
     reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[str, str], *, strangers: bool = False
 ) -> Known:
-    """Return what a reference knows of a model's tensors. One that it lacks is looked up as one that it is tied to.
+    """Look up a model's tensors in a reference; a missing one is looked up by its tied names.
 
     Args:
         reference: What values are compared with.

@@ -1,4 +1,4 @@
-"""Tensors that a loader made of several: experts stacked, gate beside up, q, k and v in one weight; or only renamed.
+"""Tensors that a loader merged or renamed: stacked experts, gate and up, fused q, k and v.
 
 A stamped copy shows of each value which tensor it comes from, so that no converter's rules have to be known. What ranks
 hold says which tensors are in a merged one, and in which order; that they are whole and side by side, each number of
@@ -112,7 +112,7 @@ class Recipe:
 def with_merged(
     sources_known: Known, reference: Reference, lookups: Mapping[str, Wanted], locals_: Sequence[Local]
 ) -> Known:
-    """Return what a stamped reference knows, with the tensors that were made of others of it. Every rank calls this.
+    """Add tensors that a loader merged from a stamped reference's. Every rank calls this.
 
     Args:
         sources_known: What it knows by name.
@@ -164,13 +164,13 @@ def _joined(
 
 
 def _before(name: str, stored: Entry) -> str:
-    """Return what a reference has before a model's names: behind anything else are an optimizer's tensors."""
+    """Return the prefix of the model's names in a reference; other prefixes are the optimizer's."""
     known_as = getattr(stored, "name", name)
     return str(known_as.removesuffix(name)) if known_as.endswith(f".{name}") else ""
 
 
 def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], local: Local | None) -> Recipe | None:
-    """Return what a tensor is made of, as ranks hold it; None if they hold nothing of the reference."""
+    """Return which of the reference's tensors ranks hold in one tensor; None if none."""
     numbers = _numbers(name)
     near = {other: entry for other, entry in sources.items() if _numbers(other)[: len(numbers)] == numbers}
     of_all = of_all_ranks(_readable_parts_in(local, near) if local is not None else [])

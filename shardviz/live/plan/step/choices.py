@@ -1,4 +1,4 @@
-"""What a router chooses in a step without values: every expert equally often, so that the rest of the step can be run.
+"""A router's choices in a step without values: every expert equally often.
 
 Numbers that follow from such choices alone are worked out beside the tensors without values: how many tokens an expert
 gets, where they go, how many arrive. Code may then read them. Other ranks are taken to choose the same as this one.
@@ -131,7 +131,7 @@ class Choices:
         return returned
 
     def _exchanged(self, func: Any, returned: Any, args: Any) -> Any:
-        """Work out what is received if every rank sends what this one does."""
+        """Work out what this rank receives if every rank sends the same values."""
         ranks = ranks_of_operator(func, args)
         at = ranks.index(torch.distributed.get_rank())
         for sent, into in _flows(func, args, returned, at):
@@ -162,7 +162,7 @@ class Choices:
         return returned
 
     def _lose(self, func: Any, args: Any) -> None:
-        """Forget what an operator overwrites with what is not known."""
+        """Forget known values that an operator overwrites with unknown ones."""
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for tensor in tensors_in(value):
@@ -188,7 +188,7 @@ class Choices:
 
 
 def _unless_of_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an operator returns on tensors without values; None if that depends on their values."""
+    """Run an operator on tensors without values; return None if its result depends on values."""
     try:
         return func(*args, **kwargs)
     except Exception as error:
@@ -224,7 +224,7 @@ def _origin(values: Tensor, sources: list[Known], choices: dict[str, None]) -> O
 
 
 def _flows(func: Any, args: Any, returned: Any, at: int) -> Iterable[tuple[Tensor, Tensor]]:
-    """Return what a collective sends, each with the tensor that is filled with it, `at` a position in its group."""
+    """Return the tensors that a collective sends from position `at`, with those that they fill."""
     name = _name(func)
     if name in OUT_FIRST:
         return [(args[1], args[0])]
@@ -238,7 +238,7 @@ def _flows(func: Any, args: Any, returned: Any, at: int) -> Iterable[tuple[Tenso
 
 
 def received(func: Any, values: Tensor, args: Any, size: int, at: int) -> Tensor | None:
-    """Return what the rank at a position of a group receives if all of it send the same; None if that is not known."""
+    """Return what a rank receives if all of its group send the same; None if that is unknown."""
     name = _name(func)
     if name in ("allgather_", "alltoall_"):
         return values

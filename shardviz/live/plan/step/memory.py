@@ -1,4 +1,4 @@
-"""What a step holds beside its weights: every storage is followed from when it is made to when it is freed.
+"""Memory of a step besides its weights: each storage is followed until it is freed.
 
 The storages that an operator returns are followed by weak references, so that whatever keeps one counts: autograd, the
 inputs of a checkpoint, a list of the model's own. What they are is only known when the step has ended, so the step

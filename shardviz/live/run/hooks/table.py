@@ -1,4 +1,4 @@
-"""What is wrapped of each module: functions that shard, load and step, and what the observer hears of each call.
+"""Functions of torch and libraries that are wrapped: those that shard, load and step.
 
 Wraps them as soon as their modules are imported, and imports nothing of them itself. A name that a script takes by
 `from torch... import fully_shard` is bound at its import, so what it binds has to be the wrapped function: the module's
@@ -182,7 +182,7 @@ TRACED = "torch.optim.optimizer"
 
 @cache
 def hooked() -> dict[str, tuple[Around, ...]]:
-    """Return what is wrapped in this process, by module; what `--stamp` changes is outermost."""
+    """Return the hooks of this process, by module; those of `--stamp` are outermost."""
     options = Options.of_environment()
     hooks: dict[str, tuple[Around, ...]] = dict(HOOKS)
     if options.trace == "off":
@@ -193,7 +193,7 @@ def hooked() -> dict[str, tuple[Around, ...]]:
 
 
 class _Finder(MetaPathFinder):
-    """Finds nothing by itself: it lets the others find a module, and has it wrapped once it has run."""
+    """Lets the other finders find a module, and wraps its functions once it has run."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the spec that the other finders have for a hooked module."""
@@ -220,7 +220,7 @@ def _wrap_after(loader: Any) -> None:
 
 
 def wrap(module: ModuleType) -> None:
-    """Wrap what is hooked of a module that was just imported; what goes wrong is reported and stops nothing."""
+    """Wrap the hooked functions of a newly imported module; failures are reported, not raised."""
     quietly(module.__name__, wrapping.wrap, module, hooked()[module.__name__])
 
 

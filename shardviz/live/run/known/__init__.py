@@ -1,4 +1,4 @@
-"""What a model's values are compared with: those from before it was sharded, and what the job loads.
+"""Values that a model is compared with: its own before sharding, and those the job loads.
 
 `values` keeps the first, `sources` and `files` find the second, `choosing` says which is used, `writing` writes.
 """

@@ -146,7 +146,7 @@ def _rounding(local: Local, stored_entry: Entry) -> str:
 def all_rounded(
     of_all: Mapping[str, list[Candidate]], unknown: Collection[str], rounded: Mapping[str, tuple[int, str]]
 ) -> dict[str, list[Candidate]]:
-    """Return what is known of each tensor, files rounded for those that no rank holds: a loader rounds all of them.
+    """Return all candidates, rounded to the dtype in which some rank holds a file's tensors.
 
     Args:
         of_all: What any rank knows of each tensor.
@@ -192,7 +192,7 @@ FEW = 0.1
 def sifting(
     kept_values: Mapping[str, Kept], chosen: Chosen, locals_: Sequence[Local], moments: Sequence[Local] = ()
 ) -> Sift:
-    """Return what says which tensors were written since they had the values that they are compared with.
+    """Return a function that finds tensors written since they had their reference values.
 
     If no rank holds any old value of a tensor, it was written, and nothing more is known of it. If some ranks hold old
     values and others do not, that is a finding, unless they had different ones from the start. Buffers that have other

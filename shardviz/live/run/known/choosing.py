@@ -114,7 +114,7 @@ def chosen(
 
 
 def _together(of_ranks: Iterable[Mapping[str, list[Candidate]]]) -> tuple[dict[str, list[Candidate]], frozenset[str]]:
-    """Return what any rank knows of each tensor, and the names of those whose first entries are out of reach here.
+    """Join all ranks' candidates by tensor; return also the names that this rank cannot read.
 
     The paths are the same on all ranks, in one order; of each the first entry counts that is in reach.
     """
@@ -139,7 +139,7 @@ def _together(of_ranks: Iterable[Mapping[str, list[Candidate]]]) -> tuple[dict[s
 def candidates(
     session: str, sources: Sequence[Source], model: nn.Module, names: Sequence[str]
 ) -> dict[str, list[Candidate]]:
-    """Return what this rank knows of each tensor: files that were opened, the newest first, and what is sure."""
+    """Return this rank's candidates for each tensor: opened files, newest first, then sure ones."""
     by_name: dict[str, list[Candidate]] = {}
     sure: dict[str, Candidate] = {}
     for source in sources:
@@ -157,7 +157,7 @@ def candidates(
 def fitting(
     of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local], skipped: Collection[str] = ()
 ) -> tuple[dict[str, Candidate], list[str]]:
-    """Return what each tensor is compared with, and notes on the opened files. Every rank calls this.
+    """Choose each tensor's candidate, with notes on the opened files. Every rank calls this.
 
     A tensor is compared with the first candidate that some rank holds its part of, else with the one that is sure.
 

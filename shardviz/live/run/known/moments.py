@@ -1,4 +1,4 @@
-"""The state that an optimizer resumes with, beside the checkpoint that the job opened: looked up as weights are.
+"""Optimizer state that a job resumes with, looked up in the checkpoint that it opened.
 
 An optimizer steps after the model's first call, so what it has before is what was loaded. A state that nothing was
 loaded into is the same number throughout, and is left out. Checkpoints name states by their parameters, or number them
@@ -84,7 +84,7 @@ def with_moments(
 
 
 def _moments(model: nn.Module, locals_: Sequence[Local]) -> Moments:
-    """Return what living optimizers have of a model's parameters, element by element."""
+    """Return the element-wise states that living optimizers have of a model's parameters."""
     from shardviz.live.step.observe import optimizer_states
 
     parameters = {local.name: local for local in locals_ if local.role == "param"}
@@ -119,7 +119,7 @@ def _claiming_as(state: Local, parameter: Local) -> Local:
 def _candidates(
     sources: Sequence[Source], moments: Moments
 ) -> tuple[dict[str, list[Candidate]], dict[str, list[Candidate]], list[Path]]:
-    """Return what opened checkpoints have of each state, the newest first: by parameters' names, and by numbers.
+    """Return each state's candidates in opened checkpoints, newest first, by name and by number.
 
     With them are the checkpoints whose numbers may be those of two orders.
     """

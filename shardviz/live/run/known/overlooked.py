@@ -67,7 +67,7 @@ class Misfit:
 
     @property
     def weight(self) -> tuple[bool, bool]:
-        """What sorts what ranks say of one tensor: a rank whose part is similar knows more than one that finds none."""
+        """The order of ranks' answers on a tensor: a similar part tells more than no match."""
         return self.state == "similar", self.state == "another"
 
 
@@ -106,7 +106,7 @@ def misfits(
 
 
 def is_of_another_kind(name: str, misfit: Misfit) -> bool:
-    """Whether a tensor holds a weight of another role: numbers apart, names differ. A layer may be another on purpose.
+    """Whether a tensor holds a weight of a different role: names differ in more than numbers.
 
     Example:
         >>> is_of_another_kind("layers.0.wq", Misfit(0, "another", "layers.0.wk"))
@@ -150,7 +150,7 @@ def _is_unlike(some: Collection[Misfit]) -> bool:
 def notes_on_mixtures(
     of_all: Mapping[str, list[Candidate]], fits: Mapping[str, Collection[int]], used: Collection[Path]
 ) -> list[str]:
-    """Return a note on each two files with the same tensors of which the model holds some of one, some of the other.
+    """Note each pair of files with the same tensors if the model holds some from each.
 
     One that was loaded over the other, be it a part of the model, leaves no tensor that it has as the other has it.
 
@@ -232,7 +232,7 @@ def _misfit(local: Local, at: int, stored: Entry, others: Mapping[str, Entry]) -
 
 
 def _is_similar(local: Local, stored: Entry) -> bool:
-    """Whether a shard goes up and down where the slice does that it claims: not one that was drawn by itself.
+    """Whether a shard correlates with the slice that it claims, which a new draw would not.
 
     Means are taken away first, as they show nothing: the weights of any two norms are near 1.
     """

@@ -1,4 +1,4 @@
-"""What a job loaded, or may have: whole tensors that it gave to torch, checkpoints, and files that it opens itself."""
+"""Sources of a job's values: whole tensors given to torch, checkpoints, and opened files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Loaded:
     has_states: bool = False
 
     def entries(self, root: nn.Module, names: Collection[str]) -> dict[str, Entry]:
-        """Return what the checkpoint has of a model that it was loaded into, or that contains that one."""
+        """Return the checkpoint's entries for a model that it, or a part of it, was loaded into."""
         prefix = self._prefix(root)
         if prefix is None:
             return {}
@@ -140,7 +140,7 @@ def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
 
 
 def loaded_whole(model: nn.Module, loaded: Loaded, load: Callable[[], nn.Module], options: Options) -> Loaded | None:
-    """Load a sharded model once more, unsharded, for what its library merges or makes of a checkpoint as it loads.
+    """Load a sharded model again, unsharded, to get the tensors that its library merges.
 
     One rank on each disk does so alone, and only if the checkpoint lacks some of the model's tensors by their names,
     and where the machine has memory for the whole model twice: the job needs some, too.
@@ -214,7 +214,7 @@ class Opened:
     is_guess: bool = True
 
     def entries(self, root: nn.Module, names: Collection[str]) -> dict[str, Entry]:
-        """Return what the checkpoint has of a model, by the model's names."""
+        """Return the checkpoint's entries for a model, by the model's names."""
         reference = self.opened()
         if reference is None:
             return {}
@@ -232,14 +232,14 @@ class Opened:
 
 
 def _wrapped(root: nn.Module, names: Iterable[str], reference: Reference, used: set[str]) -> dict[str, str]:
-    """Return what a checkpoint has of weights whose modules the job has put into others since, such as LoRA's."""
+    """Return a checkpoint's names for weights whose modules were wrapped since, such as by LoRA."""
     shapes = {clean_name(name): tuple(one.shape) for _, name, one in named_tensors(root)}
     others = {name: one.shape for name, one in reference.entries.items() if name not in used}
     return wrapped_alone(names, others, lambda name, other: shapes.get(name) == others[other])
 
 
 def checkpoint_of(file: str | Path) -> tuple[Path, str]:
-    """Return the checkpoint that a file is of, and the file's name in it: empty if it is a checkpoint by itself."""
+    """Return a file's checkpoint, and its name there; empty if the file is the checkpoint."""
     path = Path(os.path.abspath(file))
     index = index_in(path.parent) if path.suffix == SAFETENSORS and path.is_file() else None
     named = json_object(index.read_bytes()).get("weight_map") if index else None

@@ -59,7 +59,7 @@ class Kept:
 
 
 class Values:
-    """What modules held before they were sharded, by the module that owns each tensor: names change, owners stay."""
+    """Values from before sharding, by the module that owns each tensor."""
 
     path = Path(NAME)
     is_snapshot = True
@@ -151,7 +151,7 @@ class Values:
         return {name: kept.entry for name, kept in self.kept(root).items() if kept.entry is not None}
 
     def _storage(self, tensor: torch.Tensor) -> Hashable:
-        """Return what only parameters on the same memory have, now: memory that is freed becomes another's."""
+        """Return a key that only parameters on the same memory share while they live."""
         is_own = type(tensor) is nn.Parameter and tensor.numel()
         return (self._num_looks, storage_key(tensor)) if is_own else None
 

@@ -71,7 +71,7 @@ def _reaches_rank_0(what: str) -> bool:
 
 
 def _has_room(folder: Path | str, size: int, what: str) -> bool:
-    """Whether a disk has room for values and as much again, which is for the job; reported where it has not."""
+    """Whether a disk has twice the room that values need; reported if not."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What this process loads in place of what its script names, and what its weights are compared with after that.
+"""Stamped copies that this process loads instead of its script's files.
 
 Copies of checkpoints lie in the session's folder: the first rank that asks makes one. What `torch.load` returned is
 stamped in memory, and what a load has yet to write is poisoned.
@@ -109,7 +109,7 @@ def poison_module(module: nn.Module) -> None:
 
 
 def poison_loaded(module: nn.Module, state_dict: Mapping[str, Any]) -> None:
-    """Poison what a module is about to load, unless it is what it is loaded from."""
+    """Poison the tensors that a module is about to load, except those it is loaded from."""
     sources = {_storage(value) for value in state_dict.values() if isinstance(value, torch.Tensor)}
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     poison(one for name, one in tensors.items() if name in state_dict and _storage(one) not in sources)
@@ -172,7 +172,7 @@ class Loads:
             default_store().set(KEY, "1")
 
     def redirected(self, place: Any) -> Any:
-        """Return what is opened in place of a file or folder: its stamped copy, or itself if it is not a checkpoint.
+        """Return the stamped copy of a file or folder; the path itself if it isn't a checkpoint.
 
         Raises:
             DumpError: The copy cannot be made.
@@ -226,7 +226,7 @@ class Loads:
             leave(self._options.session, Note("source", rank_here(), what))
 
     def reference(self, locals_: Sequence[Local]) -> Reference:
-        """Return what the weights must have, as far as any rank has loaded it. Every rank calls this.
+        """Return the stamped reference of weights that any rank has loaded. Every rank calls this.
 
         Of several checkpoints that have a tensor by its name, the first counts that some rank holds its part of.
 

@@ -1,4 +1,4 @@
-"""What is changed of torch and of libraries under `--stamp`: what loads opens copies, what saves ends the job.
+"""Functions changed under `--stamp`: loading opens stamped copies, saving ends the job.
 
 Unlike hooks that only look, these must not fail in silence: where a copy cannot be made, or a save would go on, the
 process ends.
@@ -87,7 +87,7 @@ def _to_empty(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 def _or_end(process_observer: Observer, do: Callable[[Observer], Any]) -> Any:
-    """Do something, or end the process: what it loads or saves then is not what it should be."""
+    """Do something; end the process if it fails, before wrong values are loaded or saved."""
     from shardviz.live.run.meeting import end_at_once
 
     try:

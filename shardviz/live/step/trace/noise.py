@@ -25,7 +25,7 @@ SEED = 3
 
 
 def moved(build: Callable[[], nn.Module], precision: float) -> Callable[[], nn.Module]:
-    """Return what builds a model with every weight moved by a random part of a relative precision."""
+    """Return a function that builds a model with weights moved by a random relative error."""
 
     def built() -> nn.Module:
         model = build()

@@ -1,4 +1,4 @@
-"""Write the values of a trace into a capture: what this rank had at every place of a step, judged by nobody yet."""
+"""Write a trace's values into a capture: this rank's, at every place of a step."""
 
 from __future__ import annotations
 

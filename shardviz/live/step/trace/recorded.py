@@ -200,7 +200,7 @@ class Trace:
         return tensor_seen
 
     def _recomputed(self, name: str, output: Any) -> None:
-        """Follow gradients of a call that checkpointing runs again, where the first run had no graph."""
+        """Follow gradients of a call that activation checkpointing runs again."""
         inputs = self._again[name].pop() if self._again[name] else []
         outputs = list(_floating(output))
         call = self._first_run(name, outputs)

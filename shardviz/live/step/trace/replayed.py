@@ -1,4 +1,4 @@
-"""What the gradients of a module's weights should be, by what the sharded step itself put in and what came back to it.
+"""Expected gradients of a module's weights, replayed from the sharded step's activations.
 
 In narrow numbers two right steps drift apart from layer to layer, so that a gradient that is off by a hundredth does
 not show beside the unsharded model's. It does beside this: the unsharded module, run in float64 on what all ranks
@@ -56,7 +56,7 @@ def _leaves(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _of_module(
     name: str, module: nn.Module, weights: Mapping[str, Local], sharded: Sides, unsharded: Sides
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a module's gradients, those apart that the unsharded step has not got from its own activations either."""
+    """Yield a module's replayed gradients if replaying the unsharded step gives its own."""
     reference = _gradients(name, module, weights, unsharded)
     expected = _gradients(name, module, weights, sharded) if reference else {}
     for weight, gradient in reference.items():

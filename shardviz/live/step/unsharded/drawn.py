@@ -150,5 +150,5 @@ def _is_drawn(new: torch.Tensor, built: torch.Tensor) -> bool:
 
 
 def _is_small(whole: torch.Tensor) -> bool:
-    """Whether a vector, of ones or zeros perhaps, says nothing by itself and goes with those that were drawn."""
+    """Whether a vector is too uniform to tell whether it was drawn again."""
     return whole.ndim < 2 and bool(whole.isfinite().all())
