@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.hiding import is_of_places, unhidden
+from shardviz.check.order.cases import LaidOut, PairOfIds, is_as_claimed
 from shardviz.check.order.infer.ranks import with_one_order
-from shardviz.check.order.laid_out import LaidOut, PairOfIds, is_as_claimed
 from shardviz.check.order.rules.foreign import check_foreign
 from shardviz.check.order.rules.intent import (
     check_intent,
@@ -40,14 +40,14 @@ from shardviz.check.step.collectives import check_collectives
 from shardviz.check.step.contradictions import check_zero_gradients
 from shardviz.check.step.lines.naming import with_lines
 from shardviz.check.step.run import check_step, without_consequences_of_update
+from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.check.step.update.copies import check_update
-from shardviz.check.step.update.unsharded import check_unsharded_update
 from shardviz.check.values.copies import check_copies
 from shardviz.check.values.identical_shards import check_identical_shards
 from shardviz.check.values.storage import check_ties, check_unwritten, check_writes
 from shardviz.check.verdicts import is_of_model
 from shardviz.check.whole.completeness import check_completeness, check_missing_ranks
-from shardviz.check.whole.planned import check_planned
+from shardviz.check.whole.plan_layouts import check_planned
 from shardviz.check.whole.rank_order import check_rank_order
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.report import Place
-from shardviz.check.step.compared import compared
-from shardviz.check.whole.planned import is_compared
+from shardviz.check.step.comparison import compared
+from shardviz.check.whole.plan_layouts import is_compared
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.text import counted
 

@@ -10,7 +10,7 @@ import numpy as np
 from shardviz.check.grouping import grouped
 from shardviz.check.report import NotChecked, Report
 from shardviz.checkpoint.coverage import coverage_of
-from shardviz.checkpoint.formats.pickled import UnknownTypeError
+from shardviz.checkpoint.formats.pickle_reader import UnknownTypeError
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import check_optimizer, check_states
 from shardviz.errors import DumpError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
-from shardviz.dump import nearby
+from shardviz.dump import suggestions
 from shardviz.dump.records.base import MAX_NUMBER, SCHEMA
 from shardviz.dump.write import PLAN_FILE, RUN_FILE
 from shardviz.errors import DumpError
@@ -62,7 +62,7 @@ def _content(folder: Path, name: str) -> bytes:
         raise DumpError(f"{path} is {size:,} bytes, more than the {MAX_FILE:,} that are read", _ELSEWHERE)
     except FileNotFoundError:
         if name == RUN_FILE:
-            raise nearby.no_dump(folder) from None
+            raise suggestions.no_dump(folder) from None
         raise DumpError(f"{folder} is not a dump: it has no {name}", "write the dump again") from None
     except OSError as error:
         raise DumpError(f"cannot read {path}: {error.strerror}") from error

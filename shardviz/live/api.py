@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import refuse_without_group
-from shardviz.live.capture.captured_step import add_step, check_step
 from shardviz.live.capture.idle_axes import found_mesh, idle_axes, notes_on
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.lookup.by_reference import add_by_reference, as_copies
-from shardviz.live.capture.lookup.known import ComparedWith, known_in, opened, wanted_of
 from shardviz.live.capture.lookup.masters import add_masters
-from shardviz.live.capture.lookup.merged import with_merged
+from shardviz.live.capture.lookup.merges import with_merged
+from shardviz.live.capture.lookup.reference_tensors import ComparedWith, known_in, opened, wanted_of
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.passes import Sharding, add_ids, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart, agree
 from shardviz.live.capture.stamp import plan, tied_names, under_names
+from shardviz.live.capture.step_results import add_step, check_step
 from shardviz.live.claims import registry
 from shardviz.live.compat import computed_buffers
 from shardviz.live.dumping import dump_of_job

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.planned.ranks import PlannedRanks
+    from shardviz.dump.plan.ranks import PlannedRanks
     from shardviz.dump.read import DumpFiles
     from shardviz.dump.records.plan import StepFails
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardviz.dump.costs.comms import groups_text, received
 from shardviz.dump.costs.memory import owner_of
-from shardviz.dump.planned.sizes import sizes
+from shardviz.dump.plan.sizes import sizes
 from shardviz.dump.records.plan import PeakRecord
 from shardviz.layout.dtypes import itemsize
 from shardviz.plan.folding import kind_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.planned.ranks import PlannedPart, PlannedRanks
+    from shardviz.dump.plan.ranks import PlannedPart, PlannedRanks
     from shardviz.dump.records.plan import PlanPart, PlanRecord
     from shardviz.dump.records.step import CollectiveRecord
     from shardviz.dump.records.tensors import Body

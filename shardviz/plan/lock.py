@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from shardviz.dump.planned.ranks import PlannedRanks
+    from shardviz.dump.plan.ranks import PlannedRanks
     from shardviz.plan.counting import Sent
 
 HEAD = "# shardviz layouts 1: mesh "

@@ -35,7 +35,7 @@ from shardviz.text import folded_names, listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause

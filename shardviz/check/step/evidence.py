@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.compared import rounding_of
+from shardviz.check.step.comparison import rounding_of
 from shardviz.check.step.forward.activations import Activations
 from shardviz.check.step.rules.all_gradients import Parts
 from shardviz.check.step.trace.backward import blamed_by_weights, first_in_backward
@@ -18,7 +18,7 @@ from shardviz.relate.measures import WrongResults, ratio_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.dump import Dump
 

@@ -18,7 +18,7 @@ from shardviz.layout.placements import Replicate, Shard
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardviz.check.hiding import unhidden
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.compared import compared
+from shardviz.check.step.comparison import compared
 from shardviz.check.step.contradictions import check_no_gradient, check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
@@ -40,7 +40,7 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump
 
     Rule = Callable[[Evidence, Compared], Finding | None]

@@ -19,7 +19,7 @@ import numpy as np
 
 from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked
-from shardviz.check.step.compared import compared
+from shardviz.check.step.comparison import compared
 from shardviz.check.step.contradictions import check_absent_gradients
 from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of, with_copies
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.values.copies import Groups
     from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.dump.records.step import MaskRecord

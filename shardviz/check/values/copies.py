@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from shardviz.check.order.cases import claimed_dims
 from shardviz.check.order.infer.layout import axes_of_change
-from shardviz.check.order.laid_out import claimed_dims
 from shardviz.check.report import NotChecked
 from shardviz.dump.content import leaves
 from shardviz.explain.values import (

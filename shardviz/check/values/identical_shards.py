@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.laid_out import claimed_dims
+from shardviz.check.order.cases import claimed_dims
 from shardviz.check.values.copies import is_constant
 from shardviz.dump.digests import hash_of_nan
 from shardviz.explain.states import SameOptimizerFile

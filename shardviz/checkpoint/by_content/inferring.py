@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.checkpoint.by_content.numbered import Choice, Family, families_of, links
+from shardviz.checkpoint.by_content.families import Choice, Family, families_of, links
 from shardviz.checkpoint.by_content.solving import Recipe, Strips, View, are_near, constant, fits, recipes
 from shardviz.checkpoint.findings import EMBEDDINGS, HEADS
 from shardviz.checkpoint.optimizer import state_of
@@ -22,7 +22,7 @@ from shardviz.text import listed, printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardviz.checkpoint.by_content.numbered import Link, Numbers
+    from shardviz.checkpoint.by_content.families import Link, Numbers
     from shardviz.checkpoint.records import Tensor
 
 MOST_ALONE = 1024

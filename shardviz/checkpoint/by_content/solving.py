@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.by_content.numbered import Link, Numbers
+    from shardviz.checkpoint.by_content.families import Link, Numbers
     from shardviz.checkpoint.records import Tensor
 
     Places = NDArray[np.int64]

@@ -10,20 +10,20 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shardviz.checkpoint.by_content.families import REPRESENTATIVES, lines_of, rules_from
 from shardviz.checkpoint.by_content.inferring import inferred
-from shardviz.checkpoint.by_content.numbered import REPRESENTATIVES, lines_of, rules_from
 from shardviz.checkpoint.comparing.changes import change_of, overflown
 from shardviz.checkpoint.comparing.equality import Contents, agree, can_cast, is_same, narrower
-from shardviz.checkpoint.comparing.moved import with_fused, with_moved
+from shardviz.checkpoint.comparing.moves import with_fused, with_moved
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
 from shardviz.checkpoint.comparing.pairs import padding_notes, paired
-from shardviz.checkpoint.comparing.scaled import scaled, unscaled
+from shardviz.checkpoint.comparing.scales import scaled, unscaled
 from shardviz.checkpoint.comparing.steps import with_left_over
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.maps.families import family_of, find_map
 from shardviz.checkpoint.maps.language import rules_of
-from shardviz.checkpoint.maps.made import PAD, Made, Op
+from shardviz.checkpoint.maps.mapped_tensors import PAD, Made, Op
 from shardviz.checkpoint.maps.matching import NUMBER
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.wrong import instead_of
@@ -37,10 +37,10 @@ from shardviz.text import counted, listed, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from shardviz.checkpoint.by_content.numbered import Choice
+    from shardviz.checkpoint.by_content.families import Choice
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.checkpoint.records import Checkpoint, Tensor
 
     Outcomes = list[tuple[Outcome, Pair]]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.beside.job import Live
-from shardviz.checkpoint.beside.reading import is_of
-from shardviz.checkpoint.maps.made import Made, pieces
+from shardviz.checkpoint.live_job.job import Live
+from shardviz.checkpoint.live_job.reading import is_of
+from shardviz.checkpoint.maps.mapped_tensors import Made, pieces
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.machine import cores

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shardviz.checkpoint.comparing.equality import is_same
 from shardviz.checkpoint.maps.families import numbers_beside
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
-from shardviz.checkpoint.maps.made import Made, leaves, padding_text, unused_texts, without_padding
+from shardviz.checkpoint.maps.mapped_tensors import Made, leaves, padding_text, unused_texts, without_padding
 from shardviz.checkpoint.maps.matching import apply, is_turned, named, pattern_of
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.optimizer import IN_BUCKETS, is_bucket, state_names, state_of

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.changes import factor_text
 from shardviz.checkpoint.comparing.equality import equal, is_same, narrower, readable_bits
-from shardviz.checkpoint.maps.made import Made, Op
+from shardviz.checkpoint.maps.mapped_tensors import Made, Op
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError
@@ -32,7 +32,7 @@ from shardviz.explain.files import (
 )
 from shardviz.relate.casts import cast, values_of
 from shardviz.relate.factors import factor_at_largest
-from shardviz.relate.stored import is_made
+from shardviz.relate.stored_values import is_made
 from shardviz.relate.tolerance import EPSILON, FLOATS, LEAST_PART, MANY, SAFETY
 from shardviz.relate.values import is_alike, sampled
 from shardviz.text import listed, printable
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
-    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.checkpoint.records import Checkpoint, Tensor
     from shardviz.layout.region import Region
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.formats.pickled import Global, Made, read_pickle
+from shardviz.checkpoint.formats.pickle_reader import Global, Made, read_pickle
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype, itemsize
 from shardviz.text import printable

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from shardviz.checkpoint.formats.pickled import MAX_BYTES, Global, Made, dict_of, read_pickle
+from shardviz.checkpoint.formats.pickle_reader import MAX_BYTES, Global, Made, dict_of, read_pickle
 from shardviz.checkpoint.records import MAX_SIZE, Checkpoint, Chunk, Place, Saved, file_size
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype

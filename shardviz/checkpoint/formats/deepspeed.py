@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_of
 from shardviz.checkpoint.formats.headers import is_plain
-from shardviz.checkpoint.formats.pickled import Made, dict_of
+from shardviz.checkpoint.formats.pickle_reader import Made, dict_of
 from shardviz.checkpoint.formats.torch_file import whole
 from shardviz.checkpoint.formats.zero_buffers import MASTER, RankFile, chunks_of, laid_out
 from shardviz.checkpoint.records import Checkpoint, Place, Problem, Saved

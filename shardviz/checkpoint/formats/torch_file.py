@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_of
-from shardviz.checkpoint.formats.pickled import Made
+from shardviz.checkpoint.formats.pickle_reader import Made
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize

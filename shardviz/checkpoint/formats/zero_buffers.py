@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.formats.pickled import Made
+from shardviz.checkpoint.formats.pickle_reader import Made
 from shardviz.checkpoint.records import Chunk, Place, Problem
 from shardviz.errors import DumpError
 from shardviz.explain.files import MissingZeroFile, MixedZeroFiles, RoundRobinGradients

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardviz.checkpoint.maps.functions import INVERSE, MisfitError
 from shardviz.checkpoint.maps.language import NOTHING, Call, Expression, Name, Rule, names_in
-from shardviz.checkpoint.maps.made import Made, Op
+from shardviz.checkpoint.maps.mapped_tensors import Made, Op
 from shardviz.errors import ShardvizError
 from shardviz.text import did_you_mean, printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.checkpoint.records import Tensor
 
 SAMPLE = 512

@@ -16,7 +16,7 @@ from shardviz.check.order.infer.orders import name_order
 from shardviz.checkpoint.comparing.changes import change_of
 from shardviz.checkpoint.comparing.equality import agree
 from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MisfitError
-from shardviz.checkpoint.maps.made import Made, Op, called, leaves, parts_of
+from shardviz.checkpoint.maps.mapped_tensors import Made, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
 from shardviz.checkpoint.records import Held
 from shardviz.explain.conversion import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.equality import Contents
     from shardviz.checkpoint.comparing.outcome import Outcome
-    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.checkpoint.records import Tensor
     from shardviz.explain.cause import Cause
 

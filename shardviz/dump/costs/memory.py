@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardviz.dump.records.trace import is_point
-from shardviz.dump.whole import shape_before
+from shardviz.dump.whole_tensors import shape_before
 from shardviz.errors import NotationError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.notation import parse

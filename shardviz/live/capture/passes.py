@@ -20,7 +20,7 @@ from shardviz.live.capture import describe
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.lookup.by_reference import add_by_reference
-from shardviz.live.capture.lookup.known import Known
+from shardviz.live.capture.lookup.reference_tensors import Known
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
 from shardviz.live.compat import clean_name, placement_of, quiet_redistribution

@@ -13,7 +13,7 @@ import torch
 
 from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.claims.made import Made, outline, values_of
+from shardviz.live.claims.conversions import Made, outline, values_of
 from shardviz.live.compat import clean_name, load_hooks
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.planned.ranks import PlannedPart, has_equal_parts, without_ranks
+from shardviz.dump.plan.ranks import PlannedPart, has_equal_parts, without_ranks
 from shardviz.dump.records.plan import PeakRecord
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.errors import ShardvizError

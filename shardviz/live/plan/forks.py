@@ -26,7 +26,7 @@ import torch
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.compat import know_fakes, new_fakes
-from shardviz.live.world.failures.raised import is_of_shardviz
+from shardviz.live.world.failures.exceptions import is_of_shardviz
 from shardviz.machine import cores, free_memory
 from shardviz.text import named_ranks
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.live.plan.building import Built
     from shardviz.live.plan.planning import PlanJob
-    from shardviz.live.plan.step.planned import PlannedStep
+    from shardviz.live.plan.step.dry_step import PlannedStep
 
 
 NAMES = {"adam": "Adam", "momentum": "SGD with momentum", "none": ""}

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.planned.ranks import PlannedRanks
+from shardviz.dump.plan.ranks import PlannedRanks
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.plan import PlanRecord
 from shardviz.dump.records.tensors import MeshRecord
 from shardviz.errors import ProbeError, ShardvizError
-from shardviz.live.capture.intended import check_intended
+from shardviz.live.capture.intentions import check_intended
 from shardviz.live.noting import is_library
 from shardviz.live.plan.building import early_model, unsharded, without_groups
 from shardviz.live.plan.choosing import choose

@@ -30,7 +30,7 @@ from shardviz.live.plan.building import sharded, size_of, unsharded
 from shardviz.live.plan.optimizers import states, taken_apart
 from shardviz.live.plan.reads import places_read
 from shardviz.live.plan.step.answers import TRIED, Answers
-from shardviz.live.plan.step.planned import planned_step
+from shardviz.live.plan.step.dry_step import planned_step
 from shardviz.live.step.step import gradients
 from shardviz.live.world.torchrun import environment_of
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.plan import StepFails
     from shardviz.live.plan.building import Built, Means
     from shardviz.live.plan.planning import Loaded, PlanJob
-    from shardviz.live.plan.step.planned import PlannedStep
+    from shardviz.live.plan.step.dry_step import PlannedStep
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
 """How a model is built, in the order in which it is tried."""

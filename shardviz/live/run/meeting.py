@@ -23,7 +23,7 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.compat import default_store, have_come
 from shardviz.live.run.hooks.observing import is_inside, quietly
-from shardviz.live.run.known.writing import rank_here
+from shardviz.live.run.references.writing import rank_here
 from shardviz.text import counted
 
 if TYPE_CHECKING:

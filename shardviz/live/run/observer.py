@@ -15,9 +15,9 @@ from shardviz.live.claims import registry
 from shardviz.live.compat import stages_of
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
-from shardviz.live.run.known.writing import is_first_here, rank_here
 from shardviz.live.run.meeting import end_stamped, watch_steps
 from shardviz.live.run.options import Note, leave
+from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import Stage, name_of, take
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed, nn
 
 from shardviz.live.compat import clean_name
-from shardviz.live.run.known.sources import (
+from shardviz.live.run.options import Note, leave
+from shardviz.live.run.references.sources import (
     MOST,
     Opened,
     checkpoint_of,
@@ -18,15 +19,14 @@ from shardviz.live.run.known.sources import (
     of_pretrained,
     of_state_dict,
 )
-from shardviz.live.run.known.values import Unwritten, Values
-from shardviz.live.run.options import Note, leave
+from shardviz.live.run.references.values import Unwritten, Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardviz.live.run.known.sources import Source
     from shardviz.live.run.options import Kind, Options
-    from shardviz.live.run.stamped.loads import Loads
+    from shardviz.live.run.references.sources import Source
+    from shardviz.live.run.stamp_mode.loads import Loads
 
 MOST_LOOKED_AT = 4 * MOST
 """Files that are looked at when the job opens them."""
@@ -150,6 +150,6 @@ class Session:
 def _loads(options: Options) -> Loads | None:
     if not options.stamp:
         return None
-    from shardviz.live.run.stamped.loads import Loads
+    from shardviz.live.run.stamp_mode.loads import Loads
 
     return Loads(options)

@@ -23,15 +23,15 @@ from shardviz.live.api import capture_by_reference
 from shardviz.live.capture.agreement import in_a_line, of_all_ranks, together
 from shardviz.live.capture.idle_axes import found_mesh
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.capture.lookup.known import ComparedWith, opened
+from shardviz.live.capture.lookup.reference_tensors import ComparedWith, opened
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.run.hooks.observing import show_traceback
-from shardviz.live.run.known.changed import sifting
-from shardviz.live.run.known.choosing import chosen
-from shardviz.live.run.known.moments import with_moments
 from shardviz.live.run.meeting import meet_again
 from shardviz.live.run.options import Note
+from shardviz.live.run.references.changes import sifting
+from shardviz.live.run.references.choosing import chosen
+from shardviz.live.run.references.moments import with_moments
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:

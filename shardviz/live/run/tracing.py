@@ -29,14 +29,14 @@ from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward
-from shardviz.live.followed import Followed
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
-from shardviz.live.run.known.values import outermost
-from shardviz.live.run.known.writing import is_first_here, rank_here
+from shardviz.live.run.references.values import outermost
+from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.trace.points import add_points
-from shardviz.live.step.trace.recorded import MAX_ELEMENTS, Trace
+from shardviz.live.step.trace.recorder import MAX_ELEMENTS, Trace
+from shardviz.live.trace_modules import Followed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.live.run.options import Options
-    from shardviz.live.step.trace.recorded import Seen
+    from shardviz.live.step.trace.recorder import Seen
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed, nn
 
-from shardviz.dump.traced import write_around
+from shardviz.dump.trace_dump import write_around
 from shardviz.dump.write import TRACE_FOLDER, prepare_folder
 from shardviz.errors import ShardvizError
-from shardviz.live.followed import NONE, Followed
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, say
 from shardviz.live.run.meeting import meet_again
@@ -27,6 +26,7 @@ from shardviz.live.run.options import PATIENCE, Options, session_beside
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import take
 from shardviz.live.run.tracing import Follower, runs, write_step
+from shardviz.live.trace_modules import NONE, Followed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

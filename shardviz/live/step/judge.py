@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
-    from shardviz.check.step.trace.for_ranks import StepJudge
+    from shardviz.check.step.trace.step_judge import StepJudge
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.step import StepResult
-    from shardviz.live.step.trace.recorded import Trace
+    from shardviz.live.step.trace.recorder import Trace
     from shardviz.live.step.unsharded.step import UnshardedStep
 
-JUDGE = "shardviz.check.step.trace.for_ranks:judge"
+JUDGE = "shardviz.check.step.trace.step_judge:judge"
 """The judge: it imports no torch, and is not imported here."""
 
 MAX_WHOLE = 1 << 20

@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor
 from shardviz.dump.records.step import StageRecord
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.compat import asks_for_shapes, clean_name, flat_params, quiet_redistribution, unit_of
-from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.comms import Comms
-from shardviz.live.step.returned import Returned, is_array
+from shardviz.live.step.return_values import Returned, is_array
 from shardviz.live.step.running import tensors_in
-from shardviz.live.step.trace.recorded import Trace
+from shardviz.live.step.trace.recorder import Trace
+from shardviz.live.trace_modules import NONE, Followed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -33,7 +33,7 @@ from shardviz.live.step.output_parts import (
     reduction_of,
     wanted_outputs,
 )
-from shardviz.live.step.returned import is_split, joined, named_calls, numbers_of
+from shardviz.live.step.return_values import is_split, joined, named_calls, numbers_of
 from shardviz.live.step.step import claimed_as, due_placements, loss_of
 from shardviz.text import counted, named_ranks
 

@@ -15,8 +15,7 @@ from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import clean_name, computed_buffers, held_back, wide_reductions
-from shardviz.live.followed import NONE, Followed
-from shardviz.live.lines.again import Again
+from shardviz.live.lines.rerun import Again
 from shardviz.live.step.batch import (
     Setting,
     batch_axes,
@@ -30,16 +29,17 @@ from shardviz.live.step.judge import judging, weight_sketches
 from shardviz.live.step.masks import Mask, Masks, mask_records
 from shardviz.live.step.output_dims import merged_dims
 from shardviz.live.step.outputs import add_outputs, outputs_again
-from shardviz.live.step.own_optimizer import updated_reference, updated_shards
+from shardviz.live.step.probe_optimizer import updated_reference, updated_shards
 from shardviz.live.step.read_buffers import read_buffers
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
 from shardviz.live.step.trace.noise import noise_of
-from shardviz.live.step.trace.replayed import add_replayed
+from shardviz.live.step.trace.replay import add_replayed
 from shardviz.live.step.unsharded.by_parts import gradients_of_loss_terms, gradients_of_micro_batches
-from shardviz.live.step.unsharded.drawn import drawn_after_sharding, load
-from shardviz.live.step.unsharded.own_loss import with_own_loss
+from shardviz.live.step.unsharded.late_weights import drawn_after_sharding, load
+from shardviz.live.step.unsharded.probe_loss import with_own_loss
 from shardviz.live.step.unsharded.step import reference_of, stepped
 from shardviz.live.step.update import copied_gradients
+from shardviz.live.trace_modules import NONE, Followed
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.judge import Judge
-    from shardviz.live.step.kept_states import Kept
+    from shardviz.live.step.optimizer_settings import Kept
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
 

@@ -34,12 +34,12 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.compat import dividing_float64_once
-from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.batch import Batch, as_written, num_parts
 from shardviz.live.step.clipping import Clip, noted_clips
 from shardviz.live.step.observe import Observed, observed
 from shardviz.live.step.output_dims import output_dims
 from shardviz.live.step.running import tensors_in
+from shardviz.live.trace_modules import NONE, Followed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.step.returned import Returned
+    from shardviz.live.step.return_values import Returned
 
 Stages = Mapping[int, "nn.Module"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.compared import Compared
+from shardviz.check.step.comparison import Compared
 from shardviz.check.step.rules.reductions import Unreduced
 from shardviz.explain.sums import RepeatedTerm, TermLeftOut
 from shardviz.layout.region import index_of

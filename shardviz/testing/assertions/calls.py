@@ -220,9 +220,9 @@ def assert_reduced(model: nn.Module, axis: str | None = None, *, mesh: DeviceMes
             0.weight: the gradient differs along dp: rank 0 and rank 1 are up to 0.21 apart
     """
     __tracebackhide__ = True
-    from shardviz.testing.assertions import reduced
+    from shardviz.testing.assertions import gradients
 
-    raise_for(*reduced.check_reduced(model, axis, mesh))
+    raise_for(*gradients.check_reduced(model, axis, mesh))
 
 
 def assert_tied(model: nn.Module | AnyDump, first: str, *others: str, mesh: DeviceMesh | None = None) -> None:
@@ -294,7 +294,7 @@ def _gather_values(
 def _raise_with_held(checked_dump: Dump, findings: list[Finding], subject: Any, mesh: DeviceMesh | None) -> None:
     """Raise for findings, with what ranks hold and a picture of it where the subject was stamped and has its ids."""
     __tracebackhide__ = True
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.testing.assertions import copies
 
     ids = checked_dump if isinstance(subject, AnyDump) or not findings else _ids_of(subject, mesh)

@@ -23,7 +23,7 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.layout.mesh import Mesh
 
 

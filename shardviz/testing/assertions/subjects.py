@@ -33,7 +33,7 @@ from shardviz.live.capture.pipeline_parts import agree
 from shardviz.live.capture.stamp import Stamped, under_names
 from shardviz.live.compat import root_mesh
 from shardviz.live.step.step import gradients
-from shardviz.testing.assertions import current
+from shardviz.testing.assertions import current_test
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -93,7 +93,7 @@ def check_values(locals_: Iterable[Local]) -> None:
 
 def device_mesh_of(subject: Subject, device_mesh: DeviceMesh | None) -> DeviceMesh | None:
     """Return the job's mesh: the given one, the test's, or a DTensor's; None without any."""
-    job_mesh = device_mesh if device_mesh is not None else current.device_mesh.get()
+    job_mesh = device_mesh if device_mesh is not None else current_test.device_mesh.get()
     if job_mesh is not None:
         return job_mesh
     return next((root_mesh(tensor.device_mesh) for tensor in _tensors(subject) if isinstance(tensor, DTensor)), None)

@@ -37,7 +37,7 @@ from shardviz.explain.transfers import (
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import add_by_reference
-from shardviz.live.capture.lookup.known import Known
+from shardviz.live.capture.lookup.reference_tensors import Known
 from shardviz.live.capture.meshes import plain_mesh, without_axes
 from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
 from shardviz.reference.lookup import FEW_EQUAL

@@ -22,7 +22,7 @@ from shardviz.checkpoint.maps import language
 from shardviz.checkpoint.maps.families import find_map
 from shardviz.checkpoint.maps.functions import views_in
 from shardviz.checkpoint.maps.language import Name, Rule, names_in
-from shardviz.checkpoint.maps.made import PAD, Made, Op, called, dim_of, has_padding, leaves, padding_in
+from shardviz.checkpoint.maps.mapped_tensors import PAD, Made, Op, called, dim_of, has_padding, leaves, padding_in
 from shardviz.checkpoint.maps.matching import apply, filled, named, pattern_of, towards
 from shardviz.errors import NotationError, ShardvizError
 from shardviz.explain.transfers import FusedCutOtherwise
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.region import Region

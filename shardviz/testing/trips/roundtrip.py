@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, refuse_without_group, together
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.testing.assertions import current
+from shardviz.testing.assertions import current_test
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.trips import disk
 from shardviz.testing.trips.contents import (
@@ -380,7 +380,7 @@ def assert_checkpoint_roundtrip(
 
 def _hops(meshes: Sequence[AnyMesh], model: Any) -> list[tuple[AnyMesh, AnyMesh]]:
     hops = list(meshes)
-    if not hops and (test_mesh := current.device_mesh.get()) is not None:
+    if not hops and (test_mesh := current_test.device_mesh.get()) is not None:
         hops = [test_mesh]
     if not hops:
         hops = [f"rank={distributed.get_world_size()}"]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import distributed, nn
 
-from shardviz.checkpoint.maps.made import has_padding, padding_in, padding_text
+from shardviz.checkpoint.maps.mapped_tensors import has_padding, padding_in, padding_text
 from shardviz.checkpoint.records import Held
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group, together
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.pieces import AnyMap, Piece
 

@@ -14,7 +14,7 @@ from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.live.capture.agreement import of_all_ranks, together
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.compat import count_groups, world_of
-from shardviz.testing.assertions import current
+from shardviz.testing.assertions import current_test
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,8 +77,8 @@ def _made(mesh: Mesh) -> DeviceMesh:
 @contextmanager
 def _as_current(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
     """Let assertions take this mesh for the test's."""
-    token = current.device_mesh.set(mesh)
+    token = current_test.device_mesh.set(mesh)
     try:
         yield mesh
     finally:
-        current.device_mesh.reset(token)
+        current_test.device_mesh.reset(token)

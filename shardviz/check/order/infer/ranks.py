@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.order.case import Case
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.check.report import NotChecked
     from shardviz.explain.order import Disorder
     from shardviz.layout.layout import Layout

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.order.case import Case
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.dump.dump import Tensor
     from shardviz.explain.finding import Finding
     from shardviz.explain.order import Disorder

@@ -17,7 +17,7 @@ from shardviz.layout.notation import write
 from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.finding import Finding
     from shardviz.layout.region import Region

@@ -25,7 +25,7 @@ from shardviz.text import listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.layout.mesh import Mesh

@@ -9,8 +9,8 @@ import numpy as np
 
 from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.report import NotChecked
-from shardviz.check.step.compared import compared
-from shardviz.check.step.jobs.assembled import JobEvidence, Weights, assembled
+from shardviz.check.step.comparison import compared
+from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled
 from shardviz.check.step.jobs.choosing import chosen
 from shardviz.check.step.jobs.findings import findings_on
 from shardviz.check.step.jobs.grid import mesh_of_job
@@ -19,7 +19,7 @@ from shardviz.check.step.jobs.whole_job import WholeJob
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import counts_per_forward, trace_of, with_first_module
-from shardviz.check.unread import without_trace
+from shardviz.check.unread_ranks import without_trace
 from shardviz.explain.finding import Finding
 from shardviz.explain.step import DifferentBatch, DifferentWeights, MisplacedWeights
 from shardviz.text import counted, listed, named_ranks

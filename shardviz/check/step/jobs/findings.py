@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.assembled import JobEvidence
+    from shardviz.check.step.jobs.assembly import JobEvidence
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.check.step.trace.judging import Judging
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.jobs.starts import Way, by_name, chosen_weight
-from shardviz.check.step.jobs.together import put_as, put_together, together
+from shardviz.check.step.jobs.whole_tensors import put_as, put_together, together
 from shardviz.check.step.trace.traces import Weight, is_pipeline, with_first_module
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.rules.all_gradients import Part
     from shardviz.explain.cause import Cause
     from shardviz.explain.factors import FactorOfAxes

@@ -37,7 +37,7 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding

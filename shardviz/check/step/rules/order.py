@@ -18,7 +18,7 @@ from shardviz.text import named_ranks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.explain.finding import Finding
     from shardviz.relate.measures import Slices
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.rules.factors import Batch
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding

@@ -19,7 +19,7 @@ from shardviz.explain.sums import MixedLayers
 from shardviz.relate.measures import is_of_other_parts, is_right_with, is_shared_with, ratio_of
 
 if TYPE_CHECKING:
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.finding import Finding
 

@@ -17,7 +17,7 @@ from shardviz.check.step.trace.divergence import Divergence, pending_axis
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.trace.calls import Call, Calls
     from shardviz.check.step.trace.divergence import Way
     from shardviz.dump.records.trace import State, What

@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.compared import Compared
+from shardviz.check.step.comparison import Compared
 from shardviz.check.step.forward.sums import check_sum_beside_a_vector
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.order import check_order

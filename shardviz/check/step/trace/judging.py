@@ -1,6 +1,6 @@
 """The judge of steps: matches each rank's values at every place with the unsharded step's.
 
-Ranks record values and judge nothing. A probe's ranks ask for this judgement while they wait (`for_ranks`), and
+Ranks record values and judge nothing. A probe's ranks ask for this judgement while they wait (`step_judge`), and
 `shardviz diff` makes it of two jobs' traces. A part of the whole's values is found by some split over the mesh, as the
 terms of a sum, or as slices in another order. Gradients of activations are those of a rank's own loss, which is a mean
 over its part of the batch: they are the whole's times one number, which the last module's gradient gives.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.report import NotChecked
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.records.trace import PointRecord

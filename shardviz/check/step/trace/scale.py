@@ -17,7 +17,7 @@ from shardviz.relate.measures import factor_of_all
 from shardviz.relate.tolerance import LEAST_FACTOR_OF_MODULE, near_ratio
 
 if TYPE_CHECKING:
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.explain.cause import Cause

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.compared import compared, laid_out
+from shardviz.check.step.comparison import compared, laid_out
 from shardviz.check.step.update.reasons import factors_of_steps, scaled
 from shardviz.check.step.words import apart_text, kind_of
 from shardviz.check.values.copies import with_copies
@@ -28,7 +28,7 @@ from shardviz.text import listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.compared import compared
+from shardviz.check.step.comparison import compared
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
 from shardviz.check.step.words import number
 from shardviz.explain.factors import ClippedByParts, NormOverWrongAxes
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardviz.checkpoint.maps.made import Made, has_padding, padding_of
+from shardviz.checkpoint.maps.mapped_tensors import Made, has_padding, padding_of
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.errors import DumpError
 from shardviz.layout.layout import Layout
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
-    from shardviz.live.capture.lookup.known import Known, Sift
+    from shardviz.live.capture.lookup.reference_tensors import Known, Sift
     from shardviz.reference.files import Entry
 
 ALIKE = "where its elements are: all of its values are alike"

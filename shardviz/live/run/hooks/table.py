@@ -19,7 +19,7 @@ from shardviz.live.run.hooks import wrapping
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.hooks.wrapping import Hook, argument
 from shardviz.live.run.options import Options
-from shardviz.live.run.stamped.table import STAMPED
+from shardviz.live.run.stamp_mode.table import STAMPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

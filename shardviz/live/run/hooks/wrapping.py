@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from shardviz.live.run.observer import Observer
-    from shardviz.live.run.stamped.table import Change
+    from shardviz.live.run.stamp_mode.table import Change
 
 Around: TypeAlias = "Hook | Change"
 """What is put around a function."""

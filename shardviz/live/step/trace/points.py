@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.trace import What
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.step.trace.recorded import Call, Seen, Trace
+    from shardviz.live.step.trace.recorder import Call, Seen, Trace
 
 
 def add_points(capture: Capture, trace: Trace) -> None:

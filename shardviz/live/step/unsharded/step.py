@@ -20,13 +20,13 @@ from torch.distributed.tensor import DTensor
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat import quiet_redistribution
-from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.clipping import agreed_clips
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import StepResult, logged_by, loss_of
 from shardviz.live.step.trace.noise import moved, moved_tensor
-from shardviz.live.step.unsharded.own_loss import is_weighted_mean, why_apart
+from shardviz.live.step.unsharded.probe_loss import is_weighted_mean, why_apart
+from shardviz.live.trace_modules import NONE, Followed
 from shardviz.relate.tolerance import LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP
 
 if TYPE_CHECKING:

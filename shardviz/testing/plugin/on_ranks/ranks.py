@@ -21,8 +21,8 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from shardviz.live.world.failures.raised import pickled
-from shardviz.testing.assertions import current
+from shardviz.live.world.failures.exceptions import pickled
+from shardviz.testing.assertions import current_test
 from shardviz.testing.plugin import compat, debugging, outcome
 from shardviz.testing.plugin.on_ranks import modules, parcel
 
@@ -78,8 +78,8 @@ def call(function: Callable[[], Any], name: str) -> None:
 def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     """Make torch's mesh, the one that assertions go by. Every rank calls this."""
     torch_mesh = init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
-    current.device_mesh.set(torch_mesh)
-    current.is_reported_once.set(True)
+    current_test.device_mesh.set(torch_mesh)
+    current_test.is_reported_once.set(True)
     return torch_mesh
 
 

@@ -15,11 +15,11 @@ from torch import distributed
 
 from shardviz.check.order.case import Case
 from shardviz.check.order.rules.places import check_places
-from shardviz.check.step.compared import laid_out
+from shardviz.check.step.comparison import laid_out
 from shardviz.check.step.rules.factors import check_scale
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.reductions import check_unreduced
-from shardviz.dump.whole import whole_values
+from shardviz.dump.whole_tensors import whole_values
 from shardviz.errors import ShardvizError
 from shardviz.explain.assertions import (
     AllRanksDiffer,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
     from shardviz.explain.cause import Cause

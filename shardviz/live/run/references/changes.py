@@ -22,10 +22,10 @@ from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_slice, stored_slice
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
-from shardviz.live.run.known.values import NAME
+from shardviz.live.run.references.values import NAME
 from shardviz.relate.casts import cast
 from shardviz.relate.relations import Offset, Scaled
-from shardviz.relate.stored import line_between, rounding_between
+from shardviz.relate.stored_values import line_between, rounding_between
 from shardviz.relate.tolerance import ROUNDINGS_OF_RULE
 from shardviz.text import counted, printable
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
-    from shardviz.live.capture.lookup.known import Sift
-    from shardviz.live.run.known.choosing import Candidate, Chosen
-    from shardviz.live.run.known.values import Kept
+    from shardviz.live.capture.lookup.reference_tensors import Sift
+    from shardviz.live.run.references.choosing import Candidate, Chosen
+    from shardviz.live.run.references.values import Kept
     from shardviz.reference.files import Entry
 
 HALVES = (torch.float16, torch.bfloat16)

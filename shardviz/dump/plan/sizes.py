@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardviz.dump.planned.ranks import PlannedPart
+    from shardviz.dump.plan.ranks import PlannedPart
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.splits import Chain

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.live.capture.agreement import attempted
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.step.kept_states import differing, kept_by
 from shardviz.live.step.observe import adam_states, optimizer_states
+from shardviz.live.step.optimizer_settings import differing, kept_by
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.probe import ProbeOnRank
-    from shardviz.live.step.kept_states import Kept
+    from shardviz.live.step.optimizer_settings import Kept
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
 

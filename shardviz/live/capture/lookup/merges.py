@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardviz.checkpoint.maps.made import Made, leaves
+from shardviz.checkpoint.maps.mapped_tensors import Made, leaves
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
-    from shardviz.live.capture.lookup.known import Known, Wanted
+    from shardviz.live.capture.lookup.reference_tensors import Known, Wanted
     from shardviz.reference.files import Entry, Reference
 
 BLOCKS = 8

@@ -11,9 +11,9 @@ import numpy as np
 
 from shardviz.check.order.case import Case
 from shardviz.check.order.rules.places import check_places
-from shardviz.checkpoint.beside.reading import Reader
 from shardviz.checkpoint.comparing.changes import through_types
 from shardviz.checkpoint.comparing.equality import can_cast
+from shardviz.checkpoint.live_job.reading import Reader
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.conversion import NarrowedOnTheWay, OneSidedTie
 from shardviz.explain.files import NeverLoaded, ValuesOfAnotherStep
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.beside.job import Live, Piece
-    from shardviz.checkpoint.beside.searching import Search
     from shardviz.checkpoint.comparing.outcome import Outcome, Verdict
+    from shardviz.checkpoint.live_job.job import Live, Piece
+    from shardviz.checkpoint.live_job.searching import Search
     from shardviz.checkpoint.records import Tensor
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding

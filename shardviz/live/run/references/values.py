@@ -23,7 +23,7 @@ from torch import nn
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import storage_key
 from shardviz.live.compat import clean_name, local_of, version_of
-from shardviz.live.run.known.writing import is_plain, may_write, rank_here, write
+from shardviz.live.run.references.writing import is_plain, may_write, rank_here, write
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator

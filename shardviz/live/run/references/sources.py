@@ -22,7 +22,7 @@ from shardviz.live.claims.hooks import read_by
 from shardviz.live.compat import clean_name
 from shardviz.live.randomness import kept_random_states
 from shardviz.live.run.hooks.observing import report
-from shardviz.live.run.known.writing import is_first_here, is_plain, may_write, rank_here, write
+from shardviz.live.run.references.writing import is_first_here, is_plain, may_write, rank_here, write
 from shardviz.reference.files import Reference, open_reference
 from shardviz.reference.names import matched, wrapped_alone
 from shardviz.stamping.target import SAFETENSORS, json_object

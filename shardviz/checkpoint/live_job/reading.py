@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.beside.job import Live
+from shardviz.checkpoint.live_job.job import Live
 from shardviz.checkpoint.maps.functions import FUNCTIONS
-from shardviz.checkpoint.maps.made import Op, leaves, parts_of
+from shardviz.checkpoint.maps.mapped_tensors import Op, leaves, parts_of
 from shardviz.checkpoint.records import Saved
 from shardviz.dump.digests import hash_of, hash_of_bytes
 from shardviz.errors import DumpError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.maps.made import Made, Node
+    from shardviz.checkpoint.maps.mapped_tensors import Made, Node
     from shardviz.checkpoint.records import Entry, Tensor
     from shardviz.layout.region import Region
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.compared import laid_out, rounding_of
+from shardviz.check.step.comparison import laid_out, rounding_of
 from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of
-from shardviz.dump.whole import whole_values
+from shardviz.dump.whole_tensors import whole_values
 from shardviz.explain.sums import GradientNotReduced
 from shardviz.layout.notation import write
 from shardviz.live.capture.locals import local_tensors, unwrapped
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding
     from shardviz.live.capture.capture import Capture

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.compared import compared, in_order, laid_out, rounding_of
+from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
 from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, why_weight
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump, Tensor
 
 WHAT = {"optim": "the optimizer's state", "param": "the weight", "buffer": "the buffer"}

@@ -2,7 +2,7 @@
 
 What was surely loaded, or held before sharding, is taken, the newest first. A file that the job only opened may be what
 its weights were copied from: it is taken where a rank holds just what it claims of it, where a weight of another kind
-of it is held instead (`overlooked`), or where nothing else is known.
+of it is held instead (`misfits`), or where nothing else is known.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor
-from shardviz.live.run.known.changed import all_rounded, notes_on_rounding, rounded_files
-from shardviz.live.run.known.overlooked import is_of_another_kind, misfits, notes_on, notes_on_mixtures
-from shardviz.live.run.known.values import NAME, UNSEEN
+from shardviz.live.run.references.changes import all_rounded, notes_on_rounding, rounded_files
+from shardviz.live.run.references.misfits import is_of_another_kind, misfits, notes_on, notes_on_mixtures
+from shardviz.live.run.references.values import NAME, UNSEEN
 from shardviz.reference.files import Reference
 from shardviz.relate.values import is_alike
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.run.known.sources import Source
-    from shardviz.live.run.known.values import Kept
+    from shardviz.live.run.references.sources import Source
+    from shardviz.live.run.references.values import Kept
     from shardviz.reference.files import Entry
 
 

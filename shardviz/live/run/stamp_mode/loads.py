@@ -22,10 +22,10 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import dtype_name, from_bits
 from shardviz.live.compat import default_store
 from shardviz.live.run.hooks.observing import report
-from shardviz.live.run.known.choosing import Candidate, fitting
-from shardviz.live.run.known.sources import checkpoint_of, tensors_in
-from shardviz.live.run.known.writing import rank_here
 from shardviz.live.run.options import Note, leave
+from shardviz.live.run.references.choosing import Candidate, fitting
+from shardviz.live.run.references.sources import checkpoint_of, tensors_in
+from shardviz.live.run.references.writing import rank_here
 from shardviz.reference.files import Reference, open_reference
 from shardviz.reference.names import matched
 from shardviz.stamping.copies import is_weight, stamp_dcp, stamp_safetensors

@@ -79,7 +79,7 @@ def _torch_load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 def _to_empty(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Poison the memory that a module was given."""
-    from shardviz.live.run.stamped.loads import poison_module
+    from shardviz.live.run.stamp_mode.loads import poison_module
 
     returned = function(*args, **kwargs)
     _or_end(observer(), lambda _: poison_module(args[0]))
@@ -132,7 +132,7 @@ def has_tensors(value: Any) -> bool:
 
 def _loads(index: int, called: str) -> Callable[[Observer, Call], None]:
     def poison(process_observer: Observer, call: Call) -> None:
-        from shardviz.live.run.stamped.loads import poison_loaded
+        from shardviz.live.run.stamp_mode.loads import poison_loaded
 
         module, state = argument(call, 0, "model"), argument(call, index, called)
         if isinstance(state, dict):
@@ -142,7 +142,7 @@ def _loads(index: int, called: str) -> Callable[[Observer, Call], None]:
 
 
 def _loads_dcp(process_observer: Observer, call: Call) -> None:
-    from shardviz.live.run.stamped.loads import poison_state
+    from shardviz.live.run.stamp_mode.loads import poison_state
     from shardviz.reference.files import open_reference
 
     place = call[1].get("checkpoint_id") or getattr(call[1].get("storage_reader"), "path", None)

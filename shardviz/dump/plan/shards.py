@@ -11,7 +11,7 @@ from shardviz.text import Fold, fold
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.dump.planned.ranks import PlannedPart, PlannedRanks
+    from shardviz.dump.plan.ranks import PlannedPart, PlannedRanks
     from shardviz.layout.layout import Layout
 
 Bodies = tuple[tuple[int, int], ...]

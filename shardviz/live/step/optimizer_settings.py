@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardviz.live.compat import clean_name
-from shardviz.live.step.returned import Returned, numbers_of
+from shardviz.live.step.return_values import Returned, numbers_of
 from shardviz.relate.tolerance import SINGLE
 from shardviz.text import listed
 

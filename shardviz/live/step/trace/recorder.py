@@ -17,9 +17,9 @@ import torch
 
 from shardviz.live.capture.locals import of_tensor
 from shardviz.live.compat import clean_name, in_backward, is_compiled
-from shardviz.live.followed import ALL, NONE, Followed
-from shardviz.live.step.returned import is_array
+from shardviz.live.step.return_values import is_array
 from shardviz.live.step.running import tensors_in
+from shardviz.live.trace_modules import ALL, NONE, Followed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.check.step.trace.for_ranks import Sides, StepJudge
+    from shardviz.check.step.trace.step_judge import Sides, StepJudge
     from shardviz.live.capture.capture import Capture
     from shardviz.live.step.unsharded.step import UnshardedStep
 

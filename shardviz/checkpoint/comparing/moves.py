@@ -9,7 +9,7 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.equality import Contents
 from shardviz.checkpoint.findings import are_embeddings
-from shardviz.checkpoint.maps.made import Made, leaves
+from shardviz.checkpoint.maps.mapped_tensors import Made, leaves
 from shardviz.checkpoint.maps.numbering import against, renumbered
 from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.run.known.choosing import Candidate
+    from shardviz.live.run.references.choosing import Candidate
     from shardviz.reference.files import Entry
 
 MOST_NAMES = 4

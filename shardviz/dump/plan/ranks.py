@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.planned.sizes import equally_full, is_even
+from shardviz.dump.plan.sizes import equally_full, is_even
 from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.tensors import MeshRecord, Position
 from shardviz.dump.validate import check_rank, layout_of, mesh_of

@@ -17,8 +17,8 @@ from shardviz.checkpoint.optimizer import KEYS, state_of
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.live.compat import clean_name
-from shardviz.live.run.known.choosing import Candidate, Chosen, fitting
-from shardviz.live.run.known.sources import Loaded, Opened
+from shardviz.live.run.references.choosing import Candidate, Chosen, fitting
+from shardviz.live.run.references.sources import Loaded, Opened
 from shardviz.reference.names import matched
 from shardviz.relate.values import is_alike
 from shardviz.text import counted, named_ranks, printable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.run.known.sources import Source
+    from shardviz.live.run.references.sources import Source
     from shardviz.reference.files import Entry, Reference
 
 MOST_RANKS = 4

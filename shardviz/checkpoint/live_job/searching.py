@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.beside.reading import Given, Reader
 from shardviz.checkpoint.comparing.steps import tensor_in
+from shardviz.checkpoint.live_job.reading import Given, Reader
 from shardviz.errors import DumpError
 from shardviz.layout.ids import region_of
 from shardviz.layout.region import Region
@@ -17,7 +17,7 @@ from shardviz.relate.regions import layouts_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardviz.checkpoint.beside.job import Live, Piece
+    from shardviz.checkpoint.live_job.job import Live, Piece
     from shardviz.checkpoint.records import Checkpoint, Tensor
 
 MOST_READ = 1 << 32

@@ -8,16 +8,16 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.beside.job import Job, Live
-from shardviz.checkpoint.beside.judging import judge
-from shardviz.checkpoint.beside.reading import Given, given_of
-from shardviz.checkpoint.beside.searching import MOST_READ, Search
 from shardviz.checkpoint.comparing.compare import hint, lonely_outcome, refuse_strangers
-from shardviz.checkpoint.comparing.moved import with_ties
+from shardviz.checkpoint.comparing.moves import with_ties
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
 from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, paired
 from shardviz.checkpoint.comparing.steps import is_open, odd_file, opened, siblings
-from shardviz.checkpoint.maps.made import Made, has_padding, leaves
+from shardviz.checkpoint.live_job.job import Job, Live
+from shardviz.checkpoint.live_job.judging import judge
+from shardviz.checkpoint.live_job.reading import Given, given_of
+from shardviz.checkpoint.live_job.searching import MOST_READ, Search
+from shardviz.checkpoint.maps.mapped_tensors import Made, has_padding, leaves
 from shardviz.checkpoint.optimizer import state_names
 from shardviz.checkpoint.records import Checkpoint, Saved
 from shardviz.explain.files import FileOfAnotherSave
