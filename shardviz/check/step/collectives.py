@@ -38,7 +38,7 @@ class Wrong:
 
     call: CallRecord
     after: Values
-    wanted: Values
+    expected: Values
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class CallResults:
 
     def wanted_of(self, rank: int) -> Values:
         """Return what a rank should have."""
-        return self.wrong[rank].wanted
+        return self.wrong[rank].expected
 
     def held_of(self, rank: int) -> Values:
         """Return what a rank has."""
@@ -143,7 +143,7 @@ def _finding(mesh: Mesh, module: str, op: str, ranks: Mapping[int, Wrong]) -> Fi
     finding = WrongCollective().finding(
         module,
         tuple(sorted(ranks)),
-        f"{op} {group} gave rank {rank} {_shown(first.after)}; the ranks' inputs give {_shown(first.wanted)}",
+        f"{op} {group} gave rank {rank} {_shown(first.after)}; the ranks' inputs give {_shown(first.expected)}",
     )
     return finding.seen_in(CallResults(ranks))
 

@@ -129,15 +129,19 @@ class Replies:
 
     def stand_for(self) -> dict[int, Reply]:
         """Return by rank, of those that were asked, the reply that stands for it."""
-        stands = [(PlannedPart(structs.replace(reply.part, at=at), self.mesh), reply) for reply, at in self.parts]
+        stands = [(PlannedPart(structs.replace(reply.plan_part, at=at), self.mesh), reply) for reply, at in self.parts]
         return {rank: reply for part, reply in stands for rank in part.ranks if rank in self.by_rank}
 
     def notes(self) -> Iterator[str]:
         """Note a rank that holds less in a step than the one that stands for it, and places that were not asked."""
         differences = [
-            (_in_step(stand_in.part)[0] - _in_step(self.by_rank[rank].part)[0], -rank, stand_in.part.record.rank)
+            (
+                _in_step(stand_in.plan_part)[0] - _in_step(self.by_rank[rank].plan_part)[0],
+                -rank,
+                stand_in.plan_part.record.rank,
+            )
             for rank, stand_in in self.stand_for().items()
-            if self.by_rank[rank].part.peak is not None
+            if self.by_rank[rank].plan_part.peak is not None
         ]
         less, rank, other_rank = max(differences, default=(0, 0, 0))
         if less:
@@ -164,7 +168,7 @@ def choose(
     if needs_step and replies.step_fails != "no":
         return replies
     replies.ask([mesh.ranks[-1]])
-    replies.ask(_corners(mesh, _uneven_axes(replies.first.part.record)))
+    replies.ask(_corners(mesh, _uneven_axes(replies.first.plan_part.record)))
     replies.ask(_where_read(replies))
     if all(map(replies.is_explained, replies.by_rank)):
         return replies
@@ -203,7 +207,9 @@ def _where_read(replies: Replies) -> list[int]:
     answering = [rank for rank, reply in replies.by_rank.items() if replies.failed or reply.was_asked_for_step]
     answered = {*replies.positions(answering)}
     ranks = list(_along(mesh, tuple(reads)))
-    if len(ranks) - len(answered) > min(MAX_READING, MAX_TENSORS // max(1, len(replies.first.part.record.tensors))):
+    if len(ranks) - len(answered) > min(
+        MAX_READING, MAX_TENSORS // max(1, len(replies.first.plan_part.record.tensors))
+    ):
         ranks = ranks[-1:]
     return [rank for rank, position in zip(ranks, replies.positions(ranks), strict=True) if position not in answered]
 
@@ -240,7 +246,7 @@ def _merged(parts: Sequence[Part], mesh: Mesh) -> Sequence[Part]:
             axes = [axis for axis in at if at[axis] != there[axis]]
             if (
                 len(axes) == 1
-                and _in_step(merged_reply.part) == _in_step(reply.part)
+                and _in_step(merged_reply.plan_part) == _in_step(reply.plan_part)
                 and explains(merged_reply, reply, mesh)
             ):
                 merged[index] = merged_reply, {**there, axes[0]: (*there[axes[0]], *at[axes[0]])}
@@ -255,11 +261,14 @@ def explains(reply: Reply, reference: Reply, mesh: Mesh) -> bool:
 
     A step is compared if both were asked for one: a rank stands for others that hold as much in it, or less.
     """
-    planned = PlannedPart(reply.part, mesh).record(reference.part.record.rank)
+    planned = PlannedPart(reply.plan_part, mesh).record(reference.plan_part.record.rank)
     stepped = reply.was_asked_for_step and reference.was_asked_for_step
-    same = _comparable(planned, stepped=stepped) == _comparable(reference.part.record, stepped=stepped)
-    same = same and (reply.part.units, reply.part.buckets) == (reference.part.units, reference.part.buckets)
-    return same and (not stepped or all(map(ge, _in_step(reply.part), _in_step(reference.part))))
+    same = _comparable(planned, stepped=stepped) == _comparable(reference.plan_part.record, stepped=stepped)
+    same = same and (reply.plan_part.units, reply.plan_part.buckets) == (
+        reference.plan_part.units,
+        reference.plan_part.buckets,
+    )
+    return same and (not stepped or all(map(ge, _in_step(reply.plan_part), _in_step(reference.plan_part))))
 
 
 def _in_step(plan_part: PlanPart) -> tuple[int, int]:

@@ -208,7 +208,9 @@ def _check_mesh(job: PlanJob, loaded: Loaded) -> None:
 def _record(job: PlanJob, replies: Replies) -> PlanRecord:
     run_id = secrets.token_hex(8)
     parts = tuple(
-        structs.replace(reply.part, at=at, record=structs.replace(reply.part.record, run_id=run_id, hostname=""))
+        structs.replace(
+            reply.plan_part, at=at, record=structs.replace(reply.plan_part.record, run_id=run_id, hostname="")
+        )
         for reply, at in replies.parts
     )
     stands = f"{counted(len(replies.by_rank), 'rank')} of {job.mesh.size:,} asked"
@@ -290,7 +292,7 @@ def _looks(job: PlanJob, loaded: Loaded, ranks: Sequence[int], most: int) -> dic
     """Return by rank the bytes that its GPU always holds, and whether it has parameters."""
 
     def look(rank: int) -> tuple[int, bool]:
-        plan_part = answer(replace(job, with_step=False), loaded, rank).part
+        plan_part = answer(replace(job, with_step=False), loaded, rank).plan_part
         amounts = Amounts(PlannedRanks(PlanRecord(SCHEMA, (plan_part,)), job.mesh))
         has_parameters = any(
             plan_part.record.bodies[tensor.body].role == "param" for tensor in plan_part.record.tensors

@@ -57,7 +57,7 @@ class Reply:
     """What a rank has.
 
     Attributes:
-        part: Its record.
+        plan_part: Its record.
         how: What is to be known of how it was built and stepped, a sentence each.
         without_step: Why no step was planned; empty if one was, or none was asked for.
         was_asked_for_step: Whether it was asked for a step.
@@ -66,7 +66,7 @@ class Reply:
         reads: The axes along which the user's code reads where this rank is, and the lines that do.
     """
 
-    part: PlanPart
+    plan_part: PlanPart
     how: tuple[str, ...] = ()
     without_step: str = ""
     was_asked_for_step: bool = True

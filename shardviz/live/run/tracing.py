@@ -191,8 +191,8 @@ class JobTrace(Trace):
 
     def _keep_given(self, inputs: Any) -> None:
         whole = [one for one in tensors_in(inputs) if not one.is_floating_point() and not one.is_complex() and one.ndim]
-        if len(self.given) < MAX_GIVEN:
-            self.given.append([(tuple(one.shape), self._sampled(one.detach())) for one in whole])
+        if len(self.batches) < MAX_GIVEN:
+            self.batches.append([(tuple(one.shape), self._sampled(one.detach())) for one in whole])
 
 
 def _harmless(hook: Callable[..., None]) -> Callable[..., None]:

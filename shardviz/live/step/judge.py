@@ -71,8 +71,8 @@ def judging(
         step_capture = Capture(capture.rank, capture.num_ranks, run_id=capture.run_id)
         for name, ranks in groups_of(capture.num_ranks):
             step_capture.add_group(name, ranks)
-        step_capture.narrowed_to |= step.seen.comms.narrowed_to
-        _write(folder, step_capture, step.seen.trace, _weights(before, after()) if on.job.keeps_evidence else ())
+        step_capture.narrowed_to |= step.observation.comms.narrowed_to
+        _write(folder, step_capture, step.observation.trace, _weights(before, after()) if on.job.keeps_evidence else ())
         _bring_together(folder / TRACE_FOLDER, capture.rank, capture.num_ranks)
         yield Judge(on, step)
     finally:
@@ -131,20 +131,22 @@ class Judge:
         step_capture, job = (Capture(0, 1, run_id=run_id) for _ in range(2))
         step_capture.narrowed_to |= reference.narrowed_to
         weights = _weights(reference.before, list(local_tensors(reference.model))) if keeps else ()
-        _write(folder, step_capture, reference.step.seen.trace, weights)
+        _write(folder, step_capture, reference.step.observation.trace, weights)
         write_run(folder, _run(job))
         write_rank(folder, job.record(), job.dense)
         if reference.moved is not None:
-            _write(folder / MOVED_FOLDER, Capture(0, 1, run_id=run_id), reference.moved.step.seen.trace)
+            _write(folder / MOVED_FOLDER, Capture(0, 1, run_id=run_id), reference.moved.step.observation.trace)
 
     def add_answer(self, answer: StepAnswer, reference: UnshardedStep) -> None:
         """Record this rank's judgments at every place, with the values of the first wrong ones."""
         capture, points = self.on.capture, self._points(answer)
         capture.trace += points.values()
         for place in answer.wrong:
-            whole = values_at(reference.step.seen.trace, place, reference.num_calls(place.module), reference.dim)
+            whole = values_at(reference.step.observation.trace, place, reference.num_calls(place.module), reference.dim)
             values = (
-                values_at(self.step.seen.trace, place, reference.num_calls(place.module)) if place in points else None
+                values_at(self.step.observation.trace, place, reference.num_calls(place.module))
+                if place in points
+                else None
             )
             if whole is None:
                 continue
@@ -160,13 +162,13 @@ class Judge:
         Rank 0 also records the unsharded model's of those that no placements fit, the first of them.
         """
         outputs, points, elements = [], self._points(answer), 0
-        for local in outputs_in(self.step.seen.trace):
+        for local in outputs_in(self.step.observation.trace):
             place, count = Place(local.name, 0, "output", 0), reference.num_calls(local.name)
-            whole = values_at(reference.step.seen.trace, place, count, reference.dim) if count else None
+            whole = values_at(reference.step.observation.trace, place, count, reference.dim) if count else None
             if whole is None or (local.claim is not None and local.shape == whole.shape):
                 outputs.append(local)
                 continue
-            is_first_part = len(self.step.seen.trace.calls[local.name]) != count
+            is_first_part = len(self.step.observation.trace.calls[local.name]) != count
             placements = None if is_first_part else answer.layouts.get(place)
             if placements is not None:
                 outputs.append(replace(local, shape=tuple(whole.shape), claim=(self.on.job.mesh, placements)))

@@ -70,18 +70,18 @@ class Outputs:
 
     Attributes:
         held: This rank's values, with their layouts.
-        wanted: The unsharded model's.
+        expected: The unsharded model's.
         not_checked: Why others are not compared, by name.
     """
 
     held: list[Local] = field(default_factory=list)
-    wanted: list[Local] = field(default_factory=list)
+    expected: list[Local] = field(default_factory=list)
     not_checked: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, held: Sequence[Local], reference: torch.Tensor) -> None:
         """Add a tensor that is compared; `held` is empty on a rank that does not have the output."""
         self.held += held
-        self.wanted.append(Local(name, "output", tuple(reference.shape), reference))
+        self.expected.append(Local(name, "output", tuple(reference.shape), reference))
 
 
 def is_near(left: torch.Tensor, right: torch.Tensor, near: float) -> bool:

@@ -66,13 +66,13 @@ TOO_MANY = "the first of them are compared"
 
 def add_outputs(on: ProbeOnRank, step: StepResult, reference: UnshardedStep, setting: Setting) -> list[Local]:
     """Record other returned tensors, and return this rank's part. Every rank calls this."""
-    narrow = [torch.finfo(dtype).eps for dtype in step.seen.comms.narrowed_to]
+    narrow = [torch.finfo(dtype).eps for dtype in step.observation.comms.narrowed_to]
     precision = max(of_all_ranks(max([reference.precision, *narrow])))
     outputs = Comparison(on, step, reference, setting, precision).outputs()
     on.capture.not_checked += [("", f"{name}: {why}") for name, why in outputs.not_checked.items()]
     for local in outputs.held:
         on.capture.add_values(local, "step")
-    for local in outputs.wanted if on.capture.rank == 0 else ():
+    for local in outputs.expected if on.capture.rank == 0 else ():
         on.capture.add_values(local, "reference")
     return outputs.held
 

@@ -28,7 +28,7 @@ def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> tuple[list[L
     """
     model, buffers = reference.model, _buffers_after(reference)
     if hasattr(on.probe, "optimizer") and not reference.has_own_loss:
-        what, observation = "optimizer of the unsharded model", reference.step.seen
+        what, observation = "optimizer of the unsharded model", reference.step.observation
         optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, observation), what)
         if optimizer is None:
             on.capture.not_checked.append(("", f"the {what}: {failed}"))
@@ -63,7 +63,7 @@ def updated_shards(
     if not hasattr(on.probe, "optimizer"):
         return before, adam_states(model, before)
     before = copied_gradients(before)
-    optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, step.seen), "optimizer")
+    optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, step.observation), "optimizer")
     if optimizer is None:
         if unsharded is not None:
             on.capture.raised.append(("optimizer", failed))

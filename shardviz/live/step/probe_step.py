@@ -153,7 +153,7 @@ class ProbeStep:
         if step is None:
             return Failed(failed)
         with judging(self.on, step, before, partial(self._tensors, model)) as judge:
-            reference = reference.beside(step, judge.answer)
+            reference = reference.compared_with(step, judge.answer)
             reference = with_own_loss(self.on.probe, step, reference, judge.answer)
             self._note(*reference.notes)
             if reference.is_called_otherwise:
@@ -167,7 +167,9 @@ class ProbeStep:
         self.on.again = (
             self._again(built, local_batch, setting, reference) if answer.wrong and reference.parts == 1 else None
         )
-        self._note(*(why for one in (step.seen.trace, reference.step.seen.trace) if (why := one.left_out)))
+        self._note(
+            *(why for one in (step.observation.trace, reference.step.observation.trace) if (why := one.left_out))
+        )
         held = self._compare(model, step, reference, setting)
         if not reference.training:
             self._add_training(local_batch, setting.axes, reference, built, held)
@@ -343,9 +345,9 @@ class ProbeStep:
         of_step = [*gradients(locals_), *self.on.part.own(of_optimizer), *buffers]
         for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:
             self.on.capture.add_values(local, "step")
-        self.on.capture.collectives += step.seen.comms.records(self.on.job.mesh, self.on.capture.rank)
-        self.on.capture.narrowed_to |= step.seen.comms.narrowed_to | reference.seen.comms.narrowed_to
+        self.on.capture.collectives += step.observation.comms.records(self.on.job.mesh, self.on.capture.rank)
+        self.on.capture.narrowed_to |= step.observation.comms.narrowed_to | reference.observation.comms.narrowed_to
         wide = max((dtype.itemsize for dtype in wide_reductions(unwrapped(model))), default=0)
-        self.on.capture.narrow_sums |= {dtype for dtype in step.seen.comms.summed_in if dtype.itemsize < wide}
-        self.on.capture.schedule += step.seen.schedule
+        self.on.capture.narrow_sums |= {dtype for dtype in step.observation.comms.summed_in if dtype.itemsize < wide}
+        self.on.capture.schedule += step.observation.schedule
         self.on.capture.calls += calls(self.on.probe, model, self.on.device_mesh)

@@ -66,7 +66,7 @@ class StepResult:
         loss: The loss, as the step returned it.
         output: The model's output in its last forward; None if it is not a tensor.
         logged: The values that `log` returned.
-        seen: The record of the step while it ran.
+        observation: The record of the step while it ran.
         runs: How often the model ran for that output; micro-batches that make up the batch are one run.
         sizes: The shape of the first tensor of the batch that it ran on, which shows where an output has its dims.
         clips: The calls by which it clipped its gradients.
@@ -76,7 +76,7 @@ class StepResult:
     loss: torch.Tensor
     output: torch.Tensor | None
     logged: Mapping[str, torch.Tensor]
-    seen: Observed
+    observation: Observed
     runs: int = 1
     sizes: tuple[int, ...] = ()
     clips: tuple[Clip, ...] = ()

@@ -91,13 +91,13 @@ class Lines:
         module: The module.
         sharded: What each rank recorded.
         unsharded: What rank 0 recorded of the unsharded model.
-        asked: The module that was asked for: the same, or one of torch's own in it.
+        asked_module: The module that was asked for: the same, or one of torch's own in it.
     """
 
     module: str
     sharded: Mapping[int, LinesRecord]
     unsharded: LinesRecord
-    asked: str
+    asked_module: str
     wanted: dict[Value, int] = field(default_factory=dict)
 
     @staticmethod

@@ -66,7 +66,7 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
     fault = fault_in(lines, States(dump, lines)) if lines is not None else None
     for outcome in results:
         if lines is not None and fault is not None and isinstance(outcome, Finding):
-            is_about = module_to_open(outcome) in (lines.module, lines.asked)
+            is_about = module_to_open(outcome) in (lines.module, lines.asked_module)
             yield with_line(outcome, fault) if is_about else outcome
         else:
             yield outcome
@@ -136,7 +136,7 @@ def sentence_of(fault: Fault) -> str:
             start = f"{_at(before)} makes one term of a sum over {fault.axis}, by {fault.operand}"
             return f"{start}, and {fault.function} takes it before it is summed"
         if before == line:
-            return f"{terms}{'' if fault.given else ', and the module returns it'}; nothing sums it"
+            return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing sums it"
         return f"{terms}; {_at(line, before)}{_inner(fault)} uses it as the whole; nothing sums it between"
     if fault.way == "rows":
         return (
@@ -156,11 +156,15 @@ def sentence_of(fault: Fault) -> str:
     is_new = before is not None and before != line
     after = f", after {_at(before, line)}" if is_new and before is not None else ""
     if fault.way in ("gradient", "unsummed gradient"):
-        clause = f"is given {fault.given} of its gradient and " if fault.given else ""
+        clause = f"is given {fault.input_text} of its gradient and " if fault.input_text else ""
         place = f"in backward {_at(line)}{_inner(fault)} is the first line that is wrong{after}"
         return f"{place}: it {clause}hands back {fault.held}"
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
-    clause = f"{fault.function}{over} is given {fault.given} and gives" if fault.given else f"{fault.function} gives"
+    clause = (
+        f"{fault.function}{over} is given {fault.input_text} and gives"
+        if fault.input_text
+        else f"{fault.function} gives"
+    )
     return f"{_at(line)}{_inner(fault)} is the first line that is wrong{after}: {clause} {fault.held}"
 
 
@@ -170,7 +174,7 @@ def cause_of(fault: Fault) -> Cause:
     if fault.way == "unsummed" and fault.before is not None:
         partner = "a tensor that needs no sum" if fault.is_beside_whole else ""
         inside = (fault.function, fault.operand, partner) if fault.operand else ()
-        return UnsummedLine(place_of(fault.before), place if fault.given else "", fault.axis, *inside)
+        return UnsummedLine(place_of(fault.before), place if fault.input_text else "", fault.axis, *inside)
     if fault.way == "rows":
         return StrangeRows(place, fault.function, with_weight=fault.function in PRODUCTS)
     if fault.way == "exchange" and fault.before is not None and fault.reader is not None:
@@ -191,4 +195,4 @@ def cause_of(fault: Fault) -> Cause:
         return WrongLineBackward(place, fault.function, fault.axis)
     if fault.moved:
         return MisplacedLine(place, fault.function, is_of_rank=fault.moved == "rank")
-    return ScaledLine(place, fault.times) if fault.times else WrongLine(place, fault.function, fault.given)
+    return ScaledLine(place, fault.times) if fault.times else WrongLine(place, fault.function, fault.input_text)

@@ -40,13 +40,13 @@ class Unreduced:
     """A result of which ranks have parts that nothing reduced, with the reduction that makes them right.
 
     Attributes:
-        result: The result.
+        comparison: The result.
         kind: The reduction.
         axes: The axes to reduce over.
         ratio: What it is of the right one even then.
     """
 
-    result: Compared
+    comparison: Compared
     kind: Reduction
     axes: tuple[str, ...]
     ratio: Fraction = Fraction(1)
@@ -54,7 +54,7 @@ class Unreduced:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that have it."""
-        return self.result.ranks
+        return self.comparison.ranks
 
     @property
     def related(self) -> Related | None:
@@ -67,16 +67,16 @@ class Unreduced:
 
     def wanted_of(self, rank: int) -> NDArray[np.float64]:
         """Return what a rank should hold."""
-        return self.result.wanted_of(rank)
+        return self.comparison.wanted_of(rank)
 
     def held_of(self, rank: int) -> NDArray[np.float64]:
         """Return a rank's own part."""
-        return self.result.held_of(rank)
+        return self.comparison.held_of(rank)
 
     @cached_property
     def whole(self) -> Mapping[int, NDArray[np.float64]]:
         """What each rank would have once it is reduced."""
-        return reduced_over(self.result, self.kind, self.axes)
+        return reduced_over(self.comparison, self.kind, self.axes)
 
 
 def own_part(kind: Reduction, axes: tuple[str, ...]) -> str:

@@ -108,19 +108,19 @@ class Tracer:
     Attributes:
         wholes: The weights by their master copies' names.
         firsts: The first ids of the master copies.
-        left: How many more fragments are traced.
+        num_left: How many more fragments are traced.
     """
 
     wholes: Mapping[str, Whole]
     firsts: Mapping[str, int]
-    left: int = MAX_TRACED
+    num_left: int = MAX_TRACED
 
     def traced(self, name: str, bits: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return ids completed by those of other weights."""
         lost = np.flatnonzero(ids <= 0)
-        if len(lost) < MIN_WINDOW or not self.left:
+        if len(lost) < MIN_WINDOW or not self.num_left:
             return ids
-        self.left -= 1
+        self.num_left -= 1
         width = MIN_WINDOW if bits.itemsize > NARROW else min(WINDOW, len(lost))
         samples = [bits[at : at + width] for at in lost[np.linspace(0, len(lost) - width, MAX_SAMPLES, dtype=int)]]
         for weight, whole in self.wholes.items():

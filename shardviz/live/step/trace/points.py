@@ -38,7 +38,7 @@ def add_points(capture: Capture, trace: Trace) -> None:
                 )
                 _add(capture, names, structs.replace(tensor_record, what=side[0]), (tensor, tensor.values, 0))
                 _add(capture, names, structs.replace(tensor_record, what=side[1]), (tensor, tensor.gradient, 1))
-    for number, batch in enumerate(trace.given):
+    for number, batch in enumerate(trace.batches):
         for index, (shape, values) in enumerate(batch):
             capture.kept.append(KeptRecord("", "batch", 0, number, index))
             capture.add_values(Local(of_point("", "batch", number, index), "activation", shape, values), "step")

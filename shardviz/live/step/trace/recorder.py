@@ -84,7 +84,7 @@ class Trace:
         num_left_out: How many tensors are not, because too much was kept before them.
         followed: Which modules are followed.
         copied: Copies a tensor, or a part of a large one.
-        given: The whole numbers that the model was given, call by call: tokens, which no gradient flows to.
+        batches: The whole numbers that the model was given, call by call: tokens, which no gradient flows to.
         draws: For every module whether each of its calls drew random numbers, if that was watched.
     """
 
@@ -96,7 +96,7 @@ class Trace:
     num_left_out: int = 0
     followed: Followed = NONE
     copied: Callable[[torch.Tensor], torch.Tensor] = torch.clone
-    given: list[list[tuple[tuple[int, ...], torch.Tensor]]] = field(default_factory=list)
+    batches: list[list[tuple[tuple[int, ...], torch.Tensor]]] = field(default_factory=list)
     draws: dict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
     _open: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
     _count: int = 0

@@ -62,7 +62,7 @@ def gradients_of_micro_batches(
     Returns:
         The gradients; none if the step ran the model once, over parts of unequal size, or with a loss of its own.
     """
-    count = max(of_all_ranks(sum(output.ndim > 0 for output in step.seen.outputs)))
+    count = max(of_all_ranks(sum(output.ndim > 0 for output in step.observation.outputs)))
     rows = {len(tensor) for tensor in tensors_in(batch) if tensor.ndim}
     size = sum(one.numel() for one in reference.model.parameters()) * count
     if (

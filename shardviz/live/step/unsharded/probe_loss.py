@@ -96,7 +96,7 @@ def _squares(step: StepResult, dtype: torch.dtype | None = None) -> list[float]:
     """
     if step.output is None:
         return []
-    outputs = [output.detach().to(dtype or output.dtype) for output in step.seen.outputs if output.ndim]
+    outputs = [output.detach().to(dtype or output.dtype) for output in step.observation.outputs if output.ndim]
     return [_number(output.square().mean()) for output in outputs]
 
 

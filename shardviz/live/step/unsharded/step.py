@@ -81,7 +81,7 @@ class UnshardedStep:
     def narrowed_to(self) -> set[torch.dtype]:
         """The dtypes that it computes with and that are narrower than float64."""
         dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
-        return {*self.step.seen.comms.narrowed_to, *(dtypes - {torch.float64})}
+        return {*self.step.observation.comms.narrowed_to, *(dtypes - {torch.float64})}
 
     @property
     def precision(self) -> float:
@@ -90,7 +90,7 @@ class UnshardedStep:
 
     def num_calls(self, module: str) -> int:
         """Return how often a module is called in one forward of the whole batch."""
-        return len(self.step.seen.trace.calls.get(module, ())) // self.parts
+        return len(self.step.observation.trace.calls.get(module, ())) // self.parts
 
     def once_more(
         self, step: StepResult, probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
@@ -101,7 +101,7 @@ class UnshardedStep:
             return None
         apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in batch)
         model = self.mode(moved(build, precision)())
-        return stepped(probe, model, apart, self.parts, self.dim, self.step.seen.trace.followed)
+        return stepped(probe, model, apart, self.parts, self.dim, self.step.observation.trace.followed)
 
     def clipped(self, step: StepResult, probe: ModuleType, batch: Batch) -> UnshardedStep:
         """Clip its gradients as the sharded step clipped its own. Every rank calls this."""
@@ -112,7 +112,7 @@ class UnshardedStep:
         logged = logged_by(probe, self.model, batch, self.step.loss) if clips else self.step.logged
         return replace(self, step=replace(self.step, logged=logged))
 
-    def beside(self, step: StepResult, judge: Callable[[UnshardedStep], StepAnswer]) -> UnshardedStep:
+    def compared_with(self, step: StepResult, judge: Callable[[UnshardedStep], StepAnswer]) -> UnshardedStep:
         """Return the reference whose loss equals the sharded step's over all ranks. Every rank calls this.
 
         Where neither's does, it is the one whose modules agree with the sharded step's for longer.
@@ -230,7 +230,7 @@ def _in_parts(
     independent = _are_alike(outputs, whole.step.output, near)
     if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
         return whole
-    reference = stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.seen.trace.followed)
+    reference = stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.observation.trace.followed)
     reference = replace(reference, training=whole.training, notes=whole.notes, whole=whole)
     if (
         independent
@@ -282,4 +282,4 @@ def _number(loss: torch.Tensor) -> float:
 
 
 def _precision(step: StepResult) -> float:
-    return max((torch.finfo(dtype).eps for dtype in step.seen.comms.narrowed_to), default=0.0)
+    return max((torch.finfo(dtype).eps for dtype in step.observation.comms.narrowed_to), default=0.0)
