@@ -173,7 +173,7 @@ def _is_of_values(unchecked: NotChecked) -> bool:
 
 
 def _only_in(report: Report, second_report: Report, dump: Dump) -> tuple[Finding, ...]:
-    """Return the findings of tensors that do not have them in the other report; what is left of a group is one."""
+    """Return the findings that only the first report has; the rest of a group is one finding."""
     keys = {(finding.kind, finding.tensor) for finding in ungrouped(second_report.findings)}
     only_here = [one for one in ungrouped(report.findings) if (one.kind, one.tensor) not in keys]
     return tuple(grouped(only_here, ranks_by_name(dump) if only_here else {}))
@@ -216,7 +216,7 @@ def _moment_changes(laid_out: tuple[LaidOut, LaidOut], moment: Kept, role: str) 
 
 
 def _only_one_has(name: str, first: Tensor | None, second: Tensor | None) -> Iterator[Change | NotChecked]:
-    """Yield how a tensor compares that one dump has at a moment, and the other at another or not at all."""
+    """Compare a tensor that the dumps have at different moments, or only one dump has."""
     if first is None or second is None:
         yield Change(name, "presence", _present(first), _present(second))
         return
@@ -231,7 +231,7 @@ def _kept(dump: Dump, role: str) -> dict[str, Tensor]:
 
 
 def _layout_changes(before: Dump, after: Dump, role: str) -> Iterator[Change]:
-    """Yield what differs in the layouts alone: only one dump has ids, which may have another dtype."""
+    """Yield layout changes if only one dump has ids, whose dtypes may differ."""
     firsts, seconds = _kept(before, role), _kept(after, role)
     for name in dict.fromkeys([*firsts, *seconds]):
         tensor, counterpart = firsts.get(name), seconds.get(name)

@@ -1,4 +1,4 @@
-"""A finding that is a consequence of others is left out: `KINDS` of `explain.kinds` says of which.
+"""Findings that follow from others are hidden, as `KINDS` of `explain.kinds` says.
 
 A check asks with `unhidden` what is left of its results, given those of the checks before it. So a kind may follow
 from itself: the later check only found it again.

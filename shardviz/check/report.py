@@ -121,7 +121,7 @@ def _names_of(folds: Sequence[Fold]) -> str:
 
 
 def named_ranks(findings: Iterable[Finding], num_ranks: int) -> frozenset[int]:
-    """Return the ranks that findings name, if any names some: one that names every rank points at none of them.
+    """Return the ranks that findings name; a finding of every rank points at none.
 
     Args:
         findings: The findings.

@@ -65,7 +65,7 @@ def may_have(dump: Dump, second_dump: Dump, tensor: Tensor) -> bool:
 def split_by_certainty(
     findings: tuple[Finding, ...], dump: Dump, which: str
 ) -> tuple[tuple[Finding, ...], tuple[NotChecked, ...]]:
-    """Part findings that a dump does not have from those that it may have: its checks lacked ranks.
+    """Split a dump's absent findings into certain ones and those hidden by unread ranks.
 
     Args:
         findings: Those that only the other dump has.

@@ -121,7 +121,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield tensors that the index names and no file has, or another file than it says, and the other way round."""
+    """Yield contradictions between the index and the files: missing or misplaced tensors."""
     if not checkpoint.indexed:
         return
     for name, file in checkpoint.indexed.items():
@@ -271,7 +271,7 @@ def of_tensors(finding: Finding, names: Iterable[str]) -> Finding:
 
 
 def check_spans(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
-    """Yield bytes that several tensors claim, bytes that none does, and dtypes that nobody knows."""
+    """Yield bytes claimed by several tensors or by none, and unknown dtypes."""
     if checkpoint.kind != "safetensors":
         return
     for file, spans in _spans(checkpoint).items():

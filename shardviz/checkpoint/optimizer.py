@@ -111,7 +111,7 @@ class _Optimizer:
 
 
 def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
-    """Yield states without a parameter or of another shape, and parameters that lack the state that others have."""
+    """Yield states without a parameter or of a wrong shape, and parameters that lack states."""
     optimizers = _optimizers(checkpoint)
     begins = tuple(filter(None, optimizers))
     names = [name for name in checkpoint.tensors if _split(name) is None and not is_bucket(name)]
@@ -259,7 +259,7 @@ def _ungrouped(optimizer: _Optimizer) -> Iterator[Finding]:
 
 
 def _incomplete(optimizer: _Optimizer) -> Iterator[Finding]:
-    """Yield parameters that lack one of the states which most parameters with the same others have."""
+    """Yield parameters that lack a state that most similar parameters have."""
     counts = Counter(optimizer.keys.values())
     for name, keys in optimizer.keys.items():
         for fuller in [one for one in counts if keys < one and len(one - keys) == 1 and counts[one] > counts[keys]]:
@@ -299,7 +299,7 @@ class _Known:
 
 
 def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
-    """Yield moments that cannot be, steps that were lost, and the file whose steps are others than everywhere else."""
+    """Yield impossible moments, lost steps, and the file whose steps differ from all others."""
     by_parameter: dict[str, _Known] = {}
     for name, tensor in checkpoint.tensors.items():
         parts = state_of(name)
@@ -344,7 +344,7 @@ def _wrong_numbers(name: str, key: str, values: NDArray[np.float64]) -> Iterator
 
 
 def _beside_steps(parameters: list[_Known]) -> Iterator[Finding | NotChecked]:
-    """Yield squares that were kept without their steps, and those that are zero after several steps."""
+    """Yield squared moments kept without their steps, or still zero after several steps."""
     with_both = [(*one.step, *one.squares) for one in parameters if one.step and one.squares]
     for step, counter, _, is_some in with_both:
         if step == 0 and is_some:
@@ -371,7 +371,7 @@ def _is_zero(tensor: Saved) -> bool:
 
 
 def _steps(steps: list[tuple[str, float]]) -> Iterator[Finding]:
-    """Yield the only file whose steps are all alike and others than those of every other file, which are alike, too."""
+    """Yield the one file whose steps differ from the step that all other files share."""
     by_file: dict[str, Counter[float]] = {}
     for file, value in steps:
         by_file.setdefault(file, Counter())[value] += 1

@@ -50,7 +50,7 @@ def hash_of(stored: NDArray[Any], dtype: str, shape: Sequence[int]) -> str:
 
 
 def hash_of_bytes(stored: NDArray[Any], dtype: str, shape: Sequence[int]) -> str:
-    """Return the hash in which -0.0 and each NaN are other numbers, as earlier versions wrote it."""
+    """Return the hash of earlier versions, in which -0.0 and each NaN count as they are."""
     hashed = _began(dtype, shape)
     hashed.update(np.ascontiguousarray(stored).reshape(-1).data if stored.size else b"")
     return hashed.hexdigest()

@@ -285,7 +285,7 @@ def _check_tensor(tensor: TensorRecord, record: RankRecord, stamped: StampedShap
 
 
 def _check_digests(tensor: TensorRecord, record: RankRecord, digests_seen: dict[int, tuple[str, ...]]) -> None:
-    """Make sure that digests are those of the values beside them; `digests_seen` has the bodies seen before."""
+    """Make sure that digests match the values; `digests_seen` has the bodies seen before."""
     if not tensor.digests:
         return
     if tensor.body not in digests_seen:

@@ -28,7 +28,7 @@ def whole_values(dump: Dump, tensor: Tensor, name: str) -> NDArray[np.float64]:
 
 
 def values_and_places(dump: Dump, tensor: Tensor, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return a tensor's values as `whole_values` does, and which of them some rank of the dump has.
+    """Return a tensor's whole values, and which of them any rank of the dump has.
 
     Raises:
         DumpError: The dump does not have the values, or a rank does not have the shape that it claims.

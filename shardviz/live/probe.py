@@ -94,7 +94,7 @@ def _run(world: World, job: ProbeJob) -> bool:
 
 
 def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType:
-    """Import a probe, by its module name or else from its file, from which it can also import the files beside it.
+    """Import a probe by its module name, or from its file, next to which it may import others.
 
     Args:
         path: The probe's file.

@@ -1,4 +1,4 @@
-"""Plans side by side: meshes of a number of ranks, and which of them fit; and what two plans hold and receive."""
+"""Plans compared: the meshes of a number of ranks that fit, or the bytes of two plans."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def bytes_of(text: str) -> int:
 
 
 def fitting(rows: Sequence[Row], memory: int) -> list[Row]:
-    """Return the meshes that fit, those that cross nodes least first; those without activations last: they may not.
+    """Sort the meshes that fit by traffic across nodes; those without activations come last.
 
     A mesh on which the step fails is none of them. Any size fits if the memory of a rank is not given.
     """
@@ -207,7 +207,7 @@ def sizes_beside(before: DumpFiles, after: DumpFiles) -> Sizes:
 
 
 def _held(plans: Plans, compared: tuple[str, ...]) -> Iterator[Size]:
-    """Yield the bytes of one rank of each plan by role, and together those of the roles that are compared."""
+    """Yield one rank's bytes in each plan by role, and the sum of the compared roles."""
     by_role = [Amounts(ranks).by_role for ranks in plans]
     before, after = (np.stack([sizes[role] for role in compared]) for sizes in by_role)
     title, shown = _shown(before, after)

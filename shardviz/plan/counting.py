@@ -222,7 +222,7 @@ def uneven(amounts: Amounts) -> list[Uneven]:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A large parameter that every rank along an axis has whole, though other parameters are split over that axis.
+    """A large parameter that is replicated along an axis that splits other parameters.
 
     Attributes:
         held: The parameter.
@@ -238,7 +238,7 @@ class Whole:
 
 
 def whole(amounts: Amounts) -> list[Whole]:
-    """Return large parameters that could be split over an axis that splits others, those that would save most first."""
+    """Return large unsplit parameters that an axis in use could split, largest saving first."""
     most = int(amounts.by_role["parameters"].max())
     by_axis: dict[tuple[str, str], Whole] = {}
     for _, held in amounts.held:

@@ -88,7 +88,7 @@ def _of_step(ranks: PlannedRanks) -> Iterator[Line]:
 
 
 def _folded(lines: Iterable[Line]) -> list[Line]:
-    """Fold lines that differ in one further number only, until none do: that of an expert, then of a module in it."""
+    """Fold lines that differ in one number only, again and again: experts, then modules."""
     before = sorted(lines, key=lambda line: natural_key(line.name))
     folds = fold_again((line.name, (line.text, line.bytes)) for line in before)
     if len(folds) == len(before):

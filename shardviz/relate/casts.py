@@ -1,4 +1,4 @@
-"""Bits of one element type rounded to another, floats of eight bits among them, as torch does it, without torch."""
+"""Casts of bits between dtypes, eight-bit floats included, as torch rounds, without torch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def values_of(bits: NDArray[Any], dtype: str) -> NDArray[np.float64]:
 
 
 def through(bits: NDArray[Any], dtype: str, narrow: str, to: str) -> NDArray[Any] | None:
-    """Return bits of one type that were rounded to a narrower one on their way to another; None if that is not known.
+    """Cast bits through a narrower type to a third; return None if that isn't known.
 
     Example:
         >>> bits = np.array([1.00390625], np.float32).view(np.uint32)

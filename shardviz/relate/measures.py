@@ -81,7 +81,7 @@ def _ratio(sides: Sides, rank: int, got: Values) -> Fraction | None:
 
 
 def factors_of_ranks(sides: Sides) -> dict[int, float]:
-    """Return the number that each rank's values are those wanted times; empty if that does not explain them.
+    """Return each rank's factor to its expected values; empty if factors don't explain them.
 
     Of a rank with fewer than two numbers other than zero nothing is known. Rounding alone has some factor, too: factors
     must leave little of the differences, and of what is there.
@@ -364,7 +364,7 @@ def weights_between(columns: Values, held: Values) -> Values | None:
 
 
 def moved_slices(sides: Sides, rank: int, dim: int) -> Slices:
-    """Return which slice stands at each index of a rank's part; empty if they are not just in another order."""
+    """Return the slice at each index of a rank's part; empty if it isn't just reordered."""
     region, held = sides.regions[rank], sides.held_by(rank)
     if held is None or not isinstance(region, Region) or _differ_elsewhere(region, held[0], dim):
         return {}
@@ -386,7 +386,7 @@ def _differ_elsewhere(region: Region, other: Region, dim: int) -> bool:
 
 
 def lost_slices(sides: Sides) -> tuple[int, list[int]] | None:
-    """Return a dim and its slices that are zero on all ranks that have them, if all other elements are right."""
+    """Return a dim and its slices that are zero on every holder, if all others are right."""
     regions = {rank: region for rank, region in sides.regions.items() if isinstance(region, Region)}
     for dim in range(sides.wanted.ndim if len(regions) == len(sides.regions) and sides.wanted.ndim > 1 else 0):
         lost = {rank: _lost(sides, rank, dim, regions[rank]) for rank in sides.wrong}
@@ -398,7 +398,7 @@ def lost_slices(sides: Sides) -> tuple[int, list[int]] | None:
 
 
 def _lost(sides: Sides, rank: int, dim: int, region: Region) -> list[int]:
-    """Return the slices of a rank's part that are zero and should not be, if all others are right; else none."""
+    """Return the slices of a rank's part that are wrongly zero, if all others are right."""
     held, expected = sides.reduced[rank], sides.wanted_of(rank)
     others = tuple(axis for axis in range(held.ndim) if axis != dim)
     off = np.any(np.abs(held - expected) > sides.tolerance, axis=others)

@@ -39,7 +39,7 @@ MAX_BALLOTS = 8
 
 
 def matches(values: Values, others: Values, near: float) -> NDArray[np.bool_] | None:
-    """Return for each of some rows which of others it is within a tolerance; None if there are too many to compare.
+    """Return which row each row equals within a tolerance; None if there are too many.
 
     Args:
         values: Slices as rows.
@@ -86,7 +86,7 @@ def _places(shard: Values, whole: Values, dim: int, near: float) -> Iterator[Ord
 
 
 def orders_of_slices(before: NDArray[Any], after: NDArray[Any]) -> list[Order] | None:
-    """Return which slices of one tensor another one is made of, dim by dim; None if it is not just that.
+    """Return the order of a tensor's slices in a second one, dim by dim; None if unlike.
 
     Slices are compared by the sum of their elements' hashes, which no order within a slice changes. Both tensors are
     read twice, in blocks.
@@ -147,7 +147,7 @@ def _row_blocks(bits: NDArray[Any]) -> Iterator[slice]:
 
 
 def _same_hashes(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> Order | None:
-    """Return where each hash stands among others, equal ones in their order; None if they are not the same."""
+    """Return each hash's index among a second set's, ties in order; None if the sets differ."""
     if np.array_equal(before, after):
         return np.arange(len(before))
     order, after_order = np.argsort(before, kind="stable"), np.argsort(after, kind="stable")
@@ -198,7 +198,7 @@ def nearest(points: Values, among: Values, near: float) -> Order:
 
 
 def _neighbors_in_cells(points: Values, among: Values, near: float, generator: np.random.Generator) -> Order:
-    """Return for each point four others, those of the same cell of a randomly shifted grid first."""
+    """Return four neighbors of each point, first from its cell of a randomly shifted grid."""
     shift, odd = generator.random(points.shape[1]), generator.integers(1, 1 << 62, points.shape[1])
     grid = (np.floor(side / (24 * near) + shift).clip(-1e18, 1e18).astype(np.int64) for side in (points, among))
     keys, cell_keys = ((cell * odd).sum(1) for cell in grid)
@@ -245,7 +245,7 @@ def orders_along(
 def _columns(
     shape: tuple[int, ...], is_known: NDArray[np.bool_], regions: Iterable[Region], dim: int
 ) -> list[NDArray[np.bool_]]:
-    """Return the distinct sets of columns that groups of ranks hold of every slice, those that all hold in front."""
+    """Return the distinct column sets that ranks hold of each slice; those of all ranks first."""
     columns: list[NDArray[np.bool_]] = [np.asarray(is_known.all(0))]
     for others in list(dict.fromkeys(region.dims[:dim] + region.dims[dim + 1 :] for region in regions))[:MAX_BALLOTS]:
         held = np.zeros(shape[:dim] + shape[dim + 1 :], np.bool_)

@@ -88,7 +88,7 @@ def add(search: Search, context: Context, layout: Layout, odd: Collection[int]) 
 
 
 def _numbers(sides: list[tuple[Values, ...]]) -> Iterator[float]:
-    """Yield what may have been added: the number that all ranks together have, then the one that most of them have."""
+    """Yield candidates for an added number: that of all ranks together, then the commonest."""
     alone = [times for side in sides if (times := coefficient_of(*([one] for one in side))) is not None]
     together = coefficient_of(*map(list, zip(*sides, strict=True)))
     common = [] if together is None else [together]

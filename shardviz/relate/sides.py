@@ -164,7 +164,7 @@ class Sides:
         return values
 
     def over(self, axes: Iterable[str], op: str, values: Mapping[int, Values] | None = None) -> Mapping[int, Values]:
-        """Reduce values, those held if none are given, over axes; a group with a rank missing has no result."""
+        """Reduce values (default: those held) over axes; incomplete groups have no result."""
         values = self.reduced if values is None else values
         for axis in axes:
             values = over(axis, op, values, self.mesh)
@@ -183,7 +183,7 @@ class Sides:
         return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
 
     def held_by(self, rank: int) -> tuple[Region, Chain] | None:
-        """Return which part of the values wanted a rank holds, and what is changed; None if it holds no part.
+        """Return the part of the expected values that a rank holds, with its changes; or None.
 
         A sum that is pending is a change if it is not claimed, and so is one that is claimed and not pending.
         """
@@ -257,7 +257,7 @@ class Sides:
 
     @property
     def pairs_of_copies(self) -> list[tuple[int, int, float]]:
-        """The first rank that holds each part with each other one that holds it, and how far apart they are."""
+        """Pairs of replicas, each with the first one, and how far they differ."""
         return self.neighbors_apart((ranks[0], rank) for ranks in self.holders for rank in ranks[1:])
 
     def neighbors_apart(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, int, float]]:

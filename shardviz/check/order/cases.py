@@ -94,7 +94,7 @@ class LaidOut:
 
 @dataclass(frozen=True)
 class PairOfIds:
-    """A stamped tensor on one mesh: the ids that a layout gives each rank, and those that it holds.
+    """A stamped tensor on one mesh: each rank's ids as claimed, and as held.
 
     It is laid out again when it is asked for, if it is too large to be kept.
 
@@ -139,5 +139,5 @@ class PairOfIds:
         return self.wanted.region(self.mesh.coord_of(rank)).flat_ids(self.wanted.index_shape) + 1
 
     def held_of(self, rank: int) -> NDArray[np.int64]:
-        """Return the ids that a rank holds, from 1 within the tensor; those of others are 0 or negative."""
+        """Return a rank's ids, from 1 within the tensor; ids of other tensors are 0 or negative."""
         return self.case.local_ids(self.mesh.coord_of(rank))

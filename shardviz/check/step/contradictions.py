@@ -179,7 +179,7 @@ def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
 
 
 def check_absent_gradients(dump: Dump) -> Iterator[Finding]:
-    """Yield parameters that have a gradient on some ranks and none on others that hold a part of them."""
+    """Yield parameters without a gradient on some of the ranks that hold a part of them."""
     gradients = [tensor for tensor in dump.at("step") if tensor.role == "grad"]
     pairs = [(tensor, name) for tensor in gradients for name in tensor.names]
     for tensor, name in pairs:

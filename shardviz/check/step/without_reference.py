@@ -188,7 +188,7 @@ OF_THE_JOB = (
 
 
 def check_masks(dump: Dump) -> Iterator[Finding | NotChecked]:
-    """Yield the masks that are equal along axes that split what they are laid on, and say where seeds decide."""
+    """Yield masks that are equal along axes that split their tensor, and notes if seeds decide."""
     of_ranks = {rank: record.masks for rank, record in dump.files.ranks.items()}
     count = min(map(len, of_ranks.values()), default=0)
     if (

@@ -51,7 +51,7 @@ About = tuple["Cause", str, str]
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of one tensor that must be equal and are not: what most of them hold is wanted of all.
+    """Replicas of one tensor that differ; the value that most of them hold is expected.
 
     Attributes:
         dump: The dump.
@@ -278,7 +278,7 @@ def _apart(right: Shard, wrong: Shard) -> str:
 
 
 def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
-    """Return the axes along which copies differ: two coordinates that are equal on all other axes have other values."""
+    """Return the axes along which replicas differ while all other coordinates are equal."""
     of_groups = [
         axes_of_change(mesh, {mesh.coord_of(shard.rank): shard.digest(index) for shard in group if shard.rank in mesh})
         for group in differing
@@ -323,7 +323,7 @@ def first_difference(shard: Shard, second: Shard) -> str:
 
 
 def same_step(copy: Shard, counterpart: Shard) -> tuple[float, float]:
-    """Return the number by which all elements of a second copy differ from a first, and the factor; 0 if by none.
+    """Return the constant difference between two replicas, and their factor; 0 without one.
 
     Copies of fewer than three elements show no rule.
     """

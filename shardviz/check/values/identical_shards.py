@@ -39,7 +39,7 @@ def check_identical_shards(dump: Dump) -> Iterator[Finding]:
 
 
 def _are_as_built(dump: Dump, tensor: Tensor, name: str) -> bool:
-    """Whether every rank has its part of the unsharded model's values, which repeat each other themselves."""
+    """Whether every rank has its part of unsharded values that themselves repeat."""
     return all(rank in dump.files.ranks and name in dump.files.ranks[rank].as_built for rank in tensor.shards)
 
 

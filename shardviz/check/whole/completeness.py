@@ -47,7 +47,7 @@ def check_completeness(dump: Dump) -> Iterator[Finding]:
 
 
 def check_missing_ranks(dump: Dump, explained: Collection[str]) -> Iterator[NotChecked]:
-    """Yield the model's tensors whose mesh has ranks that left no file: what those ranks hold is not known.
+    """Yield tensors on meshes with ranks that left no file: their shards are unknown.
 
     Args:
         dump: The dump.

@@ -35,7 +35,7 @@ IN_QUESTION = "what collectives along {axis} make of it: the process group has i
 
 
 def check_rank_order(dump: Dump) -> Iterator[Finding | NotChecked]:
-    """Yield each axis of each mesh along which group ranks are not coordinates, once, and what it splits."""
+    """Yield each mesh axis along which group ranks differ from coordinates, with its tensors."""
     groups: dict[str, set[tuple[int, ...]]] = {}
     for (record, axis), ranks in differing(dump).items():
         rank, (position, in_group) = next(iter(ranks.items()))

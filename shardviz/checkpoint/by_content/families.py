@@ -126,7 +126,7 @@ def links(whole: Family, segment: Family) -> Iterator[Link]:
 
 
 def _aligned(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> Iterator[dict[Numbers, Numbers]]:
-    """Yield which numbers may be which: the same ones; if those of one side begin elsewhere, first in their order."""
+    """Yield pairings of numbers: in order if one side starts elsewhere, then equal ones."""
     own_numbers, their_numbers = sorted(numbers_of_side), sorted(others)
     if own_numbers != their_numbers and len(own_numbers) == len(their_numbers):
         pairs = zip(zip(*own_numbers, strict=True), zip(*their_numbers, strict=True), strict=True)

@@ -92,7 +92,7 @@ class _Work:
             some[1 - side][:] = [one for one in some[1 - side] if one not in parts]
 
     def by_content(self) -> None:
-        """Choose what has equal values; of several that have them, the one that is left when the others are known."""
+        """Choose families with equal values; of several, the one that is left over by the others."""
         options: dict[tuple[int, Family], list[Recipe]] = {}
         for side in (0, 1):
             for whole in self.free[side]:
@@ -172,7 +172,7 @@ class _Work:
         return list(recipe_of.values())
 
     def by_other_numbers(self) -> None:
-        """Choose families of which the same tensors stand under other numbers: the comparison says so."""
+        """Choose families whose tensors are only renumbered, which the comparison reports."""
         for whole, link, turned in list(self._alike_pairs()):
             members = [one for parts in link.parts.values() for one in parts.values()]
             some = [whole.members[numbers] for numbers in whole.some]
@@ -180,7 +180,7 @@ class _Work:
                 self._choose_pair(whole, link, turned, NUMBERED)
 
     def by_nearness(self) -> None:
-        """Choose families of nearly the same values, such as those of another step, if only one has such."""
+        """Choose families of nearly equal values, as of a different step, if the choice is unique."""
         near_links: dict[Family, list[tuple[Link, bool]]] = {}
         for whole, link, turned in self._alike_pairs():
             if state_of(whole.pattern) or state_of(link.family.pattern):

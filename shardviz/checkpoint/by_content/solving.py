@@ -1,4 +1,4 @@
-"""How one tensor is made of those of another checkpoint: whole, turned, padded, of several, in turns, or stacked.
+"""Recipes of a tensor from a second checkpoint's: turned, padded, joined or stacked.
 
 It is seen by strips, a few values of each slice along a dim, and by where the other tensor has the same slices.
 """
@@ -89,7 +89,7 @@ class Strips:
     _strips: dict[tuple[int, tuple[int, ...], bool, int, str], NDArray[Any] | None] = field(default_factory=dict)
 
     def places(self, segment: View, whole: View, dim: int) -> NDArray[np.int64] | None:
-        """Return where a tensor has the slices of another one along a dim; None if that cannot be said.
+        """Return where a tensor's slices are in a second one along a dim; None if unknown.
 
         Args:
             segment: The tensor whose slices are looked up.
@@ -363,7 +363,7 @@ def _filled(parts: Sequence[_Part], fillers: Sequence[_Part], size: int) -> list
 
 
 def _is_padded(view: View, segment: _Part, dim: int) -> bool:
-    """Whether what is behind a part may be padding: all alike; of a vocabulary, which no number counts, anything."""
+    """Whether the rows behind a segment may be padding: all alike, or of a vocabulary."""
     behind = np.moveaxis(view.bits, dim, 0)[segment.size :]
     is_few = MOST_PADDING * len(behind) <= view.shape[dim]
     return is_alike(behind) or (dim == 0 and is_few and "*" not in segment.link.family.pattern)

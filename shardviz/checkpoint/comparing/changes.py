@@ -160,7 +160,7 @@ def values_changed(
 
 
 def _narrowed(outcome: Outcome, before: Tensor, after: Tensor, name: str, through: Sequence[str]) -> Outcome | None:
-    """Say how one tensor's values became those of the other, which has a name: rounded on the way, or cut off."""
+    """Say how values were narrowed on the way: rounded through a dtype, or cut off."""
     dtype, to = before.dtype, after.dtype
     if through and (relation := rounding_between(before.bits, dtype, after.bits, to, through)) is not None:
         end, narrow = "" if dtype == to else f" to {to}", relation.dtype
@@ -173,7 +173,7 @@ def _narrowed(outcome: Outcome, before: Tensor, after: Tensor, name: str, throug
 
 
 def through_types(dtype: str, to: str) -> Sequence[str]:
-    """Return the narrower types through which values of one type may have gone on their way to another."""
+    """Return the narrower types through which values may have been cast between two types."""
     return NARROW if dtype in WIDE and to in (dtype, *NARROW) else ()
 
 

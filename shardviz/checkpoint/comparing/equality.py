@@ -1,4 +1,4 @@
-"""Whether tensors, stored or made, have the same values, and which of many have those of one: block by block."""
+"""Equality of stored or mapped tensors, block by block, and lookup by contents."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WORKERS = min(4, cores())
 
 
 def narrower(dtype: str, second: str) -> str:
-    """Return which of two types the other is rounded to: never the integer type if the other is not one."""
+    """Return the type to which the other is rounded; never an integer type for floats."""
     if is_whole(dtype) != is_whole(second):
         return second if is_whole(dtype) else dtype
     return dtype if is_narrower(dtype, second) else second

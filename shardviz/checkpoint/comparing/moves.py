@@ -204,7 +204,7 @@ def _parts(names: list[str]) -> str:
 
 
 def find_fused(parts: Iterable[Saved], wholes: Iterable[Saved]) -> dict[str, list[str]]:
-    """Return the tensors that join others along their first dims, with the names of those others in order."""
+    """Return tensors that concatenate others along dim 0, with those tensors' names in order."""
     by_key: dict[_Key, list[Saved]] = {}
     for candidate in parts:
         if (key := next(_keys(candidate, 1), None)) is not None:

@@ -54,7 +54,7 @@ MAX_LISTED = 16
 
 
 def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...] = ()) -> str:
-    """Say how the elements of one tensor became those of another of as many; empty if they did not.
+    """Name the reordering between two tensors of one size; empty if there isn't one.
 
     Args:
         before: Its bits in the first checkpoint.
@@ -87,7 +87,7 @@ def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...
 
 
 def _has_some(before: NDArray[Any], after: NDArray[Any]) -> bool:
-    """Whether a tensor has a sample of another's values: looking all of them up takes many times the memory of both."""
+    """Whether a tensor has a sample of a second one's values, which takes little memory."""
     places = np.linspace(0, after.size - 1, SAMPLES).astype(np.int64)
     sample = np.unique(after[np.unravel_index(places, after.shape)])
     like = np.zeros(1 << 16, np.bool_)
@@ -195,7 +195,7 @@ def _spans_of_chunks(cut: Saved, dim: int) -> list[tuple[int, int]]:
 
 
 def _order_of_shards(order: NDArray[np.int64], stretches: Sequence[tuple[int, int]]) -> list[int]:
-    """Return which saved stretch each saved stretch has; empty if one has anything but another as it was."""
+    """Return the order of the saved stretches; empty if one isn't a stretch of the other side."""
     places = {pair: at for at, pair in enumerate(stretches)}
     sources = []
     for start, stop in stretches:
@@ -257,7 +257,7 @@ class Stretch:
 
 
 def name_stretches(before: NDArray[Any], after: NDArray[Any]) -> str:
-    """Say in which order one tensor has another's elements; empty if that is not an order of long stretches.
+    """Name the order of a tensor's elements in a second one; empty without long stretches.
 
     Args:
         before: The bits of the first tensor.

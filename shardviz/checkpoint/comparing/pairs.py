@@ -1,4 +1,4 @@
-"""Which tensor of one checkpoint is compared with which of another: by a map, by names, by wrappers and beginnings."""
+"""Pairing of two checkpoints' tensors: by a map, by names, by wrappers and prefixes."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def _is_counter(pair: Pair, sides: tuple[Side, Side]) -> bool:
 
 
 def _without_buckets(pairs: Pairs) -> Pairs:
-    """Leave out buckets that only one side has, or has of another size, and the other side's states by parameter."""
+    """Leave out buckets that don't match, and the other side's states by parameter."""
     odd = [one for one in pairs.lonely if is_bucket(one.name)]
     odd += [
         pair

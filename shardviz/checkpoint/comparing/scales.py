@@ -94,7 +94,7 @@ def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
 
 
 def _in_eight_bits(pair: Pair) -> tuple[Tensor, Tensor, int] | None:
-    """Return the wide tensor of a pair, the one in eight bits, and which side that is on; None for other pairs."""
+    """Return a pair's wide tensor, its eight-bit one, and the latter's side; or None."""
     for at, (coded, wide) in enumerate((pair.both, pair.both[::-1])):
         if dtype_of(coded) in EIGHT_BITS and dtype_of(wide) in WIDE:
             return wide, coded, at

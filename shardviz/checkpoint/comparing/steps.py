@@ -142,7 +142,7 @@ def number_of(path: Path, reference: Path) -> int | None:
 def steps_with(
     pair: Pair, of_first: Iterable[Checkpoint], of_second: Iterable[Checkpoint]
 ) -> tuple[int, tuple[Checkpoint, ...]] | None:
-    """Return which side of a pair has what other steps have, 0 or 1, and the checkpoints of those steps.
+    """Return which side of a pair (0 or 1) is in checkpoints of other steps, and these.
 
     Args:
         pair: Two tensors that differ.
@@ -320,7 +320,7 @@ def _times(sides: list[Tensor]) -> float | None:
 
 
 def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequence[Checkpoint]]) -> Outcomes:
-    """Say of tensors that differ that they do so in one file alone, and which step that file is of.
+    """Say that tensors differ in one file alone, and the step of that file.
 
     Args:
         outcomes: What became of each tensor.
@@ -342,7 +342,7 @@ def is_open(outcome: Outcome) -> bool:
 
 
 def odd_file(at: int, parts: Iterable[tuple[set[str], set[str]]]) -> OddFile | None:
-    """Return the only file of a side in which tensors differ, or the only one in which none does; None without one.
+    """Return the only file in which tensors differ, or the only one in which none does.
 
     Args:
         at: The side.
@@ -382,7 +382,7 @@ def _files(outcome: Outcome, pair: Pair, at: int) -> tuple[set[str], set[str]]:
 
 
 def files_of(tensor: Saved, opposite: Tensor) -> tuple[set[str], set[str]]:
-    """Return the files that have parts of a tensor which another one has too, and those with different parts."""
+    """Return the files with parts equal to a second tensor's, and those with different parts."""
     if tensor.shape != opposite.shape:
         return set(), set(tensor.files)
     parts: dict[bool, set[str]] = {True: set(), False: set()}
@@ -403,7 +403,7 @@ def _is_same(tensor: Tensor, opposite: Tensor, region: Region) -> bool:
 
 
 def _named(outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[Sequence[Checkpoint]]) -> Outcome:
-    """Name the odd file; where both sides have one of all that differs, a step that has its values says whose it is."""
+    """Name the odd file; if both sides have one, the step with its values decides."""
     for odd in sides:
         step = next((step for at in (0, 1) for step in others[at] if _is_from(step, pair, odd, at)), None)
         if odd.differs and step is not None:

@@ -60,7 +60,7 @@ def is_deepspeed(names: Iterable[str]) -> bool:
 
 
 def read_deepspeed(path: Path) -> Checkpoint:
-    """Read which tensors the files of a checkpoint have, and their places; none of their elements.
+    """Read the tensors of a checkpoint's files and their places, but no elements.
 
     Args:
         path: A folder with the files, or one with a `latest` that names it.

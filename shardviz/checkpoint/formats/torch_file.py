@@ -1,4 +1,4 @@
-"""Files that `torch.save` wrote: state dicts, alone or nested in what a job saves beside them. Nothing of them is run.
+"""Files of `torch.save`: state dicts, alone or nested, read without running anything.
 
 Names of nested state dicts are joined by dots, as torch.distributed.checkpoint joins them: `model.layers.0.weight`. The
 format is the archive that torch writes since 1.6.

@@ -1,4 +1,4 @@
-"""The flat buffers of DeepSpeed's ZeRO laid back into parameters: which bytes of which rank's file have what.
+"""Parameters in the flat buffers of DeepSpeed's ZeRO: their bytes in each rank's file.
 
 Under stages 1 and 2 a group's parameters lie one behind the other, and ranks have parts of the whole; under stage 3
 each parameter is divided among the ranks, and each rank's parts lie one behind the other.

@@ -81,7 +81,7 @@ def compare_with_job(
 
 
 def _but_for_padding(outcome: Outcome, saved: Tensor) -> Outcome:
-    """Return an outcome; not compared where a job's hashes have padding in them, which may be anything."""
+    """Return an outcome; not compared if the job's hashes include padding."""
     if outcome.verdict in ("equal", "cast") or not isinstance(saved, Made) or not has_padding(saved.node):
         return outcome
     why = "some of the job's is padding, as the map says, and the hashes of its shards have that in them"

@@ -1,4 +1,4 @@
-"""A job's dump as one side of a comparison: of each tensor the part that every rank claims, and a hash of what it has.
+"""A job's dump as one side of a comparison: ranks' claimed parts and hashes.
 
 A dump has a hash of every shard's bytes, and the values themselves only of small ones. So what is equal is proved; what
 differs is found where the checkpoint has the very bytes somewhere else, and is counted where the dump has the values.

@@ -53,7 +53,7 @@ class Search:
         return self.left <= 0
 
     def regions(self, live: Live, wrong: Iterable[Piece], reader: Reader) -> dict[int, Region]:
-        """Return the parts of the tensor that ranks hold instead of those that they claim, as far as they are found."""
+        """Find the parts of the tensor that ranks hold instead of the claimed ones."""
         regions: dict[int, Region] = {}
         lost = [piece for piece in wrong if not piece.is_alike]
         for look in (self._looked_up, self._exchanged, self._relabeled, self._by_values):
@@ -121,7 +121,7 @@ class Search:
         return regions
 
     def other_name(self, live: Live, piece: Piece, stored_name: str) -> str:
-        """Return the other tensor of the checkpoint with a shard's bytes at its claimed place; empty if none."""
+        """Return a different tensor with a shard's bytes at its claimed place; empty if none."""
         if piece.is_alike or piece.claimed is None or self.is_over:
             return ""
         key = (live.shape, live.index_shape, live.dtype, piece.claimed)

@@ -1,4 +1,4 @@
-"""Maps: small tables that say how the tensors of one checkpoint, or of a model, are made of those of another.
+"""Maps: small tables that say how a checkpoint's or model's tensors are made from others.
 
 `language` reads a table, `functions` does what is done to elements, `mapped_tensors` has tensors made of others, read
 no more than it has to be, and what of it is padding; `matching` finds which tensors a rule is about, `families` are the

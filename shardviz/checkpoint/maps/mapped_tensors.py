@@ -128,7 +128,7 @@ class Made:
 
 
 def value_of(node: Node) -> NDArray[Any]:
-    """Return the bits of what is stored or made: a view where that is possible, else one new array."""
+    """Return the bits of a stored or mapped tensor: a view if possible, else a new array."""
     if not isinstance(node, Op):
         return node.bits
     taken = FUNCTIONS[node.function].taken
@@ -248,7 +248,7 @@ def unused_texts(nodes: Iterable[Node]) -> list[str]:
 
 
 def _add_used(node: Node, whole: set[int], spans: Spans) -> None:
-    """Note which tensors are used as a whole, and which stretches of others: by identity, for two may have one name."""
+    """Note the tensors used as a whole, and the used stretches of others, by identity."""
     if not isinstance(node, Op):
         whole.add(id(node))
         return

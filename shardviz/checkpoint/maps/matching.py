@@ -347,7 +347,7 @@ class _Work:
 
 
 def towards(rules: Iterable[Rule], names: Collection[str], others: Collection[str]) -> list[Rule]:
-    """Return rules that have some names on their left; those that have them on their right are turned round.
+    """Return rules with some names on their left; those with them on the right are inverted.
 
     Args:
         rules: The map.

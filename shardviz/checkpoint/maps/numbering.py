@@ -1,4 +1,4 @@
-"""The numbers in the names of tensors, those of layers and experts: left out, compared, and found to be others."""
+"""Layer and expert numbers in tensor names: left out, compared, or renumbered."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Renumbered:
 
 
 def renumbered(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterator[Renumbered]:
-    """Yield what is numbered otherwise: at least two tensors of each number have moved, to one other, and none stayed.
+    """Yield renumbered layers or experts: all tensors of a number, at least two, have moved.
 
     Of a single number it takes three.
 

@@ -32,7 +32,7 @@ def sizes(planned_part: PlannedPart, index: int) -> NDArray[np.int64]:
 
 
 def equally_full(planned_part: PlannedPart) -> list[tuple[int, ...]]:
-    """Return the ranks of a part in groups that hold as much of every tensor, those of the lowest rank first."""
+    """Group a part's ranks by the sizes that they hold, the lowest rank's group first."""
     bodies = range(len(planned_part.part.record.bodies))
     distinct = {
         id(found): found for found in (sizes(planned_part, index) for index in bodies) if found.min() < found.max()

@@ -1,4 +1,4 @@
-"""The content of a plan's file: what representative ranks have, and which ranks each of them stands for."""
+"""The content of a plan's file: representative ranks, and the ranks they stand for."""
 
 from __future__ import annotations
 

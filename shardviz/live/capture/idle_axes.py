@@ -47,7 +47,7 @@ def idle_axes(
     shapes: Mapping[str, tuple[int, ...]],
     ordinary: Collection[str] = (),
 ) -> list[str]:
-    """Return the axes of a mesh that split no tensor, and along which copies are not what somebody asked for.
+    """Return the axes of a mesh that split no tensor and aren't meant for replicas.
 
     Args:
         model: The sharded model, in its wrappers.
@@ -97,7 +97,7 @@ def _splitting(locals_: Iterable[Local], rank: int) -> Iterator[set[int]]:
 
 
 def _meant(model: nn.Module, rank: int) -> Iterator[set[int]]:
-    """Yield the groups of tensors' own meshes, on which a copy is a choice, and those of DDP and engines."""
+    """Yield groups along which replicas are a choice: tensors' own meshes, DDP, engines."""
     for device_mesh in {tensor.device_mesh for _, _, tensor in named_tensors(model) if isinstance(tensor, DTensor)}:
         tensor_mesh = plain_mesh(device_mesh)
         yield from (set(_group(tensor_mesh, axis, rank)) for axis in tensor_mesh.axes if rank in tensor_mesh)

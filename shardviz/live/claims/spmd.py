@@ -131,7 +131,7 @@ def _stride(axis: Any) -> int:
 
 
 def _name(axis: Any) -> str:
-    """Return an axis's name: that of its group, which a device mesh calls `mesh_tp`; that of all ranks has none."""
+    """Return an axis's name: that of its process group, or of a device mesh, or its stride."""
     names = (name.removeprefix("mesh_") for name in axis.names if name != WORLD)
     group_name = min(names, key=lambda name: (len(name), name), default="")
     return group_name or _name_in_a_mesh(_ranks(axis)) or f"stride{_stride(axis)}"

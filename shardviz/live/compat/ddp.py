@@ -172,7 +172,7 @@ def _buckets(ddp: Any, params: Sequence[torch.Tensor]) -> list[list[torch.Tensor
 
 @contextmanager
 def _ddp_unasked() -> Iterator[None]:
-    """Let DistributedDataParallel not ask other ranks, which do not exist, nor hold back what its first step reduces.
+    """Keep DistributedDataParallel from asking other ranks, and from deferring its first reduce.
 
     Its hooks are called by `ddp_alone`, and may be those that need a GPU. `_verify_param_shape_across_processes`,
     `_sync_module_states`, `_set_static_graph`, `_register_comm_hook` and `_check_comm_hook`, in torch 2.6.0 to 2.13.0.

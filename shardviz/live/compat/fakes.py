@@ -62,7 +62,7 @@ def fakes_converted(mode: Any) -> Iterator[None]:
 
 
 class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that torch does not wrap so that `torch.compile` leaves it alone, which takes time at every operator.
+    """A dispatch mode without the slow wrapper that torch adds for `torch.compile`.
 
     Overrides `_should_skip_dynamo`, tried on torch 2.13.0 and 2.15.0; 2.6.0 wraps none.
     """
@@ -80,7 +80,7 @@ def is_fake(tensor: Any) -> bool:
 
 
 def has_known_value(tensor: Any) -> bool:
-    """Whether torch knows the value of a fake tensor: of `torch.tensor(0.0)`, and of what follows from such.
+    """Whether torch knows a fake tensor's value, as of `torch.tensor(0.0)`.
 
     An optimizer's count of steps is one. `FakeTensor.constant`, tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
@@ -101,7 +101,7 @@ def new_fakes() -> list[tuple[Any, Any]]:
 
 
 def know_fakes(fakes: Iterable[tuple[Any, Any]]) -> None:
-    """Know what operators return on tensors without values, so that it need not be found out again."""
+    """Take over another process's cache entries of operators on tensors without values."""
     for (name, *key_rest), cached in fakes:
         space, packet, overload = name.split(".")
         func = getattr(getattr(getattr(torch.ops, space), packet), overload)
@@ -258,7 +258,7 @@ def _add_tensor(parts: list[Any], fake: Any) -> bool:
 
 
 def answered_alone(func: Any, args: Any) -> Any:
-    """Return the device of a fake tensor, which it asks every mode for; None if another operator is run.
+    """Return a fake tensor's device without asking every mode; None for other operators.
 
     `prim.device` and `FakeTensor.fake_device`, tried on torch 2.13.0: half of all that modes see in a step.
     """

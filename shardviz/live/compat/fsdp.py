@@ -182,7 +182,7 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
 
 
 def _gathered_bytes(param: Any, dtype: torch.dtype | None) -> int:
-    """Return the bytes that FSDP2 gathers of a parameter; where that is in a form of its own, a step has shown them."""
+    """Return the bytes that FSDP2 gathers of a parameter, as a step has shown if it is encoded."""
     if hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") and param.all_gather_outputs:
         return sum(one.numel() * one.itemsize for one in param.all_gather_outputs)
     size: int = param._orig_size.numel() * (dtype or param.sharded_param.dtype).itemsize
@@ -209,7 +209,7 @@ def wide_reductions(model: nn.Module) -> set[torch.dtype]:
 
 
 def without_pinned_memory(model: nn.Module) -> None:
-    """Let FSDP2 not pin what it offloads, which takes a GPU: `pin_memory` of its parameters, in torch 2.13.0."""
+    """Keep FSDP2 from pinning offloaded memory, which takes a GPU (torch 2.13.0)."""
     for param in _fsdp_params(model):
         param.pin_memory = False
 

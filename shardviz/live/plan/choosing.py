@@ -239,7 +239,7 @@ def _along(mesh: Mesh, axes: Sequence[str]) -> dict[int, dict[str, tuple[int, ..
 
 
 def _merged(parts: Sequence[Part], mesh: Mesh) -> Sequence[Part]:
-    """Let one rank stand for others that differ from it along one axis only, if it has and holds what they do."""
+    """Merge ranks that differ along one axis only and hold the same: one stands for all."""
     merged: list[Part] = []
     for reply, at in parts:
         for index, (merged_reply, there) in enumerate(merged):
@@ -272,7 +272,7 @@ def explains(reply: Reply, reference: Reply, mesh: Mesh) -> bool:
 
 
 def _in_step(plan_part: PlanPart) -> tuple[int, int]:
-    """Return the bytes that a step holds at its fullest moment, and those that wait for its backward."""
+    """Return a step's bytes at its fullest moment, and those saved for backward."""
     peak = plan_part.peak or PeakRecord()
     return peak.activations + peak.gathered, sum(one.bytes for one in plan_part.saved)
 

@@ -125,7 +125,7 @@ def _of_own(
 
 
 def _kept(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Iterator[Local]:
-    """Yield an optimizer's state, taken apart if it wraps other tensors: numbers of 8 bits and their scales."""
+    """Yield an optimizer's state; wrappers are taken apart, as into 8-bit codes and scales."""
     state = getattr(optimizer, "optim", optimizer).state
     tensors = {
         f"{clean_name(name)}.{kind}": value

@@ -76,7 +76,7 @@ class Reply:
 
 
 def answer(job: PlanJob, loaded: Loaded, rank: int) -> Reply:
-    """Build and shard the model as a rank does, step it without values, and write down what there is."""
+    """Build and shard the model as a rank does, step it without values, and record it."""
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("torch._subclasses").setLevel(logging.CRITICAL)  # what it raises is in the reply
@@ -126,7 +126,7 @@ class _Rank:
         return Reply(plan_part, how, step.failed, self.job.with_step, optimizer, step.fails)
 
     def _built_and_stepped(self) -> tuple[Built, PlannedStep]:
-        """Build the model and step it; what cannot be stepped from the meta device may be by other means."""
+        """Build and step the model; if that fails from the meta device, try other means."""
         built = self._sharded()
         step = self._step(built)
         answered = self._answered(built.means) if step.reads_values else None

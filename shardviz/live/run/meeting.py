@@ -112,7 +112,7 @@ def _end_after(session: Session, register: Any) -> None:
 
 
 def end(session: Session) -> None:
-    """End this rank when every other one is there, too, as a script ends that has nothing more to do."""
+    """End this rank once all others are ready to end, as if the script were done."""
     rank = -1
     if distributed.is_initialized():
         rank = distributed.get_rank()

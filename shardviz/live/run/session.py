@@ -105,7 +105,7 @@ class Session:
         self._add_source(of_state_dict(model, state_dict, self.options, len(self.sources)))
 
     def skipped_keys(self, model: nn.Module, state_dict: Mapping[str, Any], keys: Any) -> None:
-        """Remember which parameters a load missed, of those whose values it was given under another prefix."""
+        """Remember parameters that a load missed because their keys have a different prefix."""
         shapes = {name: tuple(one.shape) for name, one in model.named_parameters()} if keys.unexpected_keys else {}
         for name in shapes.keys() & set(keys.missing_keys):
             for key in keys.unexpected_keys:

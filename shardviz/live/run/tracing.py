@@ -216,7 +216,7 @@ def _are_equal(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
 
 
 def most_of(num_tensors: int) -> int:
-    """Return how many elements of each of so many tensors are kept: a power of 2, so that all together are bounded."""
+    """Return the elements kept of each of several tensors: a power of 2 that bounds the total."""
     room = MAX_ELEMENTS // max(num_tensors, 1)
     return min(max(1 << max(room.bit_length() - 1, 0), FEWEST), MOST)
 

@@ -96,7 +96,7 @@ def num_parts(axes: Mapping[str, int], mesh: Mesh) -> dict[int, int]:
 
 
 def row_axes(axes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the axes over which whole rows are shared out, all of one dim; the others split rows, as for a sequence.
+    """Return the axes that share out whole rows; others split rows, as for a sequence.
 
     These are the axes of dim 0; where there are none, those that are named like data parallelism.
     """

@@ -189,7 +189,7 @@ class Judge:
 
 
 def outputs_in(trace: Trace) -> Iterator[Local]:
-    """Yield what each module returned in its first call, if that is one tensor, with the placements that it claims."""
+    """Yield each module's first output, if it is one tensor, with its claimed placements."""
     for name in (name for name in dict.fromkeys(trace.order) if name):
         call = trace.calls[name][0]
         output = call.outputs[0] if call.is_tensor and call.outputs else None

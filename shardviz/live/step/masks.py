@@ -1,4 +1,4 @@
-"""The masks that a step drew, as dropout does, each with the tensor that it was laid on first.
+"""Masks that a step drew, as dropout does, each with the first tensor that it masked.
 
 Only plain tensors are looked at: DTensors have a random state of their own.
 """

@@ -203,7 +203,7 @@ class Comparison:
                 yield placements
 
     def _is_of_rows(self, tensor: torch.Tensor) -> bool:
-        """Whether axes that split the batch are outside a DTensor's mesh, so that each rank may have its rows' own."""
+        """Whether a batch axis is outside a DTensor's mesh: ranks may then hold their own rows."""
         assert isinstance(tensor, DTensor)
         mesh_axes = plain_mesh(tensor.device_mesh).axes
         return any(axis not in mesh_axes for axis in self.batch_axes)
@@ -274,7 +274,7 @@ class Comparison:
         return claimed_as(name, "output", tensor, mesh, placements)
 
     def _not_of_rows(self, unplaced: Mapping[str, str], calls: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, str]:
-        """Return those that are not what the unsharded model returns for each rank's rows. Every rank calls this."""
+        """Return outputs that don't match the unsharded model's on own rows. Every rank calls this."""
         if not unplaced:
             return {}
         reference_calls = self._on_own_rows()

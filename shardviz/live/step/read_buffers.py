@@ -1,4 +1,4 @@
-"""Which buffers a model's forward reads in training: those whose values change what it returns."""
+"""Buffers that a model's forward reads in training: changing them changes its output."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Row:
         return torch.zeros_like(self.held, dtype=torch.bool) if self.ignore is None else self.held == self.ignore
 
     def positions(self, length: int) -> torch.Tensor:
-        """Return the positions at which it stands; beyond either end they go on at the other, as torch.roll does."""
+        """Return the positions at which it stands; they wrap around the ends as in torch.roll."""
         return (self.held - self.offset) % length if self.offset else self.held
 
 

@@ -1,4 +1,4 @@
-"""Joining a job that torchrun, or another launcher that sets its variables, has started: this process is a rank."""
+"""Joining a job that torchrun or a similar launcher started, as one of its ranks."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def _gather_values(
 
 
 def _raise_with_held(checked_dump: Dump, findings: list[Finding], subject: Any, mesh: DeviceMesh | None) -> None:
-    """Raise for findings, with what ranks hold and a picture of it where the subject was stamped and has its ids."""
+    """Raise for findings, with held layouts and a picture if the subject was stamped."""
     __tracebackhide__ = True
     from shardviz.check.order.cases import LaidOut
     from shardviz.testing.assertions import copies

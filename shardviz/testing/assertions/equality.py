@@ -283,7 +283,7 @@ def _is_suspect(local: Local, expected: Expected) -> bool:
 
 
 def _compare(dump: Dump, tensor: Tensor, expected: Mapping[Key, Expected]) -> list[Finding]:
-    """Return the findings of a tensor; names that only other ranks have, as in a pipeline, are left to those ranks."""
+    """Return the findings of a tensor; names of other pipeline stages are left to their ranks."""
     findings = []
     for name in tensor.names:
         if (tensor.role, name) not in expected:
@@ -334,7 +334,7 @@ def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
 
 
 def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> Cause:
-    """Return the cause of a shape: which side is the other's part, or has local shapes of its own."""
+    """Return the cause of a shape: one side is the other's part, or has local shapes."""
     actual = tensor.shape
     if actual == shape:
         return WrongLocalShape()

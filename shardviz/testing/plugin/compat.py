@@ -90,7 +90,7 @@ def import_path(path: Path, *, mode: str, root: Path, namespace_packages: bool) 
 
 
 def explain_assertions(config: pytest.Config) -> None:
-    """Make failed assertions say what they compared, as pytest does while a test runs, from here on."""
+    """Make failed assertions show the values that they compared, as pytest does in a test."""
     from _pytest import assertion
 
     running = SimpleNamespace(config=config, ihook=config.hook, nodeid="")

@@ -182,7 +182,7 @@ def report_story(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def find_root(failure: ShardvizError, ends: list[Outcome]) -> Outcome | None:
-    """Return how the test ended on the rank that the others follow from; None if that rank could not say.
+    """Return the outcome on the rank that failed first; None if that rank left none.
 
     Failures come before skips, causes before echoes of another rank's failure, then the earliest comes first.
 

@@ -302,7 +302,7 @@ def _not_applied(contents: Contents, entries: Mapping[str, Entry | None], refuse
 
 
 def part_of_entry(local: Local, saved: Entry) -> NDArray[Any] | None:
-    """Return the bits that this rank's part should have; None if its placements do not say which part that is."""
+    """Return the expected bits of this rank's part; None if its placements don't locate it."""
     if tuple(saved.shape) != local.shape:
         return None
     region = region_of(local)
@@ -343,5 +343,5 @@ def settings_times(optimizer: Any, factor: float) -> None:
 
 
 def salt_of(*parts: object) -> str:
-    """Return a short text that is different for each trip, so that what another one left behind is not taken for it."""
+    """Return a short text that is unique to a trip, to tell its values from an earlier trip's."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()

@@ -342,7 +342,7 @@ class Cut:
 
 
 def _or_padding(name: str, shape: tuple[int, ...], node: Node) -> str:
-    """Return what to write if one of two shapes is longer along one dim, as by padding; empty for others."""
+    """Return the map expression for a shape that is longer along one dim; empty for others."""
     odd = [dim for dim, pair in enumerate(zip(shape, node.shape, strict=False)) if pair[0] != pair[1]]
     if len(shape) != len(node.shape) or len(odd) != 1:
         return ""
@@ -444,7 +444,7 @@ def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
 
 
 def _joined(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[str]) -> Iterator[tuple[str, Cause]]:
-    """Yield the way in which a rank's right parts are put together: in turns, or in another order."""
+    """Yield how a rank joined its right parts: interleaved, or in a different order."""
     sizes = [part.shape[dim] for part in parts]
     for blocks in [one for one in range(2, math.gcd(*sizes) + 1) if math.gcd(*sizes) % one == 0][:MOST_BLOCKS]:
         views = views_in(got, "interleave", [part.shape for part in parts], (dim, blocks))

@@ -1,4 +1,4 @@
-"""`assert_transferred`: weights that a trainer sends to an engine, in another layout, fused, or under other names."""
+"""`assert_transferred`: weights sent from a trainer to an engine, resharded or fused."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ MAX_LISTED = 6
 
 
 def explain_slices(case: Case) -> Iterator[Fit]:
-    """Yield what happened to the slices of a dim that are out of order, if other slices are in order."""
+    """Explain slices of a dim that are out of order while other slices are in order."""
     shape = case.shape
     if len(shape) < 2 or any(np.any(ids <= 0) for ids in case.ids.values()):
         return

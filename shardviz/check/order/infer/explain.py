@@ -74,7 +74,7 @@ def _are_rows(by_dims: list[Fit], by_shards: list[Fit], claimed: Layout) -> bool
 
 
 def _odd_copies(case: Case) -> Iterator[Fit]:
-    """Yield what the copies at some positions of an axis hold, if those at the others are as claimed."""
+    """Explain replicas at some positions of an axis if the other replicas are as claimed."""
     assert case.claimed is not None
     claimed = case.claimed
     right = {

@@ -294,7 +294,7 @@ def _searched(
 
 
 def _open_chains(mesh: Mesh, size: int, table: Mapping[Coord, Ranges], prefer: Chain, kind: Try) -> list[Chain]:
-    """Return the chains of a dim over the axes that are seen to matter and any of those that may, fewest axes first."""
+    """Return chains of a dim over the axes that matter, and those that may, fewest axes first."""
     certain = axes_of_change(mesh, table)
     maybe = [axis for axis in _axes_that_may_matter(mesh, table) if axis not in certain]
     sets = [{*certain, *more} for count in range(len(maybe) + 1) for more in combinations(maybe, count)]

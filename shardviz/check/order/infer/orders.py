@@ -257,7 +257,7 @@ def _pieces(block: int) -> str:
 
 
 def _listed(order: Order, between: str = " ") -> str:
-    """Write an order's first indices, or if those are in order, the first and those from where the order ends."""
+    """Write an order's first indices; if those are in order, the indices where it breaks."""
     bends = np.flatnonzero(np.diff(order) != 1)
     start = int(bends[0]) if len(bends) and bends[0] >= MAX_LISTED - 1 else 0
     shown = [*([order[0], "..."] if start else []), *order[start : start + MAX_LISTED].tolist()]
@@ -369,7 +369,7 @@ def transpositions(shape: tuple[int, ...]) -> Iterator[tuple[int, int, str, Call
 
 
 def _swap(at: Ids, read: tuple[int, ...], stored: tuple[int, ...], dims: tuple[int, int]) -> Ids:
-    """Return where the element at `at` of a tensor of shape `read` stands in one of shape `stored`, dims exchanged."""
+    """Return the place of element `at` of shape `read` in shape `stored`, with dims exchanged."""
     first, second = dims
     index = list(np.unravel_index(at, read))
     index[first], index[second] = index[second], index[first]

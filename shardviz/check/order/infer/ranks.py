@@ -178,7 +178,7 @@ def few_of(source_of: Mapping[int, int]) -> Disorder | None:
 
 
 def _repeated(first_claimants: Numbers, source_of: Mapping[int, int]) -> str:
-    """Say by which rule of its number i several share a shard; empty if none fits, or just one shows it.
+    """Name the rule of index i by which ranks share shards; empty if none fits.
 
     Args:
         first_claimants: For each number, the first that claims the same part.
@@ -212,7 +212,7 @@ def _least_count(
 
 
 def _by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:
-    """Yield the rule by which one axis's position follows from the global rank, if all other positions are right."""
+    """Yield the rule by which one axis's position follows from the global rank."""
     mesh = claimed.mesh
     for column, axis in enumerate(mesh.axes):
         size = mesh.axis_size(axis)
@@ -251,7 +251,7 @@ def _by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:
 
 
 def _repeated_by_rank(claimed: Layout, source_of: Mapping[int, int]) -> str:
-    """Say by which rule of their numbers ranks share shards, equal copies being one; empty if none fits."""
+    """Name the rule by which ranks share shards, replicas counted once; empty if none fits."""
     mesh = claimed.mesh
     if sorted(mesh.ranks) != list(range(mesh.size)):
         return ""

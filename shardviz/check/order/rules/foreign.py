@@ -125,7 +125,7 @@ def _owner(case: Case, ids: NDArray[np.int64]) -> str:
 
 
 def owners_of(case: Case) -> dict[int, str]:
-    """Return the tensor that each rank's whole shard is of; empty for a rank whose shard is of several, or of none."""
+    """Return the one tensor of each rank's whole shard; empty if a shard mixes several."""
     return {
         shard.rank: _owner(case, case.ids[coord]) if coord in case.ids and np.any(case.ids[coord] <= 0) else case.name
         for coord, shard in case.shards.items()
@@ -224,14 +224,14 @@ def _skipped(case: Case) -> Disorder | None:
 
 
 def _not_loaded(case: Case, ranks: Sequence[int]) -> Disorder | None:
-    """Return the cause if some ranks have nothing of what they should, and others have all; None otherwise."""
+    """Return the cause if some ranks have none of their elements and all others have theirs."""
     if not ranks or len(ranks) < sum(1 for ids in case.ids.values() if ids.size):
         return None
     return RanksNotLoaded(case.dump.files.run.reference, tuple(ranks))
 
 
 def _rewritten(case: Case) -> Disorder:
-    """Return the cause if whole shards have no ids: other ranks may have kept what these should have."""
+    """Return the cause if whole shards have no ids while other ranks kept theirs."""
     holders = sorted(case.rank(coord) for coord, region in case.regions.items() if region.size)
     return LoadedOnOneRank(holders[0]) if len(holders) == 1 else RewrittenAfterStamping()
 

@@ -1,4 +1,4 @@
-"""Master copies of weights, in an optimizer's flat buffers: what ranks say that they have, and why one is another.
+"""Master copies of weights in an optimizer's flat buffers: elements held and claimed.
 
 The ids of a master copy are the places of its values in the weight that the job holds: every disagreement is one
 between the two. Where the weight itself is wrong, that is the finding.
@@ -68,7 +68,7 @@ def _wanted(case: Case, coord: Coord) -> NDArray[np.int64]:
 
 
 def _held(case: Case, coord: Coord, ids: NDArray[np.int64]) -> str:
-    """Say what most of a shard's wrong elements are, if they are the weight's or another weight's in a row."""
+    """Say which elements a shard mostly has instead, of the weight or a different one."""
     expected = _wanted(case, coord)
     moved = (ids != expected) & (ids > 0)
     others = ids < -1

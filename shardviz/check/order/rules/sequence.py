@@ -90,7 +90,7 @@ class PairOfOrders:
 
 
 def check_sequence(laid_out: LaidOut) -> Iterator[Finding | NotChecked]:
-    """Yield tensors whose positions on a rank differ from those of the other tensors of their sequence."""
+    """Yield tensors whose positions on a rank differ from the rest of their sequence."""
     outcomes = list(_orders(laid_out))
     yield from (result for result in outcomes if isinstance(result, NotChecked))
     orders = [order for order in outcomes if isinstance(order, Order) and order.is_split]

@@ -44,7 +44,7 @@ def check_recomputed(case: Case) -> Iterator[NotChecked]:
 
 
 def check_redrawn(case: Case) -> Iterator[NotChecked]:
-    """Yield a tensor that was written on every rank once it was sharded, so that only its own values can be judged.
+    """Yield a tensor that every rank wrote after sharding: only its own values can be judged.
 
     They are compared as copies and as shards, and by a step. Where only some ranks have lost their ids, or values are
     not finite, it is `foreign`.
@@ -81,7 +81,7 @@ def _numbers(case: Case, coord: Coord) -> set[int]:
 
 
 def _has_finite_values(case: Case) -> bool:
-    """Whether the model's own values were captured, and none of those in the dump is NaN or infinite."""
+    """Whether the model's own values were captured and are all finite."""
     initial = case.dump.find("initial", case.tensor.role, case.name)
     if initial is None:
         return False
@@ -133,7 +133,7 @@ COMPLEX = (
 
 
 def check_unplaced(dump: Dump, explained: AbstractSet[str]) -> Iterator[NotChecked]:
-    """Yield the weights without ids, but for those of a single element, which has one place only.
+    """Yield the weights without ids, except those of a single element.
 
     Args:
         dump: The dump.

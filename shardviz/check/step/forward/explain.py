@@ -36,7 +36,7 @@ RULES = (
 
 
 def with_reason(evidence: Evidence, comparison: Compared, finding: Finding) -> Finding:
-    """Return the finding of an output that no other rule explains, with the first reason that its step bears out."""
+    """Add to an unexplained output's finding the first reason that the step supports."""
     if comparison.role != "output" or not finding.generic:
         return finding
     reason = next((reason for rule in RULES if (reason := rule(evidence, comparison)) is not None), None)
@@ -56,7 +56,7 @@ def check_label_of_output(comparison: Compared) -> Reason | None:
 
 
 def layout_of_values(comparison: Compared) -> Layout | None:
-    """Return the layout under which an output's values are the unsharded model's on every rank; None if none is."""
+    """Return the layout that makes an output right on every rank; None without one."""
     if comparison.claimed is None or comparison.claimed.flat or comparison.role != "output":
         return None
     shapes = {rank: values.shape for rank, values in comparison.values.items()}

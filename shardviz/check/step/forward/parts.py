@@ -44,7 +44,7 @@ STACK = 3
 
 
 def check_parts(evidence: Evidence, comparison: Compared) -> Reason | None:
-    """Return the reason if parts of a plain weight fall or start again along an axis along which others rise."""
+    """Return the reason if a plain weight's parts don't rise along an axis as others' do."""
     cut = list(_cut(evidence, comparison.mesh))
     for name, tensor, axis, dim in cut:
         others = [_along(other, comparison.mesh, along, at) for _, other, along, at in cut if along == axis]

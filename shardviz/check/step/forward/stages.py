@@ -1,4 +1,4 @@
-"""Layers of a pipeline that are not on its stages in the order of the stages: out of order, on two stages, on none.
+"""Pipeline layers on wrong stages: out of order, on two stages, or on none.
 
 Ranks along the axis of a pipeline have different layers, and one coordinate of it has the output. Each layer belongs to
 one stage, and layers rise from stage to stage; a rank may have several stages, in the order of a loop or of a V.
@@ -239,7 +239,7 @@ def _handed_on(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
 
 
 def _enters_odd(pipeline: Pipeline, evidence: Evidence) -> bool:
-    """Whether the first wrong layer of every rank that has one follows a layer that another rank has."""
+    """Whether each rank's first wrong layer follows a layer of a different rank."""
     state = {name: activation.state for name, activation in evidence.activations.by_name.items()}
     within = False
     for layers in pipeline.layers.values():

@@ -174,7 +174,7 @@ class Weights:
 
 
 def assembled(job: JobTrace, judging: Judging, weights: Weights) -> tuple[Dump, tuple[str, ...]]:
-    """Return a dump that compares a job with another, and the gradients that are not there whole.
+    """Return a dump that compares two jobs, and the gradients that are incomplete.
 
     Args:
         job: The job.

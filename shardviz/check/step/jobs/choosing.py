@@ -1,4 +1,4 @@
-"""Of the ways in which a job's ranks may share a tensor, the one that makes it the other job's.
+"""Choice among ways to assemble a job's tensor: the one that matches the other job's.
 
 Where none does, the two differ there, and the tensor is put together as in other layers, or as its forward side is.
 """

@@ -66,7 +66,7 @@ class Attempt:
 
     @property
     def worth(self) -> int:
-        """How much it says, most first: a cause, a place, that both agree, that other weights or rows prevent it."""
+        """Rank of a comparison, most telling first: cause, place, agreement, incomparable starts."""
         kinds = [one.kind for one in self.difference.departures]
         if not kinds:
             return AGREEING
@@ -102,7 +102,7 @@ def _not_compared(why: str) -> StepDifference:
 
 
 def _of_two_large(first: WholeJob, second: WholeJob) -> StepDifference:
-    """Compare each job with the other: what one does wrong is seen from the one that does it right."""
+    """Compare each job with the other: a mistake shows against the job that is right."""
     if first.is_pipeline and second.is_pipeline:
         return _not_compared(TWO_PIPELINES)
     if first.is_pipeline or second.is_pipeline:
@@ -136,7 +136,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
 
 
 def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
-    """Return how a job's ranks share the other's rows: of the ways to put those together, by the first that fits."""
+    """Return how a job's ranks share the other's rows, by the first assembly that fits."""
     ranks = with_first_module(reference.first_module, job.job.ranks)
     batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
     rows_by_way = [rows_of(given, batches, job.mesh) for given in reference.batches()]

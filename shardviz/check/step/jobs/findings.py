@@ -82,7 +82,7 @@ def _in_forward(
 
 
 def _of_unequal_losses(judging: Judging) -> Finding | None:
-    """Return the finding if ranks' losses count rows unequally, so that the mean of their gradients is another one."""
+    """Return the finding if ranks' losses count rows unequally, which changes the mean gradient."""
     scales = judging.scales
     if len(set(scales.values())) < 2:
         return None

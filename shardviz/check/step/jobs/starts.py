@@ -91,7 +91,7 @@ def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belong
 
 
 def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) -> Way:
-    """Return the way to put a plain weight together that makes it the other job's; the first way if none does.
+    """Return the assembly of a plain weight that matches the other job's; else the first one.
 
     Args:
         ways: Every way to put it together.
@@ -285,7 +285,7 @@ def _near(whole: Kept, part: Kept) -> float:
 
 
 def _rows(whole_batch: list[Kept], batch: list[Kept]) -> NDArray[np.int64] | None:
-    """Return which rows of the whole batch a rank was given; None if one of them is in no place of it."""
+    """Return the rows of the whole batch that a rank was given; None if one isn't in it."""
     whole, rows = whole_batch[0], batch[0]
     if not (whole.is_whole and rows.is_whole) or whole.shape[1:] != rows.shape[1:] or not rows.shape:
         return None

@@ -66,7 +66,7 @@ class WholeJob:
         return min(calls, key=calls.__getitem__, default="")
 
     def batches(self) -> Iterator[list[Kept]]:
-        """Yield what the model was given, in every way in which the parts of ranks can be put together."""
+        """Yield the model's batch in every way to put ranks' parts together."""
         batches = {rank: own.batch for rank, own in with_first_module(self.first_module, self.job.ranks).items()}
         batches = {rank: own for rank, own in batches.items() if own}
         first = {rank: own[0] for rank, own in batches.items()}

@@ -140,7 +140,7 @@ def is_reordered(
     first: NDArray[np.float64],
     last: NDArray[np.float64],
 ) -> bool:
-    """Whether ranks send back what they made of every row that came, and not in the order in which rows came."""
+    """Whether ranks send back results of all received rows, but in a different order."""
     if len(first) != len(last) or came.keys() != sent.keys():
         return False
     same = places_of(first, first)  # the same token may go to two experts
@@ -157,7 +157,7 @@ def is_reordered(
 
 
 def _first_strange(lines: Lines, rows: Rows) -> Fault | None:
-    """Return the first call that makes rows which the unsharded model has nowhere, of rows that it has."""
+    """Return the first call that makes unknown rows from the unsharded model's."""
     strange: dict[Value, Call] = {}
     innocent: set[int] = set()
     for call in (one for one in lines.calls if one.first.function not in ROOM):

@@ -1,4 +1,4 @@
-"""Numbers that a rank reads at indices which are not of its own part, and adds to those of the ranks that have them."""
+"""Reads at indices outside of a rank's part that are summed unmasked."""
 
 from __future__ import annotations
 

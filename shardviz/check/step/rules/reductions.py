@@ -37,7 +37,7 @@ TORCH_OPS: Mapping[Reduction, str] = {"mean": "AVG", "sum": "SUM", "norm": "SUM"
 
 @dataclass(frozen=True)
 class Unreduced:
-    """A result of which ranks have parts that nothing reduced, with the reduction that makes them right.
+    """A result that ranks hold unreduced, with the reduction that makes it right.
 
     Attributes:
         comparison: The result.

@@ -1,4 +1,4 @@
-"""Gradients in which micro-batches, or terms of the loss, count more often than others, or not at all.
+"""Gradients that count micro-batches, or terms of the loss, unequally.
 
 The unsharded model's gradient is known of every micro-batch and of every term. If wrong gradients are a sum of these
 with other weights than the right ones, which least squares finds, the weights say what went wrong: only the last
@@ -85,7 +85,7 @@ def of_micro_batches(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[F
 
 
 def _repeated(weights: Weights) -> tuple[int, ...]:
-    """Return the micro-batches that were run in place of others, which do not count; as many runs as there are."""
+    """Return the micro-batches that were run instead of others, which do not count."""
     whole = all(weight == round(weight) >= 0 for weight in weights)
     if not whole or sum(weights) != len(weights) or 0 not in weights:
         return ()

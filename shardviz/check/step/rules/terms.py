@@ -135,7 +135,7 @@ def mixed_shards(comparison: Compared) -> Finding | None:
 
 
 def _on_some_ranks(dump: Dump, comparison: Compared, right: list[int]) -> Cause:
-    """Return the cause if some ranks are right: what they have and the others lack, if there is any."""
+    """Return the cause if some ranks are right: a weight that only they have, if any."""
     lacking = [
         name
         for tensor in dump.at("initial")

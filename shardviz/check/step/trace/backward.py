@@ -111,7 +111,7 @@ def _left_pending(calls: Calls, call: Call) -> Divergence | None:
 
 
 def is_left_pending(calls: Calls, call: Call) -> bool:
-    """Whether the terms of a sum come back to what a call returns, and in other layers the sum does."""
+    """Whether a call's output gets back unsummed terms that are summed in other layers."""
     alike = [one.state(OUTPUT) for one in calls.alike(call)]
     return call.state(OUTPUT) == "pending" and "right" in alike and "pending" not in alike
 
@@ -126,7 +126,7 @@ def _within(calls: Calls, call: Call) -> Divergence:
 
 
 def _unsummed(calls: Calls, call: Call) -> Divergence | None:
-    """Blame the outermost reader of a call's output if what it sends back is summed in other layers.
+    """Blame the outermost reader of a call's output if other layers sum what it sends back.
 
     A reader that is given terms itself passes them on: its own reader sends them back, or the one behind that.
     """
@@ -136,7 +136,7 @@ def _unsummed(calls: Calls, call: Call) -> Divergence | None:
 
 
 def unsummed_behind(calls: Calls, call: Call, axis: str) -> Divergence | None:
-    """Return the reader that sends terms of a sum over an axis back to what a call returns; None if it gets none."""
+    """Return the reader that sends a call's output unsummed terms over an axis; or None."""
     point = call.point(OUTPUT, "pending")
     return _reader_of_pending(calls, call) if point is not None and pending_axis(point) == axis else None
 

@@ -139,7 +139,7 @@ class Calls:
         return any(outer.is_good(what) for outer in self.around(call))
 
     def alike(self, call: Call) -> list[Call]:
-        """Return the calls of modules of one class whose names differ in numbers only: those of other layers."""
+        """Return the same module's calls in other layers: one class, names that differ in numbers."""
         layers = self._layers[NUMBER.sub("*", call.module), call.number, call.type]
         return [one for one in layers if one.module != call.module]
 

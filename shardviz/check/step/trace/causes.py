@@ -202,7 +202,7 @@ MAX_LISTED = 4
 
 
 def check_order_of_weights(evidence: Evidence, first: Divergence) -> Finding | None:
-    """Return the finding if a weight of the first wrong module is out of order, and those of other layers are not."""
+    """Return the finding if only in the first wrong module a weight is out of order."""
     if (first.direction, first.way) != ("forward", "within") or not first.module:
         return None
     weights = evidence.dump.by_name("stamped", "param")
@@ -218,7 +218,7 @@ def check_order_of_weights(evidence: Evidence, first: Divergence) -> Finding | N
 
 
 def _out_of_order(tensor: Tensor) -> Mapping[int, int]:
-    """Return the first dim along which each rank has what it holds in another order; ranks in order are left out."""
+    """Return the first dim along which each rank's slices are out of order, for ranks that are."""
     first_dims = {}
     for rank, shard in tensor.shards.items():
         dims = [dim for dim, spans in enumerate(shard.body.held or ()) if not _is_rising(spans)]

@@ -46,7 +46,7 @@ def _bad_side(calls: Calls, call: Call) -> What | None:
 
 
 def _is_out_of_order(calls: Calls, call: Call) -> bool:
-    """Whether what a call returns has its slices in another order, and in other layers they are in order."""
+    """Whether a call's output has its slices out of order although other layers' are in order."""
     if call.state("output") != "moved":
         return False
     alike = {one.state("output") for one in calls.alike(call)}

@@ -55,7 +55,7 @@ def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
 
 
 def _pending_behind(evidence: Evidence, pairs: Sequence[Found]) -> Divergence | None:
-    """Return where the terms come from that gradients are which nothing reduced: they came back so to the module.
+    """Return where a module's unreduced gradients come from: unsummed terms sent back to it.
 
     Weights whose gradients are summed after backward are right, so that these are not all the weights of their modules.
     """
@@ -78,7 +78,7 @@ def _pending_behind(evidence: Evidence, pairs: Sequence[Found]) -> Divergence | 
 def with_cut(
     evidence: Evidence, absent: Sequence[Finding | NotChecked], pairs: Sequence[Found]
 ) -> tuple[list[Finding | NotChecked], list[Found]]:
-    """Return findings about absent gradients with the place where the graph is cut, and those left of the others."""
+    """Name in findings of absent gradients where the graph is cut; return the other pairs too."""
     first = evidence.divergence
     cut = next((one for one in absent if isinstance(one, Finding) and one.kind == "wrong-value"), None)
     if first is None or cut is None or first.way not in ("cut", "lost"):
@@ -277,7 +277,7 @@ def _pending_before(evidence: Evidence, first: Divergence) -> PointRecord | None
 
 
 def _split_inputs(evidence: Evidence, first: Divergence) -> tuple[str, int] | None:
-    """Return an axis that splits a dim of the inputs other than the first, of rows, and the last, of features.
+    """Return an axis that splits an input's dim other than rows (first) and features (last).
 
     Rows do not need each other but for statistics over them, which have a rule of their own.
     """

@@ -70,7 +70,7 @@ class Kept:
 
 
 def joined(parts: Sequence[Kept | None], dim: int = 0) -> Kept | None:
-    """Return micro-batches as one tensor, one behind the other; None if one is missing or they do not fit."""
+    """Concatenate micro-batches; return None if one is missing or they don't fit."""
     present = [part for part in parts if part is not None]
     if len(present) < len(parts) or len(parts) < 2:
         return present[0] if present and len(parts) == 1 else None
@@ -98,7 +98,7 @@ def _fits(dim: int, first: Kept, second: Kept) -> bool:
 
 
 def in_both(whole: Kept, shard: Kept, region: Region) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Return the elements that are kept of a tensor and of a part of it, those of the whole first.
+    """Return the elements kept of both a tensor and its part, the whole's first.
 
     Args:
         whole: The tensor.

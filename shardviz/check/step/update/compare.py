@@ -109,7 +109,7 @@ def _is_bitwise(tensor: Tensor, reference: Tensor, name: str) -> bool:
 
 
 def _of_role(dump: Dump, role: str) -> Iterator[tuple[Tensor, str]]:
-    """Yield the step's tensors of a role; those of complex numbers, which the dump has as pairs, are left out."""
+    """Yield the step's tensors of a role, without complex ones, which a dump has as pairs."""
     tensors = [tensor for tensor in dump.at("step") if tensor.role == role and not tensor.dtype.startswith("complex")]
     yield from ((tensor, name) for tensor in tensors for name in tensor.names)
 
@@ -213,7 +213,7 @@ def _distance(dump: Dump, comparison: Compared, rank: int) -> tuple[float, float
 
 
 def _beyond(dump: Dump, comparison: Compared, rank: int) -> NDArray[np.float64]:
-    """Return how far each element of a rank is off; -1 for those within what rounding allows, infinity for NaN."""
+    """Return each element's error on a rank; -1 within rounding, infinity for NaN."""
     expected = comparison.wanted_of(rank)
     allowed = comparison.rounding.tolerance(comparison.wanted, gradient=comparison.role == "optim")
     before = _before(dump, comparison)
@@ -243,7 +243,7 @@ def _is_lost(dump: Dump, comparison: Compared) -> bool:
 
 
 def _telling(dump: Dump, comparison: Compared, rank: int) -> NDArray[np.bool_]:
-    """Return which elements have a gradient that is not lost in rounding, or one that is exactly zero."""
+    """Return the elements whose gradient is exactly zero or not lost in rounding."""
     name = _weight(comparison.role, comparison.name)
     gradient = dump.find("reference", "grad", name)
     if gradient is None:

@@ -37,7 +37,7 @@ MAX_LISTED = 8
 
 
 def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
-    """Yield what the weights show after the optimizer's step if those that it started from are right.
+    """Yield findings of the updated weights if the weights before the step are right.
 
     Args:
         dump: The dump.
@@ -67,7 +67,7 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
 
 
 def _not_stepped_by(dump: Dump, comparison: Compared) -> tuple[int, ...]:
-    """Return the ranks whose optimizer has no group with a weight and on which it is what it was."""
+    """Return the ranks whose optimizer lacks a weight and on which it did not change."""
     return tuple(
         rank
         for rank, values in comparison.values.items()

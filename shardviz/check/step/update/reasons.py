@@ -139,7 +139,7 @@ def _shares(comparison: Compared, whole: NDArray[np.float64], factors: Mapping[i
 
 
 def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float]) -> Why | None:
-    """Return that all steps are divided by one norm of gradients that is not the norm of all of them."""
+    """Return the cause if all updates are divided by a norm that isn't that of all gradients."""
     factor, whole = next(iter(factors.values())), total(gradient.wanted for gradient in gradients)
     for what, norm in norms_of_parts(list(gradients)) if gradients else ():
         if not norm or not _is_equal(factor, whole / norm) or _is_equal(norm, whole):

@@ -135,7 +135,7 @@ def place_of(local: Local, sources: Known) -> tuple[NDArray[np.int64] | None, Re
 
 
 def _padding(local: Local, whole: Entry, claimed: Region | None) -> NDArray[np.bool_] | None:
-    """Return which elements of a shard a map calls padding, and may be anything; None if none are."""
+    """Return the elements of a shard that a map calls padding; None if there are none."""
     if not isinstance(whole, Made) or local.flat or not has_padding(whole.node):
         return None
     fits = claimed is not None and claimed.shape == tuple(local.values.shape)
@@ -150,7 +150,7 @@ def _is_slice(
     shape: tuple[int, ...],
     padding: NDArray[np.bool_] | None,
 ) -> bool:
-    """Whether a shard is what it claims to be: the usual case, which reads the rank's own slice only."""
+    """Whether a shard equals its claimed slice, which alone is read."""
     if claimed.shape != bits.shape:
         return False
     same = _slice_of(local, whole, claimed, shape) == bits

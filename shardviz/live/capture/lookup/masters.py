@@ -103,7 +103,7 @@ class Whole:
 
 @dataclass
 class Tracer:
-    """Finds which other weight a fragment's elements are of; for a few fragments, as all weights are searched.
+    """Finds the weight of a fragment's elements by a search of all weights, for a few fragments.
 
     Attributes:
         wholes: The weights by their master copies' names.

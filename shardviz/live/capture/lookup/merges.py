@@ -185,7 +185,7 @@ def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], loc
 
 
 def _readable_parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
-    """Return the parts of a shard; none if the copy cannot be read on this rank, for which the others wait."""
+    """Return the parts of a shard; none if this rank cannot read the copy."""
     try:
         return _parts_in(local, sources)
     except (DumpError, OSError):

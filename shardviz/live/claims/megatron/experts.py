@@ -41,7 +41,7 @@ def names(model: nn.Module) -> dict[str, str]:
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) -> Local | None:
-    """Return an expert's weight; None for any other tensor, and where all ranks have all experts."""
+    """Return an expert's weight; None for other tensors, or if all ranks have all experts."""
     if not is_up() or getattr(tensor, "allreduce", True) is not False:
         return None
     if len(ranks_of("get_expert_model_parallel_group")) == 1:

@@ -118,7 +118,7 @@ class Choices:
         return returned
 
     def _filled(self, func: Any, returned: Tensor, args: Any, kwargs: Any) -> Tensor:
-        """Know the numbers of a new tensor, but for those of floating point, which nobody counts with."""
+        """Remember a new tensor's numbers unless they are of floating point."""
         if returned.numel() > MOST or returned.is_floating_point() or returned.is_complex():
             return returned
         with real_tensors():

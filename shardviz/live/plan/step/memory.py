@@ -323,7 +323,7 @@ class Watched(UnwrappedMode):
                 raise RuntimeError(f"{func.__name__.partition('.')[0]}() of {' and '.join(dtypes)}")
 
     def _mark_flat(self, gradient: torch.Tensor | None) -> None:
-        """Mark a gradient that FSDP1 is about to reduce, and those of the weights that it is made of."""
+        """Mark a flat gradient that FSDP1 is about to reduce, and its weights' gradients."""
         for storage in self._made_in(gradient):
             storage.of_fsdp = True
             for bucket_part in storage.parts:
@@ -356,7 +356,7 @@ class Watched(UnwrappedMode):
         self.log.events.append((made, -size))
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        """Note that a storage has another size: FSDP frees and fills what it gathers so, and nobody else does."""
+        """Note that a storage was resized, which only FSDP does to free and fill it."""
         key = id_without_memory(storage)
         (self._emptied.discard if storage.nbytes() else self._emptied.add)(key)
         if key in self._followed:

@@ -133,7 +133,7 @@ def rounded_files(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local
 
 
 def _rounding(local: Local, stored_entry: Entry) -> str:
-    """Return the type to which a shard has the values of the slice that it claims rounded; empty for none."""
+    """Return the type to which a shard's claimed slice was rounded; empty if it wasn't."""
     try:
         bits = claimed_slice(local, stored_entry)
     except (DumpError, OSError):  # not readable here: the look-up of the tensor says so

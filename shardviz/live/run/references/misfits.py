@@ -52,7 +52,7 @@ MOST_COMPARED = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A tensor that holds its values from before sharding, which are not those that an opened file has for it.
+    """A tensor whose values from before sharding differ from an opened file's.
 
     Attributes:
         at: The file's place among the tensor's candidates.
@@ -204,7 +204,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _file_of(local: Local, some: Sequence[Candidate], used: Collection[Path]) -> int | None:
-    """Return the place of the file that a tensor may have been loaded from: one that others are held of, if it can."""
+    """Return the index of a tensor's likely file: preferably one of which others are held."""
     fits = [at for at, one in enumerate(some) if one.is_guess and one.entry.shape == local.shape]
     return next((at for at in fits if some[at].path in used), next(iter(fits), None))
 

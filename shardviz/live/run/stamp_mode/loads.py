@@ -166,7 +166,7 @@ class Loads:
         return distributed.is_initialized() and bool(default_store().check([KEY]))
 
     def _note_use(self) -> None:
-        """Let the other processes know, those of this machine by a file and all ranks by the job's store."""
+        """Notify this machine's processes by a file, and all ranks by the job's store."""
         self._mark.touch()
         if distributed.is_initialized():
             default_store().set(KEY, "1")
@@ -247,12 +247,12 @@ class Loads:
         return Reference(path, entries, is_stamped=True)
 
     def _here(self, copy: Path) -> Path:
-        """Return the copy that is in reach: a machine that does not reach another's session has made its own."""
+        """Return the copy that this machine can reach: without a shared session it made its own."""
         return copy if copy.exists() else Path(self._session, *copy.parts[-3:])
 
 
 def _held(of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_: Sequence[Local]) -> dict[str, Entry]:
-    """Return of the tensors that several checkpoints have by name those that ranks hold; of the others the newest."""
+    """Choose among checkpoints with the same names: the tensors that ranks hold, or the newest."""
     candidates: dict[str, list[Candidate]] = {}
     for path, entries in of_all.items():
         for name, stored_name in matched(names, entries).names.items():

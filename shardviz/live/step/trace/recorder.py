@@ -1,4 +1,4 @@
-"""Keep what goes in and out of every call of every module of a step, and the gradients of both.
+"""Recorder of every module call's inputs and outputs in a step, with their gradients.
 
 A gradient is that of the tensor: where several modules read one, it is the sum of what they send back. Values are
 copied, so that a later in-place operation does not change them. Hooks only read; they do not wrap tensors, which would
@@ -121,7 +121,7 @@ class Trace:
         )
 
     def follow(self, model: nn.Module, followed: Followed) -> Iterator[Any]:
-        """Hook those of a model's modules that are followed; yield the handles that take the hooks off again."""
+        """Hook a model's followed modules; yield the handles that remove the hooks."""
         self.followed = followed
         for name, module in _modules_of(model):
             if not followed.includes(name):

@@ -97,6 +97,6 @@ def _runs_back(module: nn.Module, sides: Sides) -> bool:
 
 
 def _factor(values: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the number by which what is due comes nearest to values; infinite if nothing is due."""
+    """Return the factor that fits expected values to actual ones; infinite if all are zero."""
     factor = factor_of(values.detach().double().cpu().numpy(), expected.double().cpu().numpy())
     return float("inf") if factor is None else factor

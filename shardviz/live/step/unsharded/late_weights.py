@@ -60,7 +60,7 @@ def drawn_after_sharding(model: nn.Module, built: nn.Module, mesh: Mesh, rank: i
 
 
 def repeating(built: nn.Module, mesh: Mesh) -> dict[str, Local]:
-    """Return copies of the tensors of a built model of which parts that a mesh may split repeat each other.
+    """Return copies of a built model's tensors whose possible shards repeat each other.
 
     So do experts that were copied from one network: that shards of them are alike says nothing of who drew them.
     """

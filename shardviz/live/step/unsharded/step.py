@@ -262,7 +262,7 @@ def _run_in_parts(
 
 
 def _are_alike(parts: torch.Tensor | None, whole: torch.Tensor | None, precision: float) -> bool | None:
-    """Whether the parts' outputs are the whole batch's, so that rows are independent; None if that is not known."""
+    """Whether the parts' outputs equal the whole batch's: rows are independent; or None."""
     if parts is None or whole is None or parts.shape != whole.shape:
         return None
     allowed = max(LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP * precision) * max(

@@ -90,7 +90,7 @@ def _is_noise(filename: str) -> bool:
 
 
 def is_of_shardviz(filename: str) -> bool:
-    """Whether a file is shardviz's, which calls the functions of a probe; recipes are probes like any other."""
+    """Whether a file is shardviz's own; its recipes count as probes."""
     return filename.startswith(_PACKAGE) and not filename.startswith(_PROBES)
 
 

@@ -66,7 +66,7 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
 
 
 def call(function: Callable[[], Any], name: str) -> None:
-    """Call a test, and run what it returns to its end if that is a coroutine; warn, as pytest does, of a result."""
+    """Call a test and run a returned coroutine; warn of any other result, as pytest does."""
     returned = function()
     if inspect.iscoroutine(returned):
         returned = asyncio.run(returned)
@@ -116,7 +116,7 @@ def _warned(message: warnings.WarningMessage) -> Warned:
 
 @contextmanager
 def _own_fixtures(names: Collection[str], config: pytest.Config, log_level: int | None) -> Iterator[dict[str, Any]]:
-    """Make those of pytest's own fixtures that act on the process that they are in, as `capsys`, and end them.
+    """Set up pytest's own fixtures that act on their process, such as `capsys`.
 
     They are made by pytest's own functions. Log records go to stderr, as in a report of pytest.
     """
