@@ -47,9 +47,9 @@ def keep(model: Blocks, names: list[str]) -> None:
 
 def piece(model: Blocks, names: list[str]) -> Blocks:
     """Return some layers as a model of their own, which shares the model's parameters."""
-    part = Blocks(0)
-    part.layers = nn.ModuleDict({name: model.layers[name] for name in names})
-    return part
+    blocks = Blocks(0)
+    blocks.layers = nn.ModuleDict({name: model.layers[name] for name in names})
+    return blocks
 
 
 def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -58,13 +58,13 @@ def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def stage_of(
-    part: nn.Module, number: int, count: int, rows: torch.Tensor, microbatches: int, mesh: DeviceMesh
+    blocks: nn.Module, number: int, count: int, rows: torch.Tensor, microbatches: int, mesh: DeviceMesh
 ) -> PipelineStage:
     """Return torch's stage `number` of `count`, with an example of its input and output."""
     like = rows[: len(rows) // microbatches].detach()
     received, sent = like.clone().requires_grad_(number > 0), like.clone().requires_grad_()
     group = mesh.get_group("pp")
-    return PipelineStage(part, number, count, rows.device, input_args=received, output_args=sent, group=group)
+    return PipelineStage(blocks, number, count, rows.device, input_args=received, output_args=sent, group=group)
 
 
 def run(schedule: Any, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

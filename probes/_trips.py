@@ -48,8 +48,8 @@ def there_and_back(model: nn.Module, mesh: DeviceMesh, build: Build, save: Move,
     """
     with shared_folder() as folder:
         save(model, step(folder, 0))
-        for number, other in enumerate(others(mesh)):
-            with on_mesh(other) as here:
+        for number, other_mesh in enumerate(others(mesh)):
+            with on_mesh(other_mesh) as here:
                 if here is not None:
                     passing = spoiled(build(here))
                     load(passing, step(folder, number))
@@ -62,9 +62,9 @@ def there_and_back(model: nn.Module, mesh: DeviceMesh, build: Build, save: Move,
 
 def step(folder: Path, number: int) -> Path:
     """Return the folder of one checkpoint, made on every rank."""
-    made = folder / f"step-{number}"
-    made.mkdir(exist_ok=True)
-    return made
+    path = folder / f"step-{number}"
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def spoiled(model: nn.Module) -> nn.Module:
@@ -79,10 +79,10 @@ def spoiled(model: nn.Module) -> nn.Module:
 def shared_folder() -> Iterator[Path]:
     """Yield a folder that is the same on every rank, and remove it."""
     first = distributed.get_rank() == 0
-    made = [mkdtemp(prefix="shardviz-probe-") if first else ""]
-    distributed.broadcast_object_list(made)
+    path_list = [mkdtemp(prefix="shardviz-probe-") if first else ""]
+    distributed.broadcast_object_list(path_list)
     try:
-        yield Path(made[0])
+        yield Path(path_list[0])
     finally:
         if first:
-            shutil.rmtree(made[0], ignore_errors=True)
+            shutil.rmtree(path_list[0], ignore_errors=True)

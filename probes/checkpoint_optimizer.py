@@ -59,13 +59,13 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     moments = [dict(layer.named_buffers()) for layer in layers_of(model)]
-    for layer, own in zip(layers_of(model), moments, strict=True):
-        for name in own:
+    for layer, layer_moments in zip(layers_of(model), moments, strict=True):
+        for name in layer_moments:
             delattr(layer, name)  # parallelize_module would make copies of buffers
     parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     fully_shard(model, mesh=mesh["fsdp"])
-    for layer, own in zip(layers_of(model), moments, strict=True):
-        for name, moment in own.items():
+    for layer, layer_moments in zip(layers_of(model), moments, strict=True):
+        for name, moment in layer_moments.items():
             parameter = layer.get_parameter(name.partition("_")[0]).detach()
             layer.register_buffer(name, cut_like(parameter, moment), persistent=False)
     return model
@@ -88,12 +88,12 @@ def cut_like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     """Make AdamW with the model's moments for its state."""
-    made = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters())
     for layer in layers_of(model):
         for name, parameter in layer.named_parameters():
             moments = {key: layer.get_buffer(f"{name}_{key}") for key in MOMENTS}
-            made.state[parameter] = {"step": torch.tensor(7.0), **moments}
-    return made
+            optimizer.state[parameter] = {"step": torch.tensor(7.0), **moments}
+    return optimizer
 
 
 def save(model: nn.Module, folder: Path) -> None:

@@ -69,9 +69,9 @@ class Bench(nn.Module):
 
     def forward(self, row: torch.Tensor, groups: dict[str, Group]) -> None:
         for place, group in groups.items():
-            own = row[: distributed.get_world_size(group)]
+            numbers = row[: distributed.get_world_size(group)]
             for collective in self.get_submodule(place).values():
-                collective(own.clone(), group)
+                collective(numbers.clone(), group)
             distributed.barrier(group)
 
 
@@ -129,9 +129,9 @@ def perform(name: str, row: torch.Tensor, group: Group) -> torch.Tensor:
     elif name == "all_reduce":
         distributed.all_reduce(row, group=group)
     elif name == "scatter":
-        own = row.new_empty(1)
-        distributed.scatter(own, list(row.split(1)) if me == 0 else None, src=first, group=group)
-        row = own
+        result_row = row.new_empty(1)
+        distributed.scatter(result_row, list(row.split(1)) if me == 0 else None, src=first, group=group)
+        row = result_row
     elif name == "gather":
         rows = [torch.empty_like(row) for _ in ranks] if me == 0 else None
         distributed.gather(row, rows, dst=first, group=group)
@@ -141,9 +141,9 @@ def perform(name: str, row: torch.Tensor, group: Group) -> torch.Tensor:
         distributed.all_gather_into_tensor(together, row, group=group)
         row = together.view(count, count)
     elif name == "reduce_scatter":
-        own = row.new_empty(1)
-        distributed.reduce_scatter_tensor(own, row, group=group)
-        row = own
+        result_row = row.new_empty(1)
+        distributed.reduce_scatter_tensor(result_row, row, group=group)
+        row = result_row
     elif name == "all_to_all":
         column = torch.empty_like(row)
         distributed.all_to_all_single(column, row, group=group)

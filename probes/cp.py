@@ -124,9 +124,9 @@ def step(model: Attention, batch: Batch, mesh: DeviceMesh) -> torch.Tensor:
     return whole
 
 
-def whole_output(part: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def whole_output(shard: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Put the tokens back in order for the comparison: no placements say which tokens a rank has."""
-    parts, order = of_all(part, mesh["cp"]), of_all(head_and_tail(mesh), mesh["cp"])
+    parts, order = of_all(shard, mesh["cp"]), of_all(head_and_tail(mesh), mesh["cp"])
     return parts[order.argsort()]
 
 

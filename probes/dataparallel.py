@@ -20,10 +20,10 @@ MESH = (1,)
 
 
 def check_mesh(mesh: Mesh) -> None:
-    found = torch.cuda.device_count()
-    if found < 2:
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < 2:
         raise ProbeError(
-            f"DataParallel spreads a batch over the GPUs of one process, but this machine has {found}",
+            f"DataParallel spreads a batch over the GPUs of one process, but this machine has {num_gpus}",
             "it needs 2 or more; on CPUs, shardviz probe ddp does the same with one process per rank",
         )
     if mesh.size != 1:

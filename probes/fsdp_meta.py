@@ -36,11 +36,11 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         fully_shard(layer, mesh=mesh)
     fully_shard(sharded, mesh=mesh)
     sharded.to_empty(device=mesh.device_type)
-    own = {
+    state = {
         name: distribute_tensor(checkpoint[name], parameter.device_mesh, parameter.placements)
         for name, parameter in sharded.named_parameters()
     }
-    sharded.load_state_dict(own)
+    sharded.load_state_dict(state)
     return sharded
 
 

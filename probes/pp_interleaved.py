@@ -56,8 +56,8 @@ def batch() -> torch.Tensor:
 def step(model: Blocks, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     count = mesh["pp"].size() * STAGES_PER_RANK
     parts = stages(model, mesh).items()
-    own = [stage_of(part, number, count, rows, MICROBATCHES, mesh) for number, part in parts]
-    return run(ScheduleInterleaved1F1B(own, MICROBATCHES, loss_fn=mean_square), rows, mesh)
+    own_stages = [stage_of(part, number, count, rows, MICROBATCHES, mesh) for number, part in parts]
+    return run(ScheduleInterleaved1F1B(own_stages, MICROBATCHES, loss_fn=mean_square), rows, mesh)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def product(x: torch.Tensor, needed: Placement, matrix: torch.Tensor, gives: Pla
     if not isinstance(matrix, DTensor):
         return x @ matrix
     mesh, shape = matrix.device_mesh, (len(x), matrix.shape[1])
-    own = distribute_tensor(x, mesh, (needed,)).to_local() @ matrix.to_local()
-    return DTensor.from_local(own, mesh, (gives,), shape=torch.Size(shape), stride=(shape[1], 1))
+    product_here = distribute_tensor(x, mesh, (needed,)).to_local() @ matrix.to_local()
+    return DTensor.from_local(product_here, mesh, (gives,), shape=torch.Size(shape), stride=(shape[1], 1))
 
 
 def whole(product: torch.Tensor) -> torch.Tensor:

@@ -50,9 +50,9 @@ def parallelize(model: nn.ParameterDict, mesh: DeviceMesh) -> nn.Module:
 def trainer_of(model: nn.ParameterDict, mesh: DeviceMesh) -> nn.Module:
     """Return the trainer: every weight by itself, under FSDP2 over all ranks."""
     weights = {
-        part: nn.Parameter(piece.clone())
+        name_part: nn.Parameter(piece.clone())
         for name, parts in PARTS.items()
-        for part, piece in zip(parts, model[name].detach().chunk(len(parts)), strict=True)
+        for name_part, piece in zip(parts, model[name].detach().chunk(len(parts)), strict=True)
     }
     trainer = nn.ParameterDict(weights)
     fully_shard(trainer, mesh=init_device_mesh(mesh.device_type, (mesh.size(),), mesh_dim_names=("fsdp",)))
@@ -61,13 +61,13 @@ def trainer_of(model: nn.ParameterDict, mesh: DeviceMesh) -> nn.Module:
 
 def engine_of(model: nn.ParameterDict, mesh: DeviceMesh) -> nn.ParameterDict:
     """Return the engine, which has no weights yet: fused ones, split over tp part by part."""
-    made = {}
+    weights = {}
     for name, whole in model.items():
         local = torch.cat([own_part(part, name, mesh) for part in whole.detach().chunk(len(PARTS[name]))])
         placements = [Replicate(), SPLIT[name]]
         size = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
-        made[name] = nn.Parameter(DTensor.from_local(torch.full_like(local, NEVER), mesh, placements, **size))
-    return nn.ParameterDict(made)
+        weights[name] = nn.Parameter(DTensor.from_local(torch.full_like(local, NEVER), mesh, placements, **size))
+    return nn.ParameterDict(weights)
 
 
 def own_part(whole: torch.Tensor, name: str, mesh: DeviceMesh) -> torch.Tensor:

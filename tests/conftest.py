@@ -44,7 +44,7 @@ ON_RANKS = (
     "shardviz.live.dumping",
     "shardviz.live.capture.lookup.by_reference",
     "shardviz.live.capture.lookup.masters",
-    "shardviz.live.capture.lookup.merged",
+    "shardviz.live.capture.lookup.merges",
     "shardviz.picture.text.page",
     "shardviz.testing.plugin.on_ranks.ranks",
     "hypothesis.strategies",

@@ -133,8 +133,8 @@ def load_difference(here: Document, there: Document, show: Show) -> None:
 
 def load_compared(document: Document, path: Path, show: Show) -> None:
     """Compare a dump that is read with a checkpoint, and show what became of every tensor."""
-    from shardviz.checkpoint.beside.compare import compare_with_job
-    from shardviz.checkpoint.beside.job import job_of
+    from shardviz.checkpoint.live_job.compare import compare_with_job
+    from shardviz.checkpoint.live_job.job import job_of
     from shardviz.checkpoint.open import open_checkpoint
 
     from .model.pairs import compared_with_checkpoint

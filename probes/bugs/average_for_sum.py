@@ -33,13 +33,13 @@ def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def step(model: nn.Module, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    part = loss(model, rows)
-    torch.autograd.backward(part / mesh["tp"].size())
+    own_loss = loss(model, rows)
+    torch.autograd.backward(own_loss / mesh["tp"].size())
     for parameter in model.parameters():
         assert parameter.grad is not None
         distributed.all_reduce(parameter.grad, group=mesh.get_group("tp"))
         parameter.grad.div_(mesh["tp"].size())
-    return part
+    return own_loss
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ def build() -> nn.Linear:
 def parallelize(model: nn.Linear, mesh: DeviceMesh) -> None:
     fsdp, tp = (mesh.get_local_rank(axis) for axis in AXES)
     rows = torch.tensor_split(model.weight.detach(), mesh["tp"].size())[tp]
-    own = torch.tensor_split(rows, mesh["fsdp"].size())[fsdp]
+    shard = torch.tensor_split(rows, mesh["fsdp"].size())[fsdp]
     whole, label = model.weight, (Shard(0), Shard(0))
-    model.weight = nn.Parameter(DTensor.from_local(own, mesh, label, shape=whole.shape, stride=whole.stride()))
+    model.weight = nn.Parameter(DTensor.from_local(shard, mesh, label, shape=whole.shape, stride=whole.stride()))
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ class Experts(nn.Module):
         sent = tokens
         if self.group is not None:
             sent = all_to_all_single(torch.empty_like(tokens), tokens.contiguous(), group=self.group)
-        own = sent.unflatten(0, (size, -1)).transpose(0, 1).flatten(1, 2)
+        by_expert = sent.unflatten(0, (size, -1)).transpose(0, 1).flatten(1, 2)
         w1, w2, w3 = (_local(weight) for weight in (self.w1, self.w2, self.w3))
-        done = torch.bmm(functional.silu(torch.bmm(own, w1)) * torch.bmm(own, w3), w2)
+        done = torch.bmm(functional.silu(torch.bmm(by_expert, w1)) * torch.bmm(by_expert, w3), w2)
         back = done.unflatten(1, (size, -1)).transpose(0, 1).flatten(0, 1)
         if self.group is not None:
             back = all_to_all_single(torch.empty_like(tokens), back.contiguous(), group=self.group)
@@ -85,7 +85,7 @@ def over_ep(model: Decoder, mesh: DeviceMesh) -> None:
         mesh: The axes fsdp and ep.
     """
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    both = flatten_mesh(mesh)
+    whole_mesh = flatten_mesh(mesh)
     for block in model.layers.values():
         if isinstance(block.feed_forward, Mixture):
             experts = block.feed_forward.experts
@@ -94,5 +94,5 @@ def over_ep(model: Decoder, mesh: DeviceMesh) -> None:
                 setattr(experts, name, nn.Parameter(split))
             experts.group = mesh["ep"].get_group()
             fully_shard(experts, mesh=mesh["fsdp"], mp_policy=policy, shard_placement_fn=lambda _: Shard(1))
-        fully_shard(block, mesh=both, mp_policy=policy)
-    fully_shard(model, mesh=both, mp_policy=policy)
+        fully_shard(block, mesh=whole_mesh, mp_policy=policy)
+    fully_shard(model, mesh=whole_mesh, mp_policy=policy)

@@ -109,8 +109,8 @@ def keep_stage(model: Decoder, stage: int, stages: int) -> None:
     """Drop what another stage has: layers in a row for each, the embedding for the first, the output for the last."""
     names = list(model.layers)
     per_stage = -(-len(names) // stages)
-    kept = names[stage * per_stage : (stage + 1) * per_stage]
-    model.layers = nn.ModuleDict({name: model.layers[name] for name in kept})
+    stage_names = names[stage * per_stage : (stage + 1) * per_stage]
+    model.layers = nn.ModuleDict({name: model.layers[name] for name in stage_names})
     if stage > 0:
         model.tok_embeddings = None
     if stage < stages - 1:
@@ -130,7 +130,7 @@ def over_tp(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def over_fsdp(model: Decoder, mesh: DeviceMesh) -> None:
-    """Split every block as a unit, and what is around the blocks as another; bfloat16 is what is gathered."""
+    """Split every block as a unit and the rest as one more; gather in bfloat16."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.layers.values():
         fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -138,7 +138,7 @@ def over_fsdp(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def stage_input(stage: int, rows: int, tokens: int, features: int) -> torch.Tensor:
-    """Return what a stage gets of one micro-batch: numbers of words, or what the stage before it sends."""
+    """Return a stage's input of one micro-batch: token ids, or the previous stage's output."""
     if stage == 0:
         return torch.zeros(rows, tokens, dtype=torch.int64)
     return torch.zeros(rows, tokens, features, dtype=torch.bfloat16).requires_grad_()

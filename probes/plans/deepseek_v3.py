@@ -71,7 +71,7 @@ def batch() -> torch.Tensor:
 
 def step(model: Decoder, tokens: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     rows, length = tokens.shape
-    given = stage_input(mesh.get_local_rank("pp"), rows, length, SIZES.features)
-    loss = model(given).float().mean()
+    inputs = stage_input(mesh.get_local_rank("pp"), rows, length, SIZES.features)
+    loss = model(inputs).float().mean()
     loss.backward()
     return loss

@@ -28,9 +28,9 @@ def batch() -> torch.Tensor:
 
 def step(model: nn.Linear, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     total = rows.new_zeros(())
-    for number, part in enumerate(rows.chunk(MICROBATCHES)):
+    for number, micro_batch in enumerate(rows.chunk(MICROBATCHES)):
         model.set_requires_gradient_sync(number == MICROBATCHES - 1)
-        loss = model(part).square().mean() / MICROBATCHES
+        loss = model(micro_batch).square().mean() / MICROBATCHES
         loss.backward()
         total += loss.detach()
     return total

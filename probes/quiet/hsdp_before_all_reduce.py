@@ -30,9 +30,9 @@ def batch() -> torch.Tensor:
 
 def step(model: nn.Linear, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     model.set_requires_all_reduce(False)
-    part = model(rows).square().mean()
-    torch.autograd.backward(part)
-    return part
+    own_loss = model(rows).square().mean()
+    torch.autograd.backward(own_loss)
+    return own_loss
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ class SumOfParts(torch.autograd.Function):
     """A sum over ranks whose backward passes the gradient on: every rank computes the same loss."""
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
-        total = part.clone()
+    def forward(ctx: Any, logits: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
+        total = logits.clone()
         distributed.all_reduce(total, group=group)
         return total
 
@@ -30,7 +30,7 @@ class SumOfParts(torch.autograd.Function):
 
 
 class GradientOfParts(torch.autograd.Function):
-    """Pass hidden states on; in backward, add up what each rank's words make of them."""
+    """Pass hidden states on; in backward, sum the gradients from each rank's words."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
@@ -64,8 +64,8 @@ def build() -> Model:
 
 def parallelize(model: Model, mesh: DeviceMesh) -> None:
     tp = mesh["tp"]
-    part = model.head.weight.detach().chunk(tp.size())[tp.get_local_rank()]
-    model.head.weight = nn.Parameter(part.clone())
+    shard = model.head.weight.detach().chunk(tp.size())[tp.get_local_rank()]
+    model.head.weight = nn.Parameter(shard.clone())
     model.group = tp.get_group()
 
 

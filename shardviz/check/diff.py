@@ -1,4 +1,4 @@
-"""What changed between two dumps: layouts, contents, findings; another torch, another mesh, a checkpoint loaded.
+"""Differences between two dumps: layouts, contents, findings, meshes and torch versions.
 
 Contents are compared whole: each dump's shards are put together by what they claim, so that two meshes can be compared.
 """
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
-from shardviz.check.order.laid_out import LaidOut
+from shardviz.check.order.cases import LaidOut
 from shardviz.check.report import NotChecked
 from shardviz.check.run import report_on
 from shardviz.check.step.runs.compare import compare_steps
 from shardviz.check.step.runs.departure import StepDifference
-from shardviz.check.unread import may_have, told, unread_parts, unread_ranks
-from shardviz.dump.traced import NO_WEIGHTS
-from shardviz.dump.whole import values_and_places
+from shardviz.check.unread_ranks import may_have, split_by_certainty, unread_parts, unread_ranks
+from shardviz.dump.trace_dump import NO_WEIGHTS
+from shardviz.dump.whole_tensors import values_and_places
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of
@@ -132,14 +132,14 @@ def compare(
     results = [_unless_unread(result, before, after) if isinstance(result, Change) else result for result in results]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
     relaid = [change for change in changes if step.is_of_jobs and _is_of_layout(change, before, after)]
-    left = [result for result in results if isinstance(result, NotChecked)]
+    unchecked_results = [result for result in results if isinstance(result, NotChecked)]
     not_compared = (
-        *(unchecked for unchecked in left if not (_is_of_values(unchecked) and step.is_of_jobs)),
+        *(unchecked for unchecked in unchecked_results if not (_is_of_values(unchecked) and step.is_of_jobs)),
         *step.not_compared,
     )
     without = [NotChecked("", plans.not_compared, "step")] if plans is not None and plans.not_compared else []
-    gained, not_in_first = told(_only_in(second, first, after), before, "first")
-    lost, not_in_second = told(_only_in(first, second, before), after, "second")
+    gained, not_in_first = split_by_certainty(_only_in(second, first, after), before, "first")
+    lost, not_in_second = split_by_certainty(_only_in(first, second, before), after, "second")
     unread = (*unread_parts(before, "first"), *unread_parts(after, "second"), *not_in_first, *not_in_second)
     return Difference(
         tuple(change for change in changes if change not in relaid),
@@ -163,8 +163,8 @@ def _is_of_layout(change: Change, before: Dump, after: Dump) -> bool:
     """Whether a change follows from another layout; a tensor that was cut by hand has the shape of one rank's part."""
     if change.aspect != "shape":
         return change.aspect == "claimed"
-    both = (_kept(dump, role).get(change.tensor) for dump in (before, after) for role in ROLES)
-    return any(tensor is not None and tensor.claimed is None for tensor in both)
+    tensors = (_kept(dump, role).get(change.tensor) for dump in (before, after) for role in ROLES)
+    return any(tensor is not None and tensor.claimed is None for tensor in tensors)
 
 
 def _is_of_values(unchecked: NotChecked) -> bool:
@@ -172,22 +172,22 @@ def _is_of_values(unchecked: NotChecked) -> bool:
     return bool(unchecked.tensor) and unchecked.about == "values"
 
 
-def _only_in(report: Report, other: Report, dump: Dump) -> tuple[Finding, ...]:
-    """Return the findings of tensors that do not have them in the other report; what is left of a group is one."""
-    known = {(finding.kind, finding.tensor) for finding in ungrouped(other.findings)}
-    left = [one for one in ungrouped(report.findings) if (one.kind, one.tensor) not in known]
-    return tuple(grouped(left, ranks_by_name(dump) if left else {}))
+def _only_in(report: Report, second_report: Report, dump: Dump) -> tuple[Finding, ...]:
+    """Return the findings that only the first report has; the rest of a group is one finding."""
+    keys = {(finding.kind, finding.tensor) for finding in ungrouped(second_report.findings)}
+    only_here = [one for one in ungrouped(report.findings) if (one.kind, one.tensor) not in keys]
+    return tuple(grouped(only_here, ranks_by_name(dump) if only_here else {}))
 
 
 def _unless_unread(change: Change, before: Dump, after: Dump) -> Change | NotChecked:
-    """Return a change; that it is none for certain if ranks that were not read may have the tensor."""
+    """Return a change; not checked if ranks that were not read may have the tensor."""
     if change.aspect != "presence":
         return change
     dumps = (("first", before, after), ("second", after, before))
-    for which, dump, other in dumps:
-        ours, theirs = ([_kept(each, role).get(change.tensor) for role in ROLES] for each in (dump, other))
-        for present, tensor in zip(ours, theirs, strict=True):
-            if present is None and tensor is not None and may_have(dump, other, tensor):
+    for which, dump, counterpart in dumps:
+        firsts, seconds = ([_kept(each, role).get(change.tensor) for role in ROLES] for each in (dump, counterpart))
+        for present, tensor in zip(firsts, seconds, strict=True):
+            if present is None and tensor is not None and may_have(dump, counterpart, tensor):
                 ranks = named_ranks(unread_ranks(dump))
                 return NotChecked(change.tensor, f"the {which} dump may have it on {ranks}, not read", "run")
     return change
@@ -199,12 +199,12 @@ def _moment_changes(laid_out: tuple[LaidOut, LaidOut], moment: Kept, role: str) 
         what = "where elements are" if moment == "stamped" else "the model's own values"
         yield NotChecked("", f"{what}: only the {'first' if before.at(moment) else 'second'} dump has them", "values")
         return
-    ours, theirs = before.by_name(moment, role), after.by_name(moment, role)
-    for name in dict.fromkeys([*ours, *theirs]):
-        first, second = ours.get(name), theirs.get(name)
+    first_tensors, second_tensors = before.by_name(moment, role), after.by_name(moment, role)
+    for name in dict.fromkeys([*first_tensors, *second_tensors]):
+        first, second = first_tensors.get(name), second_tensors.get(name)
         if first is None or second is None:
-            kept = (tensor or _kept(dump, role).get(name) for tensor, dump in ((first, before), (second, after)))
-            yield from _only_one_has(name, *kept)
+            tensors = (tensor or _kept(dump, role).get(name) for tensor, dump in ((first, before), (second, after)))
+            yield from _only_one_has(name, *tensors)
             continue
         yield from _tensor_changes(name, first, second)
         if moment == "stamped":
@@ -215,13 +215,13 @@ def _moment_changes(laid_out: tuple[LaidOut, LaidOut], moment: Kept, role: str) 
             yield from _value_changes(name, (before, first), (after, second))
 
 
-def _only_one_has(name: str, ours: Tensor | None, theirs: Tensor | None) -> Iterator[Change | NotChecked]:
-    """Yield how a tensor compares that one dump has at a moment, and the other at another or not at all."""
-    if ours is None or theirs is None:
-        yield Change(name, "presence", _present(ours), _present(theirs))
+def _only_one_has(name: str, first: Tensor | None, second: Tensor | None) -> Iterator[Change | NotChecked]:
+    """Compare a tensor that the dumps have at different moments, or only one dump has."""
+    if first is None or second is None:
+        yield Change(name, "presence", _present(first), _present(second))
         return
-    yield from _tensor_changes(name, ours, theirs)
-    which = "first" if ours.moment == "stamped" else "second"
+    yield from _tensor_changes(name, first, second)
+    which = "first" if first.moment == "stamped" else "second"
     yield NotChecked(name, f"where its elements are: only the {which} dump has them", "values")
 
 
@@ -231,10 +231,10 @@ def _kept(dump: Dump, role: str) -> dict[str, Tensor]:
 
 
 def _layout_changes(before: Dump, after: Dump, role: str) -> Iterator[Change]:
-    """Yield what differs in the layouts alone: only one dump has ids, which may have another dtype."""
-    ours, theirs = _kept(before, role), _kept(after, role)
-    for name in dict.fromkeys([*ours, *theirs]):
-        tensor, counterpart = ours.get(name), theirs.get(name)
+    """Yield layout changes if only one dump has ids, whose dtypes may differ."""
+    firsts, seconds = _kept(before, role), _kept(after, role)
+    for name in dict.fromkeys([*firsts, *seconds]):
+        tensor, counterpart = firsts.get(name), seconds.get(name)
         if tensor is None or counterpart is None:
             yield Change(name, "presence", _present(tensor), _present(counterpart))
             continue
@@ -273,27 +273,27 @@ def held_text(laid_out: LaidOut, tensor: Tensor, name: str) -> str:
     )
 
 
-def _value_changes(name: str, ours: tuple[Dump, Tensor], theirs: tuple[Dump, Tensor]) -> Iterator[Change | NotChecked]:
-    unread = {*unread_ranks(ours[0]), *unread_ranks(theirs[0])}
-    if _same_digests(name, ours[1], theirs[1], unread):
+def _value_changes(name: str, first: tuple[Dump, Tensor], second: tuple[Dump, Tensor]) -> Iterator[Change | NotChecked]:
+    unread = {*unread_ranks(first[0]), *unread_ranks(second[0])}
+    if _same_digests(name, first[1], second[1], unread):
         return
     try:
-        (was, known), (now, known_now) = values_and_places(*ours, name), values_and_places(*theirs, name)
+        (was, is_known), (now, known_now) = values_and_places(*first, name), values_and_places(*second, name)
     except ShardvizError as error:
         why = f"its values differ or are laid out differently, and cannot be compared as a whole: {error.message}"
         yield NotChecked(name, why, "values")
         return
     if was.shape != now.shape:
         return
-    both = known & known_now
-    if not (unread or both.all()):
-        count = f"{int((~both).sum()):,} of {both.size:,} elements"
+    known_in_both = is_known & known_now
+    if not (unread or known_in_both.all()):
+        count = f"{int((~known_in_both).sum()):,} of {known_in_both.size:,} elements"
         yield NotChecked(name, f"{count}: no rank of one of the dumps has them", "values")
-    different = both & ~((was == now) | (np.isnan(was) & np.isnan(now)))
+    different = known_in_both & ~((was == now) | (np.isnan(was) & np.isnan(now)))
     if not different.any():
         return
     index = index_of(int(np.argmax(different)), different.shape)
-    count = f"{int(different.sum()):,} of {int(both.sum()):,} elements differ, the first at {index}"
+    count = f"{int(different.sum()):,} of {int(known_in_both.sum()):,} elements differ, the first at {index}"
     yield Change(name, "values", f"{was[tuple(index)]:.6g}", f"{now[tuple(index)]:.6g} ({count})")
 
 
@@ -304,5 +304,5 @@ def _same_digests(name: str, before: Tensor, after: Tensor, unread: Collection[i
         index = tensor.index(name)
         return {rank: shard.digest(index) for rank, shard in tensor.shards.items() if rank not in unread}
 
-    ours = digests(before)
-    return bool(ours) and all(ours.values()) and ours == digests(after)
+    first = digests(before)
+    return bool(first) and all(first.values()) and first == digests(after)

@@ -1,4 +1,4 @@
-"""A finding that is a consequence of others is left out: `KINDS` of `explain.kinds` says of which.
+"""Findings that follow from others are hidden, as `KINDS` of `explain.kinds` says.
 
 A check asks with `unhidden` what is left of its results, given those of the checks before it. So a kind may follow
 from itself: the later check only found it again.
@@ -34,19 +34,19 @@ def unhidden(
         causes: What may explain it; checks that could not run explain nothing.
         anywhere: Whether results follow from findings of other tensors too.
     """
-    known: dict[str, set[Kind]] = {}
+    cause_kinds: dict[str, set[Kind]] = {}
     for cause in causes:
         if isinstance(cause, Finding):
-            known.setdefault("" if anywhere else cause.tensor, set()).add(cause.kind)
-    return [one for one in results if not follows_from(one) & known.get("" if anywhere else one.tensor, set())]
+            cause_kinds.setdefault("" if anywhere else cause.tensor, set()).add(cause.kind)
+    return [one for one in results if not follows_from(one) & cause_kinds.get("" if anywhere else one.tensor, set())]
 
 
-def follows_from(result: Finding | NotChecked) -> frozenset[Kind]:
+def follows_from(outcome: Finding | NotChecked) -> frozenset[Kind]:
     """Return the kinds of which a result is a consequence."""
-    if isinstance(result, NotChecked):
-        return NEEDLESS.get(result.about, frozenset())
-    page = KINDS[result.kind]
-    return page.follows_from | page.unexplained_from if result.generic else page.follows_from
+    if isinstance(outcome, NotChecked):
+        return NEEDLESS.get(outcome.about, frozenset())
+    page = KINDS[outcome.kind]
+    return page.follows_from | page.unexplained_from if outcome.generic else page.follows_from
 
 
 def is_of_places(finding: Finding) -> bool:

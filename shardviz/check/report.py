@@ -12,7 +12,7 @@ from shardviz.text import counted, fold, listed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.dump.records.base import Moment, Role
     from shardviz.explain.finding import Finding
     from shardviz.text import Fold
@@ -77,8 +77,8 @@ class Report:
         """The findings of each tensor that has any, worst first, with its own numbers."""
         by_name: dict[str, list[Finding]] = {}
         for finding in self.findings:
-            for one in finding.each:
-                by_name.setdefault(one.tensor, []).append(one)
+            for member in finding.each:
+                by_name.setdefault(member.tensor, []).append(member)
         return {name: tuple(findings) for name, findings in by_name.items()}
 
     @cached_property
@@ -121,7 +121,7 @@ def _names_of(folds: Sequence[Fold]) -> str:
 
 
 def named_ranks(findings: Iterable[Finding], num_ranks: int) -> frozenset[int]:
-    """Return the ranks that findings name, if any names some: one that names every rank points at none of them.
+    """Return the ranks that findings name; a finding of every rank points at none.
 
     Args:
         findings: The findings.

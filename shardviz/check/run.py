@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.hiding import is_of_places, unhidden
+from shardviz.check.order.cases import LaidOut, PairOfIds, is_as_claimed
 from shardviz.check.order.infer.ranks import with_one_order
-from shardviz.check.order.laid_out import LaidOut, PairOfIds, is_as_claimed
 from shardviz.check.order.rules.foreign import check_foreign
 from shardviz.check.order.rules.intent import (
     check_intent,
@@ -40,14 +40,14 @@ from shardviz.check.step.collectives import check_collectives
 from shardviz.check.step.contradictions import check_zero_gradients
 from shardviz.check.step.lines.naming import with_lines
 from shardviz.check.step.run import check_step, without_consequences_of_update
+from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.check.step.update.copies import check_update
-from shardviz.check.step.update.unsharded import check_unsharded_update
 from shardviz.check.values.copies import check_copies
 from shardviz.check.values.identical_shards import check_identical_shards
 from shardviz.check.values.storage import check_ties, check_unwritten, check_writes
 from shardviz.check.verdicts import is_of_model
 from shardviz.check.whole.completeness import check_completeness, check_missing_ranks
-from shardviz.check.whole.planned import check_planned
+from shardviz.check.whole.plan_layouts import check_planned
 from shardviz.check.whole.rank_order import check_rank_order
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
@@ -86,13 +86,13 @@ def report_on(dump: Dump) -> Report:
     if dump.files.planned is not None:
         return _report(dump, laid_out, list(check_planned(dump)))
     weights = [*with_one_order(_of_shards(laid_out), laid_out), *_of_run(dump)]
-    seen: dict[Place, bool] = {}
-    step = with_lines(dump, _of_step(laid_out, _findings(weights), seen))
-    return replace(_report(dump, laid_out, [*weights, *step, *check_collectives(dump)]), compared=seen)
+    told_right: dict[Place, bool] = {}
+    step = with_lines(dump, _of_step(laid_out, _findings(weights), told_right))
+    return replace(_report(dump, laid_out, [*weights, *step, *check_collectives(dump)]), compared=told_right)
 
 
 def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:
-    """Sort what was found, worst first, and say what of the rest nobody could place."""
+    """Sort findings, worst first, and add notes on tensors that could not be placed."""
     order = {name: index for index, name in enumerate(dump.stamps)}
     findings = _findings(results)
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
@@ -115,12 +115,12 @@ def _findings(results: Iterable[Result]) -> list[Finding]:
 
 
 def _of_shards(laid_out: LaidOut) -> list[Result]:
-    """Return what the ids and the model's own values show of each tensor, without what merely follows from the rest."""
+    """Return findings from ids and initial values, without consequences of other findings."""
     dump = laid_out.dump
     ordered = list(check_sequence(laid_out))
     stamped = [result for tensor in dump.at("stamped") for result in _check_stamped(laid_out, tensor)]
-    said = [*check_fragments(dump), *check_unwritten(dump)]
-    placed = [*ordered, *said, *unhidden(stamped, [*ordered, *said])]
+    certain = [*check_fragments(dump), *check_unwritten(dump)]
+    placed = [*ordered, *certain, *unhidden(stamped, [*ordered, *certain])]
     of_ids: list[Result] = [*check_gathered(dump, placed)]
     of_values: list[Result] = [*check_copies(dump), *check_identical_shards(dump)]
     of_ids = unhidden(of_ids, of_values)
@@ -138,17 +138,17 @@ def _of_run(dump: Dump) -> Iterator[Result]:
     yield from _not_checked_by_ranks(dump)
 
 
-def _of_step(laid_out: LaidOut, weights: list[Finding], seen: dict[Place, bool]) -> Iterator[Result]:
+def _of_step(laid_out: LaidOut, weights: list[Finding], told_right: dict[Place, bool]) -> Iterator[Result]:
     """Yield the findings of a step and its update, and the gradients that cannot show anything."""
     dump = laid_out.dump
-    found = with_suspects(check_step(dump, weights, seen), laid_out, weights)
-    wrong = _findings(found)
-    yield from found
+    outcomes = with_suspects(check_step(dump, weights, told_right), laid_out, weights)
+    wrong = _findings(outcomes)
+    yield from outcomes
     yield from check_states(dump)
     if not any(finding.severity == "error" for finding in weights):
         after = list(check_update(dump, wrong))
         if not wrong:
-            after += check_unsharded_update(dump, frozenset(result.tensor for result in after), seen)
+            after += check_unsharded_update(dump, frozenset(result.tensor for result in after), told_right)
         yield from without_consequences_of_update(after)
         yield from check_zero_gradients(dump, wrong)
 
@@ -184,7 +184,7 @@ def _about(dump: Dump, name: str, ranks: list[int]) -> About:
 
 
 def _place(name: str, order: dict[str, int]) -> tuple[object, ...]:
-    """Sort what is of the whole run first, then as the model has its tensors, then by name."""
+    """Sort findings: those of the whole run first, then in the model's order, then by name."""
     return bool(name), order.get(name, len(order)), natural_key(name)
 
 
@@ -193,15 +193,15 @@ def _check_stamped(laid_out: LaidOut, tensor: Tensor) -> Iterator[Result]:
     dump = laid_out.dump
     as_claimed = is_as_claimed(dump, tensor)
     dense = any(shard.body.dense for shard in tensor.shards.values())
-    wanted: dict[str, list[str]] = {}
+    by_intention: dict[str, list[str]] = {}
     for name in tensor.names:
-        wanted.setdefault(intended_text(dump.files.run.intended, name), []).append(name)
-    for text, names in wanted.items():
+        by_intention.setdefault(intended_text(dump.files.run.intended, name), []).append(name)
+    for text, names in by_intention.items():
         if as_claimed and is_intended(tensor, text):
             continue
         for alike in [[name] for name in names] if dense else [names]:
-            found = _check_name(laid_out, tensor, alike[0], text)
-            yield from (replace(result, tensor=name) for name in alike for result in found)
+            outcomes = _check_name(laid_out, tensor, alike[0], text)
+            yield from (replace(result, tensor=name) for name in alike for result in outcomes)
 
 
 def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> list[Result]:
@@ -213,10 +213,10 @@ def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> 
         order = split_order(intended)[1]
         for laid in laid_out.cases(tensor, name) if not of_name else ():
             case = laid if order is None else laid.in_order(order)
-            results, wanted = _not_reordered(laid, _check_case(case), order), laid.claimed
+            results, expected = _not_reordered(laid, _check_case(case), order), laid.claimed
             if not results and intended:
-                results, wanted = list(check_intent(case, intended)), wanted_layout(case, intended)
-            pair = PairOfIds(laid_out, tensor, name, laid.mesh, wanted if results else laid.claimed, order)
+                results, expected = list(check_intent(case, intended)), wanted_layout(case, intended)
+            pair = PairOfIds(laid_out, tensor, name, laid.mesh, expected if results else laid.claimed, order)
             results += check_zeros(case) if not (of_name or results) else ()
             of_name += (result.seen_in(pair) if isinstance(result, Finding) else result for result in results)
     except ShardvizError as error:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.report import Place
-from shardviz.check.step.compared import compared
-from shardviz.check.whole.planned import is_compared
+from shardviz.check.step.comparison import compared
+from shardviz.check.whole.plan_layouts import is_compared
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.text import counted
 
@@ -55,8 +55,8 @@ def state_of(dump: Dump, tensor: Tensor, name: str, report: Report) -> State:
 
 def recorded(dump: Dump) -> Iterator[tuple[Tensor, str]]:
     """Yield every tensor of a run at each moment, with each of its names; not the unsharded model's."""
-    own = (tensor for tensor in dump.tensors if tensor.moment not in ("reference", "updated"))
-    yield from ((tensor, name) for tensor in own for name in tensor.names)
+    run_tensors = (tensor for tensor in dump.tensors if tensor.moment not in ("reference", "updated"))
+    yield from ((tensor, name) for tensor in run_tensors for name in tensor.names)
 
 
 def verdict_on(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report) -> Verdict:
@@ -64,9 +64,9 @@ def verdict_on(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report)
 
     Without a finding it is "not checked" unless something that it should be compared was compared.
     """
-    known = list(names)
-    verdicts: list[Verdict] = [one.severity for name in known for one in report.findings_of.get(name, ())]
-    if any(state_of(dump, tensor, name, report) in ("not checked", "cannot tell") for name in known):
+    name_list = list(names)
+    verdicts: list[Verdict] = [one.severity for name in name_list for one in report.findings_of.get(name, ())]
+    if any(state_of(dump, tensor, name, report) in ("not checked", "cannot tell") for name in name_list):
         verdicts.append("unknown")
     return worst(verdicts)
 
@@ -103,7 +103,7 @@ def is_of_model(tensor: Tensor) -> bool:
 
 
 def not_compared(dump: Dump) -> list[str]:
-    """Return what of a training run nothing was compared with, in words: no fault of the run, and no reason to fail.
+    """Say which parts of a training run were not compared, which is no reason to fail.
 
     Without an unsharded step, that is the whole step. With one, activations only serve to find where a wrong
     output begins, and what the optimizer keeps is compared if the unsharded model has been stepped too. A plan has

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint by itself: files, chunks, dtypes, ties. Contents are compared in `comparing/`."""
+"""Findings of one checkpoint alone: files, chunks, dtypes, ties."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from shardviz.check.grouping import grouped
 from shardviz.check.report import NotChecked, Report
 from shardviz.checkpoint.coverage import coverage_of
-from shardviz.checkpoint.formats.pickled import UnknownTypeError
+from shardviz.checkpoint.formats.pickle_reader import UnknownTypeError
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import check_optimizer, check_states
 from shardviz.errors import DumpError
@@ -45,14 +45,14 @@ TRIED = 3
 """Parts of tensors in a file that are looked for."""
 
 
-def are_embeddings(name: str, other: str) -> bool:
+def are_embeddings(name: str, second_name: str) -> bool:
     """Whether two names are those of an input and an output embedding, in either order.
 
     Example:
         >>> are_embeddings("lm_head.weight", "model.embed_tokens.weight"), are_embeddings("a.weight", "b.weight")
         (True, False)
     """
-    pairs = (name, other), (other, name)
+    pairs = (name, second_name), (second_name, name)
     return any(first.endswith(EMBEDDINGS) and second.endswith(HEADS) for first, second in pairs)
 
 
@@ -121,7 +121,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield tensors that the index names and no file has, or another file than it says, and the other way round."""
+    """Yield contradictions between the index and the files: missing or misplaced tensors."""
     if not checkpoint.indexed:
         return
     for name, file in checkpoint.indexed.items():
@@ -206,16 +206,17 @@ def _is_there(checkpoint: Checkpoint, chunk: Chunk) -> bool:
 
 
 def _ties(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
-    """Yield an output embedding that is another than the input one, where the model's settings tie them."""
+    """Yield an output embedding that differs from the input one if the settings tie them."""
     if not checkpoint.tied:
         return
     inputs = [name for name in checkpoint.tensors if name.endswith(EMBEDDINGS)]
     heads = [name for name in checkpoint.tensors if name.endswith(HEADS)]
     if len(inputs) != 1 or len(heads) != 1:
         return
-    one, other = checkpoint.tensors[inputs[0]], checkpoint.tensors[heads[0]]
+    embedding, head = checkpoint.tensors[inputs[0]], checkpoint.tensors[heads[0]]
     try:
-        same = (one.dtype, one.shape) == (other.dtype, other.shape) and np.array_equal(one.bits, other.bits)
+        is_alike = (embedding.dtype, embedding.shape) == (head.dtype, head.shape)
+        same = is_alike and np.array_equal(embedding.bits, head.bits)
     except DumpError as error:
         yield NotChecked(heads[0], f"whether it is {printable(inputs[0])}: {error.message}", "ties")
         return
@@ -270,7 +271,7 @@ def of_tensors(finding: Finding, names: Iterable[str]) -> Finding:
 
 
 def check_spans(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
-    """Yield bytes that several tensors claim, bytes that none does, and dtypes that nobody knows."""
+    """Yield bytes claimed by several tensors or by none, and unknown dtypes."""
     if checkpoint.kind != "safetensors":
         return
     for file, spans in _spans(checkpoint).items():

@@ -52,8 +52,8 @@ def hint_at_checkpoints(folder: Path, otherwise: str) -> str:
         inner = sorted((one for one in folder.iterdir() if one.is_dir()), key=lambda one: natural_key(one.name))
     except OSError:
         return otherwise
-    found = [printable(str(one)) for one in inner[:MAX_INNER] if is_checkpoint(one)]
-    return f"give one of the checkpoints in it: {listed(found, MOST_NAMED)}" if found else otherwise
+    checkpoints = [printable(str(one)) for one in inner[:MAX_INNER] if is_checkpoint(one)]
+    return f"give one of the checkpoints in it: {listed(checkpoints, MOST_NAMED)}" if checkpoints else otherwise
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
@@ -89,9 +89,9 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 
 
 def _with_unread(checkpoint: Checkpoint, names: list[str]) -> Checkpoint:
-    """Add the files of torch.save that are beside the weights: states of optimizers, schedulers and random numbers."""
-    beside = sorted(name for name in names if name.endswith((*SUFFIXES, ".pkl")))
-    return replace(checkpoint, unread=tuple(beside)) if beside else checkpoint
+    """Add the files of torch.save next to the weights: optimizer, scheduler and random states."""
+    unread = sorted(name for name in names if name.endswith((*SUFFIXES, ".pkl")))
+    return replace(checkpoint, unread=tuple(unread)) if unread else checkpoint
 
 
 def _refusal(path: Path, names: list[str]) -> tuple[str, str]:

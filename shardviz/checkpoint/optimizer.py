@@ -111,7 +111,7 @@ class _Optimizer:
 
 
 def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
-    """Yield states without a parameter or of another shape, and parameters that lack the state that others have."""
+    """Yield states without a parameter or of a wrong shape, and parameters that lack states."""
     optimizers = _optimizers(checkpoint)
     begins = tuple(filter(None, optimizers))
     names = [name for name in checkpoint.tensors if _split(name) is None and not is_bucket(name)]
@@ -179,9 +179,9 @@ def _optimizers(checkpoint: Checkpoint) -> dict[str, _Optimizer]:
             optimizer = optimizers.setdefault(parts["before"], _Optimizer(parts["before"]))
             optimizer.states.setdefault(parts["name"], []).append((parts["key"], tensor))
     optimizers = {  # a model may have a module called `state` too
-        before: one
-        for before, one in optimizers.items()
-        if any(key in OF_OPTIMIZERS for states in one.states.values() for key, _ in states)
+        before: optimizer
+        for before, optimizer in optimizers.items()
+        if any(key in OF_OPTIMIZERS for states in optimizer.states.values() for key, _ in states)
     }
     for name, place in checkpoint.objects.items():
         if (parts := _STATE.fullmatch(name)) is not None and parts["before"] in optimizers:
@@ -209,7 +209,7 @@ def state_names(checkpoint: Checkpoint) -> frozenset[str]:
 
 
 def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:
-    """Return what stands before most of the parameters with state in the model; None if that is less than half of them.
+    """Return the prefix of most parameters with state in the model; None if less than half.
 
     Of several models with the same names it is the one whose names begin most like the optimizer's.
     """
@@ -259,7 +259,7 @@ def _ungrouped(optimizer: _Optimizer) -> Iterator[Finding]:
 
 
 def _incomplete(optimizer: _Optimizer) -> Iterator[Finding]:
-    """Yield parameters that lack one of the states which most parameters with the same others have."""
+    """Yield parameters that lack a state that most similar parameters have."""
     counts = Counter(optimizer.keys.values())
     for name, keys in optimizer.keys.items():
         for fuller in [one for one in counts if keys < one and len(one - keys) == 1 and counts[one] > counts[keys]]:
@@ -272,8 +272,8 @@ def _incomplete(optimizer: _Optimizer) -> Iterator[Finding]:
 
 def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> Iterator[Finding | NotChecked]:
     """Yield parameters that their optimizer names and has no state of; without its groups, whether they are frozen."""
-    own = [name.removeprefix(before) for name in model if name.startswith(before)]
-    missing = [name for name in own if name not in optimizer.states]
+    own_names = [name.removeprefix(before) for name in model if name.startswith(before)]
+    missing = [name for name in own_names if name not in optimizer.states]
     for name in missing:
         if name in optimizer.grouped:
             others = f"{len(optimizer.states):,} others have some"
@@ -299,8 +299,8 @@ class _Known:
 
 
 def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
-    """Yield moments that cannot be, steps that were lost, and the file whose steps are others than everywhere else."""
-    known: dict[str, _Known] = {}
+    """Yield impossible moments, lost steps, and the file whose steps differ from all others."""
+    by_parameter: dict[str, _Known] = {}
     for name, tensor in checkpoint.tensors.items():
         parts = state_of(name)
         if parts is None or not tensor.size or not tensor.chunks:
@@ -308,7 +308,7 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         key = parts[1]
         # torch writes the key last, Megatron before the parameter
         whose = name.removesuffix(f".{key}") if name.endswith(f".{key}") else name.replace(f".{key}.", ".", 1)
-        state = known.setdefault(whose, _Known())
+        state = by_parameter.setdefault(whose, _Known())
         is_step = key == "step" and tensor.size == 1 and tensor.files
         is_moment = key in MOMENTS and not is_whole(tensor.dtype)  # codes of 8 bits may be negative
         values = _some(tensor) if is_step or is_moment else None
@@ -319,8 +319,8 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         else:
             yield from _wrong_numbers(name, key, values)
             state.squares = (tensor, bool(values.any())) if key in SQUARES else state.squares
-    yield from _steps([(one.step[1].files[0], one.step[0]) for one in known.values() if one.step])
-    yield from _beside_steps(list(known.values()))
+    yield from _steps([(one.step[1].files[0], one.step[0]) for one in by_parameter.values() if one.step])
+    yield from _beside_steps(list(by_parameter.values()))
 
 
 def _some(tensor: Saved) -> NDArray[np.float64] | None:
@@ -329,8 +329,8 @@ def _some(tensor: Saved) -> NDArray[np.float64] | None:
         bits: NDArray[Any] = tensor.chunk_bits(tensor.chunks[0])
     except (DumpError, OSError):
         return None  # reported where chunks are looked at
-    found = cast(np.array(bits.ravel()[:SAMPLES]), tensor.dtype, "float64")
-    return None if found is None else found.view(np.float64)
+    numbers = cast(np.array(bits.ravel()[:SAMPLES]), tensor.dtype, "float64")
+    return None if numbers is None else numbers.view(np.float64)
 
 
 def _wrong_numbers(name: str, key: str, values: NDArray[np.float64]) -> Iterator[Finding]:
@@ -343,14 +343,14 @@ def _wrong_numbers(name: str, key: str, values: NDArray[np.float64]) -> Iterator
         yield NegativeSquares().finding(name, (), text)
 
 
-def _beside_steps(known: list[_Known]) -> Iterator[Finding | NotChecked]:
-    """Yield squares that were kept without their steps, and those that are zero after several steps."""
-    both = [(*one.step, *one.squares) for one in known if one.step and one.squares]
-    for step, counter, _, is_some in both:
+def _beside_steps(parameters: list[_Known]) -> Iterator[Finding | NotChecked]:
+    """Yield squared moments kept without their steps, or still zero after several steps."""
+    with_both = [(*one.step, *one.squares) for one in parameters if one.step and one.squares]
+    for step, counter, _, is_some in with_both:
         if step == 0 and is_some:
             text = "the optimizer has taken 0 steps of this parameter, and its squares are not zero"
             yield LostStepCounter().finding(counter.name, (), text)
-    trained = [(step, squares, is_some) for step, _, squares, is_some in both if step >= FEWEST]
+    trained = [(step, squares, is_some) for step, _, squares, is_some in with_both if step >= FEWEST]
     zero = [squares.name for _, squares, is_some in trained if not is_some and _is_zero(squares)]
     if zero and len(zero) == len(trained) >= FEWEST:
         text = f"the squares of all {len(zero):,} parameters are zero, after up to {max(one[0] for one in trained):g} "
@@ -371,7 +371,7 @@ def _is_zero(tensor: Saved) -> bool:
 
 
 def _steps(steps: list[tuple[str, float]]) -> Iterator[Finding]:
-    """Yield the only file whose steps are all alike and others than those of every other file, which are alike, too."""
+    """Yield the one file whose steps differ from the step that all other files share."""
     by_file: dict[str, Counter[float]] = {}
     for file, value in steps:
         by_file.setdefault(file, Counter())[value] += 1
@@ -381,13 +381,13 @@ def _steps(steps: list[tuple[str, float]]) -> Iterator[Finding]:
     for value in values:
         files = [file for file, own in by_file.items() if value in own]
         if len(files) == 1 and len(by_file[files[0]]) == 1 and by_file[files[0]][value] >= FEWEST:
-            (other,) = values - {value}
-            yield _of_another_save(files[0], value, other, by_file)
+            (usual,) = values - {value}
+            yield _of_another_save(files[0], value, usual, by_file)
             return
 
 
-def _of_another_save(file: str, value: float, other: float, by_file: Mapping[str, Counter[float]]) -> Finding:
-    rest = listed((printable(one) for one in by_file if one != file), 3)
+def _of_another_save(file: str, value: float, usual: float, by_file: Mapping[str, Counter[float]]) -> Finding:
+    other_files = listed((printable(one) for one in by_file if one != file), 3)
     has = f"the {by_file[file][value]:,} optimizer steps in {printable(file)} are {value:g}"
-    text = f"{has}, and all of those in {counted(len(by_file) - 1, 'other file')} ({rest}) are {other:g}"
+    text = f"{has}, and all of those in {counted(len(by_file) - 1, 'other file')} ({other_files}) are {usual:g}"
     return MixedStepFiles().finding("", (), text, severity="warning")

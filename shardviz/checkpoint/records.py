@@ -35,7 +35,7 @@ MAX_SIZE = 1 << 53
 
 
 class Entry(Protocol):
-    """One tensor whose values are known: stored in a checkpoint, made of what is, or what a stamp fills."""
+    """One tensor whose values are known: stored, made from stored ones, or filled by a stamp."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -190,7 +190,7 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
         return whole
 
     def _pieces(self, region: Region) -> list[tuple[tuple[slice, ...], NDArray[Any]]]:
-        """Return what each chunk has of a region, with its place in the region."""
+        """Return each chunk's overlap with a region, with its place in the region."""
         pieces = []
         for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(self.chunks)}.values():
             shared = _shared(region, chunk)
@@ -309,12 +309,12 @@ class Checkpoint:
         """The bytes of each file that a chunk is in or an index names; None if it is missing."""
         names = dict.fromkeys(file for one in self.tensors.values() for file in one.files)
         names |= dict.fromkeys([*(place.file for place in self.objects.values()), *self.indexed.values()])
-        known, folder = self.sizes, self.folder
-        return {name: known[name] if name in known else file_size(folder / name) for name in names}
+        sizes, folder = self.sizes, self.folder
+        return {name: sizes[name] if name in sizes else file_size(folder / name) for name in names}
 
 
 def file_size(path: Path) -> int | None:
-    """Return the bytes of a file; None if there is none, or it is something else, such as a pipe."""
+    """Return the bytes of a file; None if it is missing, or isn't a regular file."""
     try:
         status = path.stat()
     except (OSError, ValueError):
@@ -371,13 +371,13 @@ def extents(tensor: Saved, region: Region) -> Iterator[Extent]:
     """
     width = itemsize(tensor.dtype)
     for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(tensor.chunks)}.values():
-        own = _own(chunk, region)
-        if chunk.place is not None and all(own):
-            yield _extent(chunk.place.file, tensor.stored(chunk), own, width)
+        overlap = _own(chunk, region)
+        if chunk.place is not None and all(overlap):
+            yield _extent(chunk.place.file, tensor.stored(chunk), overlap, width)
 
 
 def _own(chunk: Chunk, region: Region) -> list[list[tuple[int, int]]]:
-    """Return what a chunk has of a part, counted from its own beginning, dim by dim."""
+    """Return a chunk's overlap with a part, counted from the chunk's start, dim by dim."""
     cuts = []
     for ranges, start, size in zip(region.dims, chunk.offsets, chunk.sizes, strict=True):
         cut = [(max(begin - start, 0), min(end - start, size)) for begin, end in ranges]

@@ -29,8 +29,8 @@ from shardviz.dump.origin import is_earlier_run
 from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, replacing_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_USAGE, MeshError, ShardvizError
 from shardviz.layout.mesh import Mesh, parse_mesh
-from shardviz.live.followed import Followed
 from shardviz.live.job import JOINED_TIMEOUT, TASK, TIMEOUT, VALUES_LIMIT, ProbeJob
+from shardviz.live.trace_modules import Followed
 from shardviz.testing.saving import check_file, save_test
 
 if TYPE_CHECKING:

@@ -48,11 +48,11 @@ from typing import TYPE_CHECKING
 
 from shardviz.commands.common.parser import count, seconds
 from shardviz.commands.common.streams import talk
-from shardviz.dump.traced import write_around
+from shardviz.dump.trace_dump import write_around
 from shardviz.dump.write import SUFFIX, TRACE_FOLDER, check_folder, prepare_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE, DumpError, ShardvizError
-from shardviz.live.followed import Followed
 from shardviz.live.run.options import PATIENCE, Options, ranks_on, read, session_beside
+from shardviz.live.trace_modules import Followed
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:

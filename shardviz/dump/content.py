@@ -71,9 +71,9 @@ def check_one_form(content: Body | GatherRecord) -> None:
     forms = {"held": content.held is not None, "runs": content.runs is not None}
     if isinstance(content, Body):
         forms["dense"] = content.dense
-    found = [form for form, is_there in forms.items() if is_there]
-    if len(found) > 1:
-        raise DumpError(f"{' and '.join(found)} are both there, expected one form of the ids")
+    forms_there = [form for form, is_there in forms.items() if is_there]
+    if len(forms_there) > 1:
+        raise DumpError(f"{' and '.join(forms_there)} are both there, expected one form of the ids")
 
 
 def check_spans(held: Sequence[Ranges], shapes: set[Shape], *, flat: bool = False) -> None:

@@ -50,7 +50,7 @@ def hash_of(stored: NDArray[Any], dtype: str, shape: Sequence[int]) -> str:
 
 
 def hash_of_bytes(stored: NDArray[Any], dtype: str, shape: Sequence[int]) -> str:
-    """Return the hash in which -0.0 and each NaN are other numbers, as earlier versions wrote it."""
+    """Return the hash of earlier versions, in which -0.0 and each NaN count as they are."""
     hashed = _began(dtype, shape)
     hashed.update(np.ascontiguousarray(stored).reshape(-1).data if stored.size else b"")
     return hashed.hexdigest()
@@ -63,10 +63,10 @@ def hash_of_nan(dtype: str, shape: tuple[int, ...]) -> str:
     if infinity is None:
         return ""
     hashed = _began(dtype, shape)
-    left = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
-    chunk = np.full(min(left, CHUNK), infinity + infinity.dtype.type(1))
-    for start in range(0, left, CHUNK):
-        hashed.update(chunk[: left - start].data)
+    num_left = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
+    chunk = np.full(min(num_left, CHUNK), infinity + infinity.dtype.type(1))
+    for start in range(0, num_left, CHUNK):
+        hashed.update(chunk[: num_left - start].data)
     return hashed.hexdigest()
 
 
@@ -80,6 +80,6 @@ def _alike(bits: NDArray[Any], infinity: np.unsignedinteger[Any]) -> NDArray[Any
     size = bits & ~sign
     if size.min() and size.max() <= infinity:
         return bits
-    found = np.where(size, bits, size)
-    found[size > infinity] = infinity + infinity.dtype.type(1)
-    return found
+    normal_bits = np.where(size, bits, size)
+    normal_bits[size > infinity] = infinity + infinity.dtype.type(1)
+    return normal_bits

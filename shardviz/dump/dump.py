@@ -62,10 +62,10 @@ class Dump:
     @cached_property
     def id_owners(self) -> tuple[list[int], list[str]]:
         """The first ids of all stamped tensors that have elements, rising, and whose they are: ties count once."""
-        own = sorted(
+        owners = sorted(
             (stamp.first, stamp.name) for stamp in self.files.run.stamps if math.prod(stamp.shape) and not stamp.tied_to
         )
-        return [first for first, _ in own], [name for _, name in own]
+        return [first for first, _ in owners], [name for _, name in owners]
 
     def owner(self, model_id: int) -> str:
         """Return the name of the tensor that an id of the model belongs to."""
@@ -120,7 +120,7 @@ class Dump:
 
     @cached_property
     def all_without_ids(self) -> Literal["", "zeros", "values", "mixed"]:
-        """What all stamped parameters hold in the place of ids; empty if any has its ids, or there are none."""
+        """What all stamped parameters hold instead of ids; empty if any has its ids."""
         params = {name for tensor in self.at("stamped") if tensor.role == "param" for name in tensor.names}
         if not params or params != self.without_ids.keys():
             return ""
@@ -138,7 +138,7 @@ class Dump:
 
     @cached_property
     def noises(self) -> Mapping[tuple[str, str], NoiseRecord]:
-        """What rounding alone does to each result of a step, by role and name; empty for a step in float64."""
+        """Rounding noise of each result of a step, by role and name; empty for a step in float64."""
         records = self.files.ranks[0].noise if 0 in self.files.ranks else ()
         return {(record.role, record.name): record for record in records}
 
@@ -225,8 +225,8 @@ class Dump:
 def _first_of_runs(tensor: Tensor) -> int | None:
     """Return the id with which all runs of a tensor's ids begin on all ranks; None if they differ."""
     bodies = [shard.body for shard in tensor.shards.values() if 0 not in shard.body.local_shape]
-    found = {run[0] for body in bodies for run in body.runs or ((None, 0, 0),)}
-    return found.pop() if len(found) == 1 else None
+    first_ids = {run[0] for body in bodies for run in body.runs or ((None, 0, 0),)}
+    return first_ids.pop() if len(first_ids) == 1 else None
 
 
 def dump_of(files: DumpFiles) -> Dump:

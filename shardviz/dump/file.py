@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
-from shardviz.dump import nearby
+from shardviz.dump import suggestions
 from shardviz.dump.records.base import MAX_NUMBER, SCHEMA
 from shardviz.dump.write import PLAN_FILE, RUN_FILE
 from shardviz.errors import DumpError
@@ -62,7 +62,7 @@ def _content(folder: Path, name: str) -> bytes:
         raise DumpError(f"{path} is {size:,} bytes, more than the {MAX_FILE:,} that are read", _ELSEWHERE)
     except FileNotFoundError:
         if name == RUN_FILE:
-            raise nearby.no_dump(folder) from None
+            raise suggestions.no_dump(folder) from None
         raise DumpError(f"{folder} is not a dump: it has no {name}", "write the dump again") from None
     except OSError as error:
         raise DumpError(f"cannot read {path}: {error.strerror}") from error
@@ -88,8 +88,8 @@ def read_record(folder: Path, name: str, kind: type[AnyRecord]) -> AnyRecord:
         with damage(path):
             schema = msgspec.json.decode(content, type=_Schema).schema
     if schema != SCHEMA:
-        found = "no schema number" if schema == -1 else f"schema {schema}"
-        raise DumpError(f"{path}: {found}, expected schema {SCHEMA}", "read it with the shardviz that wrote it")
+        schema_text = "no schema number" if schema == -1 else f"schema {schema}"
+        raise DumpError(f"{path}: {schema_text}, expected schema {SCHEMA}", "read it with the shardviz that wrote it")
     with damage(path):
         return msgspec.json.decode(_OLD_PHASE.sub(rb'\1"phase":"', content), type=kind)
 
@@ -102,8 +102,8 @@ def damage(path: Path) -> Iterator[None]:
     except (DumpError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = printable(reason(error))
         shown = what if len(what) <= SHOWN else what[:SHOWN] + "..."
-        other = "" if path.name in (RUN_FILE, PLAN_FILE) else ", or remove the file to check the other ranks"
-        raise DumpError(f"{path} is damaged: {shown}", f"write the dump again{other}") from error
+        alternative = "" if path.name in (RUN_FILE, PLAN_FILE) else ", or remove the file to check the other ranks"
+        raise DumpError(f"{path} is damaged: {shown}", f"write the dump again{alternative}") from error
 
 
 def reason(error: Exception) -> str:

@@ -72,12 +72,12 @@ def _pattern_meant(pattern: str, names: Sequence[str]) -> str | None:
     """Return the pattern nearest to one that fits no name: with stars for numbers, or for all before a name's end."""
     before, dot, _ = pattern.rpartition(".")
     by_star = (f"{before}{dot}{name.rpartition('.')[2]}" for name in names)
-    known = [*dict.fromkeys((*by_star, *map(starred, names)))]
-    fitting = [one for one in known if any(fits(name, one) for name in names)]
+    patterns = [*dict.fromkeys((*by_star, *map(starred, names)))]
+    fitting = [one for one in patterns if any(fits(name, one) for name in names)]
     return nearest(pattern, fitting)
 
 
 def _some(names: Sequence[str]) -> str:
-    known = [name for name in names if name]
-    shown = ", ".join(map(printable, known[:3]))
-    return shown if len(known) <= 3 else f"{shown} and {len(known) - 3:,} more"
+    nonempty = [name for name in names if name]
+    shown = ", ".join(map(printable, nonempty[:3]))
+    return shown if len(nonempty) <= 3 else f"{shown} and {len(nonempty) - 3:,} more"

@@ -40,16 +40,16 @@ def read_parts(
     if not others:
         return first
     folder_of: dict[int, Path] = {}
-    for part in (first, *others):
-        _refuse_plan(part)
-        _refuse_different_run(part, first)
-        for rank in (*part.ranks, *part.damaged):
+    for dump_part in (first, *others):
+        _refuse_plan(dump_part)
+        _refuse_different_run(dump_part, first)
+        for rank in (*dump_part.ranks, *dump_part.damaged):
             if rank in folder_of:
-                first_part, second_part = _named(folder_of[rank]), _named(part.path)
+                first_part, second_part = _named(folder_of[rank]), _named(dump_part.path)
                 is_twice = first_part == second_part
                 where = f"{first_part}, which is given twice" if is_twice else f"both {first_part} and {second_part}"
                 raise DumpError(f"rank {rank} is in {where}", "give each machine's folder once")
-            folder_of[rank] = part.path
+            folder_of[rank] = dump_part.path
     parts = sorted((first, *others), key=lambda part: min((*part.ranks, *part.damaged), default=part.run.num_ranks))
     return replace(
         parts[0],
@@ -90,20 +90,20 @@ def _refuse_plan(files: DumpFiles) -> None:
         raise DumpError(f"{_named(files.path)} is a plan, which has no parts", "give what the machines of a job wrote")
 
 
-def _refuse_different_run(part: DumpFiles, first: DumpFiles) -> None:
+def _refuse_different_run(dump_part: DumpFiles, first: DumpFiles) -> None:
     """Raise unless both are parts of one run.
 
     Raises:
         DumpError: They are not.
     """
-    names = f"{_named(first.path)} and {_named(part.path)}"
-    if part.run.run_id != first.run.run_id:
-        ids = f"{first.run.run_id or 'no id'} and {part.run.run_id or 'no id'}"
+    names = f"{_named(first.path)} and {_named(dump_part.path)}"
+    if dump_part.run.run_id != first.run.run_id:
+        ids = f"{first.run.run_id or 'no id'} and {dump_part.run.run_id or 'no id'}"
         raise DumpError(f"{names} are of two different runs: {ids}", "give the folders that one job has written")
     if not first.run.run_id:
         raise DumpError(f"{names} do not say of which run they are", "run the job again with this shardviz")
     for field in ("num_ranks", "mesh", "stamps", "intended"):
-        if getattr(part.run, field) != getattr(first.run, field):
+        if getattr(dump_part.run, field) != getattr(first.run, field):
             raise DumpError(f"{names} differ in {field} of run.json: one of them is damaged", "copy both again")
 
 

@@ -25,7 +25,7 @@ Layouts = dict[int, list["Layout"]]
 def side_by_side(files: DumpFiles) -> list[Tensor]:
     """Group records by name; names that every rank folds alike stay together unexpanded."""
     if files.planned is not None:
-        from shardviz.dump.planned.shards import tensors_of
+        from shardviz.dump.plan.shards import tensors_of
 
         return tensors_of(files.planned)
     places: dict[Place, dict[int, list[TensorRecord]]] = {}

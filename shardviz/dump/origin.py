@@ -40,7 +40,7 @@ def written_by(path: Path) -> str:
 
 
 def is_earlier_run(path: Path, probe: str, mesh: Mesh) -> bool:
-    """Whether a folder is what `shardviz probe`, which alone names a probe, wrote of the same one on the same mesh."""
+    """Whether a folder is `shardviz probe`'s dump of the same probe on the same mesh."""
     origin = _origin(path)
     return origin.probe == probe and origin.mesh == _Sizes(mesh.axes, mesh.shape)
 

@@ -143,20 +143,24 @@ def _of_whole(tensor: Tensor, extended: Mapping[str, Extended]) -> Tensor:
     if tensor.role not in ROLES or claimed is None or not names <= extended.keys():
         return tensor
     layouts, *others = {extended[name] for name in names}
-    part = layouts.part
-    if others or (claimed.shape, claimed.own_axes, claimed.mesh) != (part.shape, part.own_axes, part.mesh):
+    part_layout = layouts.part
+    if others or (claimed.shape, claimed.own_axes, claimed.mesh) != (
+        part_layout.shape,
+        part_layout.own_axes,
+        part_layout.mesh,
+    ):
         return tensor
     if layouts.whole is None:
         return replace(tensor, shards={rank: _plain_shard(shard) for rank, shard in tensor.shards.items()})
-    whole = _with_own_splits(claimed, part, layouts.whole)
+    whole = _with_own_splits(claimed, part_layout, layouts.whole)
     if whole is None:
         return tensor
     return replace(tensor, shards={rank: _whole_shard(shard, whole) for rank, shard in tensor.shards.items()})
 
 
-def _with_own_splits(claimed: Layout, part: Layout, whole: Layout) -> Layout | None:
+def _with_own_splits(claimed: Layout, part_layout: Layout, whole: Layout) -> Layout | None:
     """Return a layout of the whole whose parts are split as a tensor's own placements claim, as a gradient's may be."""
-    outside = [chain[: len(chain) - len(split)] for chain, split in zip(whole.chains, part.chains, strict=True)]
+    outside = [chain[: len(chain) - len(split)] for chain, split in zip(whole.chains, part_layout.chains, strict=True)]
     chains = tuple((*front, *split) for front, split in zip(outside, claimed.chains, strict=True))
     try:
         return replace(whole, chains=chains, partial=claimed.partial)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from shardviz.dump import nearby
+from shardviz.dump import suggestions
 from shardviz.dump.arrays.dense import Wanted, check_arrays, read_array, read_arrays
 from shardviz.dump.file import SHOWN, damage, plain_file, read_record, reason
 from shardviz.dump.pause import collector_paused
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.dump.planned.ranks import PlannedRanks
+    from shardviz.dump.plan.ranks import PlannedRanks
     from shardviz.dump.records.plan import PlanRecord
     from shardviz.dump.records.tensors import MeshRecord
 
@@ -69,7 +69,7 @@ class DumpFiles:
         return ranks if hasattr(ranks, "plan") else None
 
     def alike(self) -> Iterator[tuple[RankRecord, tuple[int, ...]]]:
-        """Yield records with the ranks that did the same in the step: those of a plan's parts, else each by itself."""
+        """Yield records with the ranks that did the same in the step: a plan's parts, or each rank."""
         if self.planned is not None:
             yield from self.planned.alike()
         else:
@@ -114,8 +114,8 @@ def arrays_of(files: DumpFiles, rank: int) -> dict[str, NDArray[np.generic]]:
     Raises:
         DumpError: The file is not there, is not a safetensors file, or lacks one of them.
     """
-    wanted = _dense_arrays(files.ranks[rank])
-    return read_arrays(plain_file(files.folder(rank), dense_file(rank)), wanted) if wanted else {}
+    arrays = _dense_arrays(files.ranks[rank])
+    return read_arrays(plain_file(files.folder(rank), dense_file(rank)), arrays) if arrays else {}
 
 
 def read_run(path: Path | str) -> RunRecord:
@@ -192,7 +192,7 @@ def is_plan(folder: Path) -> bool:
 
 
 def _read_plan(folder: Path, run: RunRecord, stamped: StampedShapes) -> PlannedRanks:
-    from shardviz.dump.planned.ranks import check_plan
+    from shardviz.dump.plan.ranks import check_plan
     from shardviz.dump.records.plan import PlanRecord
 
     plan: PlanRecord = read_record(folder, PLAN_FILE, PlanRecord)
@@ -215,8 +215,8 @@ def _read_rank(
         if rank_file(record.rank) != name:
             raise DumpError(f"rank is {record.rank}, expected the rank in the file's name")
         check_rank(record, run, stamped)
-    if wanted := _dense_arrays(record):
-        check_arrays(plain_file(folder, dense_file(record.rank)), wanted)
+    if arrays := _dense_arrays(record):
+        check_arrays(plain_file(folder, dense_file(record.rank)), arrays)
     return record
 
 
@@ -238,14 +238,14 @@ def _check_folder(folder: Path) -> None:
         mode = folder.stat().st_mode
     except FileNotFoundError:
         raise DumpError(
-            f"{_named(folder)} does not exist: no dump and no checkpoint is there", nearby.meant(folder)
+            f"{_named(folder)} does not exist: no dump and no checkpoint is there", suggestions.meant(folder)
         ) from None
     except (OSError, ValueError) as error:
         raise DumpError(f"cannot read dump {_named(folder)}: {reason(error)}") from error
-    if not stat.S_ISDIR(mode) and nearby.is_dump(folder.parent):
+    if not stat.S_ISDIR(mode) and suggestions.is_dump(folder.parent):
         raise DumpError(f"{folder} is one file of a dump", f"give its folder: {folder.parent}")
     if not stat.S_ISDIR(mode):
-        hint = f"shardviz probe {folder} writes one" if folder.suffix == ".py" else nearby.WRITES_ONE
+        hint = f"shardviz probe {folder} writes one" if folder.suffix == ".py" else suggestions.WRITES_ONE
         raise DumpError(f"dump {folder} is not a folder", hint)
 
 

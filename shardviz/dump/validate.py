@@ -99,8 +99,8 @@ def _each(field: str, items: Iterable[Item], check: Callable[[Item], object]) ->
     """Check every item, and say which one was wrong; a context manager an item would cost more than the checks."""
     index = -1
     try:
-        for index, item in enumerate(items):  # noqa: B007
-            check(item)
+        for index, record in enumerate(items):  # noqa: B007
+            check(record)
     except ShardvizError as error:
         raise DumpError(f"{field}[{index}]: {error.message}") from error
 
@@ -188,20 +188,20 @@ def _check_mesh(record: MeshRecord, num_ranks: int) -> Mesh:
 
 def _check_stamps(stamps: Sequence[Stamp]) -> None:
     by_name = {stamp.name: stamp for stamp in stamps}
-    own = []
+    taken_ids = []
     for index, stamp in enumerate(stamps):
         with _within("stamps", index):
             if by_name[stamp.name] is not stamp:
                 raise DumpError(f"name {stamp.name!r} is repeated, expected each name once")
             numel = numel_of("shape", stamp.shape)
             if not stamp.tied_to:
-                own.append((stamp.first, numel, index))
+                taken_ids.append((stamp.first, numel, index))
             elif stamp.tied_to not in by_name or by_name[stamp.tied_to].first != stamp.first:
                 raise DumpError(f"tied_to is {stamp.tied_to!r}, expected a stamp whose ids start at {stamp.first}")
-    for (first, numel, index), (following, _, other) in pairwise(sorted(own)):
+    for (first, numel, index), (following, _, next_index) in pairwise(sorted(taken_ids)):
         if first + numel > following:
             taken = f"the {first} to {first + numel - 1} of stamps[{index}]"
-            raise DumpError(f"stamps[{other}]: ids count from {following}, expected none of {taken}")
+            raise DumpError(f"stamps[{next_index}]: ids count from {following}, expected none of {taken}")
 
 
 def _check_positions(record: RankRecord, meshes: Sequence[Mesh]) -> None:
@@ -209,9 +209,9 @@ def _check_positions(record: RankRecord, meshes: Sequence[Mesh]) -> None:
         with _within("positions", index):
             mesh = item_at("mesh", position.mesh, meshes)
             shape = mesh.shape
-            for field, found in (("coord", position.coord), ("group_ranks", position.group_ranks)):
-                if len(found) != len(shape) or any(at >= size for at, size in zip(found, shape, strict=True)):
-                    raise DumpError(f"{field} is {list(found)}, expected a place on a mesh of {list(shape)}")
+            for field, place in (("coord", position.coord), ("group_ranks", position.group_ranks)):
+                if len(place) != len(shape) or any(at >= size for at, size in zip(place, shape, strict=True)):
+                    raise DumpError(f"{field} is {list(place)}, expected a place on a mesh of {list(shape)}")
             if record.rank not in mesh:
                 raise DumpError(f"mesh is {position.mesh}, expected a mesh that rank {record.rank} is on")
             if position.coord != mesh.coord_of(record.rank):
@@ -249,7 +249,7 @@ Names = dict[tuple[str, str, str, str], list[tuple[int, int]]]
 
 
 def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
-    seen: Names = {}
+    names_seen: Names = {}
     digests: dict[int, tuple[str, ...]] = {}
     total = chars = 0
 
@@ -262,17 +262,17 @@ def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
             raise DumpError(f"numbers bring the names to {total:,}, expected at most {MAX_NAMES:,}")
         if chars > MAX_CHARS:
             raise DumpError(f"names are {chars:,} characters written out, expected at most {MAX_CHARS:,}")
-        _check_tensor(tensor, record, stamped, seen)
+        _check_tensor(tensor, record, stamped, names_seen)
         _check_digests(tensor, record, digests)
 
     _each("tensors", record.tensors, check)
-    for (prefix, suffix, role, moment), spans in seen.items():
+    for (prefix, suffix, role, moment), spans in names_seen.items():
         if any(before[1] > after[0] for before, after in pairwise(sorted(spans))):
             name = f"{prefix}*{suffix}" if suffix or spans[0][0] >= 0 else prefix
             raise DumpError(f"tensors: {role} {name!r} {moment} appears twice, expected each name once")
 
 
-def _check_tensor(tensor: TensorRecord, record: RankRecord, stamped: StampedShapes, seen: Names) -> None:
+def _check_tensor(tensor: TensorRecord, record: RankRecord, stamped: StampedShapes, names_seen: Names) -> None:
     body = item_at("body", tensor.body, record.bodies)
     prefix, numbers, suffix = _place(tensor.name, tensor.numbers, tensor.suffix)
     count = length(tensor.numbers) or 1
@@ -281,19 +281,19 @@ def _check_tensor(tensor: TensorRecord, record: RankRecord, stamped: StampedShap
     if body.held is not None:
         flat = body.layout is not None and record.layouts[body.layout].flat is not None
         check_spans(body.held, stamped.of((prefix, suffix), numbers), flat=flat)
-    seen.setdefault((prefix, suffix, body.role, body.moment), []).extend(numbers or ((-1, 0),))
+    names_seen.setdefault((prefix, suffix, body.role, body.moment), []).extend(numbers or ((-1, 0),))
 
 
-def _check_digests(tensor: TensorRecord, record: RankRecord, known: dict[int, tuple[str, ...]]) -> None:
-    """Make sure that digests are those of the values beside them; `known` are those of the bodies seen before."""
+def _check_digests(tensor: TensorRecord, record: RankRecord, digests_seen: dict[int, tuple[str, ...]]) -> None:
+    """Make sure that digests match the values; `digests_seen` has the bodies seen before."""
     if not tensor.digests:
         return
-    if tensor.body not in known:
-        known[tensor.body] = digests_of(record.bodies[tensor.body])
-    wanted = known[tensor.body]
+    if tensor.body not in digests_seen:
+        digests_seen[tensor.body] = digests_of(record.bodies[tensor.body])
+    expected = digests_seen[tensor.body]
     count = len(tensor.digests) // DIGEST_LENGTH
-    if wanted and tensor.digests not in [digest * count for digest in wanted]:
-        raise DumpError(f"digests are not the {wanted[0]} of the values in bodies[{tensor.body}]")
+    if expected and tensor.digests not in [digest * count for digest in expected]:
+        raise DumpError(f"digests are not the {expected[0]} of the values in bodies[{tensor.body}]")
 
 
 @lru_cache(maxsize=4096)

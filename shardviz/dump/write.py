@@ -71,7 +71,7 @@ def prepare_folder(path: Path, *, force: bool = False) -> Path:
 
 @contextmanager
 def replacing_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """Give a folder beside `path` to write a dump into; it takes the place of `path` once all went well.
+    """Yield a folder next to `path` to write a dump into; it replaces `path` on success.
 
     Whatever happens before that, `path` is left as it was and nothing half-written stays. Meanwhile no other process
     of this machine is given the same `path`.
@@ -166,11 +166,11 @@ def _is_own(entry: Path) -> bool:
     return _OWN_FILE.fullmatch(entry.name) is not None and _is_plain(entry)
 
 
-def _is_trace(entry: Path) -> bool:
+def _is_trace(path: Path) -> bool:
     """Whether an entry of a dump's folder is the trace of a step, with nothing else in it."""
-    is_trace = entry.name in (TRACE_FOLDER, UNSHARDED_FOLDER, MOVED_FOLDER)
-    is_folder = is_trace and entry.is_dir() and not entry.is_symlink()
-    return is_folder and all(_is_own(inner) or _is_trace(inner) for inner in entry.iterdir())
+    is_trace = path.name in (TRACE_FOLDER, UNSHARDED_FOLDER, MOVED_FOLDER)
+    is_folder = is_trace and path.is_dir() and not path.is_symlink()
+    return is_folder and all(_is_own(inner) or _is_trace(inner) for inner in path.iterdir())
 
 
 class _Marks(msgspec.Struct):

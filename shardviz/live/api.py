@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import refuse_without_group
-from shardviz.live.capture.captured_step import add_step, check_step
 from shardviz.live.capture.idle_axes import found_mesh, idle_axes, notes_on
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.lookup.by_reference import add_by_reference, as_copies
-from shardviz.live.capture.lookup.known import ComparedWith, known_in, opened, wanted_of
 from shardviz.live.capture.lookup.masters import add_masters
-from shardviz.live.capture.lookup.merged import with_merged
+from shardviz.live.capture.lookup.merges import with_merged
+from shardviz.live.capture.lookup.reference_tensors import ComparedWith, known_in, opened, wanted_of
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.passes import Sharding, add_ids, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart, agree
 from shardviz.live.capture.stamp import plan, tied_names, under_names
+from shardviz.live.capture.step_results import add_step, check_step
 from shardviz.live.claims import registry
 from shardviz.live.compat import computed_buffers
 from shardviz.live.dumping import dump_of_job
@@ -94,25 +94,29 @@ def capture(
     check_step(step or {})
     if stamps is not None and (reference is not None or step is not None):
         what = "look up" if reference is not None else "step with"
-        other = "a reference" if reference is not None else "a step"
-        raise ShardvizError(f"a stamped model has no values left to {what}", f"give stamps or {other}, not both")
+        alternative = "a reference" if reference is not None else "a step"
+        raise ShardvizError(f"a stamped model has no values left to {what}", f"give stamps or {alternative}, not both")
     mesh = mesh or found_mesh(model)
     if reference is not None:
-        part, source = PipelinePart(tuple(stage_axes)), ComparedWith(opened(reference), reference_names or {})
-        return capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
+        pipeline_part, source = PipelinePart(tuple(stage_axes)), ComparedWith(opened(reference), reference_names or {})
+        return capture_by_reference(model, Path(path), mesh, source, pipeline_part, step, intended, force=force)
     names = [local.name for local in local_tensors(unwrapped(model))]
     if stamps is not None and not stage_axes:
         stamps = under_names(stamps, names)
-    part = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
-    with dump_of_job(Path(path), mesh, part, intended, force=force) as seen:
-        if add_model(seen, unwrapped(model), mesh, stamps, part):
-            seen.not_checked.append(("", CAST))
-        _add_rest(seen, model, mesh, part, step)
+    pipeline_part = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
+    with dump_of_job(Path(path), mesh, pipeline_part, intended, force=force) as rank_capture:
+        if add_model(rank_capture, unwrapped(model), mesh, stamps, pipeline_part):
+            rank_capture.not_checked.append(("", CAST))
+        _add_rest(rank_capture, model, mesh, pipeline_part, step)
     return Path(path)
 
 
 def _add_rest(
-    seen: Capture, model: nn.Module, mesh: DeviceMesh, part: PipelinePart, step: Mapping[str, Any] | None
+    rank_capture: Capture,
+    model: nn.Module,
+    mesh: DeviceMesh,
+    pipeline_part: PipelinePart,
+    step: Mapping[str, Any] | None,
 ) -> None:
     """Record what is not in the model's tensors.
 
@@ -121,11 +125,11 @@ def _add_rest(
     """
     plain = plain_mesh(mesh)
     locals_ = list(local_tensors(unwrapped(model), plain))
-    shapes = {name: stamp.shape for name, stamp in seen.stamps.items()}
-    seen.not_checked += notes_on(idle_axes(model, plain, locals_, shapes, part.axes), plain)
-    add_masters(seen, model, plain, part)
+    shapes = {name: stamp.shape for name, stamp in rank_capture.stamps.items()}
+    rank_capture.not_checked += notes_on(idle_axes(model, plain, locals_, shapes, pipeline_part.axes), plain)
+    add_masters(rank_capture, model, plain, pipeline_part)
     if step is not None:
-        add_step(seen, part.own(locals_), step, plain)
+        add_step(rank_capture, pipeline_part.own(locals_), step, plain)
 
 
 def capture_by_reference(
@@ -133,7 +137,7 @@ def capture_by_reference(
     path: Path,
     mesh: DeviceMesh,
     source: ComparedWith,
-    part: PipelinePart,
+    pipeline_part: PipelinePart,
     step: Mapping[str, Any] | None = None,
     intended: Mapping[str, str] | None = None,
     *,
@@ -147,38 +151,44 @@ def capture_by_reference(
         path: The dump's folder.
         mesh: The mesh of the whole job.
         source: What values are compared with.
-        part: This rank's part of the model.
+        pipeline_part: This rank's part of the model.
         step: What the job's own step gave.
         intended: The layouts that are wanted.
         force: Replace the folder if it is a dump.
         command: The command that the dump is of; the process's own by default.
     """
     reference, names = source.reference, source.names
-    locals_ = [one for one in part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
-    moments = [replace(one, name=part.prefix + one.name) for one in source.moments]
+    locals_ = [one for one in pipeline_part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
+    moments = [replace(one, name=pipeline_part.prefix + one.name) for one in source.moments]
     locals_ += moments
-    before = [tuple(part.prefix + name for name in together) for together in source.tied]
+    before = [tuple(pipeline_part.prefix + name for name in together) for together in source.tied]
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
-    wanted = wanted_of(whole, [*tied_names(unwrapped(model), part.prefix), *before])
+    lookups = wanted_of(whole, [*tied_names(unwrapped(model), pipeline_part.prefix), *before])
     merged = registry.checkpoint(unwrapped(model), reference)
-    known = known_in(merged, wanted, names, strangers=reference.is_stamped)
-    empty = {part.prefix + name for name in source.unwritten}
-    known = known.without_notes_on({part.prefix + name for name in computed_buffers(unwrapped(model))} | empty)
-    whole = as_copies(whole, plain_mesh(mesh), part.axes)
+    found_in = known_in(merged, lookups, names, strangers=reference.is_stamped)
+    empty = {pipeline_part.prefix + name for name in source.unwritten}
+    found_in = found_in.without_notes_on(
+        {pipeline_part.prefix + name for name in computed_buffers(unwrapped(model))} | empty
+    )
+    whole = as_copies(whole, plain_mesh(mesh), pipeline_part.axes)
     if reference.is_stamped:
-        known = with_merged(replace(known, is_stamped=True), merged, wanted, whole)
-        known = known if known.entries else known_in(merged, wanted, names)
-    part = replace(part, stamps=tuple(known.stamps.values()))
-    with dump_of_job(path, mesh, part, intended, force=force, reference=reference.path.name, command=command) as seen:
-        placed = [local.name for local in whole if local.name in known.stamps] if known.is_stamped else []
-        add_model(seen, unwrapped(model), mesh, None, part, placed)
-        add_by_reference(seen, whole, known, source.sift)
-        for one in moments:
-            seen.add_values(one, "initial")
-        seen.not_checked += [("", note) for note in source.notes]
-        seen.unwritten += sorted(empty)
-        seen.skipped_keys += [(part.prefix + name, key) for name, key in sorted(source.skipped.items())]
-        _add_rest(seen, model, mesh, part, step)
+        found_in = with_merged(replace(found_in, is_stamped=True), merged, lookups, whole)
+        found_in = found_in if found_in.entries else known_in(merged, lookups, names)
+    pipeline_part = replace(pipeline_part, stamps=tuple(found_in.stamps.values()))
+    with dump_of_job(
+        path, mesh, pipeline_part, intended, force=force, reference=reference.path.name, command=command
+    ) as rank_capture:
+        placed = [local.name for local in whole if local.name in found_in.stamps] if found_in.is_stamped else []
+        add_model(rank_capture, unwrapped(model), mesh, None, pipeline_part, placed)
+        add_by_reference(rank_capture, whole, found_in, source.sift)
+        for moment in moments:
+            rank_capture.add_values(moment, "initial")
+        rank_capture.not_checked += [("", note) for note in source.notes]
+        rank_capture.unwritten += sorted(empty)
+        rank_capture.skipped_keys += [
+            (pipeline_part.prefix + name, key) for name, key in sorted(source.skipped.items())
+        ]
+        _add_rest(rank_capture, model, mesh, pipeline_part, step)
     return path
 
 
@@ -234,40 +244,44 @@ def capture_sharding(
         stamps = plan(model)
         model = sharded(model)
         names = [local.name for local in local_tensors(unwrapped(model))]
-        part = agree(plain_mesh(mesh), stage_axes, stamps, names)
-        with dump_of_job(Path(path), mesh, part, intended, force=force) as seen:
-            add_model(seen, unwrapped(model), mesh, None, part)
+        pipeline_part = agree(plain_mesh(mesh), stage_axes, stamps, names)
+        with dump_of_job(Path(path), mesh, pipeline_part, intended, force=force) as rank_capture:
+            add_model(rank_capture, unwrapped(model), mesh, None, pipeline_part)
             del model
-            capture_passes(seen, Sharding(build, sharded, plain_mesh(mesh)), part)
+            capture_passes(rank_capture, Sharding(build, sharded, plain_mesh(mesh)), pipeline_part)
     return Path(path)
 
 
 def add_model(
-    seen: Capture,
+    rank_capture: Capture,
     model: nn.Module,
     mesh: DeviceMesh | None,
     stamps: Stamped | None,
-    part: PipelinePart | None = None,
+    pipeline_part: PipelinePart | None = None,
     placed: Collection[str] = (),
 ) -> int:
     """Capture a model's parameters and buffers: ids if it was stamped, its own values otherwise.
 
     Args:
-        seen: The capture of this rank, to which the tensors are added.
+        rank_capture: The capture of this rank, to which the tensors are added.
         model: The sharded model.
         mesh: The mesh of the job, if there is one.
         stamps: The result of stamping the model before it was sharded.
-        part: This rank's part of the model, if it has only a part.
+        pipeline_part: This rank's part of the model, if it has only a part.
         placed: Names of tensors whose values say nothing more than where they are.
 
     Returns:
         How many tensors lost their ids.
     """
-    part = part or PipelinePart()
-    seen.add_ties(model, part.prefix)
-    seen.add_meshes(model)
-    locals_ = part.own(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
+    pipeline_part = pipeline_part or PipelinePart()
+    rank_capture.add_ties(model, pipeline_part.prefix)
+    rank_capture.add_meshes(model)
+    locals_ = pipeline_part.own(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
     for local in locals_:
-        if local.name not in placed and (stamps is None or local.unknown or local.name not in seen.stamps):
-            seen.add_values(local, "initial")
-    return add_ids(seen, [one for one in locals_ if not one.unknown], stamps, part) if stamps is not None else 0
+        if local.name not in placed and (stamps is None or local.unknown or local.name not in rank_capture.stamps):
+            rank_capture.add_values(local, "initial")
+    return (
+        add_ids(rank_capture, [one for one in locals_ if not one.unknown], stamps, pipeline_part)
+        if stamps is not None
+        else 0
+    )

@@ -17,7 +17,7 @@ from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, raise_together, together
 from shardviz.live.capture.capture import Capture, run_record
-from shardviz.live.capture.intended import check_intended
+from shardviz.live.capture.intentions import check_intended
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import Stamped
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def dump_of_job(
     folder: Path,
     mesh: DeviceMesh,
-    part: PipelinePart,
+    pipeline_part: PipelinePart,
     intended: Mapping[str, str] | None,
     *,
     force: bool,
@@ -50,28 +50,28 @@ def dump_of_job(
     """
     with together():
         check_intended(intended or {})
-        seen = Capture(
+        capture = Capture(
             distributed.get_rank(),
             distributed.get_world_size(),
-            {stamp.name: stamp for stamp in part.stamps},
+            {stamp.name: stamp for stamp in pipeline_part.stamps},
             run_id=agreed_run_id(),
         )
         try:
-            is_maker = made_folder(folder, seen.run_id, force=force)
+            is_maker = made_folder(folder, capture.run_id, force=force)
         except DumpError as error:
             raise _without_options(error) from None
         try:
-            seen.add_mesh(mesh)
-            yield seen
+            capture.add_mesh(mesh)
+            yield capture
             record = run_record(
                 plain_mesh(mesh),
-                Stamped(tuple(seen.stamps.values())),
+                Stamped(tuple(capture.stamps.values())),
                 intended,
                 command=command or tuple(sys.argv),
-                run_id=seen.run_id,
+                run_id=capture.run_id,
                 reference=reference,
             )
-            raise_together(_unwritten(folder, record if is_maker else None, seen))
+            raise_together(_unwritten(folder, record if is_maker else None, capture))
         except BaseException:
             if is_maker:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -113,12 +113,12 @@ def _refusal(folder: Path, *, force: bool) -> DumpError | None:
     return None
 
 
-def _unwritten(folder: Path, record: RunRecord | None, seen: Capture) -> DumpError | None:
-    """Write this rank's files, and the run's where there is a record of it; return the error instead of raising it."""
+def _unwritten(folder: Path, record: RunRecord | None, capture: Capture) -> DumpError | None:
+    """Write this rank's files, and the run's if given; return an error instead of raising it."""
     try:
         if record is not None:
             write_run(folder, record)
-        write_rank(folder, seen.record(), seen.dense)
+        write_rank(folder, capture.record(), capture.dense)
     except DumpError as error:
         return _without_options(error)
     return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.live import world
-from shardviz.live.followed import ALL, Followed
+from shardviz.live.trace_modules import ALL, Followed
 
 if TYPE_CHECKING:
     from pathlib import Path

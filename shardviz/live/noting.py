@@ -98,7 +98,7 @@ def load_file(path: Path, name: str) -> ModuleType:
 
 
 class _Noting(MetaPathFinder):
-    """Asks the other finders, and notes where they find a module of the user's, or could have found it."""
+    """Ask the other finders, and note where they find or could have found a user's module."""
 
     def __init__(self, notes: Path | None) -> None:
         self._notes = notes
@@ -109,8 +109,8 @@ class _Noting(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Return what the others find."""
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        found = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next((one for one in found if one is not None), None)
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((one for one in specs if one is not None), None)
         if spec is None:
             self._note(_places(fullname, path))
         elif spec.origin and spec.has_location and not is_library(spec.origin):

@@ -1,4 +1,4 @@
-"""What a model has before it has any weights: names, dtypes and shapes, from the function that builds it.
+"""Names, dtypes and shapes of a model without weights, from the function that builds it.
 
 Needs torch; the model is built on the meta device, where it takes no memory.
 """

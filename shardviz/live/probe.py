@@ -15,17 +15,17 @@ from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_run_id
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.idle_axes import idle_axes, notes_on
-from shardviz.live.capture.intended import check_axes, check_intended
+from shardviz.live.capture.intentions import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.dumping import made_folder
-from shardviz.live.lines.again import module_asked_for
+from shardviz.live.lines.rerun import module_asked_for
 from shardviz.live.noting import load_file, noting
 from shardviz.live.step.probe_step import ProbeStep
 from shardviz.live.step.sequence import add_sequence, sequence_dims
-from shardviz.live.step.unsharded.drawn import as_built, repeating
+from shardviz.live.step.unsharded.late_weights import as_built, repeating
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.capture.stamp import Stamped
     from shardviz.live.job import ProbeJob
-    from shardviz.live.lines.again import Again
+    from shardviz.live.lines.rerun import Again
     from shardviz.live.world import World
 
 
@@ -94,7 +94,7 @@ def _run(world: World, job: ProbeJob) -> bool:
 
 
 def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType:
-    """Import a probe, by its module name or else from its file, from which it can also import the files beside it.
+    """Import a probe by its module name, or from its file, next to which it may import others.
 
     Args:
         path: The probe's file.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.laid_out import LaidOut
+from shardviz.check.order.cases import LaidOut
 from shardviz.check.run import report_on
 from shardviz.check.verdicts import captured, nothing_checked
 from shardviz.notebook.dump_tensors import TensorOfRun

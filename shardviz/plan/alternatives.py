@@ -1,4 +1,4 @@
-"""Plans side by side: meshes of a number of ranks, and which of them fit; and what two plans hold and receive."""
+"""Plans compared: the meshes of a number of ranks that fit, or the bytes of two plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.planned.ranks import PlannedRanks
+    from shardviz.dump.plan.ranks import PlannedRanks
     from shardviz.dump.read import DumpFiles
     from shardviz.dump.records.plan import StepFails
 
@@ -94,7 +94,7 @@ def bytes_of(text: str) -> int:
 
 
 def fitting(rows: Sequence[Row], memory: int) -> list[Row]:
-    """Return the meshes that fit, those that cross nodes least first; those without activations last: they may not.
+    """Sort the meshes that fit by traffic across nodes; those without activations come last.
 
     A mesh on which the step fails is none of them. Any size fits if the memory of a rank is not given.
     """
@@ -139,8 +139,8 @@ def _shared(number: int, parts: int) -> Iterator[tuple[int, ...]]:
         return
     for first in range(1, number + 1):
         if number % first == 0:
-            for rest in _shared(number // first, parts - 1):
-                yield (first, *rest)
+            for more in _shared(number // first, parts - 1):
+                yield (first, *more)
 
 
 NOT_PLANNED = "not planned"
@@ -207,15 +207,15 @@ def sizes_beside(before: DumpFiles, after: DumpFiles) -> Sizes:
 
 
 def _held(plans: Plans, compared: tuple[str, ...]) -> Iterator[Size]:
-    """Yield the bytes of one rank of each plan by role, and together those of the roles that are compared."""
+    """Yield one rank's bytes in each plan by role, and the sum of the compared roles."""
     by_role = [Amounts(ranks).by_role for ranks in plans]
     before, after = (np.stack([sizes[role] for role in compared]) for sizes in by_role)
     title, shown = _shown(before, after)
     for role in ROLES:
-        both = [int(sizes[role][rank]) for sizes, rank in zip(by_role, shown, strict=True)]
-        if any(both):
-            one, other = both if role in compared else map(_unless, plans, both)
-            yield Size(role, one, other, title)
+        bytes_of_plans = [int(sizes[role][rank]) for sizes, rank in zip(by_role, shown, strict=True)]
+        if any(bytes_of_plans):
+            first, second = bytes_of_plans if role in compared else map(_unless, plans, bytes_of_plans)
+            yield Size(role, first, second, title)
     name = "together" if compared == ROLES else "together, no step"
     yield Size(name, int(before[:, shown[0]].sum()), int(after[:, shown[1]].sum()), title)
 
@@ -233,11 +233,11 @@ def _received(plans: Plans) -> Iterator[Size]:
     title = "received in a step, at most"
     along = [received_along(ranks.plan, ranks.mesh) for ranks in plans]
     for name in dict.fromkeys([*along[0], *along[1]]):
-        one, other = (_unless(ranks, sizes.get(name, 0)) for ranks, sizes in zip(plans, along, strict=True))
-        yield Size(name, one, other, title)
+        first, second = (_unless(ranks, sizes.get(name, 0)) for ranks, sizes in zip(plans, along, strict=True))
+        yield Size(name, first, second, title)
     for node in sorted({ranks.plan.node for ranks in plans if ranks.plan.node} if any(along) else ()):
-        one, other = (_unless(ranks, crossing(ranks.plan, ranks.mesh), node) for ranks in plans)
-        yield Size(f"crossing nodes of {node}", one, other, title)
+        first, second = (_unless(ranks, crossing(ranks.plan, ranks.mesh), node) for ranks in plans)
+        yield Size(f"crossing nodes of {node}", first, second, title)
 
 
 def _unless(ranks: PlannedRanks, size: int, node: int = 0) -> int | None:

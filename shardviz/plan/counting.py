@@ -12,7 +12,7 @@ import numpy as np
 
 from shardviz.dump.costs.comms import groups_text, received
 from shardviz.dump.costs.memory import owner_of
-from shardviz.dump.planned.sizes import sizes
+from shardviz.dump.plan.sizes import sizes
 from shardviz.dump.records.plan import PeakRecord
 from shardviz.layout.dtypes import itemsize
 from shardviz.plan.folding import kind_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.planned.ranks import PlannedPart, PlannedRanks
+    from shardviz.dump.plan.ranks import PlannedPart, PlannedRanks
     from shardviz.dump.records.plan import PlanPart, PlanRecord
     from shardviz.dump.records.step import CollectiveRecord
     from shardviz.dump.records.tensors import Body
@@ -104,12 +104,12 @@ class Amounts:
     def by_role(self) -> dict[str, NDArray[np.int64]]:
         """Bytes on every rank of the mesh, by role."""
         by_role = {role: np.zeros(len(self.ranks), np.int64) for role in ROLES}
-        for part, held in self.held:
-            ranks = np.array(part.ranks)
-            for one in held:
-                by_role[one.role][ranks] += one.bytes
-            peak = part.part.peak or PeakRecord(0, gathered(part.part))
-            by_role["buckets"][ranks] += sum(one.bytes for one in part.part.buckets if not one.is_gradients)
+        for plan_part, held in self.held:
+            ranks = np.array(plan_part.ranks)
+            for amount in held:
+                by_role[amount.role][ranks] += amount.bytes
+            peak = plan_part.part.peak or PeakRecord(0, gathered(plan_part.part))
+            by_role["buckets"][ranks] += sum(one.bytes for one in plan_part.part.buckets if not one.is_gradients)
             by_role["activations"][ranks] += peak.activations
             by_role["gathered"][ranks] += peak.gathered
         return by_role
@@ -137,8 +137,8 @@ class Amounts:
 
     def _sum(self, size: Callable[[Held], NDArray[np.int64]]) -> NDArray[np.int64]:
         total = np.zeros(len(self.ranks), np.int64)
-        for part, held in self.held:
-            total[np.array(part.ranks)] += sum(map(size, held))
+        for plan_part, held in self.held:
+            total[np.array(plan_part.ranks)] += sum(map(size, held))
         return total
 
     @property
@@ -152,26 +152,26 @@ class Amounts:
         return int(self.on_gpu.argmin())
 
 
-def gathered(part: PlanPart) -> int:
-    """Return what FSDP has gathered at most: units that stay gathered, the largest other one and the one after it."""
-    stays = sum(unit.bytes for unit in part.units if unit.stays)
-    others = [unit.bytes for unit in part.units if not unit.stays]
+def gathered(plan_part: PlanPart) -> int:
+    """Return the most bytes that FSDP gathers: units that stay, the largest other and its next."""
+    stays = sum(unit.bytes for unit in plan_part.units if unit.stays)
+    others = [unit.bytes for unit in plan_part.units if not unit.stays]
     pairs = [sum(others[at : at + 2]) for at in range(len(others))]
     return stays + max(pairs, default=0)
 
 
-def _held(part: PlannedPart) -> Iterator[Held]:
-    record = part.part.record
+def _held(planned_part: PlannedPart) -> Iterator[Held]:
+    record = planned_part.part.record
     tied = {name for group in record.tied for name in group[1:]}
-    units = {unit.name: unit.on_cpu for unit in part.part.units}
+    units = {unit.name: unit.on_cpu for unit in planned_part.part.units}
     for tensor in record.tensors:
         body = record.bodies[tensor.body]
         fold = Fold(tensor.name, tensor.numbers, tensor.suffix)
         owners = [owner for name in fold.names() if (owner := owner_of(name, body.role)) not in tied]
         if body.role in OF and owners:
             on_cpu = sum(_is_offloaded(owner, units) for owner in owners) if body.role != "buffer" else 0
-            layout = None if body.layout is None else part.layout(record.rank, body.layout)
-            yield Held(str(fold), OF[body.role], body, len(owners), layout, sizes(part, tensor.body), on_cpu)
+            layout = None if body.layout is None else planned_part.layout(record.rank, body.layout)
+            yield Held(str(fold), OF[body.role], body, len(owners), layout, sizes(planned_part, tensor.body), on_cpu)
 
 
 def _is_offloaded(owner: str, units: Mapping[str, bool]) -> bool:
@@ -207,9 +207,9 @@ def uneven(amounts: Amounts) -> list[Uneven]:
     """
     by_name: dict[str, list[Held]] = {}
     for _, held in amounts.held:
-        for one in held:
-            if one.role == "parameters":
-                by_name.setdefault(one.name, []).append(one)
+        for amount in held:
+            if amount.role == "parameters":
+                by_name.setdefault(amount.name, []).append(amount)
     parameters = []
     for same in by_name.values():  # in all parts of the plan
         sizes = np.concatenate([one.sizes for one in same])
@@ -222,7 +222,7 @@ def uneven(amounts: Amounts) -> list[Uneven]:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A large parameter that every rank along an axis has whole, though other parameters are split over that axis.
+    """A large parameter that is replicated along an axis that splits other parameters.
 
     Attributes:
         held: The parameter.
@@ -238,7 +238,7 @@ class Whole:
 
 
 def whole(amounts: Amounts) -> list[Whole]:
-    """Return large parameters that could be split over an axis that splits others, those that would save most first."""
+    """Return large unsplit parameters that an axis in use could split, largest saving first."""
     most = int(amounts.by_role["parameters"].max())
     by_axis: dict[tuple[str, str], Whole] = {}
     for _, held in amounts.held:
@@ -251,15 +251,15 @@ def whole(amounts: Amounts) -> list[Whole]:
     return sorted(by_axis.values(), key=lambda one: -one.saved)
 
 
-def _copied(one: Held, held: tuple[Held, ...], used: set[str]) -> Iterator[Whole]:
+def _copied(parameter: Held, held: tuple[Held, ...], used: set[str]) -> Iterator[Whole]:
     """Yield what it would save to split a parameter, with its gradient and its state, along each axis in use."""
-    assert one.layout is not None
-    after = [other for other in held if other.role in ("gradients", "optimizer") and other.owner == one.name]
-    size_of_all = sum(int(other.bytes.max()) for other in (one, *after))
-    for axis in one.layout.replicate_axes:
-        size = one.layout.mesh.axis_size(axis)
-        if size > 1 and axis in used and any(dim >= size for dim in one.body.local_shape):
-            yield Whole(one, axis, size, size_of_all * (size - 1) // size)
+    assert parameter.layout is not None
+    after = [other for other in held if other.role in ("gradients", "optimizer") and other.owner == parameter.name]
+    size_of_all = sum(int(other.bytes.max()) for other in (parameter, *after))
+    for axis in parameter.layout.replicate_axes:
+        size = parameter.layout.mesh.axis_size(axis)
+        if size > 1 and axis in used and any(dim >= size for dim in parameter.body.local_shape):
+            yield Whole(parameter, axis, size, size_of_all * (size - 1) // size)
 
 
 Axes = tuple[str, ...]
@@ -297,19 +297,19 @@ class Sent:
 def sent(plan: PlanRecord, mesh: Mesh) -> list[Sent]:
     """Return what a step sends, along the innermost axes first."""
     busiest: dict[object, Sent] = {}
-    for kind, one in (item for part in plan.parts for item in _of_part(part, mesh, plan.node).items()):
+    for kind, sending in (item for part in plan.parts for item in _of_part(part, mesh, plan.node).items()):
         # By bytes, too: who sends receives nothing.
-        busiest[kind] = max(busiest.get(kind, one), one, key=lambda one: (one.received, one.bytes))
+        busiest[kind] = max(busiest.get(kind, sending), sending, key=lambda one: (one.received, one.bytes))
     return sorted(busiest.values(), key=lambda one: (one.nodes, one.axes, -one.received))
 
 
 def received_along(plan: PlanRecord, mesh: Mesh) -> dict[str, int]:
     """Return the bytes that the busiest rank receives along each axis, or axes, of a mesh."""
     most: Counter[str] = Counter()
-    for part in plan.parts:
+    for plan_part in plan.parts:
         along: Counter[str] = Counter()
-        for one in _of_part(part, mesh, plan.node).values():
-            along[where(one)] += one.received
+        for sending in _of_part(plan_part, mesh, plan.node).values():
+            along[where(sending)] += sending.received
         most |= along
     return most
 
@@ -320,10 +320,10 @@ def crossing(plan: PlanRecord, mesh: Mesh) -> int:
     return max((sum(one.received for one in sent_ if one.nodes > 1) for sent_ in of_parts), default=0)
 
 
-def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[object, Sent]:
+def _of_part(plan_part: PlanPart, mesh: Mesh, node: int) -> dict[object, Sent]:
     """Return what a rank sends, by axes, operation, pass and ranks of a group."""
     by_kind: dict[tuple[Axes, Axes, str, str, int], list[CollectiveRecord]] = {}
-    for record in part.record.collectives:
+    for record in plan_part.record.collectives:
         key = (record.axes, mesh.axes_within(record.ranks), record.op, record.when, record.size)
         by_kind.setdefault(key, []).append(record)
     return {
@@ -343,11 +343,11 @@ def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[object, Sent]:
     }
 
 
-def _nodes(mesh: Mesh, one: CollectiveRecord, node: int) -> int:
+def _nodes(mesh: Mesh, collective: CollectiveRecord, node: int) -> int:
     """Return how many nodes a collective's group spans, on the rank that was asked if it runs along no axis."""
-    if node and one.ranks:
-        return len({rank // node for rank in one.ranks})
-    return nodes_of(mesh, one.axes, node)
+    if node and collective.ranks:
+        return len({rank // node for rank in collective.ranks})
+    return nodes_of(mesh, collective.axes, node)
 
 
 def where(one: Sent) -> str:

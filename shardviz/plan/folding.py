@@ -30,7 +30,7 @@ def unfolded(name: str) -> list[str]:
 
 
 def fold_all(named: Iterable[tuple[str, Key]]) -> list[tuple[str, Key, int, int]]:
-    """Fold the layers of all stages of a pipeline, and what is alike in each of them, if the key is the same.
+    """Fold equal layers of all pipeline stages, and what is equal within them.
 
     Returns:
         Each fold as text, its key, how many names it has in a layer, and how many in all.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from shardviz.dump.planned.ranks import PlannedRanks
+    from shardviz.dump.plan.ranks import PlannedRanks
     from shardviz.plan.counting import Sent
 
 HEAD = "# shardviz layouts 1: mesh "
@@ -63,13 +63,15 @@ def lock_lines(ranks: PlannedRanks) -> list[Line]:
     """Return the lines of a plan's lockfile, sorted."""
     lines: dict[str, Line] = {}
     for _, held in Amounts(ranks).held:
-        for one in held:
-            if one.role in KINDS:
-                most = int(one.bytes.max())
+        for amount in held:
+            if amount.role in KINDS:
+                most = int(amount.bytes.max())
                 layout = (
-                    write(one.layout, one.body.dtype) if one.layout else f"{one.body.dtype}{list(one.body.shape)} plain"
+                    write(amount.layout, amount.body.dtype)
+                    if amount.layout
+                    else f"{amount.body.dtype}{list(amount.body.shape)} plain"
                 )
-                line = Line(f"{KINDS[one.role]} {printable(one.name)}", f"{layout}, {most} bytes per rank", most)
+                line = Line(f"{KINDS[amount.role]} {printable(amount.name)}", f"{layout}, {most} bytes per rank", most)
                 lines[line.name] = max(lines.get(line.name, line), line, key=lambda line: line.bytes)
     return _folded([*lines.values(), *_of_step(ranks)])
 
@@ -77,8 +79,8 @@ def lock_lines(ranks: PlannedRanks) -> list[Line]:
 def _of_step(ranks: PlannedRanks) -> Iterator[Line]:
     """Yield what a step sends; groups of several sizes within an axis, as in a backward of FSDP2, are one line."""
     by_name: dict[str, list[Sent]] = {}
-    for one in sent(ranks.plan, ranks.mesh):
-        by_name.setdefault(f"sent {one.op} {where(one)}, {one.when}", []).append(one)
+    for sending in sent(ranks.plan, ranks.mesh):
+        by_name.setdefault(f"sent {sending.op} {where(sending)}, {sending.when}", []).append(sending)
     for name, same in by_name.items():
         sizes = " and ".join(map(str, sorted({one.size for one in same}, reverse=True)))
         received = sum(one.received for one in same)
@@ -86,7 +88,7 @@ def _of_step(ranks: PlannedRanks) -> Iterator[Line]:
 
 
 def _folded(lines: Iterable[Line]) -> list[Line]:
-    """Fold lines that differ in one further number only, until none do: that of an expert, then of a module in it."""
+    """Fold lines that differ in one number only, again and again: experts, then modules."""
     before = sorted(lines, key=lambda line: natural_key(line.name))
     folds = fold_again((line.name, (line.text, line.bytes)) for line in before)
     if len(folds) == len(before):
@@ -106,7 +108,7 @@ def read_lock(path: Path) -> tuple[str, dict[str, Line]]:
         ShardvizError: It cannot be read, or is not a lockfile.
     """
     try:
-        first, *rest = path.read_text(encoding="utf-8-sig").splitlines() or [""]
+        first, *numbered_lines = path.read_text(encoding="utf-8-sig").splitlines() or [""]
     except (OSError, UnicodeDecodeError) as error:
         raise ShardvizError(f"cannot read {path}: {error}", "shardviz plan ... --lock FILE writes it") from None
     version = _VERSION.match(first)
@@ -117,7 +119,7 @@ def read_lock(path: Path) -> tuple[str, dict[str, Line]]:
         text = f"{path} is not a lockfile: it begins with {printable(first[:40])!r}"
         raise ShardvizError(text, f"its first line begins with {HEAD!r}")
     lines: dict[str, Line] = {}
-    for number, text in enumerate(rest, 2):
+    for number, text in enumerate(numbered_lines, 2):
         if not text or text.startswith("#"):
             continue
         match = _LINE.fullmatch(text)

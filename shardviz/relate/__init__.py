@@ -1,4 +1,4 @@
-"""What a rank's array is of the wanted one: exact ids and values by the same code, with numpy alone.
+"""Relations of a rank's array to the expected one: ids and values by one code, in numpy.
 
 A `Pair` has one tensor, wanted and held. `search.relation_of(pair)` says what each rank holds, as a short chain of
 `Relation`s: which region, in which order, times which number, rounded to which dtype, with what added. Ids are values

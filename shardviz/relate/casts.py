@@ -1,4 +1,4 @@
-"""Bits of one element type rounded to another, floats of eight bits among them, as torch does it, without torch."""
+"""Casts of bits between dtypes, eight-bit floats included, as torch rounds, without torch."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def cast(bits: NDArray[Any], dtype: str, to: str) -> NDArray[Any] | None:
 def numbers_of(bits: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Return the numbers that bits of a type stand for."""
     if dtype in EIGHT_BITS:
-        found: NDArray[Any] = EIGHT_BITS[dtype].values[bits]
-        return found
+        numbers: NDArray[Any] = EIGHT_BITS[dtype].values[bits]
+        return numbers
     return _widened(bits) if dtype == _BFLOAT16 else bits.view(dtype)
 
 
@@ -64,7 +64,7 @@ def values_of(bits: NDArray[Any], dtype: str) -> NDArray[np.float64]:
 
 
 def through(bits: NDArray[Any], dtype: str, narrow: str, to: str) -> NDArray[Any] | None:
-    """Return bits of one type that were rounded to a narrower one on their way to another; None if that is not known.
+    """Cast bits through a narrower type to a third; return None if that isn't known.
 
     Example:
         >>> bits = np.array([1.00390625], np.float32).view(np.uint32)
@@ -132,17 +132,17 @@ class EightBits:
         codes = np.arange(self.last + 1)
         exponent, digit = codes >> self.digits, codes & ((1 << self.digits) - 1)
         whole = np.where(exponent > 0, 1.0, 0.0) + digit / (1 << self.digits)
-        found: NDArray[np.float64] = whole * 2.0 ** (np.maximum(exponent, 1) - self.bias)
-        return found
+        numbers: NDArray[np.float64] = whole * 2.0 ** (np.maximum(exponent, 1) - self.bias)
+        return numbers
 
     @cached_property
     def values(self) -> NDArray[np.float32]:
         """The number of every code."""
-        found = np.full(SIGN, np.nan, np.float32)
-        found[: self.last] = self.grid[:-1]
+        numbers = np.full(SIGN, np.nan, np.float32)
+        numbers[: self.last] = self.grid[:-1]
         if self.infinite:
-            found[self.last] = np.inf
-        return np.concatenate([found, -found])
+            numbers[self.last] = np.inf
+        return np.concatenate([numbers, -numbers])
 
     def rounded(self, values: NDArray[Any]) -> NDArray[np.uint8]:
         """Round numbers to the nearest of the type, to the even one of two."""
@@ -153,8 +153,8 @@ class EightBits:
         if not self.infinite:
             code = np.minimum(code, self.last - 1)  # what is too large is the largest
         code = np.where(np.isnan(values), SIGN - 1, code)
-        found: NDArray[np.uint8] = (code + SIGN * np.signbit(values)).astype(np.uint8)
-        return found
+        codes: NDArray[np.uint8] = (code + SIGN * np.signbit(values)).astype(np.uint8)
+        return codes
 
 
 EIGHT_BITS = {

@@ -32,12 +32,12 @@ LARGE = 1e150
 """The square of a larger number is not finite in float64."""
 
 
-def factor_of(values: Values, wanted: Values) -> float | None:
+def factor_of(values: Values, expected: Values) -> float | None:
     """Return the number that multiplies wanted values to come nearest to others; None if no number is any better.
 
     Args:
         values: What is held.
-        wanted: What is wanted, of the same shape.
+        expected: What is wanted, of the same shape.
 
     Returns:
         The least-squares factor; None if all wanted values are zero, or if either side is not finite.
@@ -46,7 +46,7 @@ def factor_of(values: Values, wanted: Values) -> float | None:
         >>> factor_of(np.array([2.0, 4.0]), np.array([1.0, 2.0]))
         2.0
     """
-    return common_factor([(values, wanted)])
+    return common_factor([(values, expected)])
 
 
 def common_factor(pairs: Iterable[tuple[Values, Values]]) -> float | None:
@@ -56,21 +56,21 @@ def common_factor(pairs: Iterable[tuple[Values, Values]]) -> float | None:
         The least-squares factor; None if all wanted values are zero, or if any value is not finite.
     """
     dot = square = 0.0
-    for values, wanted in pairs:
+    for values, expected in pairs:
         with np.errstate(over="ignore", invalid="ignore"):
-            dot += float(np.sum(values * wanted))
-            square += float(np.sum(wanted * wanted))
+            dot += float(np.sum(values * expected))
+            square += float(np.sum(expected * expected))
     return dot / square if square and math.isfinite(square) and math.isfinite(dot) else None
 
 
-def factor_at_largest(values: Values, wanted: Values) -> float:
+def factor_at_largest(values: Values, expected: Values) -> float:
     """Return the quotient at the largest wanted value, which rounding changes least; infinite or NaN if that is zero.
 
     For values that were rounded once this is nearer than least squares, and a single outlier does not move it.
     """
-    at = int(np.abs(wanted).argmax())
+    at = int(np.abs(expected).argmax())
     with np.errstate(all="ignore"):
-        return float(np.float64(values[at]) / wanted[at])
+        return float(np.float64(values[at]) / expected[at])
 
 
 def ratio_near(factor: float, most: int, near: float) -> Fraction | None:
@@ -92,18 +92,18 @@ def ratio_near(factor: float, most: int, near: float) -> Fraction | None:
     return ratio if ratio and abs(factor - ratio) <= near * abs(factor) else None
 
 
-def scale_between(values: Values, wanted: Values, near: float) -> float | None:
+def scale_between(values: Values, expected: Values, near: float) -> float | None:
     """Return the one number that multiplies all wanted values, a ratio of small numbers if one fits; None if none does.
 
     Args:
         values: What is held.
-        wanted: What is wanted, of the same shape.
+        expected: What is wanted, of the same shape.
         near: How far rounding may take an element, absolute.
     """
-    factor = factor_of(values, wanted)
+    factor = factor_of(values, expected)
     if factor is None:
         return None
-    apart = ((scale, np.abs(values - wanted * scale)) for scale in (snapped(factor, MOST_RATIO), factor) if scale)
+    apart = ((scale, np.abs(values - expected * scale)) for scale in (snapped(factor, MOST_RATIO), factor) if scale)
     return next((scale for scale, off in apart if bool(np.all(off <= near * max(1.0, abs(scale))))), None)
 
 
@@ -112,15 +112,15 @@ def snapped(factor: float, most: int) -> float:
     return float(Fraction(factor).limit_denominator(most))
 
 
-def factors_of_rows(values: Values, wanted: Values) -> Values | None:
+def factors_of_rows(values: Values, expected: Values) -> Values | None:
     """Return the factor of each row whose wanted values have one, by least squares; None if a row of them is zero.
 
     Args:
         values: Rows of what is held.
-        wanted: Rows of what is wanted. Without their means, an offset of each row is ignored.
+        expected: Rows of what is wanted. Without their means, an offset of each row is ignored.
     """
-    squares = (wanted * wanted).sum(1, keepdims=True)
-    factors: Values = (values * wanted).sum(1, keepdims=True) / np.where(squares, squares, 1.0)
+    squares = (expected * expected).sum(1, keepdims=True)
+    factors: Values = (values * expected).sum(1, keepdims=True) / np.where(squares, squares, 1.0)
     return factors if np.all(squares > 0) else None
 
 
@@ -137,24 +137,24 @@ def whole_multiple(excess: Values, term: Values, near: float) -> int:
     return times if times and bool(np.all(np.abs(excess - times * term) <= near * max(1, abs(times)))) else 0
 
 
-def may_be(actual: Values, wanted: Values) -> bool:
+def may_be(actual: Values, expected: Values) -> bool:
     """Whether values may be wanted ones times a number, rounded: a few of them are looked at, if there are many."""
-    if actual.shape != wanted.shape or actual.size <= MANY_SAMPLES:
+    if actual.shape != expected.shape or actual.size <= MANY_SAMPLES:
         return True
-    few, due = sampled(actual), sampled(wanted)
-    if not (np.isfinite(few).all() and np.isfinite(due).all()):
+    few, few_expected = sampled(actual), sampled(expected)
+    if not (np.isfinite(few).all() and np.isfinite(few_expected).all()):
         return True
-    dot, size = float(np.sum(few * due)), float(np.sum(few * few)) * float(np.sum(due * due))
+    dot, size = float(np.sum(few * few_expected)), float(np.sum(few * few)) * float(np.sum(few_expected * few_expected))
     return not size or not math.isfinite(size) or dot * dot > PROPORTIONAL**2 * size
 
 
-def candidates(actual: Values, wanted: Values) -> Iterator[float]:
+def candidates(actual: Values, expected: Values) -> Iterator[float]:
     """Yield factors to be tried for values, simplest first: none if the two do not look alike at any scale."""
-    sides = ((actual, wanted), (wanted, wanted), (actual, actual))
+    sides = ((actual, expected), (expected, expected), (actual, actual))
     dot, square, norm = (float((one * other).sum()) for one, other in sides)
     if not math.isfinite(norm + square):
-        finite = np.isfinite(actual) & np.isfinite(wanted) & (np.abs(actual) < LARGE) & (np.abs(wanted) < LARGE)
-        yield from () if finite.all() else candidates(actual[finite], wanted[finite])
+        finite = np.isfinite(actual) & np.isfinite(expected) & (np.abs(actual) < LARGE) & (np.abs(expected) < LARGE)
+        yield from () if finite.all() else candidates(actual[finite], expected[finite])
     elif square and norm and dot * dot > PROPORTIONAL * square * norm:
         yield from ratios(dot / square)
 

@@ -1,4 +1,4 @@
-"""What two sides have to do with each other: a factor, a part of another rank, another sum of terms, lost slices.
+"""Measures between two sides: a factor, a different rank's part, a reduction, lost slices.
 
 Each function looks for one relation, in the values of all ranks together, and returns it without words. Rules ask these
 if `Sides.related` does not say it: it keeps to one rank's own part of what is wanted, and to chains of few links.
@@ -56,7 +56,7 @@ def axes_of_size(mesh: Mesh, size: int) -> list[tuple[str, ...]]:
 
 
 def ratio_of(sides: Sides, values: Mapping[int, Values] | None = None) -> Fraction | None:
-    """Return the one ratio of small numbers of every rank's values to those wanted; None if there is none.
+    """Return the ratio of small numbers between all ranks' values and the expected; or None.
 
     Args:
         sides: The sides.
@@ -69,52 +69,52 @@ def ratio_of(sides: Sides, values: Mapping[int, Values] | None = None) -> Fracti
 
 def _are_zeros(sides: Sides, rank: int, got: Values) -> bool:
     """Whether zeros are wanted and there, which any ratio gives."""
-    wanted = sides.wanted_of(rank)
-    return not np.any(wanted) and sides.near(got, wanted)
+    expected = sides.wanted_of(rank)
+    return not np.any(expected) and sides.near(got, expected)
 
 
 def _ratio(sides: Sides, rank: int, got: Values) -> Fraction | None:
-    wanted = sides.wanted_of(rank)
-    factor = factor_of(got, wanted)
+    expected = sides.wanted_of(rank)
+    factor = factor_of(got, expected)
     ratio = ratio_near(factor, sides.mesh.size, near_ratio(sides.rounding.epsilon)) if factor is not None else None
-    return ratio if ratio is not None and sides.near(got, wanted * float(ratio), scale=float(ratio)) else None
+    return ratio if ratio is not None and sides.near(got, expected * float(ratio), scale=float(ratio)) else None
 
 
 def factors_of_ranks(sides: Sides) -> dict[int, float]:
-    """Return the number that each rank's values are those wanted times; empty if that does not explain them.
+    """Return each rank's factor to its expected values; empty if factors don't explain them.
 
     Of a rank with fewer than two numbers other than zero nothing is known. Rounding alone has some factor, too: factors
     must leave little of the differences, and of what is there.
     """
     factors: dict[int, float] = {}
-    off = left = there = 0.0
+    off = residual = there = 0.0
     for rank, got in sides.reduced.items():
-        wanted = sides.wanted_of(rank)
-        if np.count_nonzero(wanted) < 2:
+        expected = sides.wanted_of(rank)
+        if np.count_nonzero(expected) < 2:
             continue
-        factor = factor_of(got, wanted)
-        if not factor or not sides.near(got, wanted * factor, scale=abs(factor)):
+        factor = factor_of(got, expected)
+        if not factor or not sides.near(got, expected * factor, scale=abs(factor)):
             return {}
         factors[rank] = factor
-        off += float(np.sum(np.square(got - wanted)))
-        left += float(np.sum(np.square(got - factor * wanted)))
+        off += float(np.sum(np.square(got - expected)))
+        residual += float(np.sum(np.square(got - factor * expected)))
         there += float(np.sum(np.square(got)))
-    is_enough = len(factors) > 1 and left <= EXPLAINED * min(off, there)
+    is_enough = len(factors) > 1 and residual <= EXPLAINED * min(off, there)
     least = least_factor(sides.rounding.epsilon)
     return factors if is_enough and max(abs(factor - 1) for factor in factors.values()) >= least else {}
 
 
 def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = None) -> float | None:
-    """Return the one number that all values of some results are those wanted times; None if there is none.
+    """Return the factor between all values of some results and the expected; or None.
 
     Args:
         results: The results.
         ranks: The ranks to look at; None for all.
     """
     pairs = [
-        (result, held, result.wanted_of(rank))
-        for result in results
-        for rank, held in result.reduced.items()
+        (side, held, side.wanted_of(rank))
+        for side in results
+        for rank, held in side.reduced.items()
         if ranks is None or rank in ranks
     ]
     factor = common_factor((held, wanted) for _, held, wanted in pairs)
@@ -125,16 +125,16 @@ def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = No
 
 def factors_of_slices(sides: Sides, rank: int, dims: tuple[int, ...]) -> Values | None:
     """Return the factor of each slice in some dims; None if these are not the wanted ones times a number plus one."""
-    got, due = (_rows(values, dims) for values in (sides.reduced[rank], sides.wanted_of(rank)))
-    if got.shape != due.shape or got.shape[1] < MANY_IN_SLICE or not np.all(np.isfinite(got)):
+    got, expected = (_rows(values, dims) for values in (sides.reduced[rank], sides.wanted_of(rank)))
+    if got.shape != expected.shape or got.shape[1] < MANY_IN_SLICE or not np.all(np.isfinite(got)):
         return None
-    centered, other = got - got.mean(1, keepdims=True), due - due.mean(1, keepdims=True)
-    factors = factors_of_rows(centered, other)
+    centered, centered_expected = got - got.mean(1, keepdims=True), expected - expected.mean(1, keepdims=True)
+    factors = factors_of_rows(centered, centered_expected)
     if factors is None:
         return None
-    left = float(np.abs(centered - factors * other).max())
-    apart = float(np.abs(got - due).max())
-    fits = left <= min(4 * sides.tolerance * max(1.0, float(np.abs(factors).max())), EXPLAINED_BY_LINE * apart)
+    residual = float(np.abs(centered - factors * centered_expected).max())
+    apart = float(np.abs(got - expected).max())
+    fits = residual <= min(4 * sides.tolerance * max(1.0, float(np.abs(factors).max())), EXPLAINED_BY_LINE * apart)
     return factors.ravel() if fits and np.any(np.abs(factors - 1) > LEAST_STATISTIC) else None
 
 
@@ -151,8 +151,8 @@ def reduction_of(sides: Sides) -> tuple[Reduction, tuple[str, ...], Fraction] | 
         The reduction, its axes, and what ratio to what is wanted is left, which is 1 if nothing else is wrong; None if
         no reduction fits. `norm`, the root of the sum of squares, is tried for scalars.
     """
-    found = list(_reductions(sides))
-    return next((fit for fit in found if fit[2] == 1), next(iter(found), None))
+    fits = list(_reductions(sides))
+    return next((fit for fit in fits if fit[2] == 1), next(iter(fits), None))
 
 
 def _reductions(sides: Sides) -> Iterator[tuple[Reduction, tuple[str, ...], Fraction]]:
@@ -165,7 +165,7 @@ def _reductions(sides: Sides) -> Iterator[tuple[Reduction, tuple[str, ...], Frac
 
 
 def reduced_over(sides: Sides, kind: Reduction, axes: Iterable[str]) -> Mapping[int, Values]:
-    """Return what each rank would have after a reduction over axes; a rank whose group is not whole has nothing."""
+    """Return each rank's values after a reduction over axes; none for an incomplete group."""
     if kind != "norm":
         return sides.over(axes, OPS[kind])
     squares = sides.over(axes, OPS[kind], {rank: value**2 for rank, value in sides.reduced.items()})
@@ -188,30 +188,30 @@ def reduction_among_holders(sides: Sides) -> Literal["mean", "sum"] | None:
 
 def mixed_over(sides: Sides) -> tuple[str, Literal["mean", "sum"]] | None:
     """Return the axis over which parts, which are different parts, were summed or averaged; None if they were not."""
-    wanted = {rank: sides.wanted_of(rank) for rank in sides.reduced}
+    expected = {rank: sides.wanted_of(rank) for rank in sides.reduced}
     for axis in sides.mesh.axes:
-        groups = [group for group in sides.mesh.groups(axis) if all(rank in wanted for rank in group)]
-        alike = all(len({wanted[rank].shape for rank in group}) == 1 for group in groups)
+        groups = [group for group in sides.mesh.groups(axis) if all(rank in expected for rank in group)]
+        alike = all(len({expected[rank].shape for rank in group}) == 1 for group in groups)
         if not groups or not alike or not sides.is_split(axis):
             continue
-        for kind, mixed in _mixtures(sides, axis, wanted, groups):
+        for kind, mixed in _mixtures(sides, axis, expected, groups):
             if set(mixed) == set(sides.reduced) and all(_is_nearer(sides, rank, mixed[rank]) for rank in mixed):
                 return axis, kind
     return None
 
 
 def _mixtures(
-    sides: Sides, axis: str, wanted: Mapping[int, Values], groups: Sequence[Sequence[int]]
+    sides: Sides, axis: str, expected: Mapping[int, Values], groups: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Literal["mean", "sum"], Mapping[int, Values]]]:
-    """Yield what reductions over an axis make of its parts: of one a rank, or each counted once.
+    """Yield reductions of the parts along an axis: one a rank, or each distinct part once.
 
     A part that several ranks share is counted once if each of them had its own contribution to it.
     """
-    yield "mean", sides.over((axis,), "avg", wanted)
-    yield "sum", sides.over((axis,), "sum", wanted)
+    yield "mean", sides.over((axis,), "avg", expected)
+    yield "sum", sides.over((axis,), "sum", expected)
     once: dict[int, Values] = {}
     for group in groups:
-        parts = {sides.regions[rank]: wanted[rank] for rank in group}
+        parts = {sides.regions[rank]: expected[rank] for rank in group}
         once |= dict.fromkeys(group, np.sum(list(parts.values()), axis=0))
     yield "sum", once
     yield "mean", {rank: once[rank] / len(group) for group in groups for rank in group}
@@ -249,11 +249,11 @@ def vector_added(sides: Sides, vectors: Values) -> tuple[int, int] | None:
 
 
 def owner_of(sides: Sides, rank: int) -> int | None:
-    """Return the rank that should hold what another one holds, of a different part; None if there is none."""
+    """Return the rank that should hold what this one holds; None if there isn't one."""
     held = sides.reduced[rank]
-    for other in sides.reduced:
-        if sides.regions[other] != sides.regions[rank] and _is_as(sides, held, sides.wanted_of(other)):
-            return other
+    for owner in sides.reduced:
+        if sides.regions[owner] != sides.regions[rank] and _is_as(sides, held, sides.wanted_of(owner)):
+            return owner
     return None
 
 
@@ -291,8 +291,8 @@ class WrongResults:
     def _by_place(self) -> Mapping[tuple[int, tuple[int, ...]], tuple[list[float], list[int]]]:
         """For each rank and shape the means of what it holds, rising, and the numbers of the results."""
         by_place: dict[tuple[int, tuple[int, ...]], list[tuple[float, int]]] = {}
-        for number, result in enumerate(self.results):
-            for rank, values in result.reduced.items() if result.wrong else ():
+        for number, side in enumerate(self.results):
+            for rank, values in side.reduced.items() if side.wrong else ():
                 if (mean := _mean(values)) is not None:
                     by_place.setdefault((rank, values.shape), []).append((mean, number))
         pairs = ((place, sorted(means)) for place, means in by_place.items())
@@ -307,28 +307,30 @@ def _mean(values: Values) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def is_shared_with(sides: Sides, other: Sides, axis: str) -> bool:
+def is_shared_with(sides: Sides, other_sides: Sides, axis: str) -> bool:
     """Whether along an axis ranks have one of two tensors each, and one value for both on all wrong ranks."""
     for group in sides.mesh.groups(axis):
         for rank in set(group) & set(sides.wrong):
-            own = sides.reduced[rank]
-            elsewhere = [other.reduced[at] for at in group if at in other.reduced and at not in sides.reduced]
-            equal = any(_is_as(sides, own, values) for values in elsewhere)
-            if not equal or not np.any(own) or rank in other.reduced:
+            held = sides.reduced[rank]
+            elsewhere = [
+                other_sides.reduced[at] for at in group if at in other_sides.reduced and at not in sides.reduced
+            ]
+            equal = any(_is_as(sides, held, values) for values in elsewhere)
+            if not equal or not np.any(held) or rank in other_sides.reduced:
                 return False
     return bool(sides.wrong)
 
 
-def is_of_other_parts(sides: Sides, other: Sides) -> bool:
-    """Whether what every wrong rank holds is what another rank holds for a different part of another tensor."""
+def is_of_other_parts(sides: Sides, other_sides: Sides) -> bool:
+    """Whether each wrong rank holds a different rank's values of a second tensor's other part."""
 
     def is_elsewhere(rank: int) -> bool:
         held = sides.reduced[rank]
         return bool(np.any(held)) and any(
             values.size == held.size
-            and other.regions[at] != sides.regions[rank]
+            and other_sides.regions[at] != sides.regions[rank]
             and sides.near(held.ravel(), values.ravel())
-            for at, values in other.reduced.items()
+            for at, values in other_sides.reduced.items()
             if at != rank
         )
 
@@ -338,11 +340,11 @@ def is_of_other_parts(sides: Sides, other: Sides) -> bool:
 def is_right_with(sides: Sides, others: Sequence[Sides]) -> bool:
     """Whether every rank is right once the same part of some other tensors is added."""
     for rank, total in sides.reduced.items():
-        for other in others:
-            holder = next((at for at in other.reduced if other.regions[at] == sides.regions[rank]), None)
+        for other_sides in others:
+            holder = next((at for at in other_sides.reduced if other_sides.regions[at] == sides.regions[rank]), None)
             if holder is None:
                 return False
-            total = total + other.reduced[holder]
+            total = total + other_sides.reduced[holder]
         if not sides.is_right(rank, total):
             return False
     return True
@@ -362,7 +364,7 @@ def weights_between(columns: Values, held: Values) -> Values | None:
 
 
 def moved_slices(sides: Sides, rank: int, dim: int) -> Slices:
-    """Return which slice stands at each index of a rank's part; empty if they are not just in another order."""
+    """Return the slice at each index of a rank's part; empty if it isn't just reordered."""
     region, held = sides.regions[rank], sides.held_by(rank)
     if held is None or not isinstance(region, Region) or _differ_elsewhere(region, held[0], dim):
         return {}
@@ -384,7 +386,7 @@ def _differ_elsewhere(region: Region, other: Region, dim: int) -> bool:
 
 
 def lost_slices(sides: Sides) -> tuple[int, list[int]] | None:
-    """Return a dim and its slices that are zero on all ranks that have them, if all other elements are right."""
+    """Return a dim and its slices that are zero on every holder, if all others are right."""
     regions = {rank: region for rank, region in sides.regions.items() if isinstance(region, Region)}
     for dim in range(sides.wanted.ndim if len(regions) == len(sides.regions) and sides.wanted.ndim > 1 else 0):
         lost = {rank: _lost(sides, rank, dim, regions[rank]) for rank in sides.wrong}
@@ -396,9 +398,9 @@ def lost_slices(sides: Sides) -> tuple[int, list[int]] | None:
 
 
 def _lost(sides: Sides, rank: int, dim: int, region: Region) -> list[int]:
-    """Return the slices of a rank's part that are zero and should not be, if all others are right; else none."""
-    held, wanted = sides.reduced[rank], sides.wanted_of(rank)
+    """Return the slices of a rank's part that are wrongly zero, if all others are right."""
+    held, expected = sides.reduced[rank], sides.wanted_of(rank)
     others = tuple(axis for axis in range(held.ndim) if axis != dim)
-    off = np.any(np.abs(held - wanted) > sides.tolerance, axis=others)
+    off = np.any(np.abs(held - expected) > sides.tolerance, axis=others)
     is_zero = not np.any(held.take(np.flatnonzero(off), dim))
     return np.array(indices(region.dims[dim]))[off].tolist() if is_zero and not np.all(off) else []

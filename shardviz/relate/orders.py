@@ -39,7 +39,7 @@ MAX_BALLOTS = 8
 
 
 def matches(values: Values, others: Values, near: float) -> NDArray[np.bool_] | None:
-    """Return for each of some rows which of others it is within a tolerance; None if there are too many to compare.
+    """Return which row each row equals within a tolerance; None if there are too many.
 
     Args:
         values: Slices as rows.
@@ -52,11 +52,11 @@ def matches(values: Values, others: Values, near: float) -> NDArray[np.bool_] | 
     return close
 
 
-def places_of(part: Values, whole: Values, near: float) -> tuple[int, Order] | None:
-    """Return a dim, and for each slice of a part along it the index of that slice in the whole, -1 if there is none.
+def places_of(shard: Values, whole: Values, near: float) -> tuple[int, Order] | None:
+    """Return a dim, and the index in the whole of each slice of a part along it (-1: absent).
 
     Args:
-        part: What a rank holds.
+        shard: What a rank holds.
         whole: The whole tensor.
         near: How far an element may be off.
 
@@ -69,24 +69,24 @@ def places_of(part: Values, whole: Values, near: float) -> tuple[int, Order] | N
         >>> places_of(np.concatenate([whole[2:], np.zeros((1, 2))]), whole, 0.0)
         (0, array([ 2,  3, -1]))
     """
-    found = [(dim, at) for dim in range(part.ndim) for at in _places(part, whole, dim, near)]
-    return max(found, key=lambda place: int(np.count_nonzero(place[1] >= 0)), default=None)
+    places = [(dim, at) for dim in range(shard.ndim) for at in _places(shard, whole, dim, near)]
+    return max(places, key=lambda place: int(np.count_nonzero(place[1] >= 0)), default=None)
 
 
-def _places(part: Values, whole: Values, dim: int, near: float) -> Iterator[Order]:
-    if part.ndim != whole.ndim or not part.size or not whole.size:
+def _places(shard: Values, whole: Values, dim: int, near: float) -> Iterator[Order]:
+    if shard.ndim != whole.ndim or not shard.size or not whole.size:
         return
-    if any(part.shape[other] != whole.shape[other] for other in range(part.ndim) if other != dim):
+    if any(shard.shape[other] != whole.shape[other] for other in range(shard.ndim) if other != dim):
         return
-    own, others = slices_of(part, dim), slices_of(whole, dim)
-    if own.shape[1] < 2 or len(others) < 2 or (close := matches(own, others, near)) is None:
+    slices, others = slices_of(shard, dim), slices_of(whole, dim)
+    if slices.shape[1] < 2 or len(others) < 2 or (close := matches(slices, others, near)) is None:
         return
     if np.all(close.sum(axis=1) <= 1):
         yield np.where(close.any(axis=1), close.argmax(axis=1), -1)
 
 
 def orders_of_slices(before: NDArray[Any], after: NDArray[Any]) -> list[Order] | None:
-    """Return which slices of one tensor another one is made of, dim by dim; None if it is not just that.
+    """Return the order of a tensor's slices in a second one, dim by dim; None if unlike.
 
     Slices are compared by the sum of their elements' hashes, which no order within a slice changes. Both tensors are
     read twice, in blocks.
@@ -106,8 +106,12 @@ def orders_of_slices(before: NDArray[Any], after: NDArray[Any]) -> list[Order] |
     long = [dim for dim, size in enumerate(before.shape) if size > 1]
     if len(long) < before.ndim:
         squeezed = orders_of_slices(before.squeeze(), after.squeeze()) if long else None
-        rest = iter(squeezed or ())
-        return None if squeezed is None else [next(rest) if dim in long else np.arange(1) for dim in range(before.ndim)]
+        squeezed_orders = iter(squeezed or ())
+        return (
+            None
+            if squeezed is None
+            else [next(squeezed_orders) if dim in long else np.arange(1) for dim in range(before.ndim)]
+        )
     orders = [_same_hashes(*hashes) for hashes in zip(_hashes(before), _hashes(after), strict=True)]
     complete = [order for order in orders if order is not None]
     return complete if len(complete) == len(orders) and _is_made_of(before, after, complete) else None
@@ -143,14 +147,14 @@ def _row_blocks(bits: NDArray[Any]) -> Iterator[slice]:
 
 
 def _same_hashes(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> Order | None:
-    """Return where each hash stands among others, equal ones in their order; None if they are not the same."""
+    """Return each hash's index among a second set's, ties in order; None if the sets differ."""
     if np.array_equal(before, after):
         return np.arange(len(before))
-    order, other = np.argsort(before, kind="stable"), np.argsort(after, kind="stable")
-    if not np.array_equal(before[order], after[other]):
+    order, after_order = np.argsort(before, kind="stable"), np.argsort(after, kind="stable")
+    if not np.array_equal(before[order], after[after_order]):
         return None
     places = np.empty(len(order), np.int64)
-    places[other] = order
+    places[after_order] = order
     return places
 
 
@@ -179,27 +183,27 @@ def nearest(points: Values, among: Values, near: float) -> Order:
         places = np.where(np.abs(points - among).max(1) <= near, np.arange(len(points)), -1)
     generator, is_large = np.random.default_rng(1), len(points) * len(among) > 1 << 17
     for _ in range(8 if is_large else 1):
-        left = np.flatnonzero(places < 0)
-        if not len(left):
+        unplaced = np.flatnonzero(places < 0)
+        if not len(unplaced):
             break
-        choices = np.broadcast_to(np.arange(len(among)), (len(left), len(among)))
+        choices = np.broadcast_to(np.arange(len(among)), (len(unplaced), len(among)))
         if is_large:
-            choices = _neighbors_in_cells(points[left], among, near, generator)
-        apart = np.abs(points[left][:, None] - among[choices]).max(2)
-        best, rows = apart.argmin(1), np.arange(len(left))
-        places[left] = np.where(apart[rows, best] <= near, choices[rows, best], -1)
+            choices = _neighbors_in_cells(points[unplaced], among, near, generator)
+        apart = np.abs(points[unplaced][:, None] - among[choices]).max(2)
+        best, rows = apart.argmin(1), np.arange(len(unplaced))
+        places[unplaced] = np.where(apart[rows, best] <= near, choices[rows, best], -1)
         if not (places >= 0).any():
             break
     return places
 
 
 def _neighbors_in_cells(points: Values, among: Values, near: float, generator: np.random.Generator) -> Order:
-    """Return for each point four others, those of the same cell of a randomly shifted grid first."""
+    """Return four neighbors of each point, first from its cell of a randomly shifted grid."""
     shift, odd = generator.random(points.shape[1]), generator.integers(1, 1 << 62, points.shape[1])
     grid = (np.floor(side / (24 * near) + shift).clip(-1e18, 1e18).astype(np.int64) for side in (points, among))
-    keys, known = ((cell * odd).sum(1) for cell in grid)
-    order = np.argsort(known, kind="stable")
-    first = np.searchsorted(known, keys, sorter=order)
+    keys, cell_keys = ((cell * odd).sum(1) for cell in grid)
+    order = np.argsort(cell_keys, kind="stable")
+    first = np.searchsorted(cell_keys, keys, sorter=order)
     neighbors: Order = order[np.minimum(first[:, None] + np.arange(4), len(order) - 1)]
     return neighbors
 
@@ -207,12 +211,12 @@ def _neighbors_in_cells(points: Values, among: Values, near: float, generator: n
 def orders_along(
     source: Values,
     whole: Values,
-    known: NDArray[np.bool_],
+    is_known: NDArray[np.bool_],
     regions: Mapping[int, Region],
     dim: int,
     nears: Sequence[float],
 ) -> list[tuple[int, ...]]:
-    """Return orders of slices along a dim, the likeliest first; none if all slices stand where they should.
+    """Return orders of slices along a dim, the likeliest first; none if all are in place.
 
     Each group of ranks that holds the same part of all slices matches them by itself. The groups vote, and then each of
     them offers its own order.
@@ -220,16 +224,16 @@ def orders_along(
     Args:
         source: The wanted tensor.
         whole: What ranks hold, put together, at the scale of the source.
-        known: Which elements of it are held by any rank.
+        is_known: Which elements of it are held by any rank.
         regions: The part of each rank.
         dim: The dim.
         nears: How far features of equal slices may be off, the strictest first.
     """
     shape, same = source.shape, np.arange(source.shape[dim])
-    wanted, held, there = slices_of(source, dim), slices_of(whole, dim), slices_of(known, dim)
+    source_slices, held, there = slices_of(source, dim), slices_of(whole, dim), slices_of(is_known, dim)
     columns = _columns(shape, there, regions.values(), dim)
     orders: dict[tuple[int, ...], None] = {}
-    for each in zip(*_ballots(wanted, held, there, columns, nears), strict=True):
+    for each in zip(*_ballots(source_slices, held, there, columns, nears), strict=True):
         ballots = np.stack(each)
         counts = ((ballots[:, None] == ballots[None]) & (ballots >= 0)[:, None]).sum(1)
         vote = ballots[counts.argmax(0), same]
@@ -239,10 +243,10 @@ def orders_along(
 
 
 def _columns(
-    shape: tuple[int, ...], known: NDArray[np.bool_], regions: Iterable[Region], dim: int
+    shape: tuple[int, ...], is_known: NDArray[np.bool_], regions: Iterable[Region], dim: int
 ) -> list[NDArray[np.bool_]]:
-    """Return the distinct sets of columns that groups of ranks hold of every slice, those that all hold in front."""
-    columns: list[NDArray[np.bool_]] = [np.asarray(known.all(0))]
+    """Return the distinct column sets that ranks hold of each slice; those of all ranks first."""
+    columns: list[NDArray[np.bool_]] = [np.asarray(is_known.all(0))]
     for others in list(dict.fromkeys(region.dims[:dim] + region.dims[dim + 1 :] for region in regions))[:MAX_BALLOTS]:
         held = np.zeros(shape[:dim] + shape[dim + 1 :], np.bool_)
         held[np.ix_(*map(indices, others))] = True
@@ -253,13 +257,13 @@ def _columns(
 def _ballots(
     source: Values,
     whole: Values,
-    known: NDArray[np.bool_],
+    is_known: NDArray[np.bool_],
     columns: Iterable[NDArray[np.bool_]],
     nears: Sequence[float],
 ) -> Iterator[list[Order]]:
     """Yield for each set of columns the places of all slices, once for each distance that features may be off."""
     for picked in columns:
-        rows = known[:, picked].all(1)
+        rows = is_known[:, picked].all(1)
         if picked.any() and rows.any():
             points, among = features(whole[:, picked]), features(source[:, picked])
             yield [np.where(rows, nearest(points, among, near), -1) for near in nears]
@@ -268,7 +272,7 @@ def _ballots(
 
 
 def _sorted_alike(values: Values, among: Values) -> Order:
-    """Match single numbers by size. Rounding moves none past another, but nearer to another than to its own."""
+    """Match single numbers by size, which rounding does not reorder."""
     places = np.empty(len(values), np.int64)
     places[np.argsort(values, kind="stable")] = np.argsort(among, kind="stable")
     return places

@@ -80,4 +80,4 @@ class RankPair(Protocol):
         """Return what a rank should hold, in the shape of its part; None if nothing says it."""
 
     def held_of(self, rank: int) -> NDArray[Any]:
-        """Return what a rank holds, pending reductions made up for; ids count from 1 within the tensor."""
+        """Return a rank's values after pending reductions; ids count from 1 within the tensor."""

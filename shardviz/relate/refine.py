@@ -45,17 +45,17 @@ MAX_LAYOUTS = 6
 """Layouts that are refined if nothing is claimed: the first one that fits the shapes need not be the right one."""
 
 
-def refine(search: Search, context: Context, layouts: list[Layout], left: list[set[int]]) -> None:
+def refine(search: Search, context: Context, layouts: list[Layout], unexplained: list[set[int]]) -> None:
     """Look for parts of other ranks, something added, and slices in another order."""
     if search.claimed is not None:
-        reassign(search, context, layouts[0], left[0] - search.filled.keys())
+        reassign(search, context, layouts[0], unexplained[0] - search.filled.keys())
     is_small = context.source.size <= SMALL or not context.stated
-    others = range(min(len(left), MAX_LAYOUTS)) if search.claimed is None else ()
-    for index in dict.fromkeys([min(range(len(left)), key=lambda index: len(left[index])), 0, *others]):
-        if search.best() or left[index] <= search.filled.keys():
+    others = range(min(len(unexplained), MAX_LAYOUTS)) if search.claimed is None else ()
+    for index in dict.fromkeys([min(range(len(unexplained)), key=lambda index: len(unexplained[index])), 0, *others]):
+        if search.best() or unexplained[index] <= search.filled.keys():
             break
         layout = layouts[index]
-        odd = left[index] - search.filled.keys()
+        odd = unexplained[index] - search.filled.keys()
         reassign(search, context, layout, odd)
         if search.best() is None:
             add(search, context, layout, odd)
@@ -75,20 +75,20 @@ def add(search: Search, context: Context, layout: Layout, odd: Collection[int]) 
     fitting = [rank for rank in sorted(odd) if context.actual[rank].shape == regions[rank].shape]
     sides: list[tuple[Values, ...]] = []
     for rank in fitting[:: 1 + len(fitting) // FEW_RANKS]:
-        both = (context.actual[rank], part_of(context.source, regions[rank]))
-        held, due = (side.ravel()[:: 1 + side.size // FEW_ELEMENTS] for side in both)
-        sides.append((held, due, np.ones(held.shape)))
+        pair = (context.actual[rank], part_of(context.source, regions[rank]))
+        held, expected = (side.ravel()[:: 1 + side.size // FEW_ELEMENTS] for side in pair)
+        sides.append((held, expected, np.ones(held.shape)))
     for number in _numbers(sides) if sides else ():
         summed = replace(context, links=(*context.links, Offset(number)), source=context.source + number)
-        left = search.place(summed, layout, probes=FEW_PROBES) - search.filled.keys()
-        if not left:
+        unexplained = search.place(summed, layout, probes=FEW_PROBES) - search.filled.keys()
+        if not unexplained:
             return
-        if len(left) < len(odd):
-            reassign(search, summed, layout, left)
+        if len(unexplained) < len(odd):
+            reassign(search, summed, layout, unexplained)
 
 
 def _numbers(sides: list[tuple[Values, ...]]) -> Iterator[float]:
-    """Yield what may have been added: the number that all ranks together have, then the one that most of them have."""
+    """Yield candidates for an added number: that of all ranks together, then the commonest."""
     alone = [times for side in sides if (times := coefficient_of(*([one] for one in side))) is not None]
     together = coefficient_of(*map(list, zip(*sides, strict=True)))
     common = [] if together is None else [together]
@@ -99,25 +99,25 @@ def _numbers(sides: list[tuple[Values, ...]]) -> Iterator[float]:
 
 def permute(search: Search, context: Context, layout: Layout) -> None:
     """Put the parts of all ranks together, and look for the slices of the source in them."""
-    whole, known, regions = np.zeros(search.shape), np.zeros(search.shape, np.bool_), dict(layout.regions())
+    whole, is_known, regions = np.zeros(search.shape), np.zeros(search.shape, np.bool_), dict(layout.regions())
     for rank, actual in context.actual.items():
         if actual.shape == regions[rank].shape and actual.size and rank not in search.filled:
             place = np.ix_(*map(indices, regions[rank].dims))
-            whole[place], known[place] = np.nan_to_num(actual), True
+            whole[place], is_known[place] = np.nan_to_num(actual), True
     tried = set[Chain]()
     source = np.nan_to_num(context.source)
-    source_middle, middle = (float(side[known].mean()) if known.any() else 0.0 for side in (source, whole))
+    source_middle, middle = (float(side[is_known].mean()) if is_known.any() else 0.0 for side in (source, whole))
     if abs(middle - source_middle) > COARSE * _root(source):  # a number may have been added
         source, whole = source - source_middle, whole - middle
-    held_size, size = (_root(side[known]) or 1.0 for side in (whole, source))
+    held_size, size = (_root(side[is_known]) or 1.0 for side in (whole, source))
     nears = (search.near, COARSE)[: 1 + bool(search.limit)]
     for scale in (size, held_size, -held_size):
-        sides = source / size, whole / scale, known, regions
+        sides = source / size, whole / scale, is_known, regions
         per_dim = [
             [Permuted(dim, order) for order in orders_along(*sides, dim, nears)] for dim in range(len(search.shape))
         ]
-        both = tuple(orders[0] for orders in per_dim if orders)
-        for links in (*((link,) for orders in per_dim for link in orders), both):
+        first_orders = tuple(orders[0] for orders in per_dim if orders)
+        for links in (*((link,) for orders in per_dim for link in orders), first_orders):
             if 0 < len(links) < MAX_LINKS and links not in tried:
                 tried.add(links)
                 if _permuted(search, context, layout, links):
@@ -130,12 +130,12 @@ def _permuted(search: Search, context: Context, layout: Layout, links: tuple[Per
     for link in links:
         source = source.take(link.order, link.dim)
     ordered = replace(context, links=(*context.links, *links), source=source)
-    left = search.place(ordered, layout)
-    odd = left - search.filled.keys()
+    unexplained = search.place(ordered, layout)
+    odd = unexplained - search.filled.keys()
     reassign(search, ordered, layout, odd)
     if odd and search.best() is None:
         add(search, ordered, layout, odd)
-    return not left
+    return not unexplained
 
 
 def _root(values: Values) -> float:

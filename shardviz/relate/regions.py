@@ -65,7 +65,7 @@ def _splits(
 ) -> list[Splits]:
     """Return the splits of a dim that give most ranks their sizes: every order of axes, behind segments too."""
     there = np.array([shape is not None for shape in shapes])
-    wanted = np.array([-1 if shape is None else shape[dim] for shape in shapes])
+    expected = np.array([-1 if shape is None else shape[dim] for shape in shapes])
     sizes = tuple(zip(mesh.axes, mesh.shape, strict=True))
     axes = [axis for axis, number in sizes if number > 1]
     orders = [order for count in range(len(axes) + 1) for order in permutations(axes, count)]
@@ -74,7 +74,7 @@ def _splits(
     distinct: dict[object, Splits] = {}
     every: list[Splits] = [*(tuple(order) for order in orders), *behind]
     for splits in every:
-        if np.mean(lengths(size, splits, sizes)[there] == wanted[there]) >= MOSTLY:
+        if np.mean(lengths(size, splits, sizes)[there] == expected[there]) >= MOSTLY:
             coordinates = spread(sizes, [axis for axis in axes if axis in splits])
             distinct.setdefault((parts_of(size, splits, sizes), coordinates.tobytes()), splits)
     return list(distinct.values())

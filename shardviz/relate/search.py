@@ -91,14 +91,14 @@ class Search:
             self.known_layouts[shapes] = layouts_of(shapes, self.mesh, self.shape, self.claimed)
         return self.known_layouts[shapes]
 
-    def numbers(self, actual: Values, part: Values, size: float) -> Iterator[Numbers]:
+    def numbers(self, actual: Values, shard: Values, size: float) -> Iterator[Numbers]:
         """Yield what may have been done to the values of a part, simplest first."""
         yield ()
-        if actual.shape != part.shape:
+        if actual.shape != shard.shape:
             return
-        for factor in (1.0, *factors.candidates(actual, part)):
+        for factor in (1.0, *factors.candidates(actual, shard)):
             scaled: Numbers = (Scaled(factor),) if factor != 1 else ()
-            error = error_of(actual, part * factor, size)
+            error = error_of(actual, shard * factor, size)
             if scaled and error > (COARSE if self.limit else EXACT):
                 break  # not even nearly the part times a number
             if scaled:
@@ -119,7 +119,7 @@ class Search:
         Returns:
             The ranks that no relation explains.
         """
-        left: set[int] = set()
+        unexplained: set[int] = set()
         ranks_of: dict[Numbers, set[int]] = {}
         regions = dict(layout.regions())
         source_of = dict(pair for link in moved if isinstance(link, Reassigned) for pair in link.sources)
@@ -129,30 +129,30 @@ class Search:
             return np.asarray(context.actual[rank], np.float64), part
 
         for rank in sorted(context.actual, key=lambda rank: (rank in self.filled, rank % 7)):
-            actual, part = sides(rank)
-            for links in self.numbers(actual, part, context.sizes.get(rank, 0.0)) if may_be(actual, part) else ():
-                if self.note(context, layout, moved, links, rank, (actual, part)):
+            actual, shard = sides(rank)
+            for links in self.numbers(actual, shard, context.sizes.get(rank, 0.0)) if may_be(actual, shard) else ():
+                if self.note(context, layout, moved, links, rank, (actual, shard)):
                     ranks_of.setdefault(links, set()).add(rank)
                     break
             else:
-                left.add(rank)
-                if len(left) == probes and not ranks_of:
+                unexplained.add(rank)
+                if len(unexplained) == probes and not ranks_of:
                     return set(context.actual)
         for links, ranks in sorted(ranks_of.items(), key=lambda item: -len(item[1]))[:FEW_CHAINS]:
-            for rank in context.actual.keys() - ranks - left:
+            for rank in context.actual.keys() - ranks - unexplained:
                 self.note(context, layout, moved, links, rank, sides(rank))
-        return left
+        return unexplained
 
     def note(
         self, context: Context, layout: Layout, moved: Chain, links: Numbers, rank: int, sides: tuple[Values, Values]
     ) -> bool:
         """Keep a chain if it explains a rank, and return whether it does."""
         chain = context.chain((*moved, Located(layout)), links)
-        actual, part = sides
+        actual, shard = sides
         for link in links:
-            part = part * link.factor if isinstance(link, Scaled) else rounded(part, link.dtype)
+            shard = shard * link.factor if isinstance(link, Scaled) else rounded(shard, link.dtype)
         scale = math.prod(link.factor for link in links if isinstance(link, Scaled))
-        error = error_within(self.pair.bound, actual, part, (context.sizes.get(rank, 0.0), scale))
+        error = error_within(self.pair.bound, actual, shard, (context.sizes.get(rank, 0.0), scale))
         if error <= self.limit and self.num_links(chain) <= MAX_LINKS:
             self.explained.setdefault(chain, set()).add(rank)
         return error <= self.limit
@@ -163,48 +163,54 @@ class Search:
         summed = {link.axis for link in context.pending}
         layouts = [layout for layout in self.layouts(context) if not summed & {*layout.split_axes}]
         is_large = context.source.size > SMALL
-        left: list[set[int]] = []
+        unexplained: list[set[int]] = []
         for layout in layouts[: None if num_links < MAX_LINKS else 1]:
-            left.append(self.place(context, layout, probes=FEW_PROBES if left or (num_links and is_large) else -1))
-            if not left[-1] and (is_large or (self.claimed and len(left) == 1)):
+            unexplained.append(
+                self.place(context, layout, probes=FEW_PROBES if unexplained or (num_links and is_large) else -1)
+            )
+            if not unexplained[-1] and (is_large or (self.claimed and len(unexplained) == 1)):
                 break
         best = self.best()
-        if left and num_links < MAX_LINKS and (best is None or not (is_large or self.num_links(best) <= num_links)):
-            refine(self, context, layouts, left)
+        if (
+            unexplained
+            and num_links < MAX_LINKS
+            and (best is None or not (is_large or self.num_links(best) <= num_links))
+        ):
+            refine(self, context, layouts, unexplained)
 
     def related(self) -> Related:
         """Split the ranks into few groups, each with its cheapest chain."""
-        left, groups = set(self.pair.held), list[Group]()
-        while left:
+        unexplained, groups = set(self.pair.held), list[Group]()
+        while unexplained:
             chain = min(
                 self.explained,
-                key=lambda chain: (-len(left & self.explained[chain]), self.cost(chain)),
+                key=lambda chain: (-len(unexplained & self.explained[chain]), self.cost(chain)),
                 default=None,
             )
-            ranks = left & self.explained[chain] if chain is not None else set()
+            ranks = unexplained & self.explained[chain] if chain is not None else set()
             if chain is None or not ranks:
-                return Related((*groups, Group(tuple(sorted(left)), None)))
+                return Related((*groups, Group(tuple(sorted(unexplained)), None)))
             groups.append(Group(tuple(sorted(ranks)), chain))
-            left -= ranks
+            unexplained -= ranks
         return Related(tuple(groups))
 
 
-def error_within(bound: Bound, actual: Values, wanted: Values, sizes: tuple[float, float]) -> float:
+def error_within(bound: Bound, actual: Values, expected: Values, sizes: tuple[float, float]) -> float:
     """Return the relative error; if the bound is that of elements, the farthest one's in units of the bound's limit.
 
     Args:
         bound: The bound.
         actual: What is held.
-        wanted: What is wanted.
+        expected: What is wanted.
         sizes: The norm of the terms of a sum, and the factor that is found, which multiplies the rounding as well.
     """
     if not bound.element:
-        return error_of(actual, wanted, sizes[0])
-    return bound.limit * farthest(actual, wanted) / (bound.element * max(1.0, abs(sizes[1])))
+        return error_of(actual, expected, sizes[0])
+    return bound.limit * farthest(actual, expected) / (bound.element * max(1.0, abs(sizes[1])))
 
 
 def relation_of(pair: Pair) -> Related:
-    """Say what each rank's array is of the wanted one.
+    """Relate each rank's array to the expected one.
 
     Args:
         pair: What is wanted, and what each rank holds.

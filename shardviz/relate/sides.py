@@ -1,4 +1,4 @@
-"""What ranks hold of one tensor and what each should hold, side by side: who is wrong, and where copies differ.
+"""Actual and expected values of one tensor: which ranks are wrong, where replicas differ.
 
 `measures` says what else the two sides have to do with each other. How far two right results may differ, `tolerance`
 says: every element is a sum of up to n products, rounded at each step, and in the end to the coarsest dtype.
@@ -52,10 +52,10 @@ class Rounding:
     terms: int
     size: float
 
-    def tolerance(self, wanted: NDArray[np.float64], *, gradient: bool) -> float:
+    def tolerance(self, expected: NDArray[np.float64], *, gradient: bool) -> float:
         """Return how far an element may be from what is wanted."""
-        own = float(np.max(np.abs(wanted), initial=0.0))
-        size = max(own, self.size) if gradient else max(own, self.epsilon)
+        largest = float(np.max(np.abs(expected), initial=0.0))
+        size = max(largest, self.size) if gradient else max(largest, self.epsilon)
         return rounding_of_sums(self.epsilon, self.terms) * size
 
 
@@ -140,20 +140,20 @@ class Sides:
 
     def is_right(self, rank: int, values: Values) -> bool:
         """Whether values are what a rank should hold, except for rounding."""
-        wanted = self.wanted_of(rank)
-        return self.near(values, wanted) and self._is_typical(values, wanted)
+        expected = self.wanted_of(rank)
+        return self.near(values, expected) and self._is_typical(values, expected)
 
-    def _is_typical(self, values: Values, wanted: Values) -> bool:
+    def _is_typical(self, values: Values, expected: Values) -> bool:
         """Whether values are no farther from those wanted on the whole than rounding takes them."""
         if not self.typical or values.size < MANY:
             return True
-        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(wanted))
-        return _root(values - wanted) <= allowed
+        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(expected))
+        return _root(values - expected) <= allowed
 
-    def near(self, left: Values, right: Values, scale: float = 1.0) -> bool:
+    def near(self, actual: Values, expected: Values, scale: float = 1.0) -> bool:
         """Whether two arrays are equal except for rounding; NaN is near to nothing."""
         with np.errstate(invalid="ignore"):  # the difference of two infinities
-            return bool(np.all(np.abs(left - right) <= self.tolerance * max(1.0, scale)))
+            return bool(np.all(np.abs(actual - expected) <= self.tolerance * max(1.0, scale)))
 
     @cached_property
     def reduced(self) -> Mapping[int, Values]:
@@ -164,7 +164,7 @@ class Sides:
         return values
 
     def over(self, axes: Iterable[str], op: str, values: Mapping[int, Values] | None = None) -> Mapping[int, Values]:
-        """Reduce values, those held if none are given, over axes; a group with a rank missing has no result."""
+        """Reduce values (default: those held) over axes; incomplete groups have no result."""
         values = self.reduced if values is None else values
         for axis in axes:
             values = over(axis, op, values, self.mesh)
@@ -183,7 +183,7 @@ class Sides:
         return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
 
     def held_by(self, rank: int) -> tuple[Region, Chain] | None:
-        """Return which part of the values wanted a rank holds, and what is changed; None if it holds no part.
+        """Return the part of the expected values that a rank holds, with its changes; or None.
 
         A sum that is pending is a change if it is not claimed, and so is one that is claimed and not pending.
         """
@@ -199,7 +199,7 @@ class Sides:
         return located.layout.region(self.mesh.coord_of(source)), links
 
     def changes_of(self, rank: int) -> Chain | None:
-        """Return what is changed in a rank's own part; None if it holds another one, or nothing explains it."""
+        """Return the changes of a rank's own part; None if it holds another, or unexplained values."""
         chain, held = self._chains.get(rank), self.held_by(rank)
         if held is None:
             return chain  # filled with one number
@@ -257,7 +257,7 @@ class Sides:
 
     @property
     def pairs_of_copies(self) -> list[tuple[int, int, float]]:
-        """The first rank that holds each part with each other one that holds it, and how far apart they are."""
+        """Pairs of replicas, each with the first one, and how far they differ."""
         return self.neighbors_apart((ranks[0], rank) for ranks in self.holders for rank in ranks[1:])
 
     def neighbors_apart(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, int, float]]:

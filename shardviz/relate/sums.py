@@ -1,4 +1,4 @@
-"""Terms: what ranks hold if a reduction is still pending, and what was added to the wanted values."""
+"""Terms of a pending reduction, and terms added to the expected values."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Seq
 def placements_of_sum(
     terms: Mapping[int, Values], mesh: Mesh, fits: Callable[[int, Values], Iterable[Placements]], near: float
 ) -> Placements | None:
-    """Return the placements of terms whose sum along one axis is the right part on every rank; None if there are none.
+    """Return placements of terms whose sum over one axis is right on every rank; or None.
 
     Args:
         terms: What every rank has that has the tensor.
@@ -118,8 +118,10 @@ def placements_of_sum(
         shared: set[Placements] | None = None
         for rank in terms:
             total = _total(terms, mesh.group_of(rank, axis), near)
-            own = {one for one in fits(rank, total) if isinstance(one[at], Replicate)} if total is not None else set()
-            shared = own if shared is None else shared & own
+            fitting = (
+                {one for one in fits(rank, total) if isinstance(one[at], Replicate)} if total is not None else set()
+            )
+            shared = fitting if shared is None else shared & fitting
             if not shared:
                 break
         for placements in sorted(shared or (), key=num_splits):
@@ -129,10 +131,10 @@ def placements_of_sum(
 
 def _total(terms: Mapping[int, Values], group: Sequence[int], near: float) -> Values | None:
     """Return the sum of a group's terms; None if one is missing or has a different shape, or if they are copies."""
-    known = [terms[rank] for rank in group if rank in terms]
-    if len(group) < 2 or len(known) < len(group) or len({term.shape for term in known}) > 1:
+    present = [terms[rank] for rank in group if rank in terms]
+    if len(group) < 2 or len(present) < len(group) or len({term.shape for term in present}) > 1:
         return None
-    stacked = np.stack(known)
+    stacked = np.stack(present)
     if np.all(np.abs(stacked - stacked[:1]) <= near / len(group)):
         return None
     total: Values = stacked.sum(0)

@@ -65,8 +65,8 @@ def constant_of(values: NDArray[Any]) -> float | None:
         return None
     first = values.flat[0]
     start = values.reshape(-1)[:8] if values.flags.c_contiguous else values
-    for part in (start, values):
-        if not np.array_equal(part, np.broadcast_to(first, part.shape), equal_nan=True):
+    for block in (start, values):
+        if not np.array_equal(block, np.broadcast_to(first, block.shape), equal_nan=True):
             return None
     return float(first)
 
@@ -91,18 +91,18 @@ def slices_of(array: NDArray[Any], dim: int) -> NDArray[Any]:
     return np.moveaxis(array, dim, 0).reshape(array.shape[dim], -1)
 
 
-def farthest(actual: NDArray[Any], wanted: NDArray[Any]) -> float:
+def farthest(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     """Return the largest difference of two arrays' elements; infinite if shapes differ, or if NaN meets a number."""
-    if actual.shape != wanted.shape:
+    if actual.shape != expected.shape:
         return math.inf
     with np.errstate(invalid="ignore"):  # the difference of two infinities
-        equal = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
-        apart = np.where(equal, 0.0, np.abs(actual - wanted))
+        equal = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+        apart = np.where(equal, 0.0, np.abs(actual - expected))
     worst = float(np.max(apart, initial=0.0))
     return math.inf if math.isnan(worst) else worst
 
 
-def error_of(actual: NDArray[Any], wanted: NDArray[Any], size: float = 0.0) -> float:
+def error_of(actual: NDArray[Any], expected: NDArray[Any], size: float = 0.0) -> float:
     """Return the larger relative error: of the whole, or of the worst slice along any dim.
 
     A norm of the whole hides one exchanged pair in 600 slices, which moves it by 2 / sqrt(n); a slice does not. A slice
@@ -110,7 +110,7 @@ def error_of(actual: NDArray[Any], wanted: NDArray[Any], size: float = 0.0) -> f
 
     Args:
         actual: What is held.
-        wanted: What is wanted.
+        expected: What is wanted.
         size: The norm of a sum's terms. A sum that cancels is rounded as its terms are.
 
     Returns:
@@ -121,26 +121,26 @@ def error_of(actual: NDArray[Any], wanted: NDArray[Any], size: float = 0.0) -> f
         >>> error_of(actual, wanted)  # the norm alone differs by 0.1
         1.0
     """
-    if actual.shape != wanted.shape:
+    if actual.shape != expected.shape:
         return math.inf
-    if np.array_equal(actual, wanted):
+    if np.array_equal(actual, expected):
         return 0.0
-    finite = np.isfinite(wanted)
+    finite = np.isfinite(expected)
     if not (finite.all() and np.isfinite(actual).all()):
         if (
-            not np.array_equal(actual[~finite], wanted[~finite], equal_nan=True)
+            not np.array_equal(actual[~finite], expected[~finite], equal_nan=True)
             or not np.isfinite(actual[finite]).all()
         ):
             return math.inf
-        actual, wanted = np.where(finite, actual, 0), np.where(finite, wanted, 0)
+        actual, expected = np.where(finite, actual, 0), np.where(finite, expected, 0)
     with np.errstate(over="ignore"):
-        apart, square = np.square(actual - wanted), np.square(wanted)
+        apart, square = np.square(actual - expected), np.square(expected)
         total = max(float(square.sum()), size * size)
         if not total or not math.isfinite(total):
             return math.inf if apart.any() else 0.0
         worst = float(apart.sum()) / total
-    for dim in range(wanted.ndim):
-        others, typical = tuple(other for other in range(wanted.ndim) if other != dim), total / wanted.shape[dim]
+    for dim in range(expected.ndim):
+        others, typical = tuple(other for other in range(expected.ndim) if other != dim), total / expected.shape[dim]
         room = typical if size else np.maximum(square.sum(others), LEAST_SLICE**2 * typical)
         worst = max(worst, float((apart.sum(others) / room).max()))
     return math.sqrt(worst)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         assert_replicated,
         assert_tied,
     )
+    from shardviz.testing.assertions.equality import assert_same
     from shardviz.testing.assertions.message import ShardAssertionError
-    from shardviz.testing.assertions.same import assert_same
     from shardviz.testing.plugin.marks import spmd
     from shardviz.testing.trips.roundtrip import assert_checkpoint_roundtrip
     from shardviz.testing.trips.transfer import assert_transferred
@@ -40,7 +40,7 @@ _HOMES = {
     "assert_ordered": "shardviz.testing.assertions.calls",
     "assert_reduced": "shardviz.testing.assertions.calls",
     "assert_replicated": "shardviz.testing.assertions.calls",
-    "assert_same": "shardviz.testing.assertions.same",
+    "assert_same": "shardviz.testing.assertions.equality",
     "assert_tied": "shardviz.testing.assertions.calls",
     "assert_transferred": "shardviz.testing.trips.transfer",
     "load_probe": "shardviz.live.probe",

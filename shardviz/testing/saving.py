@@ -108,9 +108,9 @@ def _imports(file: Path, probe: Probe, *, in_passes: bool) -> str:
         loaded = f"from {package} import {name} as probe\n" if package else f"import {name} as probe\n"
         return f"{capture}{loaded}from shardviz.testing import {', '.join(names)}\n"
     path = os.path.relpath(probe.path, file.resolve().parent)
-    ours = f"{capture}from shardviz.testing import {', '.join(sorted([*names, 'load_probe']))}\n"
+    import_lines = f"{capture}from shardviz.testing import {', '.join(sorted([*names, 'load_probe']))}\n"
     load = f'probe = load_probe(Path(__file__).parent / "{path}", "{probe.build}")\n'
-    return f"from pathlib import Path\n\n{ours}\n{load}"
+    return f"from pathlib import Path\n\n{import_lines}\n{load}"
 
 
 def _layouts(dump: Dump) -> Iterator[tuple[str, str]]:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from whole import verdict
 
-from shardviz.live.followed import ALL, Followed
-from shardviz.live.step.trace.recorded import Trace
+from shardviz.live.step.trace.recorder import Trace
+from shardviz.live.trace_modules import ALL, Followed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

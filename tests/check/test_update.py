@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.update.unsharded import check_unsharded_update
+from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.explain.finding import Finding

@@ -17,7 +17,7 @@ from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.tensors import GatherRecord, MeshRecord, Position
 from shardviz.dump.write import RUN_FILE
 from shardviz.errors import NotationError
-from shardviz.live.capture.intended import check_intended
+from shardviz.live.capture.intentions import check_intended
 from tests.check.checking import check_made, only
 from tests.check.records import change_rank, change_run
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from shardviz.checkpoint.beside.compare import compare_with_job
-from shardviz.checkpoint.beside.job import job_of
+from shardviz.checkpoint.live_job.compare import compare_with_job
+from shardviz.checkpoint.live_job.job import job_of
 from shardviz.checkpoint.maps.language import parse_rules
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main

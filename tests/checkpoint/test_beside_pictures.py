@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from shardviz.checkpoint.beside.compare import compare_with_job
-from shardviz.checkpoint.beside.job import job_of
+from shardviz.checkpoint.live_job.compare import compare_with_job
+from shardviz.checkpoint.live_job.job import job_of
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.checkpoint.records import extents
 from shardviz.cli import main

@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from shardviz.checkpoint.beside.compare import compare_with_job
-from shardviz.checkpoint.beside.job import job_of
+from shardviz.checkpoint.live_job.compare import compare_with_job
+from shardviz.checkpoint.live_job.job import job_of
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files

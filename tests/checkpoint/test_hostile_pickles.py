@@ -8,7 +8,7 @@ import struct
 import pytest
 import torch
 
-from shardviz.checkpoint.formats.pickled import UnknownTypeError, read_pickle
+from shardviz.checkpoint.formats.pickle_reader import UnknownTypeError, read_pickle
 from tests.checkpoint.hostile import Run, archive, kinds, refused, with_archive
 
 MARKER = "executed"

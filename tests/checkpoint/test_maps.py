@@ -25,7 +25,7 @@ from shardviz.checkpoint.maps.language import (
     read_rules,
     rules_of,
 )
-from shardviz.checkpoint.maps.made import Made, Op, value_of
+from shardviz.checkpoint.maps.mapped_tensors import Made, Op, value_of
 from shardviz.checkpoint.maps.matching import apply, inverted, named
 from shardviz.cli import main
 from shardviz.errors import ShardvizError

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from shardviz.checkpoint.beside.compare import compare_with_job
-from shardviz.checkpoint.beside.job import job_of
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
+from shardviz.checkpoint.live_job.compare import compare_with_job
+from shardviz.checkpoint.live_job.job import job_of
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.commands.common.dumps import read_dump
 from shardviz.layout.region import Region

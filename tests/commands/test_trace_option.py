@@ -3,7 +3,7 @@
 import pytest
 
 from shardviz.errors import ShardvizError
-from shardviz.live.followed import ALL, NONE, Followed
+from shardviz.live.trace_modules import ALL, NONE, Followed
 
 
 @pytest.mark.parametrize(

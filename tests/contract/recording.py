@@ -257,8 +257,8 @@ opening.open_checkpoint = _if_refused(opening.open_checkpoint)
 findings.check_checkpoint = _before(findings.check_checkpoint, _checkpoint)
 
 import shardviz.check.diff as diff  # noqa: E402
-import shardviz.checkpoint.beside.compare as beside  # noqa: E402
 import shardviz.checkpoint.comparing.compare as comparing  # noqa: E402
+import shardviz.checkpoint.live_job.compare as beside  # noqa: E402
 
 diff.compare = _before(diff.compare, _dumps)
 comparing.compare_checkpoints = _before(comparing.compare_checkpoints, _checkpoints)

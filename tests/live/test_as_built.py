@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shardviz.layout.mesh import Mesh
-from shardviz.live.step.unsharded.drawn import as_built, repeating
+from shardviz.live.step.unsharded.late_weights import as_built, repeating
 from tests.live.probing import checked
 
 EXPERTS = """

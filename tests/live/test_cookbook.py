@@ -12,7 +12,7 @@ import torch
 
 from shardviz import probe_files
 from shardviz.check.run import report_on
-from shardviz.check.step.compared import agreement
+from shardviz.check.step.comparison import agreement
 from shardviz.cli import main
 from shardviz.errors import EXIT_USAGE, ProbeError
 from shardviz.layout.notation import write

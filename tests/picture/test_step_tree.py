@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardviz.check.diff import Difference
-from shardviz.check.step.compared import compared
+from shardviz.check.step.comparison import compared
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference
 from shardviz.dump.dump import dump_of

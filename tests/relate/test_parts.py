@@ -23,7 +23,7 @@ from shardviz.relate.factors import (
 )
 from shardviz.relate.orders import features, matches, nearest, orders_of_slices, places_of
 from shardviz.relate.relations import Rounded, Scaled
-from shardviz.relate.stored import is_cut_off, is_made, line_between, rounding_between
+from shardviz.relate.stored_values import is_cut_off, is_made, line_between, rounding_between
 from shardviz.relate.sums import coefficient_of
 from shardviz.relate.tolerance import EPSILON, above_noise, near_ratio, rounding_of_sums
 from shardviz.relate.values import blocks, constant_of, error_of, part_of

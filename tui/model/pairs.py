@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from shardviz.check.diff import Change, Difference
-    from shardviz.checkpoint.beside.job import Job
     from shardviz.checkpoint.comparing.outcome import Comparison as Outcomes
     from shardviz.checkpoint.comparing.outcome import Outcome
+    from shardviz.checkpoint.live_job.job import Job
     from shardviz.checkpoint.records import Checkpoint
     from shardviz.picture.model.sides import Sides
     from shardviz.picture.model.subjects.stored import Beside, Marked

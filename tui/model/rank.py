@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from shardviz.check.order.laid_out import claimed_dims
+from shardviz.check.order.cases import claimed_dims
 from shardviz.check.values.copies import copies_of
 from shardviz.check.verdicts import WORDS
 from shardviz.dump.arrays.ids import ID_NONE

@@ -1,1 +1,1 @@
-"""Where elements are: one tensor at a time, what its ranks hold, what they claim, and what the author intends."""
+"""Order of elements: what ranks hold of each tensor, what they claim, and what is intended."""

@@ -230,7 +230,7 @@ def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Regi
 
 
 def as_own(dump: Dump, name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return what one rank holds, with the ids of the weight that a buffer is a copy of as the buffer's own.
+    """Return a rank's ids; a buffer that is a copy of a weight has the weight's ids as its own.
 
     Args:
         dump: The dump.
@@ -245,7 +245,7 @@ def as_own(dump: Dump, name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def counted_from(dump: Dump, stamp: Stamp, least: int, most: int) -> int:
-    """Return the first id of a tensor, or of the weight that it is a copy of and that has all ids between two."""
+    """Return the first id of a tensor, or of the weight whose copy it is."""
     if stamp.role != "buffer" or not 1 <= least <= most <= dump.last_id:
         return stamp.first
     owner = dump.owner(least)

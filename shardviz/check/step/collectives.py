@@ -38,7 +38,7 @@ class Wrong:
 
     call: CallRecord
     after: Values
-    wanted: Values
+    expected: Values
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class CallResults:
 
     def wanted_of(self, rank: int) -> Values:
         """Return what a rank should have."""
-        return self.wrong[rank].wanted
+        return self.wrong[rank].expected
 
     def held_of(self, rank: int) -> Values:
         """Return what a rank has."""
@@ -115,16 +115,16 @@ def wrong_after(dump: Dump, call: CallRecord) -> dict[int, Wrong]:
     before = np.stack([values_of(dump, f"{call.module}.before", rank) for rank in call.ranks])
     wrong = {}
     for me, rank in enumerate(call.ranks):
-        wanted = DEFINITIONS[call.op](before, me)
-        if wanted is not None:
+        expected = DEFINITIONS[call.op](before, me)
+        if expected is not None:
             after = values_of(dump, call.module, rank)
-            if after.shape != wanted.shape or not np.allclose(after, wanted, rtol=SINGLE, atol=0):
-                wrong[rank] = Wrong(call, after, wanted)
+            if after.shape != expected.shape or not np.allclose(after, expected, rtol=SINGLE, atol=0):
+                wrong[rank] = Wrong(call, after, expected)
     return wrong
 
 
 def values_of(dump: Dump, name: str, rank: int) -> Values:
-    """Return what a rank had in a step under a name.
+    """Return a rank's values of a step, by their name.
 
     Raises:
         DumpError: It wrote none.
@@ -143,7 +143,7 @@ def _finding(mesh: Mesh, module: str, op: str, ranks: Mapping[int, Wrong]) -> Fi
     finding = WrongCollective().finding(
         module,
         tuple(sorted(ranks)),
-        f"{op} {group} gave rank {rank} {_shown(first.after)}; the ranks' inputs give {_shown(first.wanted)}",
+        f"{op} {group} gave rank {rank} {_shown(first.after)}; the ranks' inputs give {_shown(first.expected)}",
     )
     return finding.seen_in(CallResults(ranks))
 

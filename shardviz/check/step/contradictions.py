@@ -1,4 +1,4 @@
-"""What a step shows before numbers are compared: it raised, a shape contradicts its claim, or a gradient is None.
+"""Findings before numbers are compared: errors, contradictory shapes, absent gradients.
 
 Three rules for `.grad` that is None if the unsharded model has a gradient: on some ranks only; on every rank, because
 nothing flows back to it; on every rank, because FSDP keeps it for a later backward, which is right until an optimizer
@@ -35,7 +35,7 @@ from shardviz.text import folded_names, listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
@@ -80,84 +80,91 @@ def _cause_of(error: str) -> ShardedModelRaises:
     return next((cause() for words, cause in CAUSES if words.search(error)), ShardedModelRaises())
 
 
-def check_result_shape(result: Compared) -> Finding | None:
+def check_result_shape(comparison: Compared) -> Finding | None:
     """Return the finding if a result's shape differs from the unsharded model's, or from the one its label gives."""
-    if result.claimed is None or result.claimed.flat:
+    if comparison.claimed is None or comparison.claimed.flat:
         return None
-    what, held, due = result.what, list(result.claimed.shape), list(result.wanted.shape)
-    if held != due:
-        cause = _of_sizes(result, held, due)
-        if isinstance(cause, PaddingRead) and _is_masked(result, cause):
+    what, held, expected = comparison.what, list(comparison.claimed.shape), list(comparison.wanted.shape)
+    if held != expected:
+        cause = _of_sizes(comparison, held, expected)
+        if isinstance(cause, PaddingRead) and _is_masked(comparison, cause):
             return None
-        sentence = f"the {what} is {held} over all ranks, {result.whose} is {due}"
-        return result.finding(cause, sentence, tuple(sorted(result.values)))
-    wrong = [rank for rank, values in result.values.items() if values.shape != result.regions[rank].shape]
+        sentence = f"the {what} is {held} over all ranks, {comparison.whose} is {expected}"
+        return comparison.finding(cause, sentence, tuple(sorted(comparison.values)))
+    wrong = [rank for rank, values in comparison.values.items() if values.shape != comparison.regions[rank].shape]
     if not wrong:
         return None
     rank = min(wrong)
-    shapes = list(result.values[rank].shape), list(result.regions[rank].shape)
+    shapes = list(comparison.values[rank].shape), list(comparison.regions[rank].shape)
     sentence = f"the {what} is {shapes[0]} on rank {rank}; its placements give {shapes[1]}"
-    return result.finding(UncheckedLabel(), sentence, tuple(sorted(wrong)))
+    return comparison.finding(UncheckedLabel(), sentence, tuple(sorted(wrong)))
 
 
-def _of_sizes(result: Compared, held: list[int], due: list[int]) -> Cause:
+def _of_sizes(comparison: Compared, held: list[int], expected: list[int]) -> Cause:
     """Return the cause of a result that is larger or smaller than the unsharded model's."""
-    if padding := _padding_of(result, held, due):
+    if padding := _padding_of(comparison, held, expected):
         return padding
-    sizes = {axis: result.mesh.axis_size(axis) for axis in result.mesh.axes if result.mesh.axis_size(axis) > 1}
-    for dim, (length, wanted) in enumerate(zip(held, due, strict=False)):
-        larger = [axis for axis, size in sizes.items() if length == wanted * size and len(held) == len(due)]
-        smaller = [axis for axis, size in sizes.items() if length * size == wanted and len(held) == len(due)]
+    sizes = {
+        axis: comparison.mesh.axis_size(axis) for axis in comparison.mesh.axes if comparison.mesh.axis_size(axis) > 1
+    }
+    for dim, (length, reference_length) in enumerate(zip(held, expected, strict=False)):
+        larger = [
+            axis for axis, size in sizes.items() if length == reference_length * size and len(held) == len(expected)
+        ]
+        smaller = [
+            axis for axis, size in sizes.items() if length * size == reference_length and len(held) == len(expected)
+        ]
         if larger:
-            return CopiesSideBySide(dim, length, " or ".join(larger), sizes[larger[0]], wanted)
+            return CopiesSideBySide(dim, length, " or ".join(larger), sizes[larger[0]], reference_length)
         if smaller:
-            return _of_parts(result, dim, smaller, length, wanted)
+            return _of_parts(comparison, dim, smaller, length, reference_length)
     return DifferentOutput()
 
 
-def _is_masked(result: Compared, padding: PaddingRead) -> bool:
+def _is_masked(comparison: Compared, padding: PaddingRead) -> bool:
     """Whether the padding is minus infinity throughout, as logits are before a softmax that leaves it out."""
     behind = (*(slice(None),) * padding.dim, slice(padding.size, None))
-    return all(bool(np.isneginf(values[behind]).all()) for values in result.values.values())
+    return all(bool(np.isneginf(values[behind]).all()) for values in comparison.values.values())
 
 
-def _padding_of(result: Compared, held: list[int], due: list[int]) -> Cause | None:
+def _padding_of(comparison: Compared, held: list[int], expected: list[int]) -> Cause | None:
     """Return the cause of a result that is the unsharded model's and goes on behind it along one dim."""
-    longer = [dim for dim, sizes in enumerate(zip(held, due, strict=False)) if sizes[0] > sizes[1]]
-    is_one = len(held) == len(due) and len(longer) == 1 and result.role == "output"
-    if not is_one or any(own < wanted for own, wanted in zip(held, due, strict=True)):
+    longer = [dim for dim, sizes in enumerate(zip(held, expected, strict=False)) if sizes[0] > sizes[1]]
+    is_one = len(held) == len(expected) and len(longer) == 1 and comparison.role == "output"
+    if not is_one or any(own < wanted for own, wanted in zip(held, expected, strict=True)):
         return None
-    cut = {rank: values[tuple(map(slice, due))] for rank, values in result.values.items()}
+    cut = {rank: values[tuple(map(slice, expected))] for rank, values in comparison.values.items()}
     is_whole = all(
-        values.shape == result.wanted.shape and result.near(values, result.wanted) for values in cut.values()
+        values.shape == comparison.wanted.shape and comparison.near(values, comparison.wanted)
+        for values in cut.values()
     )
     dim = longer[0]
-    if not is_whole or held[dim] % due[dim] == 0:  # copies side by side
+    if not is_whole or held[dim] % expected[dim] == 0:  # copies side by side
         return None
-    return PaddingRead(dim, due[dim], held[dim], is_returned=True)
+    return PaddingRead(dim, expected[dim], held[dim], is_returned=True)
 
 
-def _of_parts(result: Compared, dim: int, axes: list[str], length: int, wanted: int) -> Cause:
+def _of_parts(comparison: Compared, dim: int, axes: list[str], length: int, reference_length: int) -> Cause:
     """Return the cause of a result whose dim is as large as one part of it along some axis."""
-    size = result.mesh.axis_size(axes[0])
-    split = [axis for axis in axes if result.claimed is not None and axis in result.claimed.chains[dim]]
+    size = comparison.mesh.axis_size(axes[0])
+    split = [axis for axis in axes if comparison.claimed is not None and axis in comparison.claimed.chains[dim]]
     if split:
-        return SplitTwice(dim, split[0], length, size, wanted)
-    return PartLabeledWhole(dim, length, " or ".join(axes), size, wanted)
+        return SplitTwice(dim, split[0], length, size, reference_length)
+    return PartLabeledWhole(dim, length, " or ".join(axes), size, reference_length)
 
 
 def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
     """Yield what is known of parameters without a gradient, on some ranks or on all."""
     dump = evidence.dump
     for finding in check_absent_gradients(dump):
-        one = evidence.gradients.get(finding.tensor)
-        yield finding.seen_in(one) if one is not None else finding
+        comparison = evidence.gradients.get(finding.tensor)
+        yield finding.seen_in(comparison) if comparison is not None else finding
     absent = list(evidence.without_gradient)
-    kept = {name for record in dump.files.ranks.values() for name in record.held_back}
-    held_back = [name for name in absent if name in kept]
+    held_names = {name for record in dump.files.ranks.values() for name in record.held_back}
+    held_back = [name for name in absent if name in held_names]
     yield from _held_back(dump, held_back)
-    rest = [name for name in absent if name not in kept]
-    cut = [name for name in rest if _is_due(dump, name) and _holders(dump, name)]
+    remaining = [name for name in absent if name not in held_names]
+    cut = [name for name in remaining if _is_due(dump, name) and _holders(dump, name)]
     is_judged = bool(evidence.gradients) and not any(
         one.wrong for one in evidence.results if one.role == "output" or one.name == "loss" if not one.incomparable
     )
@@ -167,12 +174,12 @@ def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
             _holders(dump, cut[0]),
             f"no rank has a gradient of it after the step (.grad is None){_others(cut)}, and the unsharded model has",
         )
-        rest = [name for name in rest if name not in cut]
-    yield from (NotChecked(name, NONE_ANYWHERE, "step") for name in rest)
+        remaining = [name for name in remaining if name not in cut]
+    yield from (NotChecked(name, NONE_ANYWHERE, "step") for name in remaining)
 
 
 def check_absent_gradients(dump: Dump) -> Iterator[Finding]:
-    """Yield parameters that have a gradient on some ranks and none on others that hold a part of them."""
+    """Yield parameters without a gradient on some of the ranks that hold a part of them."""
     gradients = [tensor for tensor in dump.at("step") if tensor.role == "grad"]
     pairs = [(tensor, name) for tensor in gradients for name in tensor.names]
     for tensor, name in pairs:

@@ -1,4 +1,4 @@
-"""What a step shows taken together: which of its results are right bounds where a wrong one went wrong."""
+"""A step's results taken together: the right ones bound where a wrong one went wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.compared import rounding_of
+from shardviz.check.step.comparison import rounding_of
 from shardviz.check.step.forward.activations import Activations
 from shardviz.check.step.rules.all_gradients import Parts
 from shardviz.check.step.trace.backward import blamed_by_weights, first_in_backward
@@ -18,7 +18,7 @@ from shardviz.relate.measures import WrongResults, ratio_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.dump import Dump
 
@@ -72,7 +72,7 @@ class Evidence:
 
     @cached_property
     def ratios(self) -> Mapping[str, Fraction | None]:
-        """What every gradient is the unsharded model's times; None if it is not a ratio of small numbers."""
+        """Each gradient's ratio to the unsharded model's; None if it isn't one of small numbers."""
         of_wrong = {name: ratio_of(result) for name, result in self.gradients.items() if result.wrong}
         return {name: of_wrong.get(name, Fraction(1)) for name in self.gradients}
 

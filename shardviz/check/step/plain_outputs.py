@@ -18,7 +18,7 @@ from shardviz.layout.placements import Replicate, Shard
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
 
@@ -40,67 +40,73 @@ def laid_out_by_value(results: Sequence[Compared], dump: Dump | None = None) -> 
     return tuple(_by_value(result, loss, apart) if result.is_assumed else result for result in results)
 
 
-def _by_value(result: Compared, loss: Compared, apart: set[str]) -> Compared:
-    if result.claimed is None or not (result.incomparable or result.wrong):
-        return result
-    layout = layout_of_values(result)
+def _by_value(comparison: Compared, loss: Compared, apart: set[str]) -> Compared:
+    if comparison.claimed is None or not (comparison.incomparable or comparison.wrong):
+        return comparison
+    layout = layout_of_values(comparison)
     if layout is not None:
-        return _laid_out(result, layout) if _is_read_so(result, layout, loss, apart) else result
-    if not result.incomparable and not any(values.shape != result.wanted.shape for values in result.values.values()):
-        return result
-    parts = [_laid_out(result, layout) for layout in _by_shape(result) if _is_read_so(result, layout, loss, apart)]
+        return _laid_out(comparison, layout) if _is_read_so(comparison, layout, loss, apart) else comparison
+    if not comparison.incomparable and not any(
+        values.shape != comparison.wanted.shape for values in comparison.values.values()
+    ):
+        return comparison
+    parts = [
+        _laid_out(comparison, layout)
+        for layout in _by_shape(comparison)
+        if _is_read_so(comparison, layout, loss, apart)
+    ]
     right = [part for part in parts if not part.wrong]
     if not right and not loss.wrong:
-        return result
-    return next(iter(right), parts[0] if len(parts) == 1 else result)
+        return comparison
+    return next(iter(right), parts[0] if len(parts) == 1 else comparison)
 
 
-def _is_read_so(result: Compared, layout: Layout, loss: Compared, apart: set[str]) -> bool:
+def _is_read_so(comparison: Compared, layout: Layout, loss: Compared, apart: set[str]) -> bool:
     """Whether the loss was computed from the parts of a layout: it is right, or put together over its axes."""
-    own = set(result.claimed.split_axes) if result.claimed is not None else set()
-    return not loss.wrong or not (set(layout.split_axes) - own) & apart
+    split_axes = set(comparison.claimed.split_axes) if comparison.claimed is not None else set()
+    return not loss.wrong or not (set(layout.split_axes) - split_axes) & apart
 
 
-def _by_shape(result: Compared) -> Iterator[Layout]:
+def _by_shape(comparison: Compared) -> Iterator[Layout]:
     """Yield the layouts with one dim more split over one axis, of which ranks have a part each, padded to one size."""
-    placements = result.claimed.placements() if result.claimed is not None else None
-    if not placements or any(len(values.shape) != result.wanted.ndim for values in result.values.values()):
+    placements = comparison.claimed.placements() if comparison.claimed is not None else None
+    if not placements or any(len(values.shape) != comparison.wanted.ndim for values in comparison.values.values()):
         return
-    for at, axis in enumerate(result.mesh.axes):
-        for dim in range(result.wanted.ndim) if isinstance(placements[at], Replicate) else ():
+    for at, axis in enumerate(comparison.mesh.axes):
+        for dim in range(comparison.wanted.ndim) if isinstance(placements[at], Replicate) else ():
             split = (*placements[:at], Shard(dim), *placements[at + 1 :])
-            layout = Layout.from_placements(result.mesh, result.wanted.shape, split)
-            if result.mesh.axis_size(axis) > 1 and all(
-                _holds_part(result, layout, dim, rank) for rank in result.values
+            layout = Layout.from_placements(comparison.mesh, comparison.wanted.shape, split)
+            if comparison.mesh.axis_size(axis) > 1 and all(
+                _holds_part(comparison, layout, dim, rank) for rank in comparison.values
             ):
                 yield layout
 
 
-def _holds_part(result: Compared, layout: Layout, dim: int, rank: int) -> bool:
-    held, due = result.values[rank].shape, layout.region(result.mesh.coord_of(rank)).shape
-    size = max(layout.region(result.mesh.coord_of(other)).shape[dim] for other in result.values)
-    return held in (due, (*due[:dim], size, *due[dim + 1 :]))
+def _holds_part(comparison: Compared, layout: Layout, dim: int, rank: int) -> bool:
+    held, expected = comparison.values[rank].shape, layout.region(comparison.mesh.coord_of(rank)).shape
+    size = max(layout.region(comparison.mesh.coord_of(other)).shape[dim] for other in comparison.values)
+    return held in (expected, (*expected[:dim], size, *expected[dim + 1 :]))
 
 
-def _laid_out(result: Compared, layout: Layout) -> Compared:
-    regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in result.values}
-    values = {rank: held[tuple(map(slice, regions[rank].shape))] for rank, held in result.values.items()}
-    sides = [zip(result.values[rank].shape, values[rank].shape, strict=True) for rank in values]
+def _laid_out(comparison: Compared, layout: Layout) -> Compared:
+    regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in comparison.values}
+    values = {rank: held[tuple(map(slice, regions[rank].shape))] for rank, held in comparison.values.items()}
+    sides = [zip(comparison.values[rank].shape, values[rank].shape, strict=True) for rank in values]
     cut = next(((dim, held) for shapes in sides for dim, (held, own) in enumerate(shapes) if held > own), None)
-    return replace(result, mesh=layout.mesh, claimed=layout, regions=regions, values=values, padded=cut)
+    return replace(comparison, mesh=layout.mesh, claimed=layout, regions=regions, values=values, padded=cut)
 
 
-def why_unplaced(evidence: Evidence, result: Compared) -> str:
+def why_unplaced(evidence: Evidence, comparison: Compared) -> str:
     """Return why a plain part of an output is not judged; empty if it is, or if something behind it is wrong."""
     gradients = evidence.gradients.values()
     is_right = evidence.loss_is_right and bool(gradients) and not any(gradient.wrong for gradient in gradients)
-    odd = [rank for rank, values in result.values.items() if values.shape != result.wanted.shape]
-    if not (result.is_assumed and result.incomparable and is_right and odd) or evidence.without_gradient:
+    odd = [rank for rank, values in comparison.values.items() if values.shape != comparison.wanted.shape]
+    if not (comparison.is_assumed and comparison.incomparable and is_right and odd) or evidence.without_gradient:
         return ""
-    whole = result.wanted.shape
-    for shape in (values.shape for values in result.values.values()):
+    whole = comparison.wanted.shape
+    for shape in (values.shape for values in comparison.values.values()):
         if len(shape) != len(whole) or any(own > size for own, size in zip(shape, whole, strict=True)):
             return ""  # larger than the whole, as copies side by side are
     rank = min(odd)
-    held = list(result.values[rank].shape)
-    return UNPLACED.format(rank=rank, held=held, whole=list(whole), whose=result.whose)
+    held = list(comparison.values[rank].shape)
+    return UNPLACED.format(rank=rank, held=held, whole=list(whole), whose=comparison.whose)

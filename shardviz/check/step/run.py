@@ -13,7 +13,7 @@ import numpy as np
 
 from shardviz.check.hiding import unhidden
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.compared import compared
+from shardviz.check.step.comparison import compared
 from shardviz.check.step.contradictions import check_no_gradient, check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
@@ -40,7 +40,7 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump
 
     Rule = Callable[[Evidence, Compared], Finding | None]
@@ -51,16 +51,16 @@ MAX_LISTED = 4
 
 
 def check_step(
-    dump: Dump, earlier: Sequence[Finding], seen: dict[Place, bool] | None = None
+    dump: Dump, earlier: Sequence[Finding], told_right: dict[Place, bool] | None = None
 ) -> Iterator[Finding | NotChecked]:
     """Yield what a step shows if the weights that it started from are right.
 
     Args:
         dump: The dump.
         earlier: What was found of the weights: numbers computed from wrong weights show nothing new.
-        seen: Gets each result that was compared, and whether it is right (`Report.compared`).
+        told_right: Gets each result that was compared, and whether it is right (`Report.compared`).
     """
-    seen = {} if seen is None else seen
+    told_right = {} if told_right is None else told_right
     yield from check_raised(dump)
     steps = dump.at("step")
     if not steps:
@@ -97,9 +97,9 @@ def check_step(
         (result, _seen_in(result, finding)) for result in evidence.results for finding in explained(evidence, result)
     ]
     not_compared = {id(result) for result, finding in results if isinstance(finding, NotChecked)}
-    for result in evidence.results:
-        if id(result) not in not_compared:
-            seen[Place("step", result.role, result.name)] = result.is_told_right
+    for comparison in evidence.results:
+        if id(comparison) not in not_compared:
+            told_right[Place("step", comparison.role, comparison.name)] = comparison.is_told_right
     yield from (finding for _, finding in results if isinstance(finding, NotChecked))
     pairs, of_all = of_all_gradients(
         evidence, [(result, finding) for result, finding in results if isinstance(finding, Finding)]
@@ -139,36 +139,42 @@ def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
 def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
     """Say of outputs that differ, and not by more than rounding to eight bits allows, that a scale may be wrong."""
     coarse = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["bfloat16"] and "float8" in dtype}
-    for result in outputs:
-        dtype = coarse.get(result.rounding.epsilon)
-        if dtype is not None and not result.incomparable and not result.wrong:
-            far = result.farthest
-            if far > SINGLE * float(np.max(np.abs(result.wanted), initial=0.0)):
-                why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(result.tolerance)}"
-                yield NotChecked(result.name, f"the {result.role}: {why}: a wrong scale may be within that", "step")
+    for comparison in outputs:
+        dtype = coarse.get(comparison.rounding.epsilon)
+        if dtype is not None and not comparison.incomparable and not comparison.wrong:
+            far = comparison.farthest
+            if far > SINGLE * float(np.max(np.abs(comparison.wanted), initial=0.0)):
+                why = (
+                    f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(comparison.tolerance)}"
+                )
+                yield NotChecked(
+                    comparison.name, f"the {comparison.role}: {why}: a wrong scale may be within that", "step"
+                )
 
 
-def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChecked]:
+def explained(evidence: Evidence, comparison: Compared) -> Iterator[Finding | NotChecked]:
     """Yield the findings of the first rule that explains a result; nothing if it is right."""
-    if why := why_unplaced(evidence, result):
-        yield NotChecked(result.name, why, "step")
-    elif shape := check_result_shape(result):
-        yield with_parts_joined(evidence, result, shape)
-    elif why := of_another_stage(evidence, result):
-        yield NotChecked(result.name, why, "step")
-    elif result.incomparable:
-        yield NotChecked(result.name, f"its {result.role}: {result.incomparable}", "step")
-    elif result.wrong:
-        findings = (rule(evidence, result) for rule in RULES[result.role])
-        named = with_reason(evidence, result, next(filter(None, findings), None) or check_terms(evidence, result))
-        is_first = result.role == "output" or (
-            evidence.outputs_are_right and (result.role != "grad" or _has_right_loss(evidence))
+    if why := why_unplaced(evidence, comparison):
+        yield NotChecked(comparison.name, why, "step")
+    elif shape := check_result_shape(comparison):
+        yield with_parts_joined(evidence, comparison, shape)
+    elif why := of_another_stage(evidence, comparison):
+        yield NotChecked(comparison.name, why, "step")
+    elif comparison.incomparable:
+        yield NotChecked(comparison.name, f"its {comparison.role}: {comparison.incomparable}", "step")
+    elif comparison.wrong:
+        findings = (rule(evidence, comparison) for rule in RULES[comparison.role])
+        named = with_reason(
+            evidence, comparison, next(filter(None, findings), None) or check_terms(evidence, comparison)
         )
-        yield (check_related(result) if named.generic and is_first else None) or named
+        is_first = comparison.role == "output" or (
+            evidence.outputs_are_right and (comparison.role != "grad" or _has_right_loss(evidence))
+        )
+        yield (check_related(comparison) if named.generic and is_first else None) or named
 
 
 def _has_right_loss(evidence: Evidence) -> bool:
-    """Whether the loss is right, or none is compared: what a wrong loss makes of gradients shows nothing new."""
+    """Whether the loss is right or not compared: gradients of a wrong loss show nothing new."""
     losses = [result for result in evidence.results if (result.role, result.name) == ("scalar", "loss")]
     return not losses or evidence.loss_is_right
 
@@ -213,22 +219,22 @@ def without_consequences(pairs: Sequence[Found]) -> Iterator[Finding | NotChecke
         yield from explained
         yield from unhidden([finding for finding in findings if finding.generic], explained, anywhere=True)
         return
-    left = _not_from_loss(pairs)
-    left_out = len(pairs) - len(left)
+    remaining = _not_from_loss(pairs)
+    left_out = len(pairs) - len(remaining)
     if left_out:
         why = f"{left_out} of the step's gradients that no rule explains: the loss is wrong, too"
         yield NotChecked("", why, "step")
-    yield from _with_loss_first(left)
+    yield from _with_loss_first(remaining)
 
 
 def without_consequences_of_update(results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
     """Yield what is found after the optimizer's step and follows from nothing else that is found there."""
     results = list(results)
-    left = unhidden(
+    remaining = unhidden(
         results, [result for result in results if isinstance(result, Finding) and not result.generic], anywhere=True
     )
-    yield from left
-    left_out = [result.tensor for result in results if result not in left]
+    yield from remaining
+    left_out = [result.tensor for result in results if result not in remaining]
     if left_out:
         why = f"{listed(left_out, MAX_LISTED)} after the optimizer's step"
         yield NotChecked("", f"{why}: differences may follow from the findings about others", "step")
@@ -237,8 +243,8 @@ def without_consequences_of_update(results: Iterable[Finding | NotChecked]) -> I
 def _not_from_loss(pairs: Sequence[Found]) -> list[Found]:
     """Return the pairs without the unexplained gradients that a wrong loss accounts for."""
     loss = [finding for result, finding in pairs if result.name == "loss"]
-    left = unhidden([finding for result, finding in pairs if result.role == "grad"], loss, anywhere=True)
-    return [pair for pair in pairs if pair[0].role != "grad" or pair[1] in left]
+    remaining = unhidden([finding for result, finding in pairs if result.role == "grad"], loss, anywhere=True)
+    return [pair for pair in pairs if pair[0].role != "grad" or pair[1] in remaining]
 
 
 def _with_loss_first(pairs: Sequence[Found]) -> Iterator[Finding]:
@@ -247,8 +253,8 @@ def _with_loss_first(pairs: Sequence[Found]) -> Iterator[Finding]:
     ratio = ratio_of(loss[0]) if loss is not None else None
     grads = [(result, finding) for result, finding in pairs if ratio and result.role == "grad"]
     alike = {id(finding) for result, finding in grads if ratio_of(result) == ratio}
-    for result, finding in pairs:
-        if alike and result.name == "loss":
+    for comparison, finding in pairs:
+        if alike and comparison.name == "loss":
             gradients = "is one gradient" if len(alike) == 1 else f"are {len(alike):,} gradients"
             yield replace(finding, sentence=f"{finding.sentence}, and so {gradients}")
         elif id(finding) not in alike:

@@ -19,7 +19,7 @@ import numpy as np
 
 from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked
-from shardviz.check.step.compared import compared
+from shardviz.check.step.comparison import compared
 from shardviz.check.step.contradictions import check_absent_gradients
 from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of, with_copies
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.values.copies import Groups
     from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.dump.records.step import MaskRecord
@@ -103,8 +103,8 @@ def _compared(dump: Dump, tensor: Tensor, name: str, group: list[Shard]) -> Find
     apart = {rank: farthest(held, values[first]) for rank, held in values.items()}
     largest = max(float(np.max(np.abs(held), initial=0.0, where=np.isfinite(held))) for held in values.values())
     dtype = "float32" if tensor.role == "scalar" else group[0].body.dtype
-    own = EPSILON.get(dtype, EPSILON["float32"])
-    allowed = (ROUNDINGS_OF_ONE * own + ROUNDINGS_OF_SUM * min(own, EPSILON["float32"])) * largest
+    epsilon = EPSILON.get(dtype, EPSILON["float32"])
+    allowed = (ROUNDINGS_OF_ONE * epsilon + ROUNDINGS_OF_SUM * min(epsilon, EPSILON["float32"])) * largest
     wrong = [rank for rank, by in apart.items() if not by <= allowed]
     if not wrong or all(np.array_equal(held, values[first], equal_nan=True) for held in values.values()):
         return None
@@ -148,9 +148,11 @@ def check_training(dump: Dump) -> Iterator[Finding]:
     for role in ROLES:
         in_eval = {result.name: result for result in compared(dump, (role,))}
         apart = [
-            result
-            for result in compared(dump, (role,), at="training")
-            if not result.incomparable and result.copies_differ_along and _has_equal_copies(in_eval.get(result.name))
+            comparison
+            for comparison in compared(dump, (role,), at="training")
+            if not comparison.incomparable
+            and comparison.copies_differ_along
+            and _has_equal_copies(in_eval.get(comparison.name))
         ]
         if apart:
             finding, tensor = _in_training(apart[0], len(apart) - 1), dump.find("training", role, apart[0].name)
@@ -163,15 +165,15 @@ def _has_equal_copies(result: Compared | None) -> bool:
     return result is not None and not result.incomparable and not result.copies_differ_along
 
 
-def _in_training(result: Compared, others: int) -> Finding:
-    along = " and ".join(result.copies_differ_along)
-    low, high, worst = max(result.pairs_of_copies, key=lambda pair: pair[2])
+def _in_training(comparison: Compared, others: int) -> Finding:
+    along = " and ".join(comparison.copies_differ_along)
+    low, high, worst = max(comparison.pairs_of_copies, key=lambda pair: pair[2])
     more = f"; so do those of {others} other{'s' * (others > 1)}" if others else ""
-    return result.finding(
+    return comparison.finding(
         DifferentMasks(along),
-        f"copies of the {result.what} differ along {along} in training mode, which draws random numbers: "
+        f"copies of the {comparison.what} differ along {along} in training mode, which draws random numbers: "
         f"{apart_text(low, high, worst)}; in eval() they are equal{more}",
-        tuple(sorted(result.values)),
+        tuple(sorted(comparison.values)),
         held=f"different values along {along}",
     )
 
@@ -186,7 +188,7 @@ OF_THE_JOB = (
 
 
 def check_masks(dump: Dump) -> Iterator[Finding | NotChecked]:
-    """Yield the masks that are equal along axes that split what they are laid on, and say where seeds decide."""
+    """Yield masks that are equal along axes that split their tensor, and notes if seeds decide."""
     of_ranks = {rank: record.masks for rank, record in dump.files.ranks.items()}
     count = min(map(len, of_ranks.values()), default=0)
     if (
@@ -229,8 +231,8 @@ def _are_equal(mesh: Mesh, row: Row, axis: str, *, again: bool = False) -> bool:
 
 def _bits(mask: MaskRecord) -> float:
     """Return how unlikely it is that another mask drawn like this one is equal, as a power of 2."""
-    kept = mask.num_kept / mask.size
-    return -mask.size * math.log2(kept**2 + (1 - kept) ** 2)
+    fraction = mask.num_kept / mask.size
+    return -mask.size * math.log2(fraction**2 + (1 - fraction) ** 2)
 
 
 def _of_masks(dump: Dump, num_equal: int, count: int, seeded: list[tuple[Row, str]]) -> Finding:

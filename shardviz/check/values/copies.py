@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from shardviz.check.order.cases import claimed_dims
 from shardviz.check.order.infer.layout import axes_of_change
-from shardviz.check.order.laid_out import claimed_dims
 from shardviz.check.report import NotChecked
 from shardviz.dump.content import leaves
 from shardviz.explain.values import (
@@ -51,7 +51,7 @@ About = tuple["Cause", str, str]
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of one tensor that must be equal and are not: what most of them hold is wanted of all.
+    """Replicas of one tensor that differ; the value that most of them hold is expected.
 
     Attributes:
         dump: The dump.
@@ -133,8 +133,8 @@ def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
     claimed = {layout.tensor_shape for layout in tensor.claims if layout is not None}
     for rank, shard in tensor.shards.items():
         if 0 not in shard.body.local_shape:
-            part = _part(shard, ids.shards.get(rank) if ids else None, claimed)
-            groups.setdefault((part, _pending(shard), shard.body.dtype), []).append(shard)
+            claim = _part(shard, ids.shards.get(rank) if ids else None, claimed)
+            groups.setdefault((claim, _pending(shard), shard.body.dtype), []).append(shard)
     return list(groups.values())
 
 
@@ -254,7 +254,7 @@ def _count(differing: Groups, index: int) -> str:
 
 
 def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
-    """Name the ranks whose copies are others than those of most, which agree; empty if there is no such most."""
+    """Name the ranks whose replicas differ from the majority's; empty without a majority."""
     if any(2 * len(odd) >= len(group) for odd, group in zip(others, differing, strict=True)):
         return ""
     ranks = sorted(shard.rank for shards in others for shard in shards)
@@ -278,7 +278,7 @@ def _apart(right: Shard, wrong: Shard) -> str:
 
 
 def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
-    """Return the axes along which copies differ: two coordinates that are equal on all other axes have other values."""
+    """Return the axes along which replicas differ while all other coordinates are equal."""
     of_groups = [
         axes_of_change(mesh, {mesh.coord_of(shard.rank): shard.digest(index) for shard in group if shard.rank in mesh})
         for group in differing
@@ -295,36 +295,39 @@ def flat_values(shard: Shard) -> list[float | str] | None:
 
 
 def is_constant(shard: Shard) -> bool:
-    """Whether a shard says nothing about where it is from: all its elements are one number, or it has just one."""
+    """Whether all elements of a shard are one number, so it doesn't show where it is from."""
     if shard.body.constant or math.prod(shard.body.local_shape) < 2:
         return True
     values = flat_values(shard)
     return values is not None and len(set(values)) == 1
 
 
-def first_difference(shard: Shard, other: Shard) -> str:
-    """Say at which index two copies differ first, and what each has there; empty if the dump has no values."""
-    ours, theirs = flat_values(shard), flat_values(other)
-    if ours is None or theirs is None:
+def first_difference(shard: Shard, second: Shard) -> str:
+    """Say where two replicas differ first, with both values; empty if the dump has no values."""
+    first_values, second_values = flat_values(shard), flat_values(second)
+    if first_values is None or second_values is None:
         return ""
-    if len(ours) != len(theirs) or shard.body.dtype != other.body.dtype:
+    if len(first_values) != len(second_values) or shard.body.dtype != second.body.dtype:
         first = f"{shard.body.dtype}{list(shard.body.local_shape)}"
-        return f"rank {shard.rank} has {first}, rank {other.rank} {other.body.dtype}{list(other.body.local_shape)}"
-    at = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
+        return f"rank {shard.rank} has {first}, rank {second.rank} {second.body.dtype}{list(second.body.local_shape)}"
+    at = next(
+        (index for index, pair in enumerate(zip(first_values, second_values, strict=True)) if pair[0] != pair[1]), None
+    )
     if at is None:
         return ""
     pair = (2,) if shard.body.dtype.startswith("complex") else ()  # written as real and imaginary part
     shape = (*shard.body.local_shape, *pair)
     index = index_of(at, shape)
-    return f"at {index} of the shard rank {shard.rank} has {_said(ours[at])}, rank {other.rank} {_said(theirs[at])}"
+    texts = _said(first_values[at]), _said(second_values[at])
+    return f"at {index} of the shard rank {shard.rank} has {texts[0]}, rank {second.rank} {texts[1]}"
 
 
-def same_step(copy: Shard, other: Shard) -> tuple[float, float]:
-    """Return the number by which all elements of a second copy differ from a first, and the factor; 0 if by none.
+def same_step(copy: Shard, counterpart: Shard) -> tuple[float, float]:
+    """Return the constant difference between two replicas, and their factor; 0 without one.
 
     Copies of fewer than three elements show no rule.
     """
-    pairs = list(zip(flat_values(copy) or (), flat_values(other) or (), strict=False))
+    pairs = list(zip(flat_values(copy) or (), flat_values(counterpart) or (), strict=False))
     if len(pairs) < LEAST_ALIKE or not all(isinstance(value, float | int) for pair in pairs for value in pair):
         return 0, 0
     numbers = [(float(first), float(second)) for first, second in pairs]

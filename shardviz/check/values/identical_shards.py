@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.laid_out import claimed_dims
+from shardviz.check.order.cases import claimed_dims
 from shardviz.check.values.copies import is_constant
 from shardviz.dump.digests import hash_of_nan
 from shardviz.explain.states import SameOptimizerFile
@@ -34,12 +34,12 @@ def check_identical_shards(dump: Dump) -> Iterator[Finding]:
             continue
         for layout in tensor.claims:
             if layout is not None and layout.split_axes:
-                found = _check(tensor, layout)
-                yield from (one for one in found if not _are_as_built(dump, tensor, one.tensor))
+                findings = _check(tensor, layout)
+                yield from (one for one in findings if not _are_as_built(dump, tensor, one.tensor))
 
 
 def _are_as_built(dump: Dump, tensor: Tensor, name: str) -> bool:
-    """Whether every rank has its part of the unsharded model's values, which repeat each other themselves."""
+    """Whether every rank has its part of unsharded values that themselves repeat."""
     return all(rank in dump.files.ranks and name in dump.files.ranks[rank].as_built for rank in tensor.shards)
 
 
@@ -67,14 +67,14 @@ def _first_line_differs(tensor: Tensor, layout: Layout, axis: str) -> bool:
         or not first[0].digests
     ):
         return False
-    one, other = first[0], first[1]
-    return all(one.digest(index) != other.digest(index) for index in range(len(tensor.names)))
+    first_shard, second_shard = first[0], first[1]
+    return all(first_shard.digest(index) != second_shard.digest(index) for index in range(len(tensor.names)))
 
 
 def _lines(tensor: Tensor, layout: Layout, axis: str) -> Lines:
     """Return the shards along an axis, all else equal: those of the first one's shape that hold different parts."""
     mesh, column = layout.mesh, layout.mesh.axis_index(axis)
-    wanted = claimed_dims(layout)
+    claimed = claimed_dims(layout)
     lines: dict[Coord, dict[object, Shard]] = {}
     for coord, rank in zip(mesh.coords(), mesh.ranks, strict=True):
         shard = tensor.shards.get(rank)
@@ -83,7 +83,7 @@ def _lines(tensor: Tensor, layout: Layout, axis: str) -> Lines:
         line = lines.setdefault((*coord[:column], *coord[column + 1 :]), {})
         first = next(iter(line.values()), shard)
         if shard.body.local_shape == first.body.local_shape:
-            line.setdefault(wanted[rank], shard)
+            line.setdefault(claimed[rank], shard)
     return [list(line.values()) for line in lines.values() if len(line) > 1]
 
 

@@ -35,13 +35,17 @@ def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
         return
     names = {rank: _names_with_storage(record) for rank, record in dump.files.ranks.items()}
     for stamp in stamps:
-        both = [rank for rank, own in names.items() if stamp.name in own and stamp.tied_to in own]
+        ranks_with_both = [rank for rank, own in names.items() if stamp.name in own and stamp.tied_to in own]
         both_names = {stamp.name, stamp.tied_to}
-        tied = {rank for rank in both if any(both_names <= {*group} for group in dump.files.ranks[rank].tied)}
-        untied = tuple(sorted(rank for rank in both if rank not in tied))
+        tied = {
+            rank for rank in ranks_with_both if any(both_names <= {*group} for group in dump.files.ranks[rank].tied)
+        }
+        untied = tuple(sorted(rank for rank in ranks_with_both if rank not in tied))
         if untied:
-            yield _finding(stamp, untied, len(both))
-        elif not both and all(any(name in own for own in names.values()) for name in (stamp.name, stamp.tied_to)):
+            yield _finding(stamp, untied, len(ranks_with_both))
+        elif not ranks_with_both and all(
+            any(name in own for own in names.values()) for name in (stamp.name, stamp.tied_to)
+        ):
             why = f"it was tied to {stamp.tied_to}, and no rank has both now"
             yield NotChecked(stamp.name, why, "ties")
 
@@ -62,16 +66,16 @@ def _names_with_storage(record: RankRecord) -> set[str]:
 
 def _finding(stamp: Stamp, ranks: tuple[int, ...], num_both: int) -> Finding:
     """Return the finding, of which both names are members."""
-    own, other = (_of_name(stamp, name, ranks, num_both) for name in (stamp.name, stamp.tied_to))
-    return replace(own, members=(own, other))
+    finding, partner = (_of_name(stamp, name, ranks, num_both) for name in (stamp.name, stamp.tied_to))
+    return replace(finding, members=(finding, partner))
 
 
 def _of_name(stamp: Stamp, name: str, ranks: tuple[int, ...], num_both: int) -> Finding:
-    other = stamp.tied_to if name == stamp.name else stamp.name
+    partner = stamp.tied_to if name == stamp.name else stamp.name
     return BrokenTie(stamp.name, stamp.tied_to).finding(
         name,
         ranks,
-        f"{name} shared storage with {other} before sharding, and no longer does on "
+        f"{name} shared storage with {partner} before sharding, and no longer does on "
         f"{'all' if len(ranks) == num_both else f'{len(ranks):,} of the'} {num_both:,} ranks that have both",
     )
 

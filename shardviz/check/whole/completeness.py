@@ -28,9 +28,9 @@ def check_completeness(dump: Dump) -> Iterator[Finding]:
     """Yield what a dump lacks."""
     files = dump.files
     for rank, why in sorted(files.damaged.items()):
-        said = why.replace(f"{files.path}/", "")
+        problem = why.replace(f"{files.path}/", "")
         lost = ("nothing of what this rank holds was checked",)
-        yield DamagedFile().finding("", (rank,), said, severity="warning", details=lost)
+        yield DamagedFile().finding("", (rank,), problem, severity="warning", details=lost)
     missing = tuple(rank for rank in files.missing_ranks if rank not in files.damaged)
     if missing:
         yield RankWithoutFile().finding(
@@ -39,26 +39,26 @@ def check_completeness(dump: Dump) -> Iterator[Finding]:
             f"{len(missing):,} of {files.run.num_ranks:,} ranks wrote no file: {listed(missing, MAX_LISTED)}",
             severity="warning",
         )
-    known = {name for record in files.ranks.values() for name, _ in record.not_checked}
+    explained = {name for record in files.ranks.values() for name, _ in record.not_checked}
     for tensor in dump.tensors:
-        yield from _absent_shards(files, tensor, known)
+        yield from _absent_shards(files, tensor, explained)
     if not files.missing_ranks:
         yield from _absent_tensors(dump)
 
 
-def check_missing_ranks(dump: Dump, known: Collection[str]) -> Iterator[NotChecked]:
-    """Yield the model's tensors whose mesh has ranks that left no file: what those ranks hold is not known.
+def check_missing_ranks(dump: Dump, explained: Collection[str]) -> Iterator[NotChecked]:
+    """Yield tensors on meshes with ranks that left no file: their shards are unknown.
 
     Args:
         dump: The dump.
-        known: Tensors of which it is known already that they were not checked.
+        explained: Tensors of which it is known already that they were not checked.
     """
     missing = dump.files.missing_ranks
     for tensor in dump.tensors if missing else ():
         mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
         ranks = [rank for rank in missing if rank in mesh]
         for name in tensor.names if ranks and is_of_model(tensor) else ():
-            if name not in known:
+            if name not in explained:
                 yield NotChecked(name, no_file_of(ranks), "order")
 
 
@@ -67,15 +67,15 @@ def no_file_of(ranks: Collection[int]) -> str:
     return f"no readable file of rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_LISTED)}"
 
 
-def _absent_shards(files: DumpFiles, tensor: Tensor, known: Collection[str]) -> Iterator[Finding]:
+def _absent_shards(files: DumpFiles, tensor: Tensor, explained: Collection[str]) -> Iterator[Finding]:
     """Yield ranks whose file is there but has no shard of a DTensor on their mesh, and no word of why."""
     if tensor.moment not in ("initial", "stamped") or len(tensor.shards) == files.run.num_ranks:
         return
-    wanted = {rank for layout in tensor.claims if layout is not None for rank in layout.mesh.ranks}
-    absent = tuple(sorted(rank for rank in wanted - set(tensor.shards) if rank in files.ranks))
-    for name in [name for name in tensor.names if name not in known] if absent else ():
+    expected = {rank for layout in tensor.claims if layout is not None for rank in layout.mesh.ranks}
+    absent = tuple(sorted(rank for rank in expected - set(tensor.shards) if rank in files.ranks))
+    for name in [name for name in tensor.names if name not in explained] if absent else ():
         ranks = listed(absent, MAX_LISTED)
-        what = f"{len(absent):,} of {len(wanted):,} ranks of its mesh have no {tensor.moment} shard of it: {ranks}"
+        what = f"{len(absent):,} of {len(expected):,} ranks of its mesh have no {tensor.moment} shard of it: {ranks}"
         yield ModuleAbsentOnRanks().finding(name, absent, what, severity="warning")
 
 

@@ -35,7 +35,7 @@ IN_QUESTION = "what collectives along {axis} make of it: the process group has i
 
 
 def check_rank_order(dump: Dump) -> Iterator[Finding | NotChecked]:
-    """Yield each axis of each mesh along which group ranks are not coordinates, once, and what it splits."""
+    """Yield each mesh axis along which group ranks differ from coordinates, with its tensors."""
     groups: dict[str, set[tuple[int, ...]]] = {}
     for (record, axis), ranks in differing(dump).items():
         rank, (position, in_group) = next(iter(ranks.items()))
@@ -47,8 +47,8 @@ def check_rank_order(dump: Dump) -> Iterator[Finding | NotChecked]:
             f"{len(ranks):,} ranks have a number in the group along {name} that is not their coordinate on mesh "
             f"{mesh_of(record)}: rank {rank} is {name}={position} but number {in_group} of its group",
         )
-        own = _groups(mesh_from(record), name)
-        groups.setdefault(name, set()).update(group for group in own if not ranks.keys().isdisjoint(group))
+        named_groups = _groups(mesh_from(record), name)
+        groups.setdefault(name, set()).update(group for group in named_groups if not ranks.keys().isdisjoint(group))
     for name, odd in groups.items():
         yield from _in_question(dump, name, odd)
 

@@ -1,4 +1,4 @@
-"""The map between two checkpoints whose tensors have other names, found by what is in them.
+"""Inference of the map between two checkpoints with different names, from their contents.
 
 What most tensors of a family show counts for all of them, so that a wrong one is compared and not mapped around. Names
 decide nothing but which of equal contents is which, and only if those beside them are known.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.checkpoint.by_content.numbered import Choice, Family, families_of, links
+from shardviz.checkpoint.by_content.families import Choice, Family, families_of, links
 from shardviz.checkpoint.by_content.solving import Recipe, Strips, View, are_near, constant, fits, recipes
 from shardviz.checkpoint.findings import EMBEDDINGS, HEADS
 from shardviz.checkpoint.optimizer import state_of
@@ -22,7 +22,7 @@ from shardviz.text import listed, printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardviz.checkpoint.by_content.numbered import Link, Numbers
+    from shardviz.checkpoint.by_content.families import Link, Numbers
     from shardviz.checkpoint.records import Tensor
 
 MOST_ALONE = 1024
@@ -38,7 +38,7 @@ NUMBERED = "the same tensors under other numbers"
 
 
 def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[Choice], dict[str, str]]:
-    """Find which tensors of two checkpoints are which, by what is in them.
+    """Pair the tensors of two checkpoints by their contents.
 
     Args:
         first: Tensors of the first that the second lacks by their names.
@@ -64,8 +64,8 @@ def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[Ch
 
 def _constants(family: Family) -> tuple[float, ...]:
     """Return the numbers that the tensors of a family are; empty unless each of those looked at is one number."""
-    found = [constant(family.members[numbers]) for numbers in family.some]
-    return () if None in found else tuple(sorted({one for one in found if one is not None}))
+    constants = [constant(family.members[numbers]) for numbers in family.some]
+    return () if None in constants else tuple(sorted({one for one in constants if one is not None}))
 
 
 @dataclass
@@ -92,12 +92,12 @@ class _Work:
             some[1 - side][:] = [one for one in some[1 - side] if one not in parts]
 
     def by_content(self) -> None:
-        """Choose what has equal values; of several that have them, the one that is left when the others are known."""
+        """Choose families with equal values; of several, the one that is left over by the others."""
         options: dict[tuple[int, Family], list[Recipe]] = {}
         for side in (0, 1):
             for whole in self.free[side]:
-                if found := self._recipes(side, whole):
-                    options[side, whole] = found
+                if possible := self._recipes(side, whole):
+                    options[side, whole] = possible
         while options:
             key, recipe, why = self._clearest(options)
             if recipe is None:
@@ -108,18 +108,18 @@ class _Work:
 
     def _left(self, options: dict[tuple[int, Family], list[Recipe]]) -> dict[tuple[int, Family], list[Recipe]]:
         """Return the options whose tensors are all free."""
-        left = {}
+        free_options = {}
         for (side, whole), every in options.items():
             free = {*self.free[1 - side], *self.alike[1 - side]}
             ok = [one for one in every if all(link.family in free for link in one.links)]
             if ok and whole in self.free[side]:
-                left[side, whole] = ok
-        return left
+                free_options[side, whole] = ok
+        return free_options
 
     def _clearest(
         self, options: dict[tuple[int, Family], list[Recipe]]
     ) -> tuple[tuple[int, Family], Recipe | None, str]:
-        """Return what has only one option, or one that its name tells from the others; no recipe if nothing has."""
+        """Return a tensor with only one option, or one singled out by name; no recipe otherwise."""
         single = [key for key, every in options.items() if len(every) == 1]
         if single:
             key = min(single, key=lambda key: key[1].pattern.endswith(HEADS))
@@ -133,8 +133,8 @@ class _Work:
         names = {one.links[0].family.pattern for one in options[key]}
         if not any(
             names & {link.family.pattern for one in every for link in one.links}
-            for other, every in options.items()
-            if other != key
+            for competitor, every in options.items()
+            if competitor != key
         ):
             return key, options[key][0], f"or any of {_named(sorted(names))}: all have its values"
         return key, None, ""
@@ -172,7 +172,7 @@ class _Work:
         return list(recipe_of.values())
 
     def by_other_numbers(self) -> None:
-        """Choose families of which the same tensors stand under other numbers: the comparison says so."""
+        """Choose families whose tensors are only renumbered, which the comparison reports."""
         for whole, link, turned in list(self._alike_pairs()):
             members = [one for parts in link.parts.values() for one in parts.values()]
             some = [whole.members[numbers] for numbers in whole.some]
@@ -180,7 +180,7 @@ class _Work:
                 self._choose_pair(whole, link, turned, NUMBERED)
 
     def by_nearness(self) -> None:
-        """Choose families of nearly the same values, such as those of another step, if only one has such."""
+        """Choose families of nearly equal values, as of a different step, if the choice is unique."""
         near_links: dict[Family, list[tuple[Link, bool]]] = {}
         for whole, link, turned in self._alike_pairs():
             if state_of(whole.pattern) or state_of(link.family.pattern):
@@ -196,10 +196,10 @@ class _Work:
     def _alike_pairs(self) -> Iterator[tuple[Family, Link, bool]]:
         """Yield families of both sides that have one shape, or that of the other turned."""
         for whole in self.free[0]:
-            for part in self.free[1]:
+            for second in self.free[1]:
                 for turned in (False, True)[: len(whole.shape)]:
-                    shape = part.shape if not turned else (*part.shape[:-2], *part.shape[:-3:-1])
-                    for link in links(whole, part) if shape == whole.shape else ():
+                    shape = second.shape if not turned else (*second.shape[:-2], *second.shape[:-3:-1])
+                    for link in links(whole, second) if shape == whole.shape else ():
                         if not link.extra:
                             yield whole, link, turned
 
@@ -216,8 +216,12 @@ class _Work:
         for choice in list(self.choices):
             module, dot, leaf = choice.whole.pattern.rpartition(".")
             for whole in [*self.free[choice.side], *self.alike[choice.side]] if dot else ():
-                other, _, own = whole.pattern.rpartition(".")
-                if other == module and own != leaf and (recipe := self._as_beside(choice, whole, own)) is not None:
+                second_module, _, second_leaf = whole.pattern.rpartition(".")
+                if (
+                    second_module == module
+                    and second_leaf != leaf
+                    and (recipe := self._as_beside(choice, whole, second_leaf)) is not None
+                ):
                     self.choose(choice.side, whole, recipe, BESIDE)
 
     def _as_beside(self, choice: Choice, whole: Family, leaf: str) -> Recipe | None:
@@ -225,8 +229,8 @@ class _Work:
         there = {one.pattern: one for some in (self.free, self.alike) for one in some[1 - choice.side]}
         parts: list[Link] = []
         for link in choice.recipe.links:
-            part = there.get(f"{link.family.pattern.rpartition('.')[0]}.{leaf}")
-            every = links(whole, part) if part is not None else iter(())
+            second = there.get(f"{link.family.pattern.rpartition('.')[0]}.{leaf}")
+            every = links(whole, second) if second is not None else iter(())
             same = next((one for one in every if one.extra == link.extra and one.is_direct == link.is_direct), None)
             if same is None:
                 return None
@@ -248,20 +252,20 @@ class _Work:
             for family in self.alike[side]:
                 key = _constants(family), family.shape, tuple(sorted(family.members))
                 classes.setdefault(key, ([], []))[side].append(family)
-        for (values, *_), (mine, theirs) in classes.items():
+        for (values, *_), (firsts, seconds) in classes.items():
             what = f"all {'or '.join(f'{one:g} ' for one in values)}".rstrip()  # type: ignore[attr-defined]
-            if len(mine) == len(theirs) == 1:
-                link = next(iter(links(mine[0], theirs[0])))
-                self.choose(0, mine[0], Recipe((link,)), f"{what}, the only one of its shape and numbers")
-            elif mine and theirs:
-                self._set_aside(0, mine, f"it is {what}, and so are {_named(one.pattern for one in theirs)}")
-                self._set_aside(1, theirs, f"it is {what}, and so are {_named(one.pattern for one in mine)}")
+            if len(firsts) == len(seconds) == 1:
+                link = next(iter(links(firsts[0], seconds[0])))
+                self.choose(0, firsts[0], Recipe((link,)), f"{what}, the only one of its shape and numbers")
+            elif firsts and seconds:
+                self._set_aside(0, firsts, f"it is {what}, and so are {_named(one.pattern for one in seconds)}")
+                self._set_aside(1, seconds, f"it is {what}, and so are {_named(one.pattern for one in firsts)}")
 
 
-def _may_be_part(whole: Family, part: Family) -> bool:
+def _may_be_part(whole: Family, segment: Family) -> bool:
     """Whether shapes allow that one is part of the other: the sizes of all dims but one are there."""
-    sizes = Counter(part.shape) - Counter(whole.shape)
-    return sum(sizes.values()) <= 1 and len(part.shape) <= len(whole.shape)
+    sizes = Counter(segment.shape) - Counter(whole.shape)
+    return sum(sizes.values()) <= 1 and len(segment.shape) <= len(whole.shape)
 
 
 def _count(link: Link, recipe: Recipe) -> int:

@@ -1,4 +1,4 @@
-"""How one tensor is made of those of another checkpoint: whole, turned, padded, of several, in turns, or stacked.
+"""Recipes of a tensor from a second checkpoint's: turned, padded, joined or stacked.
 
 It is seen by strips, a few values of each slice along a dim, and by where the other tensor has the same slices.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.by_content.numbered import Link, Numbers
+    from shardviz.checkpoint.by_content.families import Link, Numbers
     from shardviz.checkpoint.records import Tensor
 
     Places = NDArray[np.int64]
@@ -77,7 +77,7 @@ class View:
 
     @property
     def bits(self) -> NDArray[Any]:
-        """Its values as unsigned integers: a view of what is mapped, where it is stored in one piece."""
+        """Its values as unsigned integers: a view of the mapped file if it is stored in one piece."""
         bits: NDArray[Any] = self.tensor.bits[self.index]
         return bits.swapaxes(-1, -2) if self.turned else bits
 
@@ -88,26 +88,26 @@ class Strips:
 
     _strips: dict[tuple[int, tuple[int, ...], bool, int, str], NDArray[Any] | None] = field(default_factory=dict)
 
-    def places(self, part: View, whole: View, dim: int) -> NDArray[np.int64] | None:
-        """Return where a tensor has the slices of another one along a dim; None if that cannot be said.
+    def places(self, segment: View, whole: View, dim: int) -> NDArray[np.int64] | None:
+        """Return where a tensor's slices are in a second one along a dim; None if unknown.
 
         Args:
-            part: The tensor whose slices are looked up.
+            segment: The tensor whose slices are looked up.
             whole: The one that may have them; equal in all other dims.
             dim: The dim.
         """
-        types = part.tensor.dtype, whole.tensor.dtype
+        types = segment.tensor.dtype, whole.tensor.dtype
         if not can_cast(*types):
             return None
         narrow = narrower(*types)
-        mine, theirs = self._of(part, dim, narrow), self._of(whole, dim, narrow)
-        if mine is None or theirs is None or mine.shape[1] != theirs.shape[1]:
+        segment_lines, whole_lines = self._of(segment, dim, narrow), self._of(whole, dim, narrow)
+        if segment_lines is None or whole_lines is None or segment_lines.shape[1] != whole_lines.shape[1]:
             return None
-        keys, first, counts = np.unique(line_hashes(theirs), return_index=True, return_counts=True)
-        own = line_hashes(mine)
-        at = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
-        places = np.where(keys[at] == own, np.where(counts[at] > 1, UNKNOWN, first[at]), MISSING)
-        return np.where((mine == mine[:, :1]).all(1), UNKNOWN, places)
+        keys, first, counts = np.unique(line_hashes(whole_lines), return_index=True, return_counts=True)
+        hashes = line_hashes(segment_lines)
+        at = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
+        places = np.where(keys[at] == hashes, np.where(counts[at] > 1, UNKNOWN, first[at]), MISSING)
+        return np.where((segment_lines == segment_lines[:, :1]).all(1), UNKNOWN, places)
 
     def _of(self, view: View, dim: int, dtype: str) -> NDArray[Any] | None:
         key = id(view.tensor), view.index, view.turned, dim, dtype
@@ -135,8 +135,8 @@ def _strip(bits: NDArray[Any], dim: int) -> NDArray[Any]:
 
 def share(places: NDArray[np.int64], expected: NDArray[Any]) -> float:
     """Return the part of all slices that can be told apart that are where they are expected."""
-    known = places != UNKNOWN
-    is_there = places[known] == expected[: len(places)][known]
+    is_known = places != UNKNOWN
+    is_there = places[is_known] == expected[: len(places)][is_known]
     return float(is_there.mean()) if len(is_there) else 0.0
 
 
@@ -156,10 +156,10 @@ def constant(tensor: Tensor) -> float | None:
         return None
 
 
-def are_near(tensor: View, other: View) -> bool:
+def are_near(tensor: View, second: View) -> bool:
     """Whether two tensors of one shape have nearly the same values, such as those of two steps, or one scaled."""
     try:
-        sides = [values_of(sampled(view.bits), view.tensor.dtype) for view in (tensor, other)]
+        sides = [values_of(sampled(view.bits), view.tensor.dtype) for view in (tensor, second)]
     except (DumpError, OSError):
         return False
     if len(sides[0]) < 2 * FEWEST or not np.isfinite(sides).all():
@@ -264,9 +264,9 @@ def recipes(whole: Tensor, numbers: Numbers, sources: Sequence[Link], strips: St
                 (link, {key[depth:]: one for key, one in parts.items() if key[:depth] == index})
                 for link, parts in stacked
             ]
-            found = list(_flat(View(whole, index), inner, strips, depth))
-            yield from found
-            if found:
+            flat_recipes = list(_flat(View(whole, index), inner, strips, depth))
+            yield from flat_recipes
+            if flat_recipes:
                 return
 
 
@@ -313,9 +313,9 @@ def _parts(
         places = strips.places(View(members[min(members)]), view, dim)
         if places is None:
             continue
-        part = _Part(link, shape[dim], len(members), places)
-        if part.is_alike or fits(np.where(places >= 0, 0, places), np.zeros(len(places), np.int64)):
-            yield part
+        segment = _Part(link, shape[dim], len(members), places)
+        if segment.is_alike or fits(np.where(places >= 0, 0, places), np.zeros(len(places), np.int64)):
+            yield segment
 
 
 def _made(view: View, parts: list[_Part], dim: int, turned: bool, stacks: int) -> Iterator[Recipe]:
@@ -323,9 +323,9 @@ def _made(view: View, parts: list[_Part], dim: int, turned: bool, stacks: int) -
     size = view.shape[dim]
     plain = Recipe((), dim, turned=turned, stacks=stacks)
     whole = [part for part in parts if part.size == size and part.count == 1 and not part.is_alike]
-    for part in whole:
-        if (rotary := _rotary(part, 0, dim, turned)) is not None:
-            yield Recipe((part.link,), rotary=(rotary,), turned=turned, stacks=stacks)
+    for segment in whole:
+        if (rotary := _rotary(segment, 0, dim, turned)) is not None:
+            yield Recipe((segment.link,), rotary=(rotary,), turned=turned, stacks=stacks)
     few = sorted((part for part in parts if part.size < size), key=lambda part: part.start)
     fillers = [part for part in few if part.is_alike]
     few = [part for part in few if not part.is_alike]
@@ -353,43 +353,47 @@ def _filled(parts: Sequence[_Part], fillers: Sequence[_Part], size: int) -> list
     """Return parts with what is all one number, such as a bias at first, in each gap that only one such part fits."""
     filled: list[_Part] = []
     start = 0
-    for stop, part in [*((part.start, part) for part in parts), (size, None)]:
+    for stop, segment in [*((part.start, part) for part in parts), (size, None)]:
         fits_gap = [one for one in fillers if one.size == stop - start and one.count == 1 and one not in filled]
         filled += fits_gap if len(fits_gap) == 1 else []
-        if part is not None:
-            filled.append(part)
-            start = stop + part.size
+        if segment is not None:
+            filled.append(segment)
+            start = stop + segment.size
     return filled
 
 
-def _is_padded(view: View, part: _Part, dim: int) -> bool:
-    """Whether what is behind a part may be padding: all alike; of a vocabulary, which no number counts, anything."""
-    behind = np.moveaxis(view.bits, dim, 0)[part.size :]
+def _is_padded(view: View, segment: _Part, dim: int) -> bool:
+    """Whether the rows behind a segment may be padding: all alike, or of a vocabulary."""
+    behind = np.moveaxis(view.bits, dim, 0)[segment.size :]
     is_few = MOST_PADDING * len(behind) <= view.shape[dim]
-    return is_alike(behind) or (dim == 0 and is_few and "*" not in part.link.family.pattern)
+    return is_alike(behind) or (dim == 0 and is_few and "*" not in segment.link.family.pattern)
 
 
 def _one_after_the_other(parts: Sequence[_Part], dim: int, turned: bool) -> tuple[tuple[str, int], ...] | None:
     kinds, start = [], 0
-    for part in parts:
-        kind = ("", 0) if part.is_alike else _rotary(part, start, dim, turned)
+    for segment in parts:
+        kind = ("", 0) if segment.is_alike else _rotary(segment, start, dim, turned)
         if kind is None:
             return None
         kinds.append(kind)
-        start += part.size
+        start += segment.size
     return tuple(kinds)
 
 
-def _rotary(part: _Part, start: int, dim: int, turned: bool) -> tuple[str, int] | None:
+def _rotary(segment: _Part, start: int, dim: int, turned: bool) -> tuple[str, int] | None:
     """Return how the rows of a part are reordered: not, or by heads; None if it is neither."""
-    places = np.where(part.places >= 0, part.places - start, part.places)
-    places = np.where((part.places >= 0) & (places < 0), MISSING, places)
-    plain = share(places, np.arange(part.size))
+    places = np.where(segment.places >= 0, segment.places - start, segment.places)
+    places = np.where((segment.places >= 0) & (places < 0), MISSING, places)
+    plain = share(places, np.arange(segment.size))
     best: tuple[float, tuple[str, int]] = plain, ("", 0)
-    heads = range(SMALLEST_HEAD, min(part.size, LARGEST_HEAD) + 1, 2) if plain < 1 and dim == 0 and not turned else ()
-    for head in (head for head in heads if part.size % head == 0):
+    heads = (
+        range(SMALLEST_HEAD, min(segment.size, LARGEST_HEAD) + 1, 2) if plain < 1 and dim == 0 and not turned else ()
+    )
+    for head in (head for head in heads if segment.size % head == 0):
         for kind in ROTARY:
-            best = max(best, (share(places, _reordered(kind, part.size, head)), (kind, head)), key=lambda one: one[0])
+            best = max(
+                best, (share(places, _reordered(kind, segment.size, head)), (kind, head)), key=lambda one: one[0]
+            )
     return best[1] if best[0] > LEAST_PART else None
 
 

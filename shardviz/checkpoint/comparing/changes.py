@@ -1,4 +1,4 @@
-"""What became of a tensor that is not equal: another order, padding, a rounding, a factor, or other values."""
+"""How a tensor changed: its order, padding, a rounding, a factor, or different values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardviz.explain.conversion import (
 from shardviz.layout.region import box_of, index_of
 from shardviz.relate.casts import cast, numbers_of, values_of
 from shardviz.relate.relations import Scaled
-from shardviz.relate.stored import is_cut_off, line_between, rounding_between
+from shardviz.relate.stored_values import is_cut_off, line_between, rounding_between
 from shardviz.relate.tolerance import FLOATS, WHOLE_FACTOR
 from shardviz.relate.values import blocks, is_alike, part_of
 
@@ -61,40 +61,40 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
         DumpError: One of them cannot be read.
     """
     narrow = narrower(before.dtype, after.dtype)
-    mine, theirs = (cast(side.bits, side.dtype, narrow) for side in (before, after))
-    assert mine is not None, "can_cast says so"
-    assert theirs is not None, "can_cast says so"
+    before_bits, after_bits = (cast(side.bits, side.dtype, narrow) for side in (before, after))
+    assert before_bits is not None, "can_cast says so"
+    assert after_bits is not None, "can_cast says so"
     types = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
     cuts = tuple(side for side in (after, before) if isinstance(side, Saved))
-    if order := name_change(mine, theirs, cuts):
+    if order := name_change(before_bits, after_bits, cuts):
         return outcome.became("permuted", f"{order}{types}")
-    if changed := repeated(outcome, mine, theirs, names):
+    if changed := repeated(outcome, before_bits, after_bits, names):
         shapes = f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
         return replace(changed, why=f"{shapes}: {changed.why}")
-    if changed := padding(outcome, mine, theirs, names):
+    if changed := padding(outcome, before_bits, after_bits, names):
         return replace(changed, why=f"{changed.why}{types}")
     if not is_alike(before.bits) and (changed := values_changed(outcome, before, after, names)):
         return changed
-    return outcome.became("other", counted_differences(before, after, mine, theirs, names))
+    return outcome.became("other", counted_differences(before, after, before_bits, after_bits, names))
 
 
 def counted_differences(
-    before: Tensor, after: Tensor, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
+    before: Tensor, after: Tensor, before_bits: NDArray[Any], after_bits: NDArray[Any], names: tuple[str, str]
 ) -> str:
-    """Say how many values differ, and which; `mine` and `theirs` are the bits of both in the narrower type."""
+    """Say how many values differ, and which; the bits are those of both tensors in the narrower type."""
     if before.shape != after.shape:
         return f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
-    if mine.size == 1 and (old := _first(before)) != (new := _first(after)):
+    if before_bits.size == 1 and (old := _first(before)) != (new := _first(after)):
         return f"{old} became {new}"
-    different = mine != theirs
+    different = before_bits != after_bits
     where = index_of(int(np.argmax(different)), before.shape)
     count = int(different.sum())
-    words = f"{count:,} of {mine.size:,} elements differ, the first at {where}"
+    words = f"{count:,} of {before_bits.size:,} elements differ, the first at {where}"
     box = box_of(different)
     if box is not None:
         words += f": all of {box}"
     for name, side in zip(names, (before, after), strict=True):
-        if mine.size > 1 and (number := _only(side, box)):
+        if before_bits.size > 1 and (number := _only(side, box)):
             words += f"; all values of {name} {'there ' if box is not None else ''}are {number}"
         elif side.dtype in FLOATS and (broken := _not_finite(side)):
             words += f"; {broken:,} values of {name} are nan or infinite"
@@ -115,8 +115,8 @@ def _first(side: Tensor) -> str:
 
 def _text(bits: NDArray[Any], dtype: str) -> str:
     """Return the first number of some."""
-    found = cast(np.array(bits).reshape(-1)[:1], dtype, "float64")
-    return f"{found.view(np.float64)[0]:g}" if found is not None else "alike"
+    number = cast(np.array(bits).reshape(-1)[:1], dtype, "float64")
+    return f"{number.view(np.float64)[0]:g}" if number is not None else "alike"
 
 
 def _not_finite(side: Tensor) -> int:
@@ -130,7 +130,7 @@ def values_changed(
     names: tuple[str, str] = SIDES,
     through: Sequence[str] | None = None,
 ) -> Outcome | None:
-    """Say that all values lost digits, are times a factor, or have a number added; None if it is none of these.
+    """Say that all values were rounded, scaled or shifted by a number; None if they weren't.
 
     Args:
         outcome: Its names.
@@ -146,21 +146,21 @@ def values_changed(
         if changed := _narrowed(outcome, old, new, name, types):
             return changed
     narrow = narrower(before.dtype, after.dtype)
-    mine, theirs = (cast(side.bits, side.dtype, narrow) for side in (before, after))
-    relation = None if mine is None or theirs is None else line_between(mine, theirs, narrow)
+    before_bits, after_bits = (cast(side.bits, side.dtype, narrow) for side in (before, after))
+    relation = None if before_bits is None or after_bits is None else line_between(before_bits, after_bits, narrow)
     if relation is None:
         return None
-    both = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
+    dtypes = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
     if isinstance(relation, Scaled):
-        why = f"every value of {names[1]} is {factor_text(relation.factor)} times that of {names[0]}{both}"
+        why = f"every value of {names[1]} is {factor_text(relation.factor)} times that of {names[0]}{dtypes}"
         return outcome.became("other", why, ForgottenFactor(factor_text(1 / relation.factor), relation.factor))
     size, (how, undo) = factor_text(abs(relation.number)), MORE if relation.number > 0 else LESS
-    why = f"every value of {names[1]} is {size} {how} than in {names[0]}{both}"
+    why = f"every value of {names[1]} is {size} {how} than in {names[0]}{dtypes}"
     return outcome.became("other", why, ForgottenOffset(undo, size))
 
 
 def _narrowed(outcome: Outcome, before: Tensor, after: Tensor, name: str, through: Sequence[str]) -> Outcome | None:
-    """Say how one tensor's values became those of the other, which has a name: rounded on the way, or cut off."""
+    """Say how values were narrowed on the way: rounded through a dtype, or cut off."""
     dtype, to = before.dtype, after.dtype
     if through and (relation := rounding_between(before.bits, dtype, after.bits, to, through)) is not None:
         end, narrow = "" if dtype == to else f" to {to}", relation.dtype
@@ -173,20 +173,22 @@ def _narrowed(outcome: Outcome, before: Tensor, after: Tensor, name: str, throug
 
 
 def through_types(dtype: str, to: str) -> Sequence[str]:
-    """Return the narrower types through which values of one type may have gone on their way to another."""
+    """Return the narrower types through which values may have been cast between two types."""
     return NARROW if dtype in WIDE and to in (dtype, *NARROW) else ()
 
 
-def padding(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
+def padding(
+    outcome: Outcome, before_bits: NDArray[Any], after_bits: NDArray[Any], names: tuple[str, str]
+) -> Outcome | None:
     """Say which side has more at the end of one dim, and is else equal; None if neither is that."""
-    if (longer := _longer(mine, theirs)) is None:
+    if (longer := _longer(before_bits, after_bits)) is None:
         return None
     dim, is_longer, short, long = longer
-    size, rest = len(short), long[len(short) :]
+    size, behind = len(short), long[len(short) :]
     if not np.array_equal(long[:size], short):
         return _padding_between(outcome, dim, short, long, names[is_longer])
-    what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
-    why = f"equal in the first {size:,} indices of dim {dim}; {names[is_longer]} has {len(rest):,} more, {what}"
+    what = "all zero" if not behind.any() else "all alike" if is_alike(behind) else "not alike"
+    why = f"equal in the first {size:,} indices of dim {dim}; {names[is_longer]} has {len(behind):,} more, {what}"
     if not is_longer:
         return outcome.became("padded", why, CutOffEnd())
     is_plain = what != "not alike"
@@ -198,23 +200,25 @@ def _padding_between(outcome: Outcome, dim: int, short: NDArray[Any], long: NDAr
     """Say that one side was padded part by part: the other's parts, divided as torch divides them, with more behind."""
     size = len(long)
     for ranks in [count for count in range(2, min(size, MAX_RANKS) + 1) if size % count == 0]:
-        room, part = size // ranks, -(-len(short) // ranks)
-        starts = range(0, len(short), part)
-        parts = ((short[at : at + part], long[at // part * room :]) for at in starts)
-        if part < room and all(np.array_equal(own, there[: len(own)]) for own, there in parts):
-            more = "1 more index" if room - part == 1 else f"{room - part:,} more indices"
-            why = f"{name} has {more} of dim {dim} behind every {part:,}"
+        room, length = size // ranks, -(-len(short) // ranks)
+        starts = range(0, len(short), length)
+        parts = ((short[at : at + length], long[at // length * room :]) for at in starts)
+        if length < room and all(np.array_equal(own, there[: len(own)]) for own, there in parts):
+            more = "1 more index" if room - length == 1 else f"{room - length:,} more indices"
+            why = f"{name} has {more} of dim {dim} behind every {length:,}"
             return outcome.became("padded", why, PaddedParts(ranks))
     return None
 
 
-def repeated(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
+def repeated(
+    outcome: Outcome, before_bits: NDArray[Any], after_bits: NDArray[Any], names: tuple[str, str]
+) -> Outcome | None:
     """Say that one side has blocks of the other several times, as heads of k and v are; None if it has not."""
-    if (longer := _longer(mine, theirs)) is None:
+    if (longer := _longer(before_bits, after_bits)) is None:
         return None
     dim, is_longer, short, long = longer
-    times, rest = divmod(len(long), len(short))
-    if rest or is_alike(long):
+    times, remainder = divmod(len(long), len(short))
+    if remainder or is_alike(long):
         return None
     for block in [size for size in range(len(short), 0, -1) if len(short) % size == 0]:
         once = short.reshape(-1, 1, block, *short.shape[1:])
@@ -224,28 +228,30 @@ def repeated(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: 
     return None
 
 
-def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArray[Any], NDArray[Any]] | None:
+def _longer(before_bits: NDArray[Any], after_bits: NDArray[Any]) -> tuple[int, bool, NDArray[Any], NDArray[Any]] | None:
     """Return the only dim in which two arrays differ, whether the second is longer, and both along it, shorter first.
 
     None if their shapes differ in another way.
     """
-    if mine.ndim != theirs.ndim or not mine.size or not theirs.size:
+    if before_bits.ndim != after_bits.ndim or not before_bits.size or not after_bits.size:
         return None
-    odd = [dim for dim in range(mine.ndim) if mine.shape[dim] != theirs.shape[dim]]
+    odd = [dim for dim in range(before_bits.ndim) if before_bits.shape[dim] != after_bits.shape[dim]]
     if len(odd) != 1:
         return None
-    is_longer = theirs.shape[odd[0]] > mine.shape[odd[0]]
-    short, long = (np.moveaxis(one, odd[0], 0) for one in ((mine, theirs) if is_longer else (theirs, mine)))
+    is_longer = after_bits.shape[odd[0]] > before_bits.shape[odd[0]]
+    short, long = (
+        np.moveaxis(one, odd[0], 0) for one in ((before_bits, after_bits) if is_longer else (after_bits, before_bits))
+    )
     return odd[0], is_longer, short, long
 
 
 def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
     """Say how many values a cast made infinite; empty if it made none."""
     count = 0
-    for part in blocks(wide):
-        narrow = cast(part, dtype, to)
+    for block in blocks(wide):
+        narrow = cast(block, dtype, to)
         if narrow is not None:
-            count += int((np.isinf(values_of(narrow, to)) & np.isfinite(values_of(part, dtype))).sum())
+            count += int((np.isinf(values_of(narrow, to)) & np.isfinite(values_of(block, dtype))).sum())
     return f"{count:,} of {wide.size:,} values are too large for {to} and became infinite" if count else ""
 
 

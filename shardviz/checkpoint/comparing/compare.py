@@ -1,4 +1,4 @@
-"""Two checkpoints side by side, of whatever formats: each tensor equal, cast, in another order, another's, or other.
+"""Comparison of two checkpoints of any format: tensors equal, cast, reordered, or different.
 
 Two tensors are in memory at a time. Names are matched as a reference's are: by a map, wrappers, one beginning. Objects
 other than tensors, such as a step or a learning rate, are compared by value.
@@ -10,20 +10,20 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shardviz.checkpoint.by_content.families import REPRESENTATIVES, lines_of, rules_from
 from shardviz.checkpoint.by_content.inferring import inferred
-from shardviz.checkpoint.by_content.numbered import REPRESENTATIVES, lines_of, rules_from
 from shardviz.checkpoint.comparing.changes import change_of, overflown
 from shardviz.checkpoint.comparing.equality import Contents, agree, can_cast, is_same, narrower
-from shardviz.checkpoint.comparing.moved import with_fused, with_moved
+from shardviz.checkpoint.comparing.moves import with_fused, with_moved
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
 from shardviz.checkpoint.comparing.pairs import padding_notes, paired
-from shardviz.checkpoint.comparing.scaled import scaled, unscaled
+from shardviz.checkpoint.comparing.scales import scaled, unscaled
 from shardviz.checkpoint.comparing.steps import with_left_over
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.maps.families import family_of, find_map
 from shardviz.checkpoint.maps.language import rules_of
-from shardviz.checkpoint.maps.made import PAD, Made, Op
+from shardviz.checkpoint.maps.mapped_tensors import PAD, Made, Op
 from shardviz.checkpoint.maps.matching import NUMBER
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.wrong import instead_of
@@ -37,10 +37,10 @@ from shardviz.text import counted, listed, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from shardviz.checkpoint.by_content.numbered import Choice
+    from shardviz.checkpoint.by_content.families import Choice
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.checkpoint.records import Checkpoint, Tensor
 
     Outcomes = list[tuple[Outcome, Pair]]
@@ -112,7 +112,7 @@ def compare_checkpoints(
 def _compared(
     pairs: Pairs, tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], progress: Callable[[int, int], object]
 ) -> list[tuple[Outcome, Pair]]:
-    """Return what became of each tensor, by itself or compared with the other tensors of the two."""
+    """Return each tensor's outcome, alone or by comparison with all tensors of both sides."""
     sides = Contents.of(tensors[0].values()), Contents.of(tensors[1].values())
     results: list[tuple[Outcome, Pair]] = []
     scales: set[str] = set()
@@ -183,19 +183,19 @@ def _outcome(pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome
 
 
 def _judged(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome:
-    tensor, other = pair.both
-    if not can_cast(tensor.dtype, other.dtype):
-        why = f"it is {tensor.dtype} and {other.dtype}, and how one is rounded to the other is not known"
+    tensor, second = pair.both
+    if not can_cast(tensor.dtype, second.dtype):
+        why = f"it is {tensor.dtype} and {second.dtype}, and how one is rounded to the other is not known"
         return outcome.became("not-compared", why)
-    if agree(tensor, other):
-        return outcome if tensor.dtype == other.dtype else _cast(outcome, tensor, other)
-    if (padded := _padded_otherwise(outcome, tensor, other)) is not None:
+    if agree(tensor, second):
+        return outcome if tensor.dtype == second.dtype else _cast(outcome, tensor, second)
+    if (padded := _padded_otherwise(outcome, tensor, second)) is not None:
         return padded
-    tensor, other = cut.both
-    for at, (made, held) in enumerate(((tensor, other), (other, tensor))):
-        if isinstance(made, Made) and (instead := instead_of(outcome, made, held, sides[at])) is not None:
+    tensor, second = cut.both
+    for at, (mapped, held) in enumerate(((tensor, second), (second, tensor))):
+        if isinstance(mapped, Made) and (instead := instead_of(outcome, mapped, held, sides[at])) is not None:
             return replace(instead, why=f"in the {SIDES[1 - at]}, {instead.why}")
-    return change_of(outcome, tensor, other)
+    return change_of(outcome, tensor, second)
 
 
 def _padded_otherwise(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome | None:
@@ -273,7 +273,7 @@ def with_summed_replicas(outcomes: Outcomes) -> Outcomes:
 
 
 def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
-    """Return which tensors are compared: by their names, by the map that knows these, or by what is in them."""
+    """Pair the tensors to compare: by names, by a map that knows these, or by contents."""
     sides = [pair.first for pair in pairs.lonely], [pair.second for pair in pairs.lonely]
     first, second = ([one for one in side if one is not None] for side in sides)
     num_named = sum(state_of(pair.name) is None for pair in pairs.both)
@@ -285,13 +285,15 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
     choices, ambiguous = inferred(first, second)
     lines = lines_of(choices, (before.tensors, after.tensors))
     again = paired(before, after, rules_from(lines)) if lines else pairs
-    left, outcomes = [], []
+    undecided, outcomes = [], []
     for pair in again.lonely:
         if why := ambiguous.get(pair.name):
             outcomes.append(Outcome(pair.name, "", "not-compared", why))
         else:
-            left.append(pair)
-    return replace(again, lonely=tuple(left), lines=tuple(map(str, lines)), open=tuple(outcomes), is_mapped=bool(lines))
+            undecided.append(pair)
+    return replace(
+        again, lonely=tuple(undecided), lines=tuple(map(str, lines)), open=tuple(outcomes), is_mapped=bool(lines)
+    )
 
 
 def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
@@ -299,22 +301,22 @@ def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> 
 
     A new name alone is a difference, and so are new numbers of layers.
     """
-    first, second = ([one for pair in pairs.lonely if (one := pair.sides[at]) is not None] for at in (0, 1))
+    first, second = ([tensor for pair in pairs.lonely if (tensor := pair.sides[at]) is not None] for at in (0, 1))
     if min(len(first), len(second)) < FEWEST_LAYERS:
         return pairs
-    kept = {NUMBER.sub("*", pair.name) for pair in pairs.both}
-    choices = [one for one in inferred(first, second)[0] if _is_of_layers(one, kept)]
+    paired_patterns = {NUMBER.sub("*", pair.name) for pair in pairs.both}
+    choices = [one for one in inferred(first, second)[0] if _is_of_layers(one, paired_patterns)]
     lines = lines_of(choices, (before.tensors, after.tensors))
     if not lines:
         return pairs
     return replace(paired(before, after, rules_from(lines)), lines=tuple(map(str, lines)), is_mapped=True)
 
 
-def _is_of_layers(choice: Choice, kept: Collection[str]) -> bool:
+def _is_of_layers(choice: Choice, paired_patterns: Collection[str]) -> bool:
     """Whether a choice makes all layers of a name by a function, with the same numbers on both sides."""
     every = [choice.whole, *(link.family for link in choice.recipe.links)]
     layers = {numbers[0] for numbers in choice.whole.members if numbers}
-    is_whole = len(layers) >= FEWEST_LAYERS and not any(family.pattern in kept for family in every)
+    is_whole = len(layers) >= FEWEST_LAYERS and not any(family.pattern in paired_patterns for family in every)
     return is_whole and "(" in choice.recipe.text() and all(link.is_direct for link in choice.recipe.links)
 
 
@@ -336,8 +338,8 @@ def _with_turned_experts(pairs: Pairs) -> Pairs:
             turned |= {pair.name: _with_transposed(pair) for pair in some}
             line = f"{printable(name)} = {printable(turned[some[0].name].other_name)}"
             notes.append(f"names: most layers have experts transposed, which is taken as meant: {line}")
-    both = tuple(turned.get(pair.name, pair) for pair in pairs.both)
-    return replace(pairs, both=both, notes=(*notes, *pairs.notes))
+    pairs_turned = tuple(turned.get(pair.name, pair) for pair in pairs.both)
+    return replace(pairs, both=pairs_turned, notes=(*notes, *pairs.notes))
 
 
 def _is_turned(pair: Pair) -> bool:
@@ -372,20 +374,20 @@ def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> 
         after: The second.
         renamed: Whether names of the first stand for others of the second: then an object may have another name, too.
     """
-    both = [name for name in _object_names(before) if name in _object_names(after)]
-    outcomes = [one for name in both if (one := _compared_object(name, before, after)) is not None]
+    shared_names = [name for name in _object_names(before) if name in _object_names(after)]
+    outcomes = [outcome for name in shared_names if (outcome := _compared_object(name, before, after)) is not None]
     notes: list[str] = []
-    for at, (own, other) in enumerate(((before, after), (after, before))):
-        lone = [name for name in _object_names(own) if name not in _object_names(other)]
-        kept = [] if renamed or not both else list(_lost(lone, other))
+    for at, (checkpoint, counterpart) in enumerate(((before, after), (after, before))):
+        lone = [name for name in _object_names(checkpoint) if name not in _object_names(counterpart)]
+        lost = [] if renamed or not shared_names else list(_lost(lone, counterpart))
         side = ("first", "second")[at]
         outcomes += [
-            Outcome(name, "", "added" if at else "missing", f"only the {side} has it, an object") for name in kept
+            Outcome(name, "", "added" if at else "missing", f"only the {side} has it, an object") for name in lost
         ]
-        rest = [name for name in lone if name not in kept]
-        if rest:
-            some = listed(map(printable, rest), MAX_NAMES)
-            notes.append(f"not compared: {counted(len(rest), 'object')} that only the {side} has, such as {some}")
+        unnamed = [name for name in lone if name not in lost]
+        if unnamed:
+            some = listed(map(printable, unnamed), MAX_NAMES)
+            notes.append(f"not compared: {counted(len(unnamed), 'object')} that only the {side} has, such as {some}")
     if files := list(dict.fromkeys([*before.unread, *after.unread])):
         some = listed(map(printable, files), MAX_NAMES)
         notes.append(f"not compared: files next to the weights ({some}): {BY_ITSELF}")
@@ -396,9 +398,9 @@ def _object_names(checkpoint: Checkpoint) -> dict[str, None]:
     return dict.fromkeys([*checkpoint.objects, *checkpoint.values])
 
 
-def _lost(names: Collection[str], other: Checkpoint) -> Iterator[str]:
-    """Yield the objects that another checkpoint should have, too: no pieces, and settings only beside states."""
-    has_states = bool(state_names(other))
+def _lost(names: Collection[str], second: Checkpoint) -> Iterator[str]:
+    """Yield the objects that the second checkpoint lacks: no pieces; settings only with states."""
+    has_states = bool(state_names(second))
     for name in names:
         if PIECE not in name and (has_states or not is_setting(name)):
             yield name

@@ -1,4 +1,4 @@
-"""Whether tensors, stored or made, have the same values, and which of many have those of one: block by block."""
+"""Equality of stored or mapped tensors, block by block, and lookup by contents."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.beside.job import Live
-from shardviz.checkpoint.beside.reading import is_of
-from shardviz.checkpoint.maps.made import Made, pieces
+from shardviz.checkpoint.live_job.job import Live
+from shardviz.checkpoint.live_job.reading import is_of
+from shardviz.checkpoint.maps.mapped_tensors import Made, pieces
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.machine import cores
@@ -44,11 +44,11 @@ SHARED = 1 << 22
 WORKERS = min(4, cores())
 
 
-def narrower(dtype: str, other: str) -> str:
-    """Return which of two types the other is rounded to: never the integer type if the other is not one."""
-    if is_whole(dtype) != is_whole(other):
-        return other if is_whole(dtype) else dtype
-    return dtype if is_narrower(dtype, other) else other
+def narrower(dtype: str, second: str) -> str:
+    """Return the type to which the other is rounded; never an integer type for floats."""
+    if is_whole(dtype) != is_whole(second):
+        return second if is_whole(dtype) else dtype
+    return dtype if is_narrower(dtype, second) else second
 
 
 def can_cast(first: str, second: str) -> bool:
@@ -64,9 +64,9 @@ def agree(first: Tensor, second: Tensor) -> bool:
     Raises:
         DumpError: One of them cannot be read.
     """
-    for live, entry in ((first, second), (second, first)):
+    for live, saved in ((first, second), (second, first)):
         if isinstance(live, Live):
-            return is_of(live, entry)
+            return is_of(live, saved)
     types = first.dtype, second.dtype
     if first.shape != second.shape or not can_cast(*types):
         return False
@@ -87,9 +87,9 @@ def is_same(first: Tensor, second: Tensor) -> bool:
 
 def _to(dtype: str, narrow: str) -> Turn:
     def turned(bits: NDArray[Any]) -> NDArray[Any]:
-        found = cast(bits, dtype, narrow)
-        assert found is not None, "can_cast says so"
-        return found
+        narrowed = cast(bits, dtype, narrow)
+        assert narrowed is not None, "can_cast says so"
+        return narrowed
 
     return turned
 
@@ -106,8 +106,8 @@ def equal(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | 
         return np.array_equal(*(first, second) if turns is None else (turns[0](first), turns[1](second)))
     near, far = _fastest(first), _fastest(second)
     if near != far and first.shape[near] * first.shape[far] >= SMALLEST_TURNED:
-        own, their = (np.moveaxis(side, (far, near), (-2, -1)) for side in (first, second))
-        return _equal_turned(own, their, turns)
+        first_turned, their = (np.moveaxis(side, (far, near), (-2, -1)) for side in (first, second))
+        return _equal_turned(first_turned, their, turns)
     if near == far:
         first, second = (np.moveaxis(side, near, -1) for side in (first, second))
     rows = BLOCK // max(first.size // len(first), 1)
@@ -160,7 +160,7 @@ def _by_rows(tile: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass
 class Contents:
-    """Tensors by what is in them.
+    """Tensors by their contents.
 
     Attributes:
         by_shape: The tensors of each shape.

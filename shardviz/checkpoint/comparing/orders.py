@@ -54,7 +54,7 @@ MAX_LISTED = 16
 
 
 def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...] = ()) -> str:
-    """Say how the elements of one tensor became those of another of as many; empty if they did not.
+    """Name the reordering between two tensors of one size; empty if there isn't one.
 
     Args:
         before: Its bits in the first checkpoint.
@@ -87,16 +87,16 @@ def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...
 
 
 def _has_some(before: NDArray[Any], after: NDArray[Any]) -> bool:
-    """Whether a tensor has a sample of another's values: looking all of them up takes many times the memory of both."""
+    """Whether a tensor has a sample of a second one's values, which takes little memory."""
     places = np.linspace(0, after.size - 1, SAMPLES).astype(np.int64)
-    wanted = np.unique(after[np.unravel_index(places, after.shape)])
+    sample = np.unique(after[np.unravel_index(places, after.shape)])
     like = np.zeros(1 << 16, np.bool_)
-    like[wanted.astype(LOW)] = True
-    is_present = np.zeros(len(wanted), np.bool_)
+    like[sample.astype(LOW)] = True
+    is_present = np.zeros(len(sample), np.bool_)
     flat = before.reshape(-1)
     for at in range(0, flat.size, BLOCK):
         block = flat[at : at + BLOCK]
-        is_present |= np.isin(wanted, block[like[block.astype(LOW)]])
+        is_present |= np.isin(sample, block[like[block.astype(LOW)]])
     return bool(is_present.all())
 
 
@@ -121,10 +121,10 @@ def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[Saved, 
     """Name the orders of single dims; empty if the ids are not such a product, or not all of the tensor."""
     orders = [_order_along(ids, shape, dim) for dim in range(len(shape))]
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    wanted: NDArray[np.int64] = np.ones((), np.int64)
+    expected: NDArray[np.int64] = np.ones((), np.int64)
     for order, stride in zip(orders, strides, strict=True):
-        wanted = np.add.outer(wanted, order * stride)
-    return _words_of(orders, shape, cuts) if np.array_equal(wanted, ids) else ""
+        expected = np.add.outer(expected, order * stride)
+    return _words_of(orders, shape, cuts) if np.array_equal(expected, ids) else ""
 
 
 def _words_of(orders: Sequence[NDArray[np.int64]], shape: tuple[int, ...], cuts: tuple[Saved, ...]) -> str:
@@ -153,12 +153,12 @@ def _repeated(order: NDArray[np.int64], dim: int) -> str:
 
 def _order_along(ids: NDArray[np.int64], shape: tuple[int, ...], dim: int) -> NDArray[np.int64]:
     line = ids[tuple(slice(None) if other == dim else 0 for other in range(len(shape)))]
-    found: NDArray[np.int64] = (line - 1) // math.prod(shape[dim + 1 :]) % shape[dim]
-    return found
+    order: NDArray[np.int64] = (line - 1) // math.prod(shape[dim + 1 :]) % shape[dim]
+    return order
 
 
 def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
-    stretches = next((found for cut in cuts if len(found := _spans_of_chunks(cut, dim)) > 1), [])
+    stretches = next((spans for cut in cuts if len(spans := _spans_of_chunks(cut, dim)) > 1), [])
     shards = _order_of_shards(order, stretches)
     _, words = name_order(order, dim, stretches)
     if shards:
@@ -166,8 +166,8 @@ def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
         words = f"the {len(shards)} shards that were saved of dim {dim} come in the order {numbers}"
     digits = transposed_digits(order)
     size = len(order)
-    if digits is not None and (known := _known(*digits)):
-        words += known
+    if digits is not None and (name := _known(*digits)):
+        words += name
     elif digits is not None and digits[0] == 1:
         words += (
             f", as when shards of [{size}/{digits[1]}/ranks] from {digits[2]} ranks are joined as [{size}/ranks], "
@@ -195,12 +195,12 @@ def _spans_of_chunks(cut: Saved, dim: int) -> list[tuple[int, int]]:
 
 
 def _order_of_shards(order: NDArray[np.int64], stretches: Sequence[tuple[int, int]]) -> list[int]:
-    """Return which saved stretch each saved stretch has; empty if one has anything but another as it was."""
-    known = {pair: at for at, pair in enumerate(stretches)}
+    """Return the order of the saved stretches; empty if one isn't a stretch of the other side."""
+    places = {pair: at for at, pair in enumerate(stretches)}
     sources = []
     for start, stop in stretches:
         first = int(order[start])
-        at = known.get((first, first + stop - start))
+        at = places.get((first, first + stop - start))
         if at is None or not np.array_equal(order[start:stop], np.arange(first, first + stop - start)):
             return []
         sources.append(at)
@@ -209,10 +209,10 @@ def _order_of_shards(order: NDArray[np.int64], stretches: Sequence[tuple[int, in
 
 def _by_transposition(before: NDArray[Any], after: NDArray[Any]) -> str:
     """Name two dims that were exchanged in a tensor whose shape stayed; empty if none were."""
-    flat, wanted = before.reshape(-1), after.reshape(-1)
+    flat, expected = before.reshape(-1), after.reshape(-1)
     blocks = [slice(start, min(start + BLOCK, flat.size)) for start in range(0, flat.size, BLOCK)]
     for _, _, text, content in transpositions(before.shape):
-        if all(np.array_equal(flat[content(np.arange(at.start, at.stop))], wanted[at]) for at in blocks):
+        if all(np.array_equal(flat[content(np.arange(at.start, at.stop))], expected[at]) for at in blocks):
             return f"its own {text}"
     return ""
 
@@ -257,7 +257,7 @@ class Stretch:
 
 
 def name_stretches(before: NDArray[Any], after: NDArray[Any]) -> str:
-    """Say in which order one tensor has another's elements; empty if that is not an order of long stretches.
+    """Name the order of a tensor's elements in a second one; empty without long stretches.
 
     Args:
         before: The bits of the first tensor.
@@ -352,10 +352,10 @@ def _place(before: NDArray[Any], window: NDArray[Any]) -> int:
     """Return the offset of some elements in a tensor; -1 if it lacks them, or has them more than once."""
     places: list[int] = []
     for start in range(0, before.size, BLOCK):
-        part = before[start : start + BLOCK + len(window) - 1]
-        at = np.flatnonzero(part[: len(part) - len(window) + 1] == window[0])
+        window_block = before[start : start + BLOCK + len(window) - 1]
+        at = np.flatnonzero(window_block[: len(window_block) - len(window) + 1] == window[0])
         for offset in range(1, len(window)):
-            at = at[part[at + offset] == window[offset]]
+            at = at[window_block[at + offset] == window[offset]]
         places += (at + start).tolist()
         if len(places) > 1:
             return -1
@@ -385,7 +385,7 @@ def _by_exchanged_pieces(before: NDArray[Any], after: NDArray[Any], first: Stret
     if rows < 2 or columns < 2 or before.size % (rows * columns * inner):
         return ""
     view = before.reshape(-1, rows, columns, inner).swapaxes(1, 2)
-    wanted = after.reshape(view.shape)
-    if not all(np.array_equal(mine, theirs) for mine, theirs in zip(view, wanted, strict=True)):
+    expected = after.reshape(view.shape)
+    if not all(np.array_equal(mine, theirs) for mine, theirs in zip(view, expected, strict=True)):
         return ""
     return f"its elements are in the order of view({len(view)}, {rows}, {columns}, {inner}).transpose(1, 2)"

@@ -72,9 +72,9 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return its fields; each part in words, and the cause by its name too."""
-        known = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "explanation"}
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "explanation"}
         parts = {str(rank): str(region) for rank, region in self.parts}
-        return {**known, "parts": parts, "cause_id": self.cause_id}
+        return {**values, "parts": parts, "cause_id": self.cause_id}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz diff --format json` prints."""
-        found = {"schema": 1, "tensors": [one.to_json() for one in self.outcomes], "notes": list(self.notes)}
-        return {**found, "map": list(self.map)} if self.map else found
+        document = {"schema": 1, "tensors": [one.to_json() for one in self.outcomes], "notes": list(self.notes)}
+        return {**document, "map": list(self.map)} if self.map else document
 
 
 def notable(comparison: Comparison) -> str:

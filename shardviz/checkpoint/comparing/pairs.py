@@ -1,4 +1,4 @@
-"""Which tensor of one checkpoint is compared with which of another: by a map, by names, by wrappers and beginnings."""
+"""Pairing of two checkpoints' tensors: by a map, by names, by wrappers and prefixes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shardviz.checkpoint.comparing.equality import is_same
 from shardviz.checkpoint.maps.families import numbers_beside
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
-from shardviz.checkpoint.maps.made import Made, leaves, padding_text, unused_texts, without_padding
+from shardviz.checkpoint.maps.mapped_tensors import Made, leaves, padding_text, unused_texts, without_padding
 from shardviz.checkpoint.maps.matching import apply, is_turned, named, pattern_of
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.optimizer import IN_BUCKETS, is_bucket, state_names, state_of
@@ -71,8 +71,8 @@ class Pair:
     @property
     def other_name(self) -> str:
         """What the other side has in the place of the name: a tensor's name, or how it is made."""
-        made = next((side for side in (self.first, self.second) if isinstance(side, Made)), None)
-        return made.text if made is not None else self.second.name if self.second is not None else ""
+        made_side = next((side for side in (self.first, self.second) if isinstance(side, Made)), None)
+        return made_side.text if made_side is not None else self.second.name if self.second is not None else ""
 
     @property
     def sides(self) -> tuple[Tensor | None, Tensor | None]:
@@ -137,8 +137,8 @@ def paired(
     forth, back = ([rule for rule in rules if turned[rule] is way] for way in (False, True))
     numbers = numbers_beside((before.folder, after.folder))
     notes = [*_find_out(numbers, forth, first, second), *_find_out(numbers, back, second, first)]
-    made = _completed(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
-    pairs = _without_counters(replace(made, notes=(*notes, *made.notes)), (before, after))
+    completed = _completed(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
+    pairs = _without_counters(replace(completed, notes=(*notes, *completed.notes)), (before, after))
     return _without_states(_without_buckets(pairs), [states(one) for one in (before, after)])
 
 
@@ -175,11 +175,13 @@ def _variables_in(expression: Expression | None) -> Iterator[str]:
 def _number(
     unknown: str, rules: Sequence[Rule], left: Named, right: Named, numbers: Mapping[str, int]
 ) -> tuple[int, bool]:
-    """Find out the number that makes a few tensors equal; the usual one where none does, if one fits; else 0."""
-    own = [rule for rule in rules if unknown in _variables_in(rule.right)]
-    fits = {one: _made(own, left, right, {**numbers, unknown: one}) for one in _candidates(unknown, own, left)}
-    for number, made in fits.items():
-        if any(is_same(left.tensors[name], one) for name, one in islice(made, FEW)):
+    """Find the number that makes a few tensors equal; else the usual one if it fits; else 0."""
+    rules_with = [rule for rule in rules if unknown in _variables_in(rule.right)]
+    fits = {
+        one: _made(rules_with, left, right, {**numbers, unknown: one}) for one in _candidates(unknown, rules_with, left)
+    }
+    for number, tensors in fits.items():
+        if any(is_same(left.tensors[name], one) for name, one in islice(tensors, FEW)):
             return number, True
     most = max(map(len, fits.values()), default=0)
     usual = [number for number, made in fits.items() if len(made) == most > 0 and unknown == "head_dim"]
@@ -195,37 +197,37 @@ def _candidates(unknown: str, rules: Sequence[Rule], left: Named) -> list[int]:
 
 def _made(rules: Sequence[Rule], left: Named, right: Named, numbers: Mapping[str, int]) -> list[tuple[str, Made]]:
     try:
-        made = apply(rules, left, right, numbers, strict=False).made
+        made_tensors = apply(rules, left, right, numbers, strict=False).made
     except ShardvizError:
         return []
     short = {full: name for name, full in left.full.items()}
-    return [(short[name], tensor) for name, tensor in made.items()]
+    return [(short[name], tensor) for name, tensor in made_tensors.items()]
 
 
 def _completed(before: Side, after: Side, forth: Mapped, back: Mapped) -> Pairs:
     """Return the pairs of a map, and of the names that it says nothing of."""
-    made = [Pair(name, before.tensors[name], one) for name, one in forth.made.items()]
-    made += [Pair(name, one, after.tensors[name]) for name, one in back.made.items()]
+    from_maps = [Pair(name, before.tensors[name], one) for name, one in forth.made.items()]
+    from_maps += [Pair(name, one, after.tensors[name]) for name, one in back.made.items()]
     taken = _taken(forth, back), _taken(back, forth)
     known_as = {name: name for name in before.tensors if name not in taken[0]}
     known_as |= {other: name for name, other in back.known_as.items() if other in known_as}
     known_as |= {name: other for name, other in forth.known_as.items() if name in known_as}
     free = [name for name in after.tensors if name not in taken[1]]
     renamed, how = _by_names(known_as, free, (before, after))
-    both = [*made, *(Pair(name, before.tensors[name], after.tensors[other]) for name, other in renamed.items())]
+    matches = [*from_maps, *(Pair(name, before.tensors[name], after.tensors[other]) for name, other in renamed.items())]
     lonely = [
-        Pair(name, one, None, forth.lacking.get(name, ""))
-        for name, one in before.tensors.items()
+        Pair(name, tensor, None, forth.lacking.get(name, ""))
+        for name, tensor in before.tensors.items()
         if name not in renamed and (name not in taken[0] or name in forth.lacking)
     ]
     used = set(renamed.values())
     lonely += [
-        Pair(name, None, one, back.lacking.get(name, ""))
-        for name, one in after.tensors.items()
+        Pair(name, None, tensor, back.lacking.get(name, ""))
+        for name, tensor in after.tensors.items()
         if name not in used and (name not in taken[1] or name in back.lacking)
     ]
     place = {name: at for at, name in enumerate([*before.tensors, *after.tensors])}
-    return Pairs(tuple(sorted(both, key=lambda pair: place[pair.name])), tuple(lonely), how)
+    return Pairs(tuple(sorted(matches, key=lambda pair: place[pair.name])), tuple(lonely), how)
 
 
 def _taken(mapped: Mapped, other: Mapped) -> set[str]:
@@ -274,26 +276,28 @@ def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
     lonely = tuple(one for one in pairs.lonely if one not in counters)
     notes = list(pairs.notes)
     for at, which in enumerate(("first", "second")):
-        if own := [printable(one.name) for one in counters if one.sides[at] is not None]:
-            what = counted(len(own), "number")
-            notes.append(f"not compared: {what} next to the model that only the {which} has: {listed(own, MAX_NAMES)}")
+        if counter_names := [printable(one.name) for one in counters if one.sides[at] is not None]:
+            what = counted(len(counter_names), "number")
+            notes.append(
+                f"not compared: {what} next to the model that only the {which} has: {listed(counter_names, MAX_NAMES)}"
+            )
     return Pairs(pairs.both, lonely, tuple(notes))
 
 
 def _is_counter(pair: Pair, sides: tuple[Side, Side]) -> bool:
     """Whether a whole number stands next to a side's models, whose names all have more levels."""
-    at, own = (0, pair.first) if pair.first is not None else (1, pair.second)
-    is_number = own is not None and not own.shape and "." not in pair.name and is_whole(own.dtype)
+    at, tensor = (0, pair.first) if pair.first is not None else (1, pair.second)
+    is_number = tensor is not None and not tensor.shape and "." not in pair.name and is_whole(tensor.dtype)
     return is_number and sum("." not in name for name in sides[at].tensors) < len(sides[at].tensors) / 2
 
 
 def _without_buckets(pairs: Pairs) -> Pairs:
-    """Leave out buckets that only one side has, or has of another size, and the other side's states by parameter."""
+    """Leave out buckets that don't match, and the other side's states by parameter."""
     odd = [one for one in pairs.lonely if is_bucket(one.name)]
     odd += [
-        one
-        for one in pairs.both
-        if is_bucket(one.name) and one.first and one.second and one.first.shape != one.second.shape
+        pair
+        for pair in pairs.both
+        if is_bucket(pair.name) and pair.first and pair.second and pair.first.shape != pair.second.shape
     ]
     if not odd:
         return pairs
@@ -301,14 +305,14 @@ def _without_buckets(pairs: Pairs) -> Pairs:
     named = [one for one in pairs.lonely if state_of(one.name) and (one.first is not None) in sides]
     more = f" and {counted(len(named), 'state')} by parameter" if named else ""
     note = f"not compared: optimizer state in {counted(len(odd), 'bucket')}{more}: {IN_BUCKETS}"
-    left = {id(one) for one in (*odd, *named)}
-    both, lonely = (tuple(one for one in some if id(one) not in left) for some in (pairs.both, pairs.lonely))
-    return Pairs(both, lonely, (*pairs.notes, note))
+    left_out = {id(one) for one in (*odd, *named)}
+    matches, lonely = (tuple(one for one in some if id(one) not in left_out) for some in (pairs.both, pairs.lonely))
+    return Pairs(matches, lonely, (*pairs.notes, note))
 
 
 def _without_states(pairs: Pairs, states: list[frozenset[str]]) -> Pairs:
     """Leave optimizer state out where one side has none at all."""
-    both, lonely, notes = pairs.both, list(pairs.lonely), pairs.notes
+    matches, lonely, notes = pairs.both, list(pairs.lonely), pairs.notes
     for at, which in enumerate(("first", "second")):
         if states[at] and not states[1 - at]:
             lonely = [one for one in lonely if one.name not in states[at] or one.sides[at] is None]
@@ -318,6 +322,6 @@ def _without_states(pairs: Pairs, states: list[frozenset[str]]) -> Pairs:
     numbered = [bool(some) and all(map(str.isdigit, some)) for some in owners]  # as an optimizer's own state_dict does
     if all(states) and numbered[0] != numbered[1]:
         lonely = [one for one in lonely if one.name not in states[one.first is None]]
-        which, other = ("first", "second")[:: 1 if numbered[0] else -1]
-        notes = (*notes, f"not compared: optimizer state: the {which} numbers its parameters, the {other} names them")
-    return Pairs(both, tuple(lonely), notes)
+        which, naming = ("first", "second")[:: 1 if numbered[0] else -1]
+        notes = (*notes, f"not compared: optimizer state: the {which} numbers its parameters, the {naming} names them")
+    return Pairs(matches, tuple(lonely), notes)

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.changes import factor_text
 from shardviz.checkpoint.comparing.equality import equal, is_same, narrower, readable_bits
-from shardviz.checkpoint.maps.made import Made, Op
+from shardviz.checkpoint.maps.mapped_tensors import Made, Op
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError
@@ -32,7 +32,7 @@ from shardviz.explain.files import (
 )
 from shardviz.relate.casts import cast, values_of
 from shardviz.relate.factors import factor_at_largest
-from shardviz.relate.stored import is_made
+from shardviz.relate.stored_values import is_made
 from shardviz.relate.tolerance import EPSILON, FLOATS, LEAST_PART, MANY, SAFETY
 from shardviz.relate.values import is_alike, sampled
 from shardviz.text import listed, printable
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
-    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.checkpoint.records import Checkpoint, Tensor
     from shardviz.layout.region import Region
 
@@ -77,7 +77,7 @@ LONE = ("missing", "added", "not-compared")
 
 
 def siblings(path: Path) -> list[Path]:
-    """Return the checkpoints of other steps beside one: the same path but for the last number of a name.
+    """Return the checkpoints of other steps: paths that differ in the last number of a name.
 
     Example:
         >>> siblings(Path("runs/checkpoint-200"))  # doctest: +SKIP
@@ -87,10 +87,10 @@ def siblings(path: Path) -> list[Path]:
     for level in range(LEVELS):
         folder = path if level == 0 else path.parents[level - 1]
         step = _STEP.fullmatch(folder.name)
-        found = list(_others(folder, step)) if step else []
-        rest = path.relative_to(folder)
-        near = sorted(found, key=lambda pair: abs(pair[0] - int(step[2]) if step else 0))
-        there = [other / rest for _, other in near if is_checkpoint(other / rest)]
+        numbered_folders = list(_others(folder, step)) if step else []
+        inner = path.relative_to(folder)
+        near = sorted(numbered_folders, key=lambda pair: abs(pair[0] - int(step[2]) if step else 0))
+        there = [other / inner for _, other in near if is_checkpoint(other / inner)]
         if there:
             return there[:MAX_SIBLINGS]
     return []
@@ -102,9 +102,9 @@ def _others(folder: Path, step: re.Match[str]) -> Iterator[tuple[int, Path]]:
     except OSError:
         return
     for name in names:
-        other = _STEP.fullmatch(name)
-        if other is not None and name != folder.name and (other[1], other[3]) == (step[1], step[3]):
-            yield int(other[2]), folder.parent / name
+        match = _STEP.fullmatch(name)
+        if match is not None and name != folder.name and (match[1], match[3]) == (step[1], step[3]):
+            yield int(match[2]), folder.parent / name
 
 
 def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
@@ -121,7 +121,7 @@ def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
 
 
 def number_of(path: Path, reference: Path) -> int | None:
-    """Return a checkpoint's step, counted at the level where its path differs from a reference; None if unknown.
+    """Return a checkpoint's step, from the path level that differs from a reference's; or None.
 
     Example:
         >>> from pathlib import Path
@@ -130,10 +130,11 @@ def number_of(path: Path, reference: Path) -> int | None:
     """
     path, reference = path.absolute(), reference.absolute()
     for level in range(LEVELS):
-        folder, other = (one if level == 0 else one.parents[level - 1] for one in (path, reference))
-        steps = [_STEP.fullmatch(one.name) for one in (folder, other)]
+        folder, reference_folder = (one if level == 0 else one.parents[level - 1] for one in (path, reference))
+        steps = [_STEP.fullmatch(one.name) for one in (folder, reference_folder)]
         if steps[0] is not None and steps[1] is not None:
-            is_series = folder.parent == other.parent and path.relative_to(folder) == reference.relative_to(other)
+            is_series = folder.parent == reference_folder.parent
+            is_series = is_series and path.relative_to(folder) == reference.relative_to(reference_folder)
             return int(steps[0][2]) if is_series and steps[0].group(1, 3) == steps[1].group(1, 3) else None
     return None
 
@@ -141,7 +142,7 @@ def number_of(path: Path, reference: Path) -> int | None:
 def steps_with(
     pair: Pair, of_first: Iterable[Checkpoint], of_second: Iterable[Checkpoint]
 ) -> tuple[int, tuple[Checkpoint, ...]] | None:
-    """Return which side of a pair has what other steps have, 0 or 1, and the checkpoints of those steps.
+    """Return which side of a pair (0 or 1) is in checkpoints of other steps, and these.
 
     Args:
         pair: Two tensors that differ.
@@ -150,10 +151,10 @@ def steps_with(
     """
     if pair.first is None or pair.second is None or is_alike(pair.first.bits) or is_alike(pair.second.bits):
         return None
-    for which, own, held, steps in ((1, pair.first, pair.second, of_first), (0, pair.second, pair.first, of_second)):
-        found = tuple(step for step in steps if has(step, own, held))
-        if found:
-            return which, found
+    for which, saved, held, steps in ((1, pair.first, pair.second, of_first), (0, pair.second, pair.first, of_second)):
+        steps_found = tuple(step for step in steps if has(step, saved, held))
+        if steps_found:
+            return which, steps_found
     return None
 
 
@@ -166,8 +167,8 @@ def has(step: Checkpoint, tensor: Tensor, held: Tensor) -> bool:
 def tensor_in(step: Checkpoint, tensor: Tensor) -> Tensor | None:
     """Return the same tensor of another step; None if that lacks it or has another shape."""
     if not isinstance(tensor, Made):
-        found = step.tensors.get(tensor.name)
-        return found if found is not None and found.shape == tensor.shape else None
+        tensor_there = step.tensors.get(tensor.name)
+        return tensor_there if tensor_there is not None and tensor_there.shape == tensor.shape else None
     node = _node_in(step, tensor.node)
     return replace(tensor, node=node) if isinstance(node, Op) else None
 
@@ -203,10 +204,10 @@ class _Steps:
         key = side, id(step)
         if key not in self._same:
             self._same[key] = any(
-                (mine := pair.sides[side]) is not None
-                and not is_alike(mine.bits)
-                and tensor_in(step, mine) is not None
-                and not has(step, mine, mine)
+                (own_tensor := pair.sides[side]) is not None
+                and not is_alike(own_tensor.bits)
+                and tensor_in(step, own_tensor) is not None
+                and not has(step, own_tensor, own_tensor)
                 for outcome, pair in self.outcomes
                 if outcome.verdict in SHARED
             )
@@ -231,12 +232,12 @@ def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, al
     sides = before, after
     first, second = ([*also, *opened(siblings(one.path), [it.path for it in sides])] for one in sides)
     steps = _Steps(sides, (first, second), outcomes)
-    seen = [steps_with(pair, first, second) if is_open(one) else None for one, pair in outcomes]
-    each = [one for one, (outcome, _) in zip(seen, outcomes, strict=True) if is_open(outcome)]
+    by_steps = [steps_with(pair, first, second) if is_open(one) else None for one, pair in outcomes]
+    each = [one for one, (outcome, _) in zip(by_steps, outcomes, strict=True) if is_open(outcome)]
     whole = set.intersection(*({(one[0], id(step)) for step in one[1]} if one is not None else set() for one in each))
     judged = [
-        (outcome if one is None else _judged(outcome, steps, pair, *one, whole), pair)
-        for one, (outcome, pair) in zip(seen, outcomes, strict=True)
+        (outcome if side_and_steps is None else _judged(outcome, steps, pair, *side_and_steps, whole), pair)
+        for side_and_steps, (outcome, pair) in zip(by_steps, outcomes, strict=True)
     ]
     merged = [(_merged(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in judged]
     return with_whole_file(with_odd_file(merged, steps.others))
@@ -266,11 +267,11 @@ def _judged(
 def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpoint) -> Outcome:
     """Say that a side has a tensor of another step."""
     side = 1 - held
-    number, other = (steps.number(one, side) for one in (steps.sides[side], step))
-    is_later = number is not None and other is not None and other > number
-    mine = pair.sides[side]
+    number, other_number = (steps.number(one, side) for one in (steps.sides[side], step))
+    is_later = number is not None and other_number is not None and other_number > number
+    own_tensor = pair.sides[side]
     thirds = (one for one in steps.others[side] if one is not step)
-    is_sure = mine is not None and any(tensor_in(one, mine) is not None for one in thirds)
+    is_sure = own_tensor is not None and any(tensor_in(one, own_tensor) is not None for one in thirds)
     doubt = "" if is_sure else SIDES[side]
     cause = ValuesOfAnotherStep(step.path.name, is_later, doubt)
     return outcome.became("stale", f"the {SIDES[held]} has here what {step.path} has", cause)
@@ -287,13 +288,13 @@ def _merged(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome
 
 def _named_merged(outcome: Outcome, times: float, third: str) -> Outcome:
     """Name the two that a change lies between: the first and the third, in the order in which it grows."""
-    base, other, by = (f"the {SIDES[0]}", third, times) if times > 0 else (third, f"the {SIDES[0]}", 1 - times)
-    why = f"{outcome.why}; it is {base} and {factor_text(by)} times what {other} adds to that"
+    base, opposite, by = (f"the {SIDES[0]}", third, times) if times > 0 else (third, f"the {SIDES[0]}", 1 - times)
+    why = f"{outcome.why}; it is {base} and {factor_text(by)} times what {opposite} adds to that"
     return outcome.became("other", why, AveragedWeights() if by < 1 else AdapterMergedAgain())
 
 
 def _times(sides: list[Tensor]) -> float | None:
-    """Return the t with which the second is the first + t * (third - first); None if there is none, or 0 or 1."""
+    """Return t if second = first + t * (third - first); None if there's no t, or it is 0 or 1."""
     start, middle, _ = sides
     types = {side.dtype for side in sides}
     if len(types) > 1 or start.dtype not in FLOATS or start.shape != middle.shape or math.prod(start.shape) < MANY:
@@ -319,7 +320,7 @@ def _times(sides: list[Tensor]) -> float | None:
 
 
 def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequence[Checkpoint]]) -> Outcomes:
-    """Say of tensors that differ that they do so in one file alone, and which step that file is of.
+    """Say that tensors differ in one file alone, and the step of that file.
 
     Args:
         outcomes: What became of each tensor.
@@ -327,8 +328,8 @@ def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequen
     """
     if not any(is_open(outcome) for outcome, _ in outcomes):
         return outcomes
-    both = [(outcome, pair) for outcome, pair in outcomes if outcome.verdict not in LONE]
-    sides = [odd_file(at, (_files(outcome, pair, at) for outcome, pair in both)) for at in (1, 0)]
+    compared = [(outcome, pair) for outcome, pair in outcomes if outcome.verdict not in LONE]
+    sides = [odd_file(at, (_files(outcome, pair, at) for outcome, pair in compared)) for at in (1, 0)]
     odd = [side for side in sides if side is not None]
     if not odd:
         return outcomes
@@ -341,7 +342,7 @@ def is_open(outcome: Outcome) -> bool:
 
 
 def odd_file(at: int, parts: Iterable[tuple[set[str], set[str]]]) -> OddFile | None:
-    """Return the only file of a side in which tensors differ, or the only one in which none does; None without one.
+    """Return the only file in which tensors differ, or the only one in which none does.
 
     Args:
         at: The side.
@@ -362,7 +363,7 @@ def odd_file(at: int, parts: Iterable[tuple[set[str], set[str]]]) -> OddFile | N
 
 
 def _alone(same: Counter[str], odd: Counter[str]) -> str | None:
-    """Return the file that has all differences, or none of them, where the others have hardly any, or mostly."""
+    """Return the one file with all differences, or with none, unlike the others."""
     if len(odd) == 1:
         name = next(iter(odd))
         return name if odd[name] > same[name] else None
@@ -372,37 +373,37 @@ def _alone(same: Counter[str], odd: Counter[str]) -> str | None:
 
 def _files(outcome: Outcome, pair: Pair, at: int) -> tuple[set[str], set[str]]:
     """Return the files that have equal parts of a tensor, and those that have different ones."""
-    tensor, other = pair.sides[at], pair.sides[1 - at]
-    if not isinstance(tensor, Saved) or other is None:
+    tensor, opposite = pair.sides[at], pair.sides[1 - at]
+    if not isinstance(tensor, Saved) or opposite is None:
         return set(), set()
     if outcome.verdict in SAME:
         return set(tensor.files), set()
-    return files_of(tensor, other)
+    return files_of(tensor, opposite)
 
 
-def files_of(tensor: Saved, other: Tensor) -> tuple[set[str], set[str]]:
-    """Return the files that have parts of a tensor which another one has too, and those with different parts."""
-    if tensor.shape != other.shape:
+def files_of(tensor: Saved, opposite: Tensor) -> tuple[set[str], set[str]]:
+    """Return the files with parts equal to a second tensor's, and those with different parts."""
+    if tensor.shape != opposite.shape:
         return set(), set(tensor.files)
     parts: dict[bool, set[str]] = {True: set(), False: set()}
     for chunk in tensor.chunks:
         if chunk.place is not None:
-            parts[_is_same(tensor, other, chunk.region)].add(chunk.place.file)
+            parts[_is_same(tensor, opposite, chunk.region)].add(chunk.place.file)
     return parts[True], parts[False]
 
 
-def _is_same(tensor: Tensor, other: Tensor, region: Region) -> bool:
+def _is_same(tensor: Tensor, opposite: Tensor, region: Region) -> bool:
     """Whether two tensors have the same values in one part, after a cast if their types differ."""
-    narrow = narrower(tensor.dtype, other.dtype)
+    narrow = narrower(tensor.dtype, opposite.dtype)
     try:
-        mine, theirs = (cast(one.read(region), one.dtype, narrow) for one in (tensor, other))
+        tensor_bits, opposite_bits = (cast(one.read(region), one.dtype, narrow) for one in (tensor, opposite))
     except DumpError:
         return False
-    return mine is not None and theirs is not None and equal(mine, theirs)
+    return tensor_bits is not None and opposite_bits is not None and equal(tensor_bits, opposite_bits)
 
 
 def _named(outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[Sequence[Checkpoint]]) -> Outcome:
-    """Name the odd file; where both sides have one of all that differs, a step that has its values says whose it is."""
+    """Name the odd file; if both sides have one, the step with its values decides."""
     for odd in sides:
         step = next((step for at in (0, 1) for step in others[at] if _is_from(step, pair, odd, at)), None)
         if odd.differs and step is not None:
@@ -414,13 +415,13 @@ def _named(outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[
 
 
 def _of_step(outcome: Outcome, odd: OddFile, step: Checkpoint) -> Outcome:
-    side, other = SIDES[odd.at], SIDES[1 - odd.at]
+    side, opposite = SIDES[odd.at], SIDES[1 - odd.at]
     why = f"{outcome.why}; the {side} has there what {printable(str(step.path))} has"
-    return outcome.became("stale", why, FileOfAnotherSave(odd, side, other, printable(step.path.name)))
+    return outcome.became("stale", why, FileOfAnotherSave(odd, side, opposite, printable(step.path.name)))
 
 
 def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:
-    """Whether another step, whose names are those of a side, has what the odd file has of a tensor."""
+    """Whether a different step has the odd file's values of a tensor."""
     held, named = pair.sides[odd.at], pair.sides[at]
     there = None if named is None else tensor_in(step, named)
     if there is None or not isinstance(held, Saved) or there.shape != held.shape:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.formats.pickled import Global, Made, read_pickle
+from shardviz.checkpoint.formats.pickle_reader import Global, Made, read_pickle
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype, itemsize
 from shardviz.text import printable
@@ -119,17 +119,17 @@ class Archive:
     _members: dict[str, _Part]
     _root: str
 
-    def tensor(self, made: Any, name: str) -> Stored | None:
+    def tensor(self, pickled: Any, name: str) -> Stored | None:
         """Find out where the elements of a tensor in it are; None for what is not a tensor.
 
         Raises:
             DumpError: Its numbers contradict each other.
         """
         where = f"{self.path}: {printable(name)}"
-        if type(made) is not Made:
+        if type(pickled) is not Made:
             return None
         try:
-            return _stored(_unwrapped(made), self._members, self._root, where)
+            return _stored(_unwrapped(pickled), self._members, self._root, where)
         except (LookupError, TypeError, ValueError, AttributeError):
             return None
 
@@ -175,14 +175,14 @@ def _members(file: BinaryIO, archive: _Part, most: int) -> dict[str, _Part]:
     count, size, offset = _directory(file, archive)
     if not 0 <= size <= most:
         raise ValueError(f"a directory of {size:,} bytes")
-    data, at, members = _bytes_of(file, archive, offset, size), 0, {}
+    directory, at, members = _bytes_of(file, archive, offset, size), 0, {}
     for _ in range(count):
-        fields = struct.unpack_from(_ENTRY, data, at)
+        fields = struct.unpack_from(_ENTRY, directory, at)
         method, packed, plain, local = (fields[index] for index in (4, 8, 9, 16))
         name_size, extra_size, comment = fields[10:13]
         begin = at + _ENTRY_SIZE
-        name = data[begin : begin + name_size].decode()
-        extra = data[begin + name_size : begin + name_size + extra_size]
+        name = directory[begin : begin + name_size].decode()
+        extra = directory[begin + name_size : begin + name_size + extra_size]
         packed, plain, local = _large((packed, plain, local), extra)
         if method != _STORED or packed != plain:
             raise ValueError(f"{printable(name)} is compressed")
@@ -248,14 +248,14 @@ def _content(file: BinaryIO, member: _Part, most: int = MAX_DIRECTORY) -> bytes:
     return file.read(min(member.size, most))
 
 
-def _unwrapped(made: Any) -> Any:
+def _unwrapped(pickled: Any) -> Any:
     """Return the tensor within a parameter, or under a type and attributes of its own."""
-    if type(made) is Made and made.kind == "torch._utils._rebuild_parameter":
-        return made.args[0]
-    if type(made) is Made and made.kind == "torch._tensor._rebuild_from_type_v2":
-        function, _, args, _ = made.args
+    if type(pickled) is Made and pickled.kind == "torch._utils._rebuild_parameter":
+        return pickled.args[0]
+    if type(pickled) is Made and pickled.kind == "torch._tensor._rebuild_from_type_v2":
+        function, _, args, _ = pickled.args
         return Made(function.name, args)
-    return made
+    return pickled
 
 
 def _stored(tensor: Any, members: dict[str, _Part], root: str, where: str) -> Stored:
@@ -264,18 +264,19 @@ def _stored(tensor: Any, members: dict[str, _Part], root: str, where: str) -> St
     storage, first, shape, strides = tensor.args[:4]
     _, kind, key, *_ = storage.args
     dtype = _dtype(kind, tensor.args)
-    part = members[f"{root}data/{key}"]
+    member = members[f"{root}data/{key}"]
     width = itemsize(dtype)
     numbers = (first, *shape, *strides)
     if not is_dtype(dtype) or not width or len(shape) != len(strides) or any(type(one) is not int for one in numbers):
         raise TypeError
     steps = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     last = first + 1 + steps if math.prod(shape) else 0
-    if min(numbers) < 0 or last * width > part.size:
+    if min(numbers) < 0 or last * width > member.size:
         raise DumpError(
-            f"{where} is damaged: {dtype}{list(shape)} ends at byte {last * width:,} of {part.size:,}", "copy it again"
+            f"{where} is damaged: {dtype}{list(shape)} ends at byte {last * width:,} of {member.size:,}",
+            "copy it again",
         )
-    return Stored(dtype, tuple(shape), tuple(strides), part.start + first * width)
+    return Stored(dtype, tuple(shape), tuple(strides), member.start + first * width)
 
 
 def _dtype(kind: Global, args: Sequence[Any]) -> str:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from shardviz.checkpoint.formats.pickled import MAX_BYTES, Global, Made, dict_of, read_pickle
+from shardviz.checkpoint.formats.pickle_reader import MAX_BYTES, Global, Made, dict_of, read_pickle
 from shardviz.checkpoint.records import MAX_SIZE, Checkpoint, Chunk, Place, Saved, file_size
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype
@@ -82,16 +82,16 @@ def is_inside(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not set(name) & set("\0\\:")
 
 
-def _tensor(name: str, made: Made, places: dict[tuple[int, ...] | None, Place], parts: Any, path: Path) -> Saved:
+def _tensor(name: str, pickled: Made, places: dict[tuple[int, ...] | None, Place], parts: Any, path: Path) -> Saved:
     where = f"{path}: {printable(name)}"
-    shape = _numbers(made.field("size"), f"{where}: size")
-    listed = made.field("chunks")
+    shape = _numbers(pickled.field("size"), f"{where}: size")
+    listed = pickled.field("chunks")
     if type(listed) is not list:
         raise DumpError(f"{where}: chunks is not a list", "copy it again")
     chunks = []
-    for one in listed:
-        offsets = _numbers(_of(one, "offsets"), f"{where}: offsets")
-        sizes = _numbers(_of(one, "sizes"), f"{where}: sizes")
+    for chunk in listed:
+        offsets = _numbers(_of(chunk, "offsets"), f"{where}: offsets")
+        sizes = _numbers(_of(chunk, "sizes"), f"{where}: sizes")
         if not len(offsets) == len(sizes) == len(shape):
             raise DumpError(
                 f"{where}: a chunk of shape {list(sizes)} at {list(offsets)} of {list(shape)}", "copy it again"
@@ -99,11 +99,11 @@ def _tensor(name: str, made: Made, places: dict[tuple[int, ...] | None, Place], 
         place = places.get(offsets) or (places.get(None) if len(listed) == 1 else None)
         chunks.append(Chunk(offsets, sizes, place))
     nested = tuple(map(str, parts)) if type(parts) is tuple else ()
-    return Saved(name, shape, _dtype(made, where), tuple(chunks), path.parent, nested)
+    return Saved(name, shape, _dtype(pickled, where), tuple(chunks), path.parent, nested)
 
 
-def _dtype(made: Made, where: str) -> str:
-    properties = made.field("properties")
+def _dtype(pickled: Made, where: str) -> str:
+    properties = pickled.field("properties")
     state = properties.state if type(properties) is Made else None
     first = state.get("dtype") if type(state) is dict else state[0] if type(state) is tuple and state else None
     if type(first) is not Global or not is_dtype(first.name.removeprefix("torch.")):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_of
 from shardviz.checkpoint.formats.headers import is_plain
-from shardviz.checkpoint.formats.pickled import Made, dict_of
+from shardviz.checkpoint.formats.pickle_reader import Made, dict_of
 from shardviz.checkpoint.formats.torch_file import whole
 from shardviz.checkpoint.formats.zero_buffers import MASTER, RankFile, chunks_of, laid_out
 from shardviz.checkpoint.records import Checkpoint, Place, Problem, Saved
@@ -60,7 +60,7 @@ def is_deepspeed(names: Iterable[str]) -> bool:
 
 
 def read_deepspeed(path: Path) -> Checkpoint:
-    """Read which tensors the files of a checkpoint have, and their places; none of their elements.
+    """Read the tensors of a checkpoint's files and their places, but no elements.
 
     Args:
         path: A folder with the files, or one with a `latest` that names it.
@@ -94,7 +94,7 @@ def read_deepspeed(path: Path) -> Checkpoint:
 
 
 def _step(path: Path) -> Path:
-    """Return the folder of the step that `latest` names; the folder itself where it has no such file."""
+    """Return the folder of the step that `latest` names; the folder itself without such a file."""
     latest = next((path / name for name in LATEST if (path / name).is_file()), None)
     if latest is None:
         return path
@@ -123,23 +123,23 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
     archives = {dp: open_archive(folder / name) for dp, name in models.items()}
     first = archives[min(archives)]
     state = dict_of(first.tree, first.path, "the file")
-    part = _Found()
+    found_here = _Found()
     ranks = {dp: RankFile.read(open_archive(folder / name), name) for dp, name in optims.items()}
     shapes = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
     layout = laid_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
-    part.problems += [] if not ranks and has_universal(folder) else layout.problems
+    found_here.problems += [] if not ranks and has_universal(folder) else layout.problems
     is_3 = any(one.stage == 3 for one in ranks.values()) or _are_of_stage_3(models)
-    for name, made in dict_of(state.get("module"), first.path, "module", optional=True).items():
-        saved = whole(first, made, name, folder) if type(name) is str else None
+    for name, pickled in dict_of(state.get("module"), first.path, "module", optional=True).items():
+        saved = whole(first, pickled, name, folder) if type(name) is str else None
         if saved is not None and (not is_3 or saved.size or not _is_partitioned(name, shapes, state)):
-            part.tensors[printable(name)] = saved
+            found_here.tensors[printable(name)] = saved
     for (name, kind), (shape, dtype, chunks) in layout.tensors.items():
         # Under stage 3, whose module is empty, the masters are the weights.
         called = printable(name) if is_3 and kind == MASTER else f"optimizer.state.{printable(name)}.{kind}"
-        part.tensors[called] = Saved(called, shape, dtype, tuple(chunks), folder)
-    _add_frozen(part, archives, folder)
-    _add_shared(part, state)
-    return part
+        found_here.tensors[called] = Saved(called, shape, dtype, tuple(chunks), folder)
+    _add_frozen(found_here, archives, folder)
+    _add_shared(found_here, state)
+    return found_here
 
 
 def _are_of_stage_3(models: Mapping[Any, str]) -> bool:
@@ -153,18 +153,18 @@ def _universal(folder: Path, models: Mapping[tuple[int, int], str]) -> _Found:
     state = dict_of(first.tree, first.path, "the file")
     groups = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
     shapes = {name: shape for group in groups for name, shape in group.items()}
-    part, weights = _Found(), _are_of_stage_3(models)  # then the masters are the weights: the module is empty
-    known: set[str] = set()
+    universal, weights = _Found(), _are_of_stage_3(models)  # then the masters are the weights: the module is empty
+    saved_names: set[str] = set()
     for name, kind, path in _files(folder / FOLDER):
         called = name if weights and kind == MASTER else f"optimizer.state.{name}.{kind}"
-        part.tensors[called] = _saved_of_file(called, path, folder, shapes.get(name) if kind != "step" else None)
-        known.add(name)
-    if lost := [name for name in shapes if printable(name) not in known]:
+        universal.tensors[called] = _saved_of_file(called, path, folder, shapes.get(name) if kind != "step" else None)
+        saved_names.add(name)
+    if lost := [name for name in shapes if printable(name) not in saved_names]:
         text = f"{counted(len(lost), 'parameter')} of {len(shapes):,} have no folder in {FOLDER}/: "
         text += listed(map(printable, lost), 3)
-        part.problems.append(Problem("", text, UnfinishedUniversalCheckpoint()))
-    _add_shared(part, state)
-    return part
+        universal.problems.append(Problem("", text, UnfinishedUniversalCheckpoint()))
+    _add_shared(universal, state)
+    return universal
 
 
 def _is_partitioned(name: Any, shapes: list[dict[str, tuple[int, ...]]], state: dict[str, Any]) -> bool:
@@ -203,30 +203,30 @@ def _shapes(value: Any, path: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _add_frozen(part: _Found, archives: Mapping[int, Archive], folder: Path) -> None:
+def _add_frozen(model_part: _Found, archives: Mapping[int, Archive], folder: Path) -> None:
     """Add the frozen weights of stage 3: each rank's model file has a stretch of them."""
     for dp, archive in sorted(archives.items()):
         state = dict_of(archive.tree, archive.path, "the file")
         shapes = _shapes(state.get("frozen_param_shapes") or {}, archive.path)
         fragments = dict_of(state.get("frozen_param_fragments"), archive.path, "frozen_param_fragments", optional=True)
         for name, shape in shapes.items():
-            made = fragments.get(name)
-            stored = archive.tensor(made, name) if type(made) is Made else None
+            pickled = fragments.get(name)
+            stored = archive.tensor(pickled, name) if type(pickled) is Made else None
             if stored is not None and len(stored.shape) == 1:
                 start, place = dp * stored.shape[0], Place(archive.path.name, stored.start, 0)
                 chunks = chunks_of(shape, start, min(start + stored.shape[0], math.prod(shape)), place, stored.dtype)
-                before = part.tensors.get(printable(name))
+                before = model_part.tensors.get(printable(name))
                 old = before.chunks if before is not None and before.shape == shape else ()
                 saved = Saved(printable(name), shape, stored.dtype, (*old, *chunks), folder)
-                part.tensors[saved.name] = saved
+                model_part.tensors[saved.name] = saved
 
 
-def _add_shared(part: _Found, state: dict[str, Any]) -> None:
+def _add_shared(model_part: _Found, state: dict[str, Any]) -> None:
     """Add the names of tensors that are stored under another name."""
     shared = state.get("shared_params")
     for name, of in shared.items() if type(shared) is dict else ():
-        if type(name) is str and type(of) is str and printable(of) in part.tensors:
-            part.tensors.setdefault(printable(name), _named(part.tensors[printable(of)], printable(name)))
+        if type(name) is str and type(of) is str and printable(of) in model_part.tensors:
+            model_part.tensors.setdefault(printable(name), _named(model_part.tensors[printable(of)], printable(name)))
 
 
 def has_universal(folder: Path) -> bool:
@@ -235,7 +235,7 @@ def has_universal(folder: Path) -> bool:
 
 
 def _files(root: Path) -> Iterator[tuple[str, str, Path]]:
-    """Yield each file with its parameter and what it is of it; links are not followed."""
+    """Yield each file with its parameter and kind of state; links are not followed."""
     folders = sorted(one for one in root.iterdir() if one.is_dir() and not one.is_symlink())
     if len(folders) > MAX_PARAMETERS:
         raise DumpError(f"{root} has more than {MAX_PARAMETERS:,} parameters", "give the folder of one step")
@@ -257,11 +257,17 @@ def _saved_of_file(name: str, path: Path, folder: Path, shape: tuple[int, ...] |
         DumpError: It has no tensor, or one that is not stored row by row.
     """
     archive = open_archive(path)
-    made: Any = archive.tree.get("param") if type(archive.tree) is dict else archive.tree
-    stored = archive.tensor(made, "param")
+    pickled: Any = archive.tree.get("param") if type(archive.tree) is dict else archive.tree
+    stored = archive.tensor(pickled, "param")
     if stored is None or stored.strides != strides_of(stored.shape):
         raise DumpError(f"{path} has no tensor, or one that is not stored row by row", "convert the checkpoint again")
     is_flat = shape is not None and len(stored.shape) == 1 and stored.shape[0] >= math.prod(shape)
-    own = shape if is_flat and shape is not None else stored.shape
+    whole_shape = shape if is_flat and shape is not None else stored.shape
     place = Place(str(path.relative_to(folder)), stored.start, 0)
-    return Saved(name, own, stored.dtype, tuple(chunks_of(own, 0, math.prod(own), place, stored.dtype)), folder)
+    return Saved(
+        name,
+        whole_shape,
+        stored.dtype,
+        tuple(chunks_of(whole_shape, 0, math.prod(whole_shape), place, stored.dtype)),
+        folder,
+    )

@@ -103,7 +103,7 @@ def read_safetensors(path: Path) -> Checkpoint:
 
 
 def index_in(folder: Path) -> Path | None:
-    """Return a folder's index: by transformers' name for it, or the only one of another; None if there is none."""
+    """Return a folder's index: that of transformers' name, or the only one; None without one."""
     index = folder / INDEX
     if index.is_file():
         return index
@@ -179,10 +179,10 @@ def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | 
         offsets = _offsets(notes)
     except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
         raise DumpError(f"{path} is damaged: {printable(str(error))}", "copy it again") from error
-    file_name, data = path.name, LENGTH_BYTES + length
+    file_name, data_start = path.name, LENGTH_BYTES + length
     for name, tensor in header.items():
         shape, (begin, end) = tensor.shape, tensor.data_offsets
-        _refuse_damaged(path, name, tensor, size - data)
+        _refuse_damaged(path, name, tensor, size - data_start)
         at = (0,) * len(shape)
         if offsets:
             at = offsets[name].saved_offsets if name in offsets else at
@@ -192,7 +192,7 @@ def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | 
         chunk = Chunk(
             at,
             shape,
-            Place(file_name, data + begin, end - begin),
+            Place(file_name, data_start + begin, end - begin),
             DTYPES.get(tensor.dtype) or printable(tensor.dtype.lower()),
         )
         if name in chunks_by_name:

@@ -1,4 +1,4 @@
-"""Files that `torch.save` wrote: state dicts, alone or nested in what a job saves beside them. Nothing of them is run.
+"""Files of `torch.save`: state dicts, alone or nested, read without running anything.
 
 Names of nested state dicts are joined by dots, as torch.distributed.checkpoint joins them: `model.layers.0.weight`. The
 format is the archive that torch writes since 1.6.
@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_of
-from shardviz.checkpoint.formats.pickled import Made
+from shardviz.checkpoint.formats.pickle_reader import Made
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
@@ -40,15 +40,15 @@ def read_torch_file(path: Path) -> Checkpoint:
     tensors: dict[str, Saved] = {}
     problems: list[Problem] = []
     values: dict[str, Any] = {}
-    for parts, made in _leaves(archive.tree, ()):
+    for parts, leaf in _leaves(archive.tree, ()):
         name = printable(".".join(parts))
-        if type(made) is not Made:
-            values[name] = made
+        if type(leaf) is not Made:
+            values[name] = leaf
             continue
-        saved = whole(archive, made, name, path.parent)
+        saved = whole(archive, leaf, name, path.parent)
         if saved is not None:
             tensors[name] = saved
-        elif archive.tensor(made, name) is not None:
+        elif archive.tensor(leaf, name) is not None:
             problems.append(Problem(name, "it is not stored row by row: save it with .contiguous()"))
     if not tensors and not problems:
         raise DumpError(f"{path} has no tensor in a state dict", "save model.state_dict(), not the model itself")
@@ -71,10 +71,10 @@ def _leaves(tree: Any, parts: Parts) -> Iterator[tuple[Parts, Any]]:
     So torch.distributed.checkpoint flattens a state dict, too. Nothing deeper than `MAX_DEPTH` is looked at.
     """
     stack = [(parts, tree)]
-    seen = 0
-    while stack and seen < MAX_TENSORS:
+    count = 0
+    while stack and count < MAX_TENSORS:
         at, node = stack.pop()
-        seen += 1
+        count += 1
         inner = _inner(node)
         if inner is None:
             if at:
@@ -84,7 +84,7 @@ def _leaves(tree: Any, parts: Parts) -> Iterator[tuple[Parts, Any]]:
 
 
 def _inner(node: Any) -> list[tuple[str, Any]] | None:
-    """Return what a dict, or a list of dicts or tensors, has by name; None for what stays whole."""
+    """Return the items of a dict, or of a list of dicts or tensors, by name; None for others."""
     if type(node) is dict:
         return [(str(key), value) for key, value in node.items() if type(key) in (str, int)]
     if type(node) is list and any(type(value) in (dict, Made) for value in node):
@@ -92,9 +92,9 @@ def _inner(node: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def whole(archive: Archive, made: Any, name: str, folder: Path) -> Saved | None:
+def whole(archive: Archive, pickled: Any, name: str, folder: Path) -> Saved | None:
     """Return a tensor that one file has all of, row by row; None for what is not one."""
-    stored = archive.tensor(made, name)
+    stored = archive.tensor(pickled, name)
     if stored is None:
         return None
     size = math.prod(stored.shape)

@@ -1,4 +1,4 @@
-"""The flat buffers of DeepSpeed's ZeRO laid back into parameters: which bytes of which rank's file have what.
+"""Parameters in the flat buffers of DeepSpeed's ZeRO: their bytes in each rank's file.
 
 Under stages 1 and 2 a group's parameters lie one behind the other, and ranks have parts of the whole; under stage 3
 each parameter is divided among the ranks, and each rank's parts lie one behind the other.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.formats.pickled import Made
+from shardviz.checkpoint.formats.pickle_reader import Made
 from shardviz.checkpoint.records import Chunk, Place, Problem
 from shardviz.errors import DumpError
 from shardviz.explain.files import MissingZeroFile, MixedZeroFiles, RoundRobinGradients
@@ -100,8 +100,8 @@ class RankFile:
         inner = state.get("base_optimizer_state") or state.get("optimizer_state_dict")
         states = inner.get("state") if type(inner) is dict else None
         buffers = [
-            _buffers(archive, made, states.get(number) if type(states) is dict else None)
-            for number, made in enumerate(masters)
+            _buffers(archive, master, states.get(number) if type(states) is dict else None)
+            for number, master in enumerate(masters)
         ]
         links = [_links(one) for one in _listed(state.get("param_slice_mappings"))]
         paddings = [_ints(one) for one in _listed(state.get("param_alignment_paddings"))]
@@ -173,25 +173,25 @@ def _missing(ranks: Mapping[int, RankFile], world: int, models: Sequence[int] | 
 def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, number: int, world: int) -> None:
     """Lay out a group of stages 1 and 2: its parameters one behind the other, the whole divided among ranks."""
     lengths = {rank: {kind: one.shape[0] for kind, one in file.buffers[number].items()} for rank, file in ranks.items()}
-    part = max((length for kinds in lengths.values() for length in kinds.values()), default=0)
+    part_size = max((length for kinds in lengths.values() for length in kinds.values()), default=0)
     paddings = next((file.paddings[number] for file in ranks.values() if len(file.paddings) > number), [])
     places = _places(shapes, paddings)
-    wanted = sum(math.prod(shape) for shape in shapes.values()) + sum(paddings)
+    expected = sum(math.prod(shape) for shape in shapes.values()) + sum(paddings)
     has = sum(kinds.get(MASTER, 0) for kinds in lengths.values())
-    if len(ranks) >= world and not 0 <= has - wanted < 2 * world + part * (has > wanted):
-        text = f"group {number} has {has:,} elements in its ranks' buffers, and {wanted:,} in param_shapes"
+    if len(ranks) >= world and not 0 <= has - expected < 2 * world + part_size * (has > expected):
+        text = f"group {number} has {has:,} elements in its ranks' buffers, and {expected:,} in param_shapes"
         layout.problems.append(Problem("", text, MixedZeroFiles()))
         return
     for rank, file in ranks.items():
         for kind, stored in file.buffers[number].items():
             for name, (at, shape) in places.items():
-                start = max(rank * part, at)
-                stop = min(rank * part + stored.shape[0], at + math.prod(shape))
+                start = max(rank * part_size, at)
+                stop = min(rank * part_size + stored.shape[0], at + math.prod(shape))
                 if start < stop:
-                    where = Place(file.file, stored.start + (start - rank * part) * itemsize(stored.dtype), 0)
+                    where = Place(file.file, stored.start + (start - rank * part_size) * itemsize(stored.dtype), 0)
                     chunks = chunks_of(shape, start - at, stop - at, where, stored.dtype)
                     layout.tensors.setdefault((name, kind), (shape, stored.dtype, []))[2].extend(chunks)
-        layout.problems += _unlike(file, number, rank * part, part, places)
+        layout.problems += _unlike(file, number, rank * part_size, part_size, places)
 
 
 def _places(shapes: Shapes, paddings: Sequence[int]) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -204,15 +204,15 @@ def _places(shapes: Shapes, paddings: Sequence[int]) -> dict[str, tuple[int, tup
 
 
 def _unlike(
-    file: RankFile, number: int, begin: int, part: int, places: Mapping[str, tuple[int, tuple[int, ...]]]
+    file: RankFile, number: int, begin: int, part_size: int, places: Mapping[str, tuple[int, tuple[int, ...]]]
 ) -> Iterator[Problem]:
     """Yield the first fragment that a file's own links put elsewhere than the order of parameters does."""
     links = file.links[number] if len(file.links) > number else {}
     for name, (start, size) in links.items():
         at, shape = places.get(name, (0, ()))
-        own = max(at, begin) - begin, min(at + math.prod(shape), begin + part) - max(at, begin)
-        if name in places and own != (start, size):
-            has = f"elements {own[0]} to {own[0] + own[1] - 1}" if own[1] > 0 else "no elements"
+        expected = max(at, begin) - begin, min(at + math.prod(shape), begin + part_size) - max(at, begin)
+        if name in places and expected != (start, size):
+            has = f"elements {expected[0]} to {expected[0] + expected[1] - 1}" if expected[1] > 0 else "no elements"
             text = (
                 f"{printable(file.file)} links its fragment to elements {start} to {start + size - 1} of group {number}"
             )
@@ -223,15 +223,14 @@ def _unlike(
 def _lay_out_3(layout: Layout, ranks: Mapping[int, RankFile], groups: Sequence[Shapes], world: int) -> None:
     """Lay out stage 3: each parameter divided among ranks, and a rank's parts one behind the other."""
     shapes = {name: shape for one in groups for name, shape in one.items()}
-    wanted = sum(-(-math.prod(shape) // world) for shape in shapes.values())
+    expected = sum(-(-math.prod(shape) // world) for shape in shapes.values())
     for rank, file in ranks.items():
         for kind in dict.fromkeys(kind for one in file.buffers for kind in one):
             spans = [one[kind] for one in file.buffers if kind in one]
             has = sum(stored.shape[0] for stored in spans)
-            if has != wanted:
-                text = (
-                    f"{printable(file.file)} has {has:,} elements of {kind}, and its part of param_shapes is {wanted:,}"
-                )
+            if has != expected:
+                elements = f"{has:,} elements of {kind}"
+                text = f"{printable(file.file)} has {elements}, and its part of param_shapes is {expected:,}"
                 layout.problems.append(Problem("", text, MixedZeroFiles()))
                 continue
             _lay_out_rank(layout, (rank, world), file.file, kind, spans, shapes)
@@ -246,13 +245,13 @@ def _lay_out_rank(
     position, index = 0, 0
     for name, shape in shapes.items():
         size = math.prod(shape)
-        part = -(-size // world)
-        first, done = rank * part, 0
-        while done < part:
+        part_size = -(-size // world)
+        first, done = rank * part_size, 0
+        while done < part_size:
             while ends[index] <= position:
                 index += 1
             stored, begin = spans[index], ends[index] - spans[index].shape[0]
-            length = min(part - done, ends[index] - position)
+            length = min(part_size - done, ends[index] - position)
             start, stop = min(first + done, size), min(first + done + length, size)
             where = Place(file, stored.start + (position - begin) * itemsize(stored.dtype), 0)
             chunks = chunks_of(shape, start, stop, where, stored.dtype)
@@ -280,8 +279,8 @@ def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: Place, dtype
 def _buffers(archive: Archive, master: Any, states: Any) -> dict[str, Stored]:
     """Return the flat buffers of one group: its masters, and the states that are as long or longer."""
     buffers = {}
-    for kind, made in {MASTER: master, **(states if type(states) is dict else {})}.items():
-        stored = archive.tensor(made, str(kind)) if type(kind) is str else None
+    for kind, pickled in {MASTER: master, **(states if type(states) is dict else {})}.items():
+        stored = archive.tensor(pickled, str(kind)) if type(kind) is str else None
         if stored is not None and len(stored.shape) == 1 and stored.strides == (1,) and itemsize(stored.dtype):
             buffers[printable(kind)] = stored
     return buffers
@@ -289,8 +288,8 @@ def _buffers(archive: Archive, master: Any, states: Any) -> dict[str, Stored]:
 
 def _links(value: Any) -> dict[str, tuple[int, int]]:
     links = {}
-    for name, made in value.items() if type(value) is dict else ():
-        start, size = (made.field("start"), made.field("numel")) if type(made) is Made else (None, None)
+    for name, pickled in value.items() if type(value) is dict else ():
+        start, size = (pickled.field("start"), pickled.field("numel")) if type(pickled) is Made else (None, None)
         if type(name) is str and type(start) is int and type(size) is int:
             links[name] = start, size
     return links
@@ -305,8 +304,8 @@ def _ints(value: Any) -> list[int]:
 
 
 def _stage(state: dict[str, Any]) -> int:
-    made = state.get("zero_stage")
-    stage = made.args[0] if type(made) is Made and type(made.args) is tuple and made.args else made
+    pickled = state.get("zero_stage")
+    stage = pickled.args[0] if type(pickled) is Made and type(pickled.args) is tuple and pickled.args else pickled
     return stage if type(stage) is int else 0
 
 

@@ -63,21 +63,21 @@ def family_of(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> str:
     """Return the map that knows nearly all names of two checkpoints, the narrowest one; empty if none does."""
     if first.keys() == second.keys():
         return ""
-    known = {name: _known(_family(name), first, second) for name in families()}
-    best = max(known, key=lambda name: (known[name], -len(_family(name))), default="")
-    return best if best and known[best] >= MOST else ""
+    shares = {name: _known(_family(name), first, second) for name in families()}
+    best = max(shares, key=lambda name: (shares[name], -len(_family(name))), default="")
+    return best if best and shares[best] >= MOST else ""
 
 
 def _known(rules: Sequence[Rule], first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     """Return the part of all names that rules know, each rule in the direction in which it fits."""
     patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
     either = [named("", tensors, patterns).tensors for tensors in (first, second)]
-    known: list[set[str]] = [set(), set()]
+    names_known: list[set[str]] = [set(), set()]
     for rule in rules:
         at = is_turned(rule, *either)
-        known[at] |= _fitting([rule.left], either[at])
-        known[not at] |= _fitting(names_in(rule.right), either[not at])
-    return sum(map(len, known)) / (len(first) + len(second)) if all(known) else 0.0
+        names_known[at] |= _fitting([rule.left], either[at])
+        names_known[not at] |= _fitting(names_in(rule.right), either[not at])
+    return sum(map(len, names_known)) / (len(first) + len(second)) if all(names_known) else 0.0
 
 
 def _fitting(patterns: Iterable[str], names: Iterable[str]) -> set[str]:
@@ -121,5 +121,5 @@ def _numbers(path: Path) -> dict[str, int]:
     heads = config.num_attention_heads or config.n_heads
     width = config.hidden_size or config.dim
     head = config.head_dim or (width // heads if width and heads and heads > 0 else None)
-    known = {"heads": heads, "kv_heads": config.num_key_value_heads or config.n_kv_heads or heads, "head_dim": head}
-    return {name: number for name, number in known.items() if number and 0 < number <= LARGEST}
+    numbers = {"heads": heads, "kv_heads": config.num_key_value_heads or config.n_kv_heads or heads, "head_dim": head}
+    return {name: number for name, number in numbers.items() if number and 0 < number <= LARGEST}

@@ -1,4 +1,4 @@
-"""The functions of a map, by their names: how each is written, and what it makes of shapes and elements.
+"""The functions of a map, by name: their syntax, shapes and elements.
 
 None of them changes a value. A function that uses all of its operands gives views of what it makes, so that a tensor is
 compared with what it is made of piece by piece, without making it; the others give views of their operand.
@@ -52,9 +52,12 @@ def _at(dim: int, index: int) -> tuple[slice | int, ...]:
 
 def _joined(shapes: Sequence[Shape], dim: int) -> Shape:
     first = shapes[0]
-    for other in shapes[1:]:
-        if len(other) != len(first) or other[:dim] + other[dim + 1 :] != first[:dim] + first[dim + 1 :]:
-            raise MisfitError(f"{list(first)} and {list(other)} can't be concatenated along dim {dim}")
+    for later_shape in shapes[1:]:
+        if (
+            len(later_shape) != len(first)
+            or later_shape[:dim] + later_shape[dim + 1 :] != first[:dim] + first[dim + 1 :]
+        ):
+            raise MisfitError(f"{list(first)} and {list(later_shape)} can't be concatenated along dim {dim}")
     return (*first[:dim], sum(shape[dim] for shape in shapes), *first[dim + 1 :])
 
 
@@ -72,8 +75,8 @@ def _cat_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) ->
 
 def _stack_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     dim = _dim(numbers, 0, shapes[0], extra=1)
-    if other := next((shape for shape in shapes if shape != shapes[0]), None):
-        raise MisfitError(f"{list(shapes[0])} and {list(other)} are not of one shape")
+    if odd := next((shape for shape in shapes if shape != shapes[0]), None):
+        raise MisfitError(f"{list(shapes[0])} and {list(odd)} are not of one shape")
     return (*shapes[0][:dim], len(shapes), *shapes[0][dim:])
 
 
@@ -170,9 +173,9 @@ def _pair(shape: Shape, numbers: Sequence[int]) -> tuple[int, int]:
 
 
 def _transpose_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
-    one, other = _pair(shapes[0], numbers)
+    first_dim, second_dim = _pair(shapes[0], numbers)
     shape = list(shapes[0])
-    shape[one], shape[other] = shape[other], shape[one]
+    shape[first_dim], shape[second_dim] = shape[second_dim], shape[first_dim]
     return tuple(shape)
 
 
@@ -199,12 +202,12 @@ def _reshape_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     """Return another shape of the same elements; -1 stands for what is left."""
     (shape,) = shapes
     size = math.prod(shape)
-    known = math.prod(number for number in numbers if number != -1)
-    rest, left = divmod(size, known) if known else (0, size)
-    made = tuple(rest if number == -1 else number for number in numbers)
-    if min(made, default=0) < 0 or list(numbers).count(-1) > 1 or left or math.prod(made) != size:
+    product = math.prod(number for number in numbers if number != -1)
+    open_size, remainder = divmod(size, product) if product else (0, size)
+    new_shape = tuple(open_size if number == -1 else number for number in numbers)
+    if min(new_shape, default=0) < 0 or list(numbers).count(-1) > 1 or remainder or math.prod(new_shape) != size:
         raise MisfitError(f"{list(shape)} cannot be seen as {list(numbers)}")
-    return made
+    return new_shape
 
 
 def _reshape_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
@@ -325,7 +328,7 @@ FUNCTIONS = {
 
 
 def views_in(whole: Array, function: str, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
-    """Return the view of each operand in what a function makes of them; it must be one that uses all of them."""
+    """Return each operand's view in a function's result; the function must use all of them."""
     views = FUNCTIONS[function].views
     assert views is not None, "the caller knows the function"
     return views(whole, shapes, numbers)

@@ -174,10 +174,10 @@ def _rule(written: str, where: str) -> Rule:
 
 def _parsed(left: str, right: str, where: str, *, optional: bool = False) -> Rule:
     tokens = [found[1] for found in _TOKEN.finditer(right)]
-    expression, rest = _expression(tokens, where, right, 0)
-    if rest:
+    expression, unread = _expression(tokens, where, right, 0)
+    if unread:
         shown = repr(printable(right)[:80])
-        raise ShardvizError(f"{where}: {shown} goes on after its end, at {printable(rest[0])[:40]!r}", MAP_LINES)
+        raise ShardvizError(f"{where}: {shown} goes on after its end, at {printable(unread[0])[:40]!r}", MAP_LINES)
     if isinstance(expression, Name) and expression.pattern == NOTHING:
         return Rule(left, None, where, optional)
     if isinstance(expression, Name) and expression.pattern.count("*") > left.count("*") and left != NOTHING:
@@ -193,22 +193,22 @@ def _expression(tokens: list[str], where: str, text: str, depth: int) -> tuple[E
         raise ShardvizError(f"{where}: more than {MAX_NESTED} functions within each other", "use two lines")
     if not tokens or tokens[0] in "(),":
         raise ShardvizError(f"{where}: {shown} lacks a name" + (f" before {tokens[0]!r}" if tokens else ""), MAP_LINES)
-    word, rest = tokens[0], tokens[1:]
-    if not rest or rest[0] != "(":
-        return Name(word), rest
+    word, unread = tokens[0], tokens[1:]
+    if not unread or unread[0] != "(":
+        return Name(word), unread
     if word not in FUNCTIONS:
         hint = did_you_mean(word, FUNCTIONS) or f"functions: {', '.join(FUNCTIONS)}"
         raise ShardvizError(f"{where}: unknown function {printable(word)[:40]!r}", hint)
     parts: list[Expression] = []
-    rest = rest[1:]
+    unread = unread[1:]
     while True:
-        part, rest = _expression(rest, where, text, depth + 1)
-        parts.append(part)
-        if not rest:
+        operand, unread = _expression(unread, where, text, depth + 1)
+        parts.append(operand)
+        if not unread:
             raise ShardvizError(f"{where}: {shown} lacks a ) at its end", MAP_LINES)
-        separator, rest = rest[0], rest[1:]
+        separator, unread = unread[0], unread[1:]
         if separator == ")":
-            return _call(word, parts, where), rest
+            return _call(word, parts, where), unread
         if separator != ",":
             raise ShardvizError(f"{where}: {shown} lacks a comma before {printable(separator)[:40]!r}", MAP_LINES)
 

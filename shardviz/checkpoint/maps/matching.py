@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardviz.checkpoint.maps.functions import INVERSE, MisfitError
 from shardviz.checkpoint.maps.language import NOTHING, Call, Expression, Name, Rule, names_in
-from shardviz.checkpoint.maps.made import Made, Op
+from shardviz.checkpoint.maps.mapped_tensors import Made, Op
 from shardviz.errors import ShardvizError
 from shardviz.text import did_you_mean, printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.checkpoint.records import Tensor
 
 SAMPLE = 512
@@ -66,10 +66,10 @@ class Named:
         before = tuple(map(int, NUMBER.findall(pattern.partition("*")[0])))
         key = starred, len(before)
         if key not in self._after:
-            known: dict[tuple[int, ...], set[int]] = {}
+            numbers_by_prefix: dict[tuple[int, ...], set[int]] = {}
             for numbers in self.numbered.get(starred, ()):
-                known.setdefault(numbers[: len(before)], set()).add(numbers[len(before)])
-            self._after[key] = known
+                numbers_by_prefix.setdefault(numbers[: len(before)], set()).add(numbers[len(before)])
+            self._after[key] = numbers_by_prefix
         return self._after[key].get(before, set())
 
 
@@ -108,7 +108,7 @@ def _beginning(names: Collection[str], patterns: Collection[str]) -> str:
     if any(whole.fullmatch(name) for name in names):
         return ""
     behind = re.compile(f"((?:[^.*]+[.])+?)(?:{either})")
-    counts = Counter(found[1] for name in some if (found := behind.fullmatch(name)))
+    counts = Counter(match[1] for name in some if (match := behind.fullmatch(name)))
     best = [before for before, count in counts.most_common(2) if not re.search(r"(?:^|\.)[0-9]+\.", before)]
     return best[0] if best else ""
 
@@ -118,7 +118,7 @@ class LackingError(LookupError):
 
 
 def has_some(expression: Expression, groups: Sequence[str], right: Named) -> bool:
-    """Whether some of what an expression names is there."""
+    """Whether any tensor that an expression names is there."""
     return any(
         any(map(pattern_of(filled(pattern, groups)).fullmatch, right.tensors)) for pattern in names_in(expression)
     )
@@ -135,8 +135,8 @@ def node_of(expression: Expression, groups: Sequence[str], right: Named, numbers
         name = filled(expression.pattern, groups)
         if name not in right.tensors:
             raise LackingError(name)
-        found: Tensor = right.tensors[name]
-        return found
+        tensor: Tensor = right.tensors[name]
+        return tensor
     operands = _enumerated(expression, groups, right)
     parts = tuple(node_of(operand, words, right, numbers) for operand, words in operands)
     stars = max((one.count("*") for one in names_in(expression.operands[0])), default=0)
@@ -156,8 +156,8 @@ def _takers(expression: Expression) -> int:
     """Return how many functions within an expression stand for one operand for each number."""
     if isinstance(expression, Name):
         return 0
-    own = expression.function in ("cat", "stack") and len(expression.operands) == 1
-    return own + max(_takers(operand) for operand in expression.operands)
+    takes_all = expression.function in ("cat", "stack") and len(expression.operands) == 1
+    return takes_all + max(_takers(operand) for operand in expression.operands)
 
 
 def _numbers_of(operand: Expression, groups: Sequence[str], right: Named) -> range:
@@ -210,8 +210,8 @@ def is_turned(rule: Rule, first: Collection[str], second: Collection[str]) -> bo
     """Whether a rule makes tensors of the second side from those of the first: its names say so."""
     if rule.left == NOTHING:
         return not _fits(rule, second) and _fits(rule, first)
-    own, others = (any(map(pattern_of(rule.left).fullmatch, names)) for names in (first, second))
-    if own == others:
+    fits_first, others = (any(map(pattern_of(rule.left).fullmatch, names)) for names in (first, second))
+    if fits_first == others:
         return not _fits(rule, second) and _fits(rule, first)
     return others
 
@@ -291,7 +291,7 @@ class _Work:
             return
         try:
             node = node_of(rule.right, groups, self.right, self.numbers)
-            made = Made(node, node.shape, str(rule.right), rule.where) if isinstance(node, Op) else node
+            mapped = Made(node, node.shape, str(rule.right), rule.where) if isinstance(node, Op) else node
         except LackingError as error:
             if rule.optional and (name in self.rule_of or not has_some(rule.right, groups, self.right)):
                 return
@@ -306,15 +306,15 @@ class _Work:
         else:
             self.lacking.pop(name, None)
             self.rule_of[name] = rule
-            if isinstance(made, Made):
-                self.made[name] = made
+            if isinstance(mapped, Made):
+                self.made[name] = mapped
             else:
-                self.known_as[name] = made.name
+                self.known_as[name] = mapped.name
 
     def _refuse_unused(self, rule: Rule, left: Named, fit: Collection[str]) -> None:
         if fit:
-            other = self.rule_of[next(iter(fit))].where
-            what = f"every tensor that fits {printable(rule.left)} is taken by {other}"
+            earlier = self.rule_of[next(iter(fit))].where
+            what = f"every tensor that fits {printable(rule.left)} is taken by {earlier}"
             raise ShardvizError(f"{rule.where}: {what}", "put the narrower pattern first, or leave one out")
         hint = (
             did_you_mean(rule.left, left.numbered if "*" in rule.left else left.tensors)
@@ -347,7 +347,7 @@ class _Work:
 
 
 def towards(rules: Iterable[Rule], names: Collection[str], others: Collection[str]) -> list[Rule]:
-    """Return rules that have some names on their left; those that have them on their right are turned round.
+    """Return rules with some names on their left; those with them on the right are inverted.
 
     Args:
         rules: The map.
@@ -358,7 +358,7 @@ def towards(rules: Iterable[Rule], names: Collection[str], others: Collection[st
 
 
 def inverted(rule: Rule) -> list[Rule]:
-    """Return what a rule's operands are made of; nothing if that cannot be said without their shapes.
+    """Return rules that make a rule's operands from its tensor; none if shapes are needed.
 
     Example:
         >>> from shardviz.checkpoint.maps.language import parse_rules
@@ -376,12 +376,12 @@ def inverted(rule: Rule) -> list[Rule]:
 
 
 def _parts(expression: Expression, whole: Expression) -> Iterator[tuple[str, Expression]]:
-    """Yield each name in an expression with what it is of the whole, as far as shapes do not matter."""
+    """Yield each name in an expression with its part of the whole, if shapes don't matter."""
     if isinstance(expression, Name):
         yield expression.pattern, whole
         return
-    for operand, part in zip(expression.operands, _own_parts(expression, whole), strict=False):
-        yield from _parts(operand, part)
+    for operand, own_part in zip(expression.operands, _own_parts(expression, whole), strict=False):
+        yield from _parts(operand, own_part)
 
 
 def _own_parts(call: Call, whole: Expression) -> list[Call]:

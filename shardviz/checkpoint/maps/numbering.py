@@ -1,4 +1,4 @@
-"""The numbers in the names of tensors, those of layers and experts: left out, compared, and found to be others."""
+"""Layer and expert numbers in tensor names: left out, compared, or renumbered."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def renumbering(names: list[str], instead: dict[str, str]) -> tuple[int, list[in
     pairs_of_names = [(name, instead.get(name, name)) for name in names]
     for at in range(len(_NUMBER.findall(names[0]))):
         pairs: dict[str, str] = {}
-        for name, other in pairs_of_names:
-            mine, theirs = _NUMBER.findall(name), _NUMBER.findall(other)
+        for name, second_name in pairs_of_names:
+            first_numbers, second_numbers = _NUMBER.findall(name), _NUMBER.findall(second_name)
             if (
-                _without(name, at) != _without(other, at)
-                or len(mine) <= at
-                or pairs.setdefault(mine[at], theirs[at]) != theirs[at]
+                _without(name, at) != _without(second_name, at)
+                or len(first_numbers) <= at
+                or pairs.setdefault(first_numbers[at], second_numbers[at]) != second_numbers[at]
             ):
                 break
         else:
@@ -57,21 +57,21 @@ def around(name: str, at: int) -> str:
     return printable(name[: list(_NUMBER.finditer(name))[at].start()].rstrip(".").rpartition(".")[2])
 
 
-def against(name: str, other: str) -> str:
+def against(name: str, second_name: str) -> str:
     """Return a name with `*` for the numbers that it shares with another one."""
-    theirs = _NUMBER.findall(other)
-    numbers = iter(range(len(theirs) + len(name)))
+    second_numbers = _NUMBER.findall(second_name)
+    numbers = iter(range(len(second_numbers) + len(name)))
 
     def turned(match: re.Match[str]) -> str:
         at = next(numbers)
-        return "*" if at < len(theirs) and theirs[at] == match[0] else match[0]
+        return "*" if at < len(second_numbers) and second_numbers[at] == match[0] else match[0]
 
     return printable(_NUMBER.sub(turned, name))
 
 
-def _stay(before: str, numbers: Container[int], kept: Iterable[str]) -> bool:
+def _stay(before: str, numbers: Container[int], kept_names: Iterable[str]) -> bool:
     """Whether any tensor of these numbers is where it was."""
-    rests = (name[len(before) :].partition(".")[0] for name in kept if name.startswith(before))
+    rests = (name[len(before) :].partition(".")[0] for name in kept_names if name.startswith(before))
     return any(rest.isdecimal() and int(rest) in numbers for rest in rests)
 
 
@@ -92,27 +92,33 @@ class Renumbered:
     is_again: bool
 
 
-def renumbered(instead: Mapping[str, str], kept: Iterable[str]) -> Iterator[Renumbered]:
-    """Yield what is numbered otherwise: at least two tensors of each number have moved, to one other, and none stayed.
+def renumbered(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterator[Renumbered]:
+    """Yield renumbered layers or experts: all tensors of a number, at least two, have moved.
 
     Of a single number it takes three.
 
     Args:
         instead: The names of tensors that have a different name now, and that name.
-        kept: The names of those that stayed.
+        kept_names: The names of those that stayed.
     """
     by_prefix: dict[str, dict[int, dict[str, int]]] = {}
-    for name, other in instead.items():
-        mine, theirs = _NUMBER.findall(name), _NUMBER.findall(other)
-        odd = [at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]]
-        if len(mine) == len(theirs) and len(odd) == 1 and _without(name, odd[0]) == _without(other, odd[0]):
+    for name, second_name in instead.items():
+        first_numbers, second_numbers = _NUMBER.findall(name), _NUMBER.findall(second_name)
+        odd = [at for at, pair in enumerate(zip(first_numbers, second_numbers, strict=False)) if pair[0] != pair[1]]
+        if (
+            len(first_numbers) == len(second_numbers)
+            and len(odd) == 1
+            and _without(name, odd[0]) == _without(second_name, odd[0])
+        ):
             before = name[: list(_NUMBER.finditer(name))[odd[0]].start()]
-            by_prefix.setdefault(before, {}).setdefault(int(mine[odd[0]]), {})[name] = int(theirs[odd[0]])
+            by_prefix.setdefault(before, {}).setdefault(int(first_numbers[odd[0]]), {})[name] = int(
+                second_numbers[odd[0]]
+            )
     for before, numbers in by_prefix.items():
         is_whole = all(len(own) > 1 and len(set(own.values())) == 1 for own in numbers.values())
         is_sure = len(numbers) > 1 or min(map(len, numbers.values())) >= SEVERAL
-        if is_whole and is_sure and not _stay(before, numbers, kept):
+        if is_whole and is_sure and not _stay(before, numbers, kept_names):
             others = {number: next(iter(own.values())) for number, own in sorted(numbers.items())}
-            is_again = len(set(others.values())) < len(others) or _stay(before, [*others.values()], kept)
+            is_again = len(set(others.values())) < len(others) or _stay(before, [*others.values()], kept_names)
             names = frozenset(name for own in numbers.values() for name in own)
             yield Renumbered(printable(before.rstrip(".").rpartition(".")[2]), names, others, is_again)

@@ -16,7 +16,7 @@ from shardviz.check.order.infer.orders import name_order
 from shardviz.checkpoint.comparing.changes import change_of
 from shardviz.checkpoint.comparing.equality import agree
 from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MisfitError
-from shardviz.checkpoint.maps.made import Made, Op, called, leaves, parts_of
+from shardviz.checkpoint.maps.mapped_tensors import Made, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
 from shardviz.checkpoint.records import Held
 from shardviz.explain.conversion import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.equality import Contents
     from shardviz.checkpoint.comparing.outcome import Outcome
-    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.checkpoint.records import Tensor
     from shardviz.explain.cause import Cause
 
@@ -52,22 +52,22 @@ MOST_PARTS = 3
 """Operands that are changed one at a time."""
 
 
-def instead_of(outcome: Outcome, made: Made, tensor: Tensor, known: Contents) -> Outcome | None:
-    """Return what a tensor is instead of what a map makes; None if that cannot be named.
+def instead_of(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Contents) -> Outcome | None:
+    """Name how a tensor differs from the map's; return None if no slip explains it.
 
     Args:
         outcome: Its names.
-        made: What it should be.
+        mapped: What it should be.
         tensor: What it is: not that.
-        known: The tensors of the side that it should be made of.
+        contents: The tensors of the side that it should be made of.
     """
     if is_alike(tensor.bits):
         return None
-    for variant, cause in variants(made.node):
-        if variant.shape == tensor.shape and _is(variant, made, tensor):
-            why = f"it is {_short(variant)}, where the map makes {printable(made.text)}"
+    for variant, cause in variants(mapped.node):
+        if variant.shape == tensor.shape and _is(variant, mapped, tensor):
+            why = f"it is {_short(variant)}, where the map makes {printable(mapped.text)}"
             return outcome.became("permuted", why, cause)
-    return _by_parts(outcome, made, tensor, known) if made.shape == tensor.shape else None
+    return _by_parts(outcome, mapped, tensor, contents) if mapped.shape == tensor.shape else None
 
 
 def _is(variant: Node, made: Made, tensor: Tensor) -> bool:
@@ -83,54 +83,54 @@ def _short(node: Node) -> str:
     return f"{node.function}({', '.join((*parts, *map(str, node.numbers)))})"
 
 
-def _by_parts(outcome: Outcome, made: Made, tensor: Tensor, known: Contents) -> Outcome | None:
+def _by_parts(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Contents) -> Outcome | None:
     """Name the tensors that are in the place of others; None if one of them is not known."""
     whole = tensor.bits
     odd: list[tuple[Tensor, Tensor]] = []
     num = 0
-    for view, part in parts_of(made.node, whole):
-        if isinstance(part, Op):
+    for view, leaf in parts_of(mapped.node, whole):
+        if isinstance(leaf, Op):
             return None
         num += 1
-        piece = Held(part.name, tensor.dtype, view.reshape(part.shape))
-        if agree(part, piece):
+        piece = Held(leaf.name, tensor.dtype, view.reshape(leaf.shape))
+        if agree(leaf, piece):
             continue
-        tensor_there = next(known.equal_to(piece), None)
+        tensor_there = next(contents.equal_to(piece), None)
         if tensor_there is None:
-            return _with_others(outcome, made, tensor)
-        odd.append((part, tensor_there))
-    return _order_of(outcome, made, odd, num) if odd else None
+            return _with_others(outcome, mapped, tensor)
+        odd.append((leaf, tensor_there))
+    return _order_of(outcome, mapped, odd, num) if odd else None
 
 
-def _with_others(outcome: Outcome, made: Made, tensor: Tensor) -> Outcome | None:
+def _with_others(outcome: Outcome, mapped: Made, tensor: Tensor) -> Outcome | None:
     """Say which parts differ, where some do not, and what became of the first of them."""
     odd: list[tuple[Node, Held]] = []
     num = 0
-    for view, part in parts_of(made.node, tensor.bits):
+    for view, leaf in parts_of(mapped.node, tensor.bits):
         num += 1
-        piece = Held("", tensor.dtype, view.reshape(part.shape))
-        if isinstance(part, Op) or not agree(part, piece):
-            odd.append((part, piece))
+        piece = Held("", tensor.dtype, view.reshape(leaf.shape))
+        if isinstance(leaf, Op) or not agree(leaf, piece):
+            odd.append((leaf, piece))
     if len(odd) == num:
         return None
     names = listed((called(part) for part, _ in odd), MAX_NAMED)
     what = f"{len(odd)} of its {num} parts {'differs' if len(odd) == 1 else 'differ'}: {names}"
-    part, piece = odd[0]
-    if isinstance(part, Op):
+    leaf, piece = odd[0]
+    if isinstance(leaf, Op):
         return outcome.became("other", what)
-    change = change_of(outcome, part, piece, ("the map's", "it"))
+    change = change_of(outcome, leaf, piece, ("the map's", "it"))
     return replace(change, why=f"{what}: {change.why}")
 
 
-def _order_of(outcome: Outcome, made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Outcome:
+def _order_of(outcome: Outcome, mapped: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Outcome:
     """Say where each part is that is not in its place."""
-    names = [leaf.name for leaf in leaves(made.node)]
+    names = [leaf.name for leaf in leaves(mapped.node)]
     order = renumbering(names, {part.name: found.name for part, found in odd})
     if order is not None:
         at, numbers = order
         _, words = name_order(np.array(numbers), 0)
         words = _of_parts(words, around(names[0], at))
-        cause = AnotherSourceTensor(made.text, is_renumbered=True)
+        cause = AnotherSourceTensor(mapped.text, is_renumbered=True)
         return outcome.became("permuted", f"its parts come in another order: {words}", cause)
     shown = [
         f"{against(found.name, part.name)} where the map puts {against(part.name, found.name)}" for part, found in odd
@@ -139,18 +139,18 @@ def _order_of(outcome: Outcome, made: Made, odd: list[tuple[Tensor, Tensor]], nu
         f", and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""
     )
     several = f" in {len(odd)} of its {counted(num, 'part')}" if num > len(odd) else ""
-    return outcome.became("permuted", f"it has {words}{several}", AnotherSourceTensor(made.text))
+    return outcome.became("permuted", f"it has {words}{several}", AnotherSourceTensor(mapped.text))
 
 
 def _of_parts(words: str, what: str) -> str:
     """Return a sentence about a dim's indices as one about parts: `experts`, or whatever their number counts."""
-    for one, several in (("dim 0's indices", ""), ("dim 0 is", " are"), ("dim 0 comes", " come")):
-        words = words.replace(one, f"the {what}{several}")
+    for phrase, several in (("dim 0's indices", ""), ("dim 0 is", " are"), ("dim 0 comes", " come")):
+        words = words.replace(phrase, f"the {what}{several}")
     return words
 
 
 def variants(node: Op) -> Iterator[tuple[Node, Cause]]:
-    """Yield what a slip makes of an expression, each with its cause."""
+    """Yield an expression's variants, each changed by one slip, with its cause."""
     for variant, cause in _slips(node):
         if _fits(variant):
             yield variant, cause
@@ -169,8 +169,8 @@ def _slips(node: Node) -> Iterator[tuple[Node, Cause]]:
         for column in zip(*inner, strict=True):
             yield replace(node, parts=tuple(one for one, _ in column)), column[0][1]
     for at, slips in enumerate(inner) if 1 < len(inner) <= MOST_PARTS else ():
-        for one, cause in slips:
-            yield replace(node, parts=(*node.parts[:at], one, *node.parts[at + 1 :])), cause
+        for changed, cause in slips:
+            yield replace(node, parts=(*node.parts[:at], changed, *node.parts[at + 1 :])), cause
 
 
 def _own_slips(node: Op) -> Iterator[tuple[Node, Cause]]:
@@ -215,14 +215,14 @@ def _other_numbers(node: Op) -> Iterator[tuple[int, ...]]:
 
 
 def _other_joins(node: Op) -> Iterator[tuple[Node, Cause]]:
-    """Yield parts beside each other where they should be in turns, and the other way round; and along other dims."""
+    """Yield parts concatenated instead of interleaved, and the reverse; also along other dims."""
     if node.function not in ("cat", "interleave") or len(node.parts) < 2:
         return
     dim = node.numbers[0] if node.numbers else 0
     dims = [dim, *(other for other in range(len(node.parts[0].shape)) if other != dim)]
-    other = "cat" if node.function == "interleave" else "interleave"
-    how = "one after the other" if other == "cat" else "in turns"
-    yield Op(other, node.parts, (dim,)), PartsJoinedOtherwise(how, node.function, dim)
+    opposite = "cat" if node.function == "interleave" else "interleave"
+    how = "one after the other" if opposite == "cat" else "in turns"
+    yield Op(opposite, node.parts, (dim,)), PartsJoinedOtherwise(how, node.function, dim)
     if len({part.shape for part in node.parts}) > 1 and len(node.parts) <= MOST_ORDERED:
         for order in list(permutations(node.parts))[1:]:
             yield Op(node.function, order, node.numbers), PartsJoinedOtherwise("in another order")

@@ -6,7 +6,7 @@ import sys
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
-from shardviz.checkpoint.beside.job import Job
+from shardviz.checkpoint.live_job.job import Job
 from shardviz.checkpoint.records import Checkpoint
 from shardviz.commands.common.dumps import terminal_for, write_answer, write_json
 from shardviz.commands.common.progress import Count, progress
@@ -222,7 +222,7 @@ def _save_map(path: Path, comparison: Comparison, sides: tuple[Path, Path]) -> N
 
 def _side(path: Path) -> Checkpoint | Job:
     """Open a checkpoint, or a job's dump."""
-    from shardviz.checkpoint.beside.job import job_of
+    from shardviz.checkpoint.live_job.job import job_of
     from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
     from shardviz.commands.common.dumps import read_dump
 
@@ -237,9 +237,9 @@ def _compared(
     count: Count,
     steps: Sequence[Checkpoint],
 ) -> Comparison:
-    from shardviz.checkpoint.beside.compare import compare_with_job
-    from shardviz.checkpoint.beside.job import Job
     from shardviz.checkpoint.comparing.compare import compare_checkpoints
+    from shardviz.checkpoint.live_job.compare import compare_with_job
+    from shardviz.checkpoint.live_job.job import Job
 
     if isinstance(before, Job) or isinstance(after, Job):
         return compare_with_job(before, after, rules, count, steps)

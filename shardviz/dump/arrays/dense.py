@@ -60,8 +60,8 @@ class Wanted:
     @property
     def types(self) -> set[str]:
         """The dtypes that it may be written in; empty if any may be."""
-        own = TYPES_OF.get(self.dtype, set())
-        return own | {IDS} if own and self.key.startswith("stamped/") else own
+        types = TYPES_OF.get(self.dtype, set())
+        return types | {IDS} if types and self.key.startswith("stamped/") else types
 
 
 class _Entry(msgspec.Struct):
@@ -70,14 +70,14 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def check_arrays(path: Path, wanted: Iterable[Wanted]) -> None:
+def check_arrays(path: Path, requests: Iterable[Wanted]) -> None:
     """Make sure that a file is whole and has the arrays that are wanted, without reading them.
 
     Raises:
         DumpError: The file is not there, is not a safetensors file, or has no such array.
     """
     with _opened(path) as file:
-        for array in wanted:
+        for array in requests:
             _check_shape(file, path, array.key, array.shape)
             dtype = file.get_slice(array.key).get_dtype()
             if array.types and dtype not in array.types:
@@ -98,7 +98,7 @@ def read_array(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.gener
         return array
 
 
-def read_arrays(path: Path, wanted: Iterable[Wanted]) -> dict[str, NDArray[np.generic]]:
+def read_arrays(path: Path, requests: Iterable[Wanted]) -> dict[str, NDArray[np.generic]]:
     """Return copies of many arrays, by key: the file is opened once.
 
     Raises:
@@ -106,7 +106,7 @@ def read_arrays(path: Path, wanted: Iterable[Wanted]) -> dict[str, NDArray[np.ge
     """
     with _opened(path) as file:
         arrays = {}
-        for array in wanted:
+        for array in requests:
             _check_shape(file, path, array.key, array.shape)
             arrays[array.key] = file.get_tensor(array.key)
         return arrays
@@ -130,9 +130,9 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _check_shape(file: Any, path: Path, key: str, shape: tuple[int, ...]) -> None:
-    found = tuple(file.get_slice(key).get_shape())
-    if found != shape:
-        raise DumpError(f"{path} is damaged: {printable(key)} is {list(found)}, expected {list(shape)}", _HINT)
+    stored_shape = tuple(file.get_slice(key).get_shape())
+    if stored_shape != shape:
+        raise DumpError(f"{path} is damaged: {printable(key)} is {list(stored_shape)}, expected {list(shape)}", _HINT)
 
 
 def _map(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.generic] | None:
@@ -148,10 +148,10 @@ def _map(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.generic] | 
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         size = os.fstat(file.fileno()).st_size
         header = file.read(length) if length <= min(size, MAX_HEADER) else b""
-        entry = msgspec.json.decode(msgspec.json.decode(header, type=dict[str, msgspec.Raw])[key], type=_Entry)
-        start, end = entry.data_offsets
-        if entry.shape != shape or LENGTH_BYTES + length + end > size:
+        header_entry = msgspec.json.decode(msgspec.json.decode(header, type=dict[str, msgspec.Raw])[key], type=_Entry)
+        start, end = header_entry.data_offsets
+        if header_entry.shape != shape or LENGTH_BYTES + length + end > size:
             raise DumpError(f"{path} was changed while it was read", _HINT)
-        if entry.dtype not in DTYPES or start == end:
+        if header_entry.dtype not in DTYPES or start == end:
             return None
-        return np.memmap(file, DTYPES[entry.dtype], "r", LENGTH_BYTES + length + start, shape)
+        return np.memmap(file, DTYPES[header_entry.dtype], "r", LENGTH_BYTES + length + start, shape)

@@ -31,14 +31,14 @@ def most_ids(num_ranks: int, *, dense: bool) -> int:
 
 def expand_runs(runs: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
     """Lay out runs `(first, step, count)` one after the other."""
-    known = list(runs)
-    ids = np.empty(sum(count for _, _, count in known), np.int64)
+    run_list = list(runs)
+    ids = np.empty(sum(count for _, _, count in run_list), np.int64)
     start = 0
-    for first, step, count in known:
-        part = ids[start : start + count]
-        part[:] = np.arange(count, dtype=np.int64)
-        part *= step
-        part += first
+    for first, step, count in run_list:
+        stretch = ids[start : start + count]
+        stretch[:] = np.arange(count, dtype=np.int64)
+        stretch *= step
+        stretch += first
         start += count
     return ids
 
@@ -56,8 +56,8 @@ def whole_ids(values: NDArray[np.generic], last: int) -> NDArray[np.int64]:
 
 def own_ids(ids: NDArray[np.int64], first: int, numel: int) -> NDArray[np.int64]:
     """Count ids from 1 within the tensor whose ids start at `first`; the id of another tensor becomes `-1 - id`."""
-    other = (ids > 0) & ((ids < first) | (ids >= first + numel))
+    is_foreign = (ids > 0) & ((ids < first) | (ids >= first + numel))
     shifted = np.asarray(ids - (first - 1))  # numpy makes a number of the difference of an array without dims
     np.copyto(shifted, ids, where=ids <= 0)
-    np.copyto(shifted, -1 - ids, where=other)
+    np.copyto(shifted, -1 - ids, where=is_foreign)
     return shifted

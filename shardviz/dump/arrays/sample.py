@@ -33,15 +33,15 @@ def strides_for(shape: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def strides_between(shape: Sequence[int], sampled: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the strides by which a sample of one shape was taken from a tensor of another; None if none do."""
+    """Return the strides that sample a tensor of one shape into a second; None if none do."""
     if len(shape) != len(sampled):
         return None
-    found = [_stride(size, count) for size, count in zip(shape, sampled, strict=True)]
-    return None if 0 in found else tuple(found)
+    strides = [_stride(size, count) for size, count in zip(shape, sampled, strict=True)]
+    return None if 0 in strides else tuple(strides)
 
 
 def _stride(size: int, count: int) -> int:
-    """Return the stride that leaves a number of indices; 0 if none does. Strides that leave as many leave the same."""
+    """Return the stride that samples a number of indices; 0 if none does."""
     stride = 1
     while len(kept(size, stride)) > count:
         stride *= 2

@@ -1,4 +1,4 @@
-"""Sixteen numbers for a tensor, by which two runs' tensors are compared if neither run has the other's values.
+"""Sketches: sixteen numbers for a tensor, to compare two runs without their values.
 
 Each number is the sum of the elements with signs drawn for their positions, so that elements in another order give
 other numbers. The numbers of two tensors are about as far apart as the tensors themselves are (an AMS sketch; Alon,
@@ -65,10 +65,10 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
-def apart(first: Sequence[float], other: Sequence[float]) -> float:
-    """Return how far two tensors are apart by their numbers, relative to the larger; infinite if one has none."""
-    if not first or not other:
-        return 0.0 if not first and not other else float("inf")
-    ours, theirs = np.array(first), np.array(other)
-    size = max(float(np.linalg.norm(ours)), float(np.linalg.norm(theirs)))
-    return float(np.linalg.norm(ours - theirs)) / size if size else 0.0
+def apart(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the relative distance of two sketches; infinite if one is empty."""
+    if not first or not second:
+        return 0.0 if not first and not second else float("inf")
+    first_numbers, second_numbers = np.array(first), np.array(second)
+    size = max(float(np.linalg.norm(first_numbers)), float(np.linalg.norm(second_numbers)))
+    return float(np.linalg.norm(first_numbers - second_numbers)) / size if size else 0.0

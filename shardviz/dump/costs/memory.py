@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardviz.dump.records.trace import is_point
-from shardviz.dump.whole import shape_before
+from shardviz.dump.whole_tensors import shape_before
 from shardviz.errors import NotationError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.notation import parse
@@ -83,7 +83,7 @@ class Counted:
         return round(math.prod(self.tensor.shards[rank].body.local_shape) * width * self.at_once.get(rank, 1))
 
     def bytes(self, name: str, ranks: Collection[int]) -> dict[int, int]:
-        """Return the bytes of a name on those of some ranks that have it: the same object for names of one width."""
+        """Return the bytes of a name on the ranks that have it, shared by names of one width."""
         width = self.widths[name]
         if width not in self._bytes:
             shards = self.tensor.shards
@@ -231,17 +231,17 @@ def memory_table(dump: Dump) -> MemoryTable:
 
 
 def _width(tensor: Tensor, name: str, widths: dict[str, int], common: int) -> int:
-    """Return the bytes of an element; for the results of a step, those of the parameter that they belong to."""
+    """Return the bytes of an element; for a step's results, those of their parameter's."""
     owner = name if name in widths else name.rpartition(".")[0]
-    own = itemsize(tensor.dtype)
-    return (widths.get(owner) or common or own) if tensor.moment == "step" else own
+    width = itemsize(tensor.dtype)
+    return (widths.get(owner) or common or width) if tensor.moment == "step" else width
 
 
 def _leaves(names: Iterable[str]) -> set[str]:
     """Return the modules without modules of their own among them: a block's output is its last layer's."""
-    known = set(names)
-    parents = {name[:at] for name in known for at in range(len(name)) if name[at] == "."}
-    return known - parents
+    module_names = set(names)
+    parents = {name[:at] for name in module_names for at in range(len(name)) if name[at] == "."}
+    return module_names - parents
 
 
 @dataclass(frozen=True, slots=True)

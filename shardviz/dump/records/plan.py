@@ -1,4 +1,4 @@
-"""The content of a plan's file: what representative ranks have, and which ranks each of them stands for."""
+"""The content of a plan's file: representative ranks, and the ranks they stand for."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SavedRecord(Record, frozen=True):
 
 
 class PeakRecord(Record, frozen=True):
-    """The moment of a step at which a rank holds most beside weights, their gradients and optimizer state.
+    """A rank's fullest moment of a step, besides weights, gradients and optimizer state.
 
     Attributes:
         activations: Bytes of what modules made: kept for backward, or used at this moment.

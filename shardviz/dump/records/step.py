@@ -1,4 +1,4 @@
-"""The records of one training step: what ranks sent, which masks they drew, how far rounding moves its results."""
+"""Records of one training step: collectives, masks, and rounding noise of its results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def of_replay(name: str) -> str:
 
 
 class CollectiveRecord(Record, frozen=True):
-    """Collectives of one training step that this rank took part in; those that are alike are counted together.
+    """A rank's collectives of one training step; equal ones are counted together.
 
     Attributes:
         op: What it is, as torch names the function: `all_gather`, `reduce_scatter`, `send`, ...
@@ -123,7 +123,7 @@ Wrapper = Literal["ddp", "fsdp"]
 
 
 class WrapperRecord(Record, frozen=True):
-    """What reduces the gradients of some parameters by itself, over one group.
+    """A wrapper that reduces the gradients of some parameters over one group.
 
     Attributes:
         kind: DistributedDataParallel, or FSDP of either version.

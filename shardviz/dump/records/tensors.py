@@ -47,7 +47,7 @@ class MeshRecord(Record, frozen=True, cache_hash=True):
             msgspec.structs.force_setattr(self, "ranks", _counting(size))
 
     def in_file(self) -> Record:
-        """Return what a file has of it."""
+        """Return the record as written to a file: without ranks if these count up from 0."""
         counts_up = self.ranks == _counting(len(self.ranks))
         return _CountingMeshRecord(self.axes, self.shape) if counts_up else self
 

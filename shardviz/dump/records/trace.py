@@ -65,7 +65,7 @@ class Place(NamedTuple):
 
 
 class PointRecord(Record, frozen=True):
-    """What this rank has of what went in or out of a module, beside the unsharded model's.
+    """This rank's part of a module's input or output, compared with the unsharded model's.
 
     Attributes:
         module: The module; empty for the model itself.
@@ -102,7 +102,7 @@ class PointRecord(Record, frozen=True):
 
 
 class KeptRecord(Record, frozen=True):
-    """What a job's own step had at a place, on this rank; its values are those of an activation named `of_point`.
+    """A tensor at a place of a job's own step; its values are in an activation named `of_point`.
 
     Attributes:
         module: The module; empty for the model itself.
@@ -130,7 +130,7 @@ class KeptRecord(Record, frozen=True):
 
 
 class SketchRecord(Record, frozen=True):
-    """What the unsharded model has of a weight or at a point of its step, in few numbers, beside another run's.
+    """A sketch of the unsharded model's weight or point of a step, to compare two runs.
 
     Attributes:
         name: The weight, or the module; empty for the model itself.

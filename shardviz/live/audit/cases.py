@@ -54,8 +54,8 @@ class Case:
 
     def ids(self, region: Region) -> list[int]:
         """Return the ids of a region; they count from 1, so that padding is none of them."""
-        found: list[int] = (region.flat_ids(self.shape) + 1).ravel().tolist()
-        return found
+        ids: list[int] = (region.flat_ids(self.shape) + 1).ravel().tolist()
+        return ids
 
     def start(self, rank: int) -> list[int]:
         """Return the values that a rank begins with, in memory order: ids, or its share where a sum is pending."""

@@ -74,8 +74,8 @@ def audit(mesh: Mesh, max_size: int, *, on_progress: Callable[[int, int], None] 
     wrong: dict[int, dict[int, list[int] | str]] = {}
     start = deaths = 0
     while start < len(cases) and deaths < MAX_DEATHS:
-        seen, stopped, why = _one_world(mesh, max_size, start, len(cases))
-        for rank, of_rank in enumerate(seen):
+        seen_by_rank, stopped, why = _one_world(mesh, max_size, start, len(cases))
+        for rank, of_rank in enumerate(seen_by_rank):
             for index, got in of_rank.items():
                 wrong.setdefault(index, {})[rank] = got
         if why:
@@ -106,13 +106,13 @@ def _last_words(error: RankError) -> str:
 
 def _read_log(folder: str, rank: int) -> tuple[Seen, int]:
     """Read a rank's log: a line for every case begun, and one for each that went wrong."""
-    seen: Seen = {}
+    ids_by_case: Seen = {}
     begun = 0
     for line in (Path(folder) / f"{rank}.log").read_text().splitlines():
         begun, *got = json.loads(line)
         if got:
-            seen[begun] = got[0]
-    return seen, begun
+            ids_by_case[begun] = got[0]
+    return ids_by_case, begun
 
 
 def run_cases(world: World, mesh: Mesh, max_size: int, start: int, folder: str) -> None:
@@ -136,15 +136,15 @@ def run_cases(world: World, mesh: Mesh, max_size: int, start: int, folder: str) 
 
 def _as_wanted(case: Case, rank: int, shape: tuple[int, ...], ids: list[int]) -> bool:
     """Whether a rank has the right ids; an empty shard only has to be empty."""
-    wanted = case.wanted(rank)
-    if not wanted.size:
+    expected = case.wanted(rank)
+    if not expected.size:
         return not ids
-    return shape == wanted.shape and ids == case.ids(wanted)
+    return shape == expected.shape and ids == case.ids(expected)
 
 
 def _classes(cases: list[Case], wrong: dict[int, dict[int, list[int] | str]]) -> list[Disagreement]:
     families: dict[tuple[object, ...], list[int]] = {}
     for index in sorted(wrong):
         families.setdefault(cases[index].family, []).append(index)
-    found = [Disagreement(cases[of[0]], len(of), wrong[of[0]]) for of in families.values()]
-    return sorted(found, key=lambda one: -one.count)
+    disagreements = [Disagreement(cases[of[0]], len(of), wrong[of[0]]) for of in families.values()]
+    return sorted(disagreements, key=lambda one: -one.count)

@@ -59,17 +59,17 @@ class OtherRankError(ShardvizError):
     world: object = None
 
 
-def of_all_ranks(mine: Sent) -> list[Sent]:
+def of_all_ranks(value_here: Sent) -> list[Sent]:
     """Return every rank's value, in rank order. Every rank calls this.
 
     Raises:
         OtherRankError: A rank has left what they do `together`.
     """
-    of_all: list[Sent] = [mine] * distributed.get_world_size()
-    distributed.all_gather_object(of_all, mine)
-    for rank, one in enumerate(of_all):
-        if isinstance(one, Failed) and not isinstance(mine, Failed):
-            heard = OtherRankError(f"rank {rank} failed: {one.message}", one.hint)
+    of_all: list[Sent] = [value_here] * distributed.get_world_size()
+    distributed.all_gather_object(of_all, value_here)
+    for rank, reply in enumerate(of_all):
+        if isinstance(reply, Failed) and not isinstance(value_here, Failed):
+            heard = OtherRankError(f"rank {rank} failed: {reply.message}", reply.hint)
             heard.world = distributed.group.WORLD
             raise heard
     return of_all
@@ -108,9 +108,9 @@ def together() -> Iterator[None]:
         is_known = isinstance(error, OtherRankError) and error.world is world
         if is_known or isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
             raise
-        own = (error.message, error.hint) if isinstance(error, ShardvizError) else (in_a_line(error),)
+        error_text = (error.message, error.hint) if isinstance(error, ShardvizError) else (in_a_line(error),)
         with suppress(RuntimeError):  # the others are gone: what this rank raised says more
-            of_all_ranks(Failed(*own))
+            of_all_ranks(Failed(*error_text))
         raise
     finally:
         _TOGETHER.pop()
@@ -128,13 +128,13 @@ def raise_together(error: ShardvizError | None) -> None:
     of_all = of_all_ranks((error.message, error.hint) if error is not None else None)
     if error is not None:
         raise error
-    for rank, found in enumerate(of_all):
-        if found is not None:
-            raise ShardvizError(f"rank {rank}: {found[0]}", found[1])
+    for rank, refusal in enumerate(of_all):
+        if refusal is not None:
+            raise ShardvizError(f"rank {rank}: {refusal[0]}", refusal[1])
 
 
 def agreed_run_id() -> str:
-    """Return what names this run in all of its files: what rank 0 drew. Every rank calls this."""
+    """Draw an id for this run on rank 0 and share it with all ranks. Every rank calls this."""
     return of_all_ranks(secrets.token_hex(8))[0]
 
 
@@ -182,8 +182,8 @@ def attempted(work: Callable[[], Done], phase: str) -> tuple[Done | None, str]:
     errors = agreed_errors(failure, phase)
     if isinstance(failure, ProbeError):
         raise failure
-    found = next((f"rank {rank} raised {text}" for rank, text in enumerate(errors) if text), "")
-    return (None, found) if found else (done, "")
+    first_failure = next((f"rank {rank} raised {text}" for rank, text in enumerate(errors) if text), "")
+    return (None, first_failure) if first_failure else (done, "")
 
 
 def in_a_line(error: BaseException) -> str:
@@ -191,6 +191,8 @@ def in_a_line(error: BaseException) -> str:
     from shardviz.live.world.failures.stacks import Frame, user_frames
 
     frames = [Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
-    own = [frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents]
-    place = f" in {own[-1].function} ({Path(own[-1].file).name}:{own[-1].line})" if own else ""
+    user_code = [
+        frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents
+    ]
+    place = f" in {user_code[-1].function} ({Path(user_code[-1].file).name}:{user_code[-1].line})" if user_code else ""
     return f"{type(error).__name__}{place}: {str(error).strip().partition(chr(10))[0]}"

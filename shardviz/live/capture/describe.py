@@ -86,8 +86,8 @@ def _spelled(value: Any) -> Any:
 def as_numpy(values: torch.Tensor) -> NDArray[np.generic]:
     """Return values as a numpy array; bfloat16, which numpy lacks, becomes float32, which holds it exactly."""
     wide = values.float() if values.dtype == torch.bfloat16 else values
-    found: NDArray[np.generic] = wide.detach().cpu().numpy()
-    return found
+    array: NDArray[np.generic] = wide.detach().cpu().numpy()
+    return array
 
 
 def digest(values: torch.Tensor) -> str:

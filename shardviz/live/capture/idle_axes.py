@@ -47,7 +47,7 @@ def idle_axes(
     shapes: Mapping[str, tuple[int, ...]],
     ordinary: Collection[str] = (),
 ) -> list[str]:
-    """Return the axes of a mesh that split no tensor, and along which copies are not what somebody asked for.
+    """Return the axes of a mesh that split no tensor and aren't meant for replicas.
 
     Args:
         model: The sharded model, in its wrappers.
@@ -63,7 +63,7 @@ def idle_axes(
     if any(local.unknown or _is_cut_by_hand(local, shapes.get(local.name)) for local in locals_):
         return []  # something is cut in a way that has no layout
     split = list(_splitting(locals_, rank))
-    known = [*split, *_meant(model, rank)]
+    explained = [*split, *_meant(model, rank)]
     return [
         axis
         for axis in mesh.axes
@@ -71,7 +71,7 @@ def idle_axes(
         and axis not in ordinary
         and not ORDINARY.match(axis)
         and (split or SHARDING.search(axis))
-        and not any(set(_group(mesh, axis, rank)) <= group for group in known)
+        and not any(set(_group(mesh, axis, rank)) <= group for group in explained)
     ]
 
 
@@ -97,10 +97,10 @@ def _splitting(locals_: Iterable[Local], rank: int) -> Iterator[set[int]]:
 
 
 def _meant(model: nn.Module, rank: int) -> Iterator[set[int]]:
-    """Yield the groups of tensors' own meshes, on which a copy is a choice, and those of DDP and engines."""
+    """Yield groups along which replicas are a choice: tensors' own meshes, DDP, engines."""
     for device_mesh in {tensor.device_mesh for _, _, tensor in named_tensors(model) if isinstance(tensor, DTensor)}:
-        own = plain_mesh(device_mesh)
-        yield from (set(_group(own, axis, rank)) for axis in own.axes if rank in own)
+        tensor_mesh = plain_mesh(device_mesh)
+        yield from (set(_group(tensor_mesh, axis, rank)) for axis in tensor_mesh.axes if rank in tensor_mesh)
     for group in registry.groups_of(model).values():
         yield set(distributed.get_process_group_ranks(group))
 
@@ -128,10 +128,10 @@ def found_mesh(model: nn.Module) -> DeviceMesh:
     if without:
         raise MeshError(f"no mesh was given, and there is no DTensor on ranks {listed(without, 4)} to show one", HINT)
     if len(set(of_all)) > 1:
-        other = next(rank for rank, mesh in enumerate(of_all) if mesh != of_all[0])
+        odd_rank = next(rank for rank, mesh in enumerate(of_all) if mesh != of_all[0])
         raise MeshError(
-            f"no mesh was given, and ranks are on different ones: rank 0 on {_described(of_all[0])}, rank {other} on "
-            f"{_described(of_all[other])}",
+            f"no mesh was given, and ranks are on different ones: rank 0 on {_described(of_all[0])}, "
+            f"rank {odd_rank} on {_described(of_all[odd_rank])}",
             HINT,
         )
     assert device_mesh is not None

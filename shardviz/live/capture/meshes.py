@@ -55,11 +55,11 @@ def over_groups(groups: Mapping[str, ProcessGroup], coords: Sequence[Mapping[str
     ranks = grid.flatten().tolist()
     if not groups or len(set(ranks)) < len(ranks) or -1 in ranks:
         return None
-    given = list(groups.values())
-    kind = "cuda" if "nccl" in distributed.get_backend(given[0]) else "cpu"
-    if len(given) == 1:
-        return DeviceMesh.from_group(given[0], kind, mesh_dim_names=tuple(groups))
-    return DeviceMesh.from_group(given, kind, grid, mesh_dim_names=tuple(groups))
+    group_list = list(groups.values())
+    kind = "cuda" if "nccl" in distributed.get_backend(group_list[0]) else "cpu"
+    if len(group_list) == 1:
+        return DeviceMesh.from_group(group_list[0], kind, mesh_dim_names=tuple(groups))
+    return DeviceMesh.from_group(group_list, kind, grid, mesh_dim_names=tuple(groups))
 
 
 def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
@@ -75,12 +75,12 @@ def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
         return sub_mesh, tuple(placements)
     parts = [axes for axes in made_of if axes is not None]
     used = {axis for axes in parts for axis in axes}
-    rest = [axis for axis in root.axes if axis not in used]
+    free_axes = [axis for axis in root.axes if axis not in used]
     if all(len(axes) == 1 for axes in parts):
         by_axis = {axes[0]: placement for axes, placement in zip(parts, placements, strict=True)}
         if [axis for axis in root.axes if axis in used] == [axes[0] for axes in parts]:
             return root, tuple(by_axis.get(axis, Replicate()) for axis in root.axes)
-    return _regrouped(root, rest, parts, sub_mesh), (*(Replicate() for _ in rest), *placements)
+    return _regrouped(root, free_axes, parts, sub_mesh), (*(Replicate() for _ in free_axes), *placements)
 
 
 def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
@@ -113,11 +113,11 @@ def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:
         rank: A rank of the mesh.
     """
     mesh, placements = claim
-    kept = tuple(axis for axis in mesh.axes if axis not in axes)
+    kept_axes = tuple(axis for axis in mesh.axes if axis not in axes)
     by_axis = dict(zip(mesh.axes, placements, strict=True))
-    if len(kept) == mesh.ndim or any(by_axis[axis] != Replicate() for axis in mesh.axes if axis not in kept):
+    if len(kept_axes) == mesh.ndim or any(by_axis[axis] != Replicate() for axis in mesh.axes if axis not in kept_axes):
         return claim
-    return _part_of(mesh, kept, rank), tuple(by_axis[axis] for axis in kept)
+    return _part_of(mesh, kept_axes, rank), tuple(by_axis[axis] for axis in kept_axes)
 
 
 @lru_cache(maxsize=64)
@@ -139,11 +139,11 @@ def _root_axes(sub_mesh: Mesh, axis: str, root: Mesh) -> tuple[str, ...] | None:
     return None
 
 
-def _regrouped(root: Mesh, rest: list[str], parts: list[tuple[str, ...]], sub_mesh: Mesh) -> Mesh:
-    order = [root.axis_index(axis) for axis in [*rest, *(axis for axes in parts for axis in axes)]]
+def _regrouped(root: Mesh, free_axes: list[str], parts: list[tuple[str, ...]], sub_mesh: Mesh) -> Mesh:
+    order = [root.axis_index(axis) for axis in [*free_axes, *(axis for axes in parts for axis in axes)]]
     grid = np.array(root.ranks).reshape(root.shape).transpose(order)
-    shape = (*(root.axis_size(axis) for axis in rest), *sub_mesh.shape)
-    return Mesh((*rest, *sub_mesh.axes), shape, tuple(grid.ravel().tolist()))
+    shape = (*(root.axis_size(axis) for axis in free_axes), *sub_mesh.shape)
+    return Mesh((*free_axes, *sub_mesh.axes), shape, tuple(grid.ravel().tolist()))
 
 
 def of_flat_param(param: FlatParam, mesh: Mesh | None) -> Claim:

@@ -20,7 +20,7 @@ from shardviz.live.capture import describe
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.lookup.by_reference import add_by_reference
-from shardviz.live.capture.lookup.known import Known
+from shardviz.live.capture.lookup.reference_tensors import Known
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
 from shardviz.live.compat import clean_name, placement_of, quiet_redistribution
@@ -60,100 +60,106 @@ class Sharding:
         return self.parallelize(model), stamped
 
 
-def capture_passes(seen: Capture, sharding: Sharding, part: PipelinePart) -> Stamped:
+def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: PipelinePart) -> Stamped:
     """Capture where every element went, by its id, and torch's own reassembly. Every rank calls this.
 
     Args:
-        seen: The capture of this rank, to which the ids are added.
+        capture: The capture of this rank, to which the ids are added.
         sharding: How to build and shard the model.
-        part: This rank's part of the model; without stamps, the whole model is built on all ranks.
+        pipeline_part: This rank's part of the model; without stamps, the whole model is built on all ranks.
 
     Returns:
         The result of stamping.
     """
     model, stamped = sharding.stamped()
-    seen.stamps = {one.name: one for one in part.stamps or stamped.stamps}
-    locals_ = _with_values(seen, part.own(local_tensors(unwrapped(model), sharding.mesh)))
-    own = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)
-    of_all = of_all_ranks((own, stamped.last))  # every rank shards in every pass, whatever its stage needs
+    capture.stamps = {one.name: one for one in pipeline_part.stamps or stamped.stamps}
+    locals_ = _with_values(capture, pipeline_part.own(local_tensors(unwrapped(model), sharding.mesh)))
+    exact_bits_here = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)
+    of_all = of_all_ranks((exact_bits_here, stamped.last))  # every rank shards in every pass, whatever its stage needs
     bits, last = min(bits for bits, _ in of_all), max(last for _, last in of_all)
     if last < 2**bits:
-        add_ids(seen, locals_, stamped, part)
-        _gather(seen, model, last, part)
+        add_ids(capture, locals_, stamped, pipeline_part)
+        _gather(capture, model, last, pipeline_part)
     else:
         del model, locals_
-        _capture_digits(seen, sharding, 2**bits - 1, last, part)
+        _capture_digits(capture, sharding, 2**bits - 1, last, pipeline_part)
     return stamped
 
 
-def _with_values(seen: Capture, locals_: Iterable[Local]) -> list[Local]:
+def _with_values(capture: Capture, locals_: Iterable[Local]) -> list[Local]:
     """Return the tensors that have values once they are sharded; what is filled later has no ids to be followed."""
     locals_ = list(locals_)
-    seen.not_checked += [(local.name, FILLED_LATER) for local in locals_ if local.values.is_meta and not local.unknown]
+    capture.not_checked += [
+        (local.name, FILLED_LATER) for local in locals_ if local.values.is_meta and not local.unknown
+    ]
     return [local for local in locals_ if not local.values.is_meta]
 
 
-def add_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, part: PipelinePart) -> int:
+def add_ids(capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeline_part: PipelinePart) -> int:
     """Record the ids of a stamped and sharded model, or the reason why a cast lost them.
 
     Args:
-        seen: The capture of this rank, to which the ids are added.
+        capture: The capture of this rank, to which the ids are added.
         locals_: This rank's tensors, with the dump's names.
         stamped: The result of stamping.
-        part: This rank's part of the model.
+        pipeline_part: This rank's part of the model.
 
     Returns:
         How many tensors lost their ids.
     """
-    fills = {part.prefix + name: fill for name, fill in stamped.fills.items()}
+    fills = {pipeline_part.prefix + name: fill for name, fill in stamped.fills.items()}
     add_by_reference(
-        seen, [local for local in locals_ if local.name in fills], Known(seen.stamps, fills, is_stamped=True)
+        capture, [local for local in locals_ if local.name in fills], Known(capture.stamps, fills, is_stamped=True)
     )
     rounded = {}
     for local in locals_:
         bits = exact_bits(local.values.dtype)
         if local.name in fills or not bits:
             continue
-        if stamped.last >= 2**bits and local.name in seen.stamps:
+        if stamped.last >= 2**bits and local.name in capture.stamps:
             rounded[local.name] = inexact(stamped.last, local.values.dtype)
         else:
-            seen.add_ids(local, part.shifted(describe.ids_of(local.values, stamped.last)))
-    seen.not_applied += part.renamed(stamped.not_applied)
-    _add_without_ids(seen, locals_, stamped, part)
-    seen.not_checked += rounded.items()
+            capture.add_ids(local, pipeline_part.shifted(describe.ids_of(local.values, stamped.last)))
+    capture.not_applied += pipeline_part.renamed(stamped.not_applied)
+    _add_without_ids(capture, locals_, stamped, pipeline_part)
+    capture.not_checked += rounded.items()
     return len(rounded)
 
 
-def _add_without_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, part: PipelinePart) -> None:
+def _add_without_ids(capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeline_part: PipelinePart) -> None:
     """Record the tensors without ids, with the reason, except whole ones, whose elements have only one place."""
-    whole = {local.name for local in locals_ if local.claim is None and local.shape == _unsharded(local, stamped, part)}
-    found = [(name, why) for name, why in part.renamed(stamped.not_stamped) if name not in whole]
-    seen.not_checked += found
-    seen.without_ids += [name for name, _ in found]
+    whole = {
+        local.name
+        for local in locals_
+        if local.claim is None and local.shape == _unsharded(local, stamped, pipeline_part)
+    }
+    unstamped = [(name, why) for name, why in pipeline_part.renamed(stamped.not_stamped) if name not in whole]
+    capture.not_checked += unstamped
+    capture.without_ids += [name for name, _ in unstamped]
 
 
 def _unsharded(local: Local, stamped: Stamped, part: PipelinePart) -> tuple[int, ...] | None:
     return stamped.shapes.get(local.name.removeprefix(part.prefix))
 
 
-def _capture_digits(seen: Capture, sharding: Sharding, base: int, last: int, part: PipelinePart) -> None:
+def _capture_digits(capture: Capture, sharding: Sharding, base: int, last: int, pipeline_part: PipelinePart) -> None:
     """Stamp again, one digit per pass, because some dtype is too narrow for whole ids."""
     places = math.ceil(math.log(last + 1, base))
     ids: dict[str, NDArray[np.int64]] = {}
-    known: dict[str, Local] = {}
+    followed: dict[str, Local] = {}
     for place in range(places):
         model, stamped = sharding.stamped(Digits(base, place))
-        locals_ = _with_values(seen, part.own(local_tensors(unwrapped(model), sharding.mesh)))
+        locals_ = _with_values(capture, pipeline_part.own(local_tensors(unwrapped(model), sharding.mesh)))
         for local in locals_:
             if exact_bits(local.values.dtype):
                 digits = describe.ids_of(local.values, base)
                 ids[local.name] = _with_digits(ids.get(local.name, np.zeros_like(digits)), digits, base**place)
-                known[local.name] = local
-    for name, local in known.items():
-        seen.add_ids(local, part.shifted(ids[name]))
-    seen.not_applied += part.renamed(stamped.not_applied)
-    _add_without_ids(seen, locals_, stamped, part)
-    seen.not_checked.append(("", f"full_tensor: ids were written in {places} passes, one digit per pass"))
+                followed[local.name] = local
+    for name, local in followed.items():
+        capture.add_ids(local, pipeline_part.shifted(ids[name]))
+    capture.not_applied += pipeline_part.renamed(stamped.not_applied)
+    _add_without_ids(capture, locals_, stamped, pipeline_part)
+    capture.not_checked.append(("", f"full_tensor: ids were written in {places} passes, one digit per pass"))
 
 
 def _with_digits(before: NDArray[np.int64], digits: NDArray[np.int64], weight: int) -> NDArray[np.int64]:
@@ -162,25 +168,25 @@ def _with_digits(before: NDArray[np.int64], digits: NDArray[np.int64], weight: i
     return np.where((digits == 0) & (before == 0), 0, whole)
 
 
-def _gather(seen: Capture, model: nn.Module, last: int, part: PipelinePart) -> None:
+def _gather(capture: Capture, model: nn.Module, last: int, pipeline_part: PipelinePart) -> None:
     """Let torch reassemble every DTensor, for comparison with shardviz's own reassembly."""
     sharded = {
-        part.prefix + clean_name(name): tensor
+        pipeline_part.prefix + clean_name(name): tensor
         for _, name, tensor in named_tensors(unwrapped(model))
         if isinstance(tensor, DTensor) and exact_bits(tensor.dtype) and not tensor.is_meta
     }
-    sharded = {name: tensor for name, tensor in sharded.items() if name in seen.stamps}
+    sharded = {name: tensor for name, tensor in sharded.items() if name in capture.stamps}
     refused = _refused(sharded)
     for name, tensor in sharded.items():
         if name in refused:
-            seen.not_checked.append((name, f"full_tensor was not run: {refused[name]}"))
+            capture.not_checked.append((name, f"full_tensor was not run: {refused[name]}"))
             continue
         try:
             full = _full_tensor(tensor)
         except Exception as error:
-            seen.add_gather_error(name, error)
+            capture.add_gather_error(name, error)
         else:
-            seen.add_gathered(name, part.shifted(describe.ids_of(full, last)))
+            capture.add_gathered(name, pipeline_part.shifted(describe.ids_of(full, last)))
 
 
 def _holds_ids(model: nn.Module) -> bool:
@@ -209,13 +215,13 @@ def _refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
     Args:
         tensors: This rank's DTensors by name.
     """
-    mine = {
+    refusals_here = {
         name: (_reason(tensor), plain_mesh(tensor.device_mesh).ranks, tuple(tensor.shape))
         for name, tensor in tensors.items()
     }
-    of_all = of_all_ranks(mine)
-    found = {name: reason for one in reversed(of_all) for name, (reason, _, _) in one.items() if reason}
-    return _of_other_shapes(of_all) | found
+    of_all = of_all_ranks(refusals_here)
+    refusals = {name: reason for one in reversed(of_all) for name, (reason, _, _) in one.items() if reason}
+    return _of_other_shapes(of_all) | refusals
 
 
 def _of_other_shapes(of_all: list[Described]) -> dict[str, str]:
@@ -224,9 +230,9 @@ def _of_other_shapes(of_all: list[Described]) -> dict[str, str]:
     mismatches: dict[str, str] = {}
     for rank, described in enumerate(of_all):
         for name, (_, ranks, shape) in described.items():
-            at, other = first.setdefault((name, ranks), (rank, shape))
-            if other != shape:
-                mismatches.setdefault(name, f"rank {at} sees shape {list(other)}, rank {rank} sees {list(shape)}")
+            at, first_shape = first.setdefault((name, ranks), (rank, shape))
+            if first_shape != shape:
+                mismatches.setdefault(name, f"rank {at} sees shape {list(first_shape)}, rank {rank} sees {list(shape)}")
     return mismatches
 
 
@@ -247,7 +253,7 @@ def _reason(tensor: DTensor) -> str:
     if rank not in mesh:
         return ""
     claimed = Layout.from_placements(mesh, tuple(tensor.shape), [placement_of(p) for p in tensor.placements])
-    wanted, local = claimed.region(mesh.coord_of(rank)).shape, tuple(tensor.to_local().shape)
-    if wanted != local:
-        return f"rank {rank} has a shard of {list(local)}, but its placements give {list(wanted)}"
+    expected, local = claimed.region(mesh.coord_of(rank)).shape, tuple(tensor.to_local().shape)
+    if expected != local:
+        return f"rank {rank} has a shard of {list(local)}, but its placements give {list(expected)}"
     return ""

@@ -56,8 +56,10 @@ class PipelinePart:
             return claim and without_axes(claim, self.axes, rank)
 
         return [
-            replace(one, name=self.prefix + one.name, claim=at_stage(one.claim), grad_claim=at_stage(one.grad_claim))
-            for one in locals_
+            replace(
+                local, name=self.prefix + local.name, claim=at_stage(local.claim), grad_claim=at_stage(local.grad_claim)
+            )
+            for local in locals_
         ]
 
     def renamed(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -151,7 +153,7 @@ def _each_for_itself(sent_by: list[_Sent]) -> bool:
     )
 
 
-def _one_of_many(axes: Sequence[str], sent_by: dict[Coord, _Sent], mine: Coord) -> PipelinePart:
+def _one_of_many(axes: Sequence[str], sent_by: dict[Coord, _Sent], own_coord: Coord) -> PipelinePart:
     uses = Counter(name for sent in sent_by.values() for name in {*sent.names, *(stamp.name for stamp in sent.stamps)})
     clash = any(count > 1 for count in uses.values())
     parts, total = {}, 0
@@ -161,7 +163,7 @@ def _one_of_many(axes: Sequence[str], sent_by: dict[Coord, _Sent], mine: Coord) 
             tuple(axes), tuple(_moved(stamp, prefix, total) for stamp in sent.stamps), prefix, total
         )
         total = max((stamp.last for stamp in parts[at].stamps), default=total)
-    return replace(parts[mine], stamps=tuple(chain.from_iterable(stage.stamps for stage in parts.values())))
+    return replace(parts[own_coord], stamps=tuple(chain.from_iterable(stage.stamps for stage in parts.values())))
 
 
 def _moved(stamp: Stamp, prefix: str, shift: int) -> Stamp:

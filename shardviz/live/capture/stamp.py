@@ -156,13 +156,13 @@ def plan(model: nn.Module) -> tuple[Stamp, ...]:
 
 def _numbered(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
     """Yield every tensor of an unsharded model with its stamp; a dtype that cannot hold ids uses none up."""
-    seen: dict[tuple[int, int, tuple[int, ...]], Stamp] = {}
+    by_storage: dict[tuple[int, int, tuple[int, ...]], Stamp] = {}
     first = 1
     for role, called, tensor in named_tensors(model):
         name = clean_name(called)
         _refuse_sharded(name, tensor)
         tensor_stamp = Stamp(name, first, tuple(tensor.shape), role)
-        same = seen.setdefault(storage_key(tensor), tensor_stamp) if tensor.numel() else tensor_stamp
+        same = by_storage.setdefault(storage_key(tensor), tensor_stamp) if tensor.numel() else tensor_stamp
         if same is not tensor_stamp:
             tensor_stamp = Stamp(name, same.first, tensor_stamp.shape, role, tied_to=same.name)
         elif _can_stamp(tensor.dtype):
@@ -198,8 +198,12 @@ def under_names(stamped: Stamped, names: Sequence[str]) -> Stamped:
 
     return Stamped(
         tuple(
-            msgspec.structs.replace(one, name=now.get(one.name, one.name), tied_to=now.get(one.tied_to, one.tied_to))
-            for one in stamped.stamps
+            msgspec.structs.replace(
+                unprefixed,
+                name=now.get(unprefixed.name, unprefixed.name),
+                tied_to=now.get(unprefixed.tied_to, unprefixed.tied_to),
+            )
+            for unprefixed in stamped.stamps
         ),
         renamed(stamped.not_applied),
         renamed(stamped.not_stamped),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def groups_of(model: nn.Module) -> dict[str, Any]:
-    """Return the groups of the outermost wrapper that is split: those of its copies, and of its shards."""
+    """Return the replica group and the shard group of the outermost sharded wrapper."""
     for module in model.modules():
         if isinstance(module, FullyShardedDataParallel):
             copies = getattr(module, "_inter_node_pg", None)

@@ -13,7 +13,7 @@ import torch
 
 from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.claims.made import Made, outline, values_of
+from shardviz.live.claims.conversions import Made, outline, values_of
 from shardviz.live.compat import clean_name, load_hooks
 
 if TYPE_CHECKING:
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
-    """Return a reference with what a model's own load hooks make of it; None if they make nothing new."""
-    made: dict[str, Entry] = {}
+    """Run a model's own load hooks on a reference; return None if they make no new tensors."""
+    from_hooks: dict[str, Entry] = {}
     why: dict[str, str] = {}
     for name, module in model.named_modules():
         prefix = f"{clean_name(name)}." if name else ""
         if any(True for _ in load_hooks(module)):
-            own = {key: entry for key, entry in reference.entries.items() if key.startswith(prefix)}
+            own_entries = {key: entry for key, entry in reference.entries.items() if key.startswith(prefix)}
             try:
-                made |= _made(module, prefix, own)
+                from_hooks |= _made(module, prefix, own_entries)
             except Exception as error:  # a hook of somebody else's, that wants a checkpoint of another kind
                 why |= _refused(module, prefix, reference, error)
-    if not made and not why:
+    if not from_hooks and not why:
         return None
-    entries = {**reference.entries, **made}
+    entries = {**reference.entries, **from_hooks}
     lacking = {one: text for one, text in why.items() if one not in entries}
     return replace(reference, entries=entries, why={**reference.why, **lacking})
 
@@ -46,14 +46,15 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
 def _refused(module: nn.Module, prefix: str, reference: Reference, error: Exception) -> dict[str, str]:
     """Return why nothing is known of a module's tensors, by name."""
     hooks = f"the load hooks of {type(module).__name__} refuse its state: {in_a_line(error)}"
-    own = (*module.named_parameters(), *module.named_buffers())
+    tensors = (*module.named_parameters(), *module.named_buffers())
     return {
-        prefix + clean_name(name): f"{reference.path.name} has no tensor of this name, and {hooks}" for name, _ in own
+        prefix + clean_name(name): f"{reference.path.name} has no tensor of this name, and {hooks}"
+        for name, _ in tensors
     }
 
 
 def read_by(model: nn.Module, reference: Reference) -> dict[str, Entry]:
-    """Return what a model's load hooks may read of a reference: a checkpoint's names, which are not the model's."""
+    """Return the entries under checkpoint names that a model's load hooks may read."""
     prefixes = tuple(
         f"{clean_name(name)}."
         for name, module in model.named_modules()
@@ -74,9 +75,9 @@ def _made(module: nn.Module, prefix: str, entries: Mapping[str, Entry]) -> dict[
         return _hooked(module, prefix, {key: values_of(entry) for key, entry in entries.items()})[name]
 
     return {
-        name: Made(dtype_name(one.dtype), tuple(one.shape), partial(values, name))
-        for name, one in loaded.items()
-        if name not in entries and isinstance(one, torch.Tensor)
+        name: Made(dtype_name(tensor.dtype), tuple(tensor.shape), partial(values, name))
+        for name, tensor in loaded.items()
+        if name not in entries and isinstance(tensor, torch.Tensor)
     }
 
 

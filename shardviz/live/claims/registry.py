@@ -65,8 +65,8 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None = N
         tensor: A plain tensor, a DTensor, or one that a library marked.
         mesh: The run's mesh, whose axes give a library's groups their names.
     """
-    found = (find(name, role, tensor, mesh) for find in _having("of_tensor"))
-    return next((local for local in found if local is not None), None) or plain(name, role, tensor)
+    locals_found = (find(name, role, tensor, mesh) for find in _having("of_tensor"))
+    return next((local for local in locals_found if local is not None), None) or plain(name, role, tensor)
 
 
 def marks(tensor: torch.Tensor) -> bool:
@@ -79,15 +79,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
     inside: nn.Module | None = model
     while inside is not None:
         model = inside
-        found = (find(model) for find in _having("inner"))
-        inside = next((one for one in found if one is not None), None)
+        inner_models = (find(model) for find in _having("inner"))
+        inside = next((one for one in inner_models if one is not None), None)
     return model
 
 
 def mesh_of(model: nn.Module) -> DeviceMesh | None:
     """Return the largest mesh that a source has for a model as torch's object."""
-    found = (find(model) for find in _having("mesh_of"))
-    return max((one for one in found if one is not None), key=lambda one: (one.size(), one.ndim), default=None)
+    meshes = (find(model) for find in _having("mesh_of"))
+    return max((one for one in meshes if one is not None), key=lambda one: (one.size(), one.ndim), default=None)
 
 
 def groups_of(model: nn.Module) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def fragments(engine: nn.Module) -> list[Fragment]:
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference:
-    """Return a reference under the model's own names, where a library's loader renames or merges tensors."""
+    """Return a reference under the model's own names if a library's loader renames or merges."""
     for find in _having("checkpoint"):
         reference = find(model, reference) or reference
     return reference

@@ -68,8 +68,8 @@ def marks(tensor: torch.Tensor) -> bool:
 def groups_of(model: nn.Module) -> dict[str, Any]:
     """Return the process groups of the axes that a model's annotations name, outermost first."""
     axes = {axis for _, _, tensor in named_tensors(model) for axis in _kinds(tensor)}
-    known = getattr(sys.modules.get("spmd_types._mesh_axis"), "_pg_to_mesh_axis", {})
-    groups = {axis: group for group, axis in list(known.items()) if axis in axes}
+    axis_of_group = getattr(sys.modules.get("spmd_types._mesh_axis"), "_pg_to_mesh_axis", {})
+    groups = {axis: group for group, axis in list(axis_of_group.items()) if axis in axes}
     finest = [axis for axis in groups if not any(other < axis for other in groups)]
     return {_name(axis): groups[axis] for axis in sorted(finest, key=_stride, reverse=True)}
 
@@ -131,14 +131,14 @@ def _stride(axis: Any) -> int:
 
 
 def _name(axis: Any) -> str:
-    """Return an axis's name: that of its group, which a device mesh calls `mesh_tp`; that of all ranks has none."""
+    """Return an axis's name: that of its process group, or of a device mesh, or its stride."""
     names = (name.removeprefix("mesh_") for name in axis.names if name != WORLD)
-    found = min(names, key=lambda name: (len(name), name), default="")
-    return found or _name_in_a_mesh(_ranks(axis)) or f"stride{_stride(axis)}"
+    group_name = min(names, key=lambda name: (len(name), name), default="")
+    return group_name or _name_in_a_mesh(_ranks(axis)) or f"stride{_stride(axis)}"
 
 
 def _name_in_a_mesh(ranks: tuple[int, ...]) -> str:
-    """Return what the job's own device meshes call an axis along these ranks; empty if none has it."""
+    """Return the job's device meshes' name for the axis of these ranks; empty if there is none."""
     meshes = (one for one in gc.get_objects() if issubclass(type(one), DeviceMesh) and one.mesh_dim_names)
     plain_ones = {plain_mesh(one) for one in meshes}
     return min((name for one in plain_ones for name in one.axes if ranks in one.groups(name)), default="")

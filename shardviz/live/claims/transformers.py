@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.claims.made import Made, outline, values_of
+from shardviz.live.claims.conversions import Made, outline, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,16 +32,17 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
     converters = [one for one in transforms if isinstance(one, loading.WeightConverter)]
     renamings = [one for one in transforms if not isinstance(one, loading.WeightConverter)]
     by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
-    own = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    known: dict[str, Any] = {name: name for name, _ in own}
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    known_names: dict[str, Any] = {name: name for name, _ in tensors}
     entries: dict[str, Entry] = {}
     parts: dict[str, list[tuple[str, str]]] = {}
-    for key, entry in reference.entries.items():
-        name, pattern = loading.rename_source_key(key, renamings, converters, model.base_model_prefix, known)
-        if name not in known and key in known:  # as the loader does: a pattern for other tensors fits this name too
-            name, pattern = loading.rename_source_key(key, [], [], model.base_model_prefix, known)
+    for key, stored in reference.entries.items():
+        name, pattern = loading.rename_source_key(key, renamings, converters, model.base_model_prefix, known_names)
+        # as the loader does: a pattern for other tensors fits this name too
+        if name not in known_names and key in known_names:
+            name, pattern = loading.rename_source_key(key, [], [], model.base_model_prefix, known_names)
         if pattern is None:
-            entries[name] = entry
+            entries[name] = stored
         else:
             parts.setdefault(name, []).append((pattern, key))
     for name, sources in parts.items():
@@ -62,9 +63,9 @@ def _transforms(model: nn.Module) -> list[Any]:
 def _merged(
     model: nn.Module, converter: Any, name: str, sources: list[tuple[str, str]], entries: Mapping[str, Entry]
 ) -> dict[str, Entry]:
-    """Return what a converter makes of some tensors of a file, each with its shape, without reading any."""
+    """Return a converter's tensors, with their shapes, without reading the file's."""
 
-    def made(read: Callable[[Entry], torch.Tensor]) -> dict[str, torch.Tensor]:
+    def outputs(read: Callable[[Entry], torch.Tensor]) -> dict[str, torch.Tensor]:
         fresh_converter = copy.deepcopy(converter)
         for pattern, key in sorted(sources, key=lambda pair: _in_order(pair[1])):
             fresh_converter.add_tensor(name, key, pattern, partial(read, entries[key]))
@@ -72,12 +73,12 @@ def _merged(
         return {called: one[0] if isinstance(one, list) else one for called, one in results.items()}
 
     def made_alone(called: str) -> torch.Tensor:
-        return made(values_of)[called]
+        return outputs(values_of)[called]
 
     first = entries[sources[0][1]]
     return {
-        called: Made(first.dtype, tuple(one.shape), partial(made_alone, called))
-        for called, one in made(outline).items()
+        called: Made(first.dtype, tuple(output.shape), partial(made_alone, called))
+        for called, output in outputs(outline).items()
     }
 
 

@@ -50,22 +50,22 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
 
 
 def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
-    """Return what reduces gradients of a model by itself, with the group and the parameters that it was given.
+    """Return the wrappers that reduce a model's gradients, with their groups and parameters.
 
     Args:
         model: The model, as the wrappers made it.
         prefix: What stands before every name in the dump.
     """
     names = {id(param): prefix + clean_name(name) for name, param in _innermost(model).named_parameters()}
-    found: dict[tuple[Wrapper, tuple[int, ...]], list[str]] = {}
+    wrapped: dict[tuple[Wrapper, tuple[int, ...]], list[str]] = {}
     for param, ranks in params_of_ddp(model):
-        found.setdefault(("ddp", ranks), []).append(names.get(id(param), ""))
+        wrapped.setdefault(("ddp", ranks), []).append(names.get(id(param), ""))
     for param, ranks in params_of_fsdp(model):
-        found.setdefault(("fsdp", ranks), []).append(names.get(id(param), ""))
+        wrapped.setdefault(("fsdp", ranks), []).append(names.get(id(param), ""))
     for flat in flat_params(_innermost(model)):
         ranks = tuple(sorted({*flat.shard_ranks, *flat.replicate_ranks}))
-        found.setdefault(("fsdp", ranks), []).append(prefix + flat.name)
-    return [WrapperRecord(kind, ranks, tuple(filter(None, own))) for (kind, ranks), own in found.items()]
+        wrapped.setdefault(("fsdp", ranks), []).append(prefix + flat.name)
+    return [WrapperRecord(kind, ranks, tuple(filter(None, own))) for (kind, ranks), own in wrapped.items()]
 
 
 def _innermost(model: nn.Module) -> nn.Module:
@@ -80,9 +80,9 @@ def _is_deepspeed(module: nn.Module) -> bool:
 
 def _engines() -> Iterator[tuple[type, str]]:
     for module, (kind, attribute) in ENGINES.items():
-        found = getattr(sys.modules.get(module), kind, None)
-        if found is not None:
-            yield found, attribute
+        engine_class = getattr(sys.modules.get(module), kind, None)
+        if engine_class is not None:
+            yield engine_class, attribute
 
 
 def _inside_peft(model: nn.Module) -> nn.Module | None:
@@ -112,5 +112,5 @@ def without_adapter(name: str, adapted: Collection[str]) -> str:
         >>> without_adapter("layers.0.q_proj.base_layer.weight", {"layers.0.q_proj"})
         'layers.0.q_proj.weight'
     """
-    module, _, rest = name.partition(".base_layer.")
-    return f"{module}.{rest}" if rest and module in adapted else name
+    module, _, name_in_layer = name.partition(".base_layer.")
+    return f"{module}.{name_in_layer}" if name_in_layer and module in adapted else name

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _PartOfBucket:
-    """What a hook of DistributedDataParallel sees of a bucket: the interface of torch's `GradBucket`."""
+    """One part of a DistributedDataParallel bucket, with the interface of torch's `GradBucket`."""
 
     def __init__(self, buffer: torch.Tensor, params: Sequence[torch.Tensor], at: int, *, is_last: bool) -> None:
         self._buffer = buffer
@@ -67,8 +67,8 @@ def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
         later = _buckets(ddp, bucket.parameters()[::-1]) if _builds_again(ddp) else [bucket.parameters()]
         parts = torch.split(bucket.buffer(), [sum(map(torch.numel, parameters)) for parameters in later])
         hook, state = next(iter(ddp._comm_hooks), (_all_reduced, ddp.process_group))
-        for at, (part, parameters) in enumerate(zip(parts, later, strict=True)):
-            hook(state, _PartOfBucket(part, parameters, at, is_last=at == len(later) - 1))
+        for at, (bucket_part, parameters) in enumerate(zip(parts, later, strict=True)):
+            hook(state, _PartOfBucket(bucket_part, parameters, at, is_last=at == len(later) - 1))
         done: Any = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -91,11 +91,11 @@ def _call_when_made(state: Any, hook: Callable[[Any], None]) -> None:
     """
     before = state.register_comm_hook
 
-    def made() -> None:
+    def note_ddp() -> None:
         before()
         hook(state._ddp)
 
-    state.register_comm_hook = made
+    state.register_comm_hook = note_ddp
 
 
 def _all_reduced(group: Any, bucket: _PartOfBucket) -> None:
@@ -109,15 +109,15 @@ def ddp_buckets(model: nn.Module) -> Iterator[tuple[int, bool]]:
     """
     for ddp in _ddps(model):
         params = ddp._build_params_for_reducer()[0]
-        for own in _buckets(ddp, params[::-1]) if _builds_again(ddp) else _buckets(ddp, params)[::-1]:
-            yield sum(one.numel() * one.element_size() for one in own), bool(ddp.gradient_as_bucket_view)
+        for bucket in _buckets(ddp, params[::-1]) if _builds_again(ddp) else _buckets(ddp, params)[::-1]:
+            yield sum(one.numel() * one.element_size() for one in bucket), bool(ddp.gradient_as_bucket_view)
 
 
 def _ddps(model: nn.Module) -> list[Any]:
     from torch.nn.parallel import DistributedDataParallel
 
-    made = [state._ddp for state in _replicated(model) if hasattr(state, "_ddp")]
-    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)] + made
+    replicated = [state._ddp for state in _replicated(model) if hasattr(state, "_ddp")]
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)] + replicated
 
 
 def params_of_ddp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
@@ -166,13 +166,13 @@ def _buckets(ddp: Any, params: Sequence[torch.Tensor]) -> list[list[torch.Tensor
     is_default = getattr(ddp, "bucket_bytes_cap_default", True)
     first = distributed._DEFAULT_FIRST_BUCKET_BYTES if is_default else ddp.bucket_bytes_cap
     limits = list(getattr(ddp, "bucket_bytes_cap_list", ())) or [first, ddp.bucket_bytes_cap]
-    found = distributed._compute_bucket_assignment_by_size(list(params), limits, [False] * len(params))[0]
-    return [[params[at] for at in own] for own in found]
+    buckets = distributed._compute_bucket_assignment_by_size(list(params), limits, [False] * len(params))[0]
+    return [[params[at] for at in own] for own in buckets]
 
 
 @contextmanager
 def _ddp_unasked() -> Iterator[None]:
-    """Let DistributedDataParallel not ask other ranks, which do not exist, nor hold back what its first step reduces.
+    """Keep DistributedDataParallel from asking other ranks, and from deferring its first reduce.
 
     Its hooks are called by `ddp_alone`, and may be those that need a GPU. `_verify_param_shape_across_processes`,
     `_sync_module_states`, `_set_static_graph`, `_register_comm_hook` and `_check_comm_hook`, in torch 2.6.0 to 2.13.0.
@@ -197,8 +197,8 @@ def _ddp_unasked() -> Iterator[None]:
         (kind, "_check_comm_hook", checked),
     )
     with ExitStack() as stack:
-        for owner, name, own in instead:
-            stack.enter_context(replaced(owner, name, own))
+        for owner, name, replacement in instead:
+            stack.enter_context(replaced(owner, name, replacement))
         yield
 
 

@@ -62,7 +62,7 @@ def fakes_converted(mode: Any) -> Iterator[None]:
 
 
 class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that torch does not wrap so that `torch.compile` leaves it alone, which takes time at every operator.
+    """A dispatch mode without the slow wrapper that torch adds for `torch.compile`.
 
     Overrides `_should_skip_dynamo`, tried on torch 2.13.0 and 2.15.0; 2.6.0 wraps none.
     """
@@ -80,7 +80,7 @@ def is_fake(tensor: Any) -> bool:
 
 
 def has_known_value(tensor: Any) -> bool:
-    """Whether torch knows the value of a fake tensor: of `torch.tensor(0.0)`, and of what follows from such.
+    """Whether torch knows a fake tensor's value, as of `torch.tensor(0.0)`.
 
     An optimizer's count of steps is one. `FakeTensor.constant`, tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
@@ -89,24 +89,24 @@ def has_known_value(tensor: Any) -> bool:
 
 def _has_known_cache(kind: Any) -> bool:
     """Whether torch's cache is used as in 2.13.0; in 2.15.0 its functions take other arguments."""
-    found = getattr(kind, "_output_from_cache_entry", None)
-    return found is not None and [*signature(found).parameters] == ["self", "state", "entry", "key", "func", "args"]
+    method = getattr(kind, "_output_from_cache_entry", None)
+    return method is not None and [*signature(method).parameters] == ["self", "state", "entry", "key", "func", "args"]
 
 
 def new_fakes() -> list[tuple[Any, Any]]:
-    """Return what `fake_mode` has learned since this was last called, for `know_fakes` in another process."""
-    found = [((str(key[0]), *key[1:]), _FAKES[key]) for key in _NEW_FAKES]
+    """Return the cache entries that `fake_mode` gained since the last call, for `know_fakes`."""
+    learned = [((str(key[0]), *key[1:]), _FAKES[key]) for key in _NEW_FAKES]
     _NEW_FAKES.clear()
-    return found
+    return learned
 
 
 def know_fakes(fakes: Iterable[tuple[Any, Any]]) -> None:
-    """Know what operators return on tensors without values, so that it need not be found out again."""
-    for (name, *rest), entry in fakes:
+    """Take over another process's cache entries of operators on tensors without values."""
+    for (name, *key_rest), cached in fakes:
         space, packet, overload = name.split(".")
         func = getattr(getattr(getattr(torch.ops, space), packet), overload)
-        key = (func, *rest)
-        _FAKES[key] = entry
+        key = (func, *key_rest)
+        _FAKES[key] = cached
         _NEW_FAKES.append(key)
 
 
@@ -125,7 +125,7 @@ _PLAIN_ARGUMENTS = frozenset(
 
 @cache
 def _with_quick_keys(kind: Any) -> Any:
-    """Return a `FakeTensorMode` that finds what it has in its cache, and makes tensors of it, in a third of the time.
+    """Return a `FakeTensorMode` whose cache lookups take a third of the time.
 
     torch makes a key of 17 attributes of every tensor, one by one in Python, for each operator of a step. The key here
     has those of them that do not follow from others, and leads to the same entry of torch's cache; where it is not
@@ -143,9 +143,9 @@ def _with_quick_keys(kind: Any) -> Any:
             if func is torch.ops.aten._unsafe_view.default:
                 func = torch.ops.aten.view.default  # which is all that it does, but for autograd
             key = _quick_key(self, func, args, kwargs)
-            entry = _FAKES.get(key) if key is not None else None
-            if entry is not None:
-                return self._made(entry, func, args)
+            cached = _FAKES.get(key) if key is not None else None
+            if cached is not None:
+                return self._made(cached, func, args)
             try:
                 returned = super()._cached_dispatch_impl(func, types, args, kwargs)
                 if key is not None and args and self._used[0] is func and self._used[1] is args:
@@ -155,15 +155,15 @@ def _with_quick_keys(kind: Any) -> Any:
                 self._used = None, None, None  # kept, its tensors would count as memory of the step
             return returned
 
-        def _made(self, entry: Any, func: Any, args: Any) -> Any:
-            """Return what torch makes of an entry, which asks for each of 20 attributes what has been asked before."""
-            metadata = _only_metadata(entry)
+        def _made(self, cached: Any, func: Any, args: Any) -> Any:
+            """Make the fake tensor of a cache entry without asking for its 20 attributes again."""
+            metadata = _only_metadata(cached)
             state = self._states.get(metadata.device) if metadata is not None else None
             if state is None:
-                made = super()._output_from_cache_entry(None, entry, None, func, args)
-                if metadata is not None and _is_plain(made):
-                    self._states[metadata.device] = dict(vars(made))
-                return made
+                fake = super()._output_from_cache_entry(None, cached, None, func, args)
+                if metadata is not None and _is_plain(fake):
+                    self._states[metadata.device] = dict(vars(fake))
+                return fake
             with torch._C._DisableTorchDispatch():
                 empty = torch.empty_strided(
                     metadata.shape,
@@ -173,16 +173,16 @@ def _with_quick_keys(kind: Any) -> Any:
                     requires_grad=metadata.requires_grad,
                 )
                 if func.is_view:
-                    storage = args[entry.output_infos[0].view_idx].untyped_storage()
+                    storage = args[cached.output_infos[0].view_idx].untyped_storage()
                     empty.set_(storage, metadata.storage_offset, metadata.shape, metadata.stride)
-            made = _subclass(metadata.device, empty)
-            made.__dict__.update(state)
-            return made
+            fake = _subclass(metadata.device, empty)
+            fake.__dict__.update(state)
+            return fake
 
         def _make_cache_entry(self, state: Any, key: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
-            entry = super()._make_cache_entry(state, key, func, args, kwargs, output)
-            self._used = func, args, entry
-            return entry
+            cached = super()._make_cache_entry(state, key, func, args, kwargs, output)
+            self._used = func, args, cached
+            return cached
 
         def _output_from_cache_entry(self, state: Any, entry: Any, key: Any, func: Any, args: Any) -> Any:
             self._used = func, args, entry
@@ -191,12 +191,12 @@ def _with_quick_keys(kind: Any) -> Any:
     return Quick
 
 
-def _only_metadata(entry: Any) -> Any:
-    """Return what describes the one strided tensor that an entry of torch's cache stands for; None for any other."""
-    info = entry.output_infos[0]
+def _only_metadata(cached: Any) -> Any:
+    """Return the metadata of a cache entry for one strided tensor; None for any other entry."""
+    info = cached.output_infos[0]
     metadata = info.metadata
     if (
-        entry.is_output_tuple
+        cached.is_output_tuple
         or info.inplace_idx is not None
         or metadata is None
         or metadata.layout is not torch.strided
@@ -215,15 +215,15 @@ def _subclass(device: torch.device, empty: torch.Tensor) -> Any:
     """Return a `FakeTensor` as its `__new__` begins to make it."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    made: Any = torch.Tensor._make_subclass(
+    fake: Any = torch.Tensor._make_subclass(
         FakeTensor, empty, empty.requires_grad, dispatch_device=True, device_for_backend_keys=device
     )
-    torch._C._set_throw_on_mutable_data_ptr(made)
-    return made
+    torch._C._set_throw_on_mutable_data_ptr(fake)
+    return fake
 
 
 def _quick_key(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
-    """Return what tells an operator on these arguments from others; None if plain attributes do not."""
+    """Return a cache key for an operator call; None if its arguments have no plain key."""
     parts: list[Any] = [func, torch.get_default_dtype(), torch._C._get_default_device()]
     if torch.is_inference_mode_enabled() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
         return None
@@ -258,7 +258,7 @@ def _add_tensor(parts: list[Any], fake: Any) -> bool:
 
 
 def answered_alone(func: Any, args: Any) -> Any:
-    """Return the device of a fake tensor, which it asks every mode for; None if another operator is run.
+    """Return a fake tensor's device without asking every mode; None for other operators.
 
     `prim.device` and `FakeTensor.fake_device`, tried on torch 2.13.0: half of all that modes see in a step.
     """

@@ -29,9 +29,9 @@ def dividing_float64_once() -> Iterator[None]:
     collectives: Any = _fsdp_collectives
     factors = collectives._get_gradient_divide_factors
 
-    def once(group: Any, all_reduce_group: Any, dtype: torch.dtype, *rest: Any, **named: Any) -> Any:
-        pre, post, *ops = factors(group, all_reduce_group, dtype, *rest, **named)
-        factor = named.get("factor", rest[1] if len(rest) > 1 else None)
+    def once(group: Any, all_reduce_group: Any, dtype: torch.dtype, *more: Any, **named: Any) -> Any:
+        pre, post, *ops = factors(group, all_reduce_group, dtype, *more, **named)
+        factor = named.get("factor", more[1] if len(more) > 1 else None)
         is_copied = factor is not None and (group is None or group.size() == 1)
         return (None, None, *ops) if is_copied and dtype == torch.float64 else (pre, post, *ops)
 
@@ -50,8 +50,8 @@ def held_back(model: nn.Module) -> Iterator[torch.Tensor]:
             partial = getattr(group, "_partial_reduce_output", None) is not None
             for param in getattr(group, "fsdp_params", ()):
                 whole = getattr(param, "_unsharded_param", None)
-                kept = getattr(param, "unsharded_accumulated_grad", None), None if whole is None else whole.grad
-                if partial or any(grad is not None for grad in kept):
+                grads = getattr(param, "unsharded_accumulated_grad", None), None if whole is None else whole.grad
+                if partial or any(grad is not None for grad in grads):
                     yield param.sharded_param
 
 
@@ -91,8 +91,8 @@ def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatP
     infos = iter(zip(flat._param_infos, flat._shapes, flat._param_extensions, strict=True))
     for numel, padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
         if not padding:
-            own, shape, of_tp = next(infos)
-            for info in (own, *shared.get((own.module, own.param_name), ())):
+            own_info, shape, of_tp = next(infos)
+            for info in (own_info, *shared.get((own_info.module, own_info.param_name), ())):
                 yield FlatParam(
                     clean_name(".".join(part for part in (prefix, info.module_name, info.param_name) if part)),
                     clean_name(prefix),
@@ -124,12 +124,12 @@ def flat_gradients_reduced(note: Callable[[torch.Tensor | None], None]) -> Itera
         return
     depth = 0
 
-    def reducing(state: Any, handle: Any, *rest: Any) -> Any:
+    def reducing(state: Any, handle: Any, *more: Any) -> Any:
         nonlocal depth
         note(handle.flat_param.grad)
         depth += 1
         try:
-            return before(state, handle, *rest)
+            return before(state, handle, *more)
         finally:
             depth -= 1
 
@@ -182,7 +182,7 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
 
 
 def _gathered_bytes(param: Any, dtype: torch.dtype | None) -> int:
-    """Return the bytes that FSDP2 gathers of a parameter; where that is in a form of its own, a step has shown them."""
+    """Return the bytes that FSDP2 gathers of a parameter, as a step has shown if it is encoded."""
     if hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") and param.all_gather_outputs:
         return sum(one.numel() * one.itemsize for one in param.all_gather_outputs)
     size: int = param._orig_size.numel() * (dtype or param.sharded_param.dtype).itemsize
@@ -209,7 +209,7 @@ def wide_reductions(model: nn.Module) -> set[torch.dtype]:
 
 
 def without_pinned_memory(model: nn.Module) -> None:
-    """Let FSDP2 not pin what it offloads, which takes a GPU: `pin_memory` of its parameters, in torch 2.13.0."""
+    """Keep FSDP2 from pinning offloaded memory, which takes a GPU (torch 2.13.0)."""
     for param in _fsdp_params(model):
         param.pin_memory = False
 

@@ -100,5 +100,5 @@ def follow_modules_by(mode: CommDebugMode, tracker: Any) -> None:
 
 
 def without_compiling() -> Any:
-    """Return a context in which compiled code runs as it was written: what has no values cannot be compiled."""
+    """Return a context that runs compiled code eagerly: without values nothing compiles."""
     return torch.compiler.set_stance("force_eager")

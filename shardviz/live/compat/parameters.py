@@ -36,7 +36,7 @@ def parameters_are_held(model: nn.Module) -> bool:
 
 
 def _is_hooked(parameter: Any) -> bool:
-    """Whether a parameter has hooks of its own, or somebody keeps its node of autograd, as those do who hook that.
+    """Whether a parameter has hooks, or its autograd node is kept by someone who may hook it.
 
     torch finds the node by a view of the parameter, which a DTensor whose placements are wrong refuses.
     `_backward_hooks`, `_post_accumulate_grad_hooks` and `_DisableTorchDispatch`, tried on torch 2.6.0, 2.13.0 and

@@ -52,7 +52,7 @@ class _Vote:
 
 @contextmanager
 def pipelines_alone() -> Iterator[None]:
-    """Let a stage of a pipeline take its own vote for that of all: whether it was given the shapes of what it receives.
+    """Let a pipeline stage take its own vote on known input shapes for that of all stages.
 
     `PipelineStage._warmup_backward_result`, which sends and receives votes, and `_user_meta`, in torch 2.13.0; where
     there are no votes, nothing is done.

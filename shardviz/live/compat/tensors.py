@@ -42,21 +42,21 @@ def real_tensors() -> Any:
 
 
 def id_without_memory(storage: torch.UntypedStorage) -> int:
-    """Return what tells one storage on the meta device from others: `_cdata`, in torch 2.6.0 to 2.13.0."""
+    """Return the identity of a storage on the meta device: `_cdata`, in torch 2.6.0 to 2.13.0."""
     return -int(storage._cdata)
 
 
 def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what a wrapper such as a quantized tensor holds, by name; nothing for a tensor with elements of its own.
+    """Return the tensors inside a wrapper such as a quantized tensor, by name; empty if plain.
 
     By `__tensor_flatten__`, in torch 2.6.0 to 2.13.0.
     """
     names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
     tensors: dict[str, torch.Tensor] = {}
     for name in names:
-        part = getattr(tensor, name)
-        inside = inner_tensors(part)
-        tensors |= {f"{name}.{inner}": value for inner, value in inside.items()} or {name: part}
+        inner_tensor = getattr(tensor, name)
+        inside = inner_tensors(inner_tensor)
+        tensors |= {f"{name}.{inner}": value for inner, value in inside.items()} or {name: inner_tensor}
     return tensors
 
 
@@ -66,9 +66,9 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     Wrappers say what they hold by `__tensor_flatten__`, in torch 2.6.0 to 2.13.0.
     """
     if hasattr(tensor, "__tensor_flatten__"):
-        for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
-            if torch.is_tensor(part):  # a DTensor's mesh is a part of it too
-                yield from plain_tensors(part)
+        for inner_tensor in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
+            if torch.is_tensor(inner_tensor):  # a DTensor's mesh is a part of it too
+                yield from plain_tensors(inner_tensor)
     else:
         yield tensor
 

@@ -124,7 +124,7 @@ def _own_part_only() -> Iterator[None]:
 
 
 class _Chunks:
-    """What `torch.chunk` returns, with empty tensors up to the number asked for, each made when it is asked for."""
+    """The chunks of `torch.chunk`, made on access and padded with empty ones to the full number."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor = tensor
@@ -137,10 +137,10 @@ class _Chunks:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         index = range(self._num_chunks)[index]
-        left = self._tensor.size(self._dim) - index * self._size
-        if left <= 0 < self._size:
+        num_left = self._tensor.size(self._dim) - index * self._size
+        if num_left <= 0 < self._size:
             return self[0].new_empty(0)
-        return self._tensor.narrow(self._dim, index * self._size, min(self._size, left))
+        return self._tensor.narrow(self._dim, index * self._size, min(self._size, num_left))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Record every call inside of a module: what it is given, what it returns or writes into, and its gradients.
+"""Record every call inside a module: inputs, outputs, tensors written to, and gradients.
 
 A `TorchFunctionMode` sees torch's functions, a `TorchDispatchMode` the collectives in them, and `Function.apply` is
 replaced while a module runs. Hooks only read. What torch calls inside of its own functions is one call, and so is a
@@ -141,12 +141,12 @@ class Recorder:
     def number(self, tensor: torch.Tensor, origin: str = "") -> int:
         """Return a tensor's number, a new one if it was not seen before or was written into since."""
         self._complete(tensor)
-        known = self._known.get(id(tensor))
-        if known is None or not self._is_current(known):
+        traced = self._known.get(id(tensor))
+        if traced is None or not self._is_current(traced):
             origin = origin or self._names.get(id(tensor), "")
-            known = self._known[id(tensor)] = self._new(tensor, origin or "elsewhere")
-        self._follow(known)
-        return known.number
+            traced = self._known[id(tensor)] = self._new(tensor, origin or "elsewhere")
+        self._follow(traced)
+        return traced.number
 
     def numbers(self, tensors: Any) -> tuple[int, ...]:
         """Return the numbers of the tensors in some arguments."""
@@ -156,8 +156,8 @@ class Recorder:
         self,
         function: str,
         inputs: tuple[int, ...],
-        given: Any,
-        result: Any,
+        call_inputs: Any,
+        returned: Any,
         versions: Sequence[tuple[int, int]],
         *,
         wait: bool,
@@ -167,12 +167,12 @@ class Recorder:
         Args:
             function: Its name.
             inputs: The numbers of what it was given.
-            given: Its arguments.
-            result: What it returned.
+            call_inputs: Its arguments.
+            returned: What it returned.
             versions: The versions of the tensors in its arguments before it ran.
             wait: Whether values may come later: its collective is not waited for yet.
         """
-        arguments = _kept(given)
+        arguments = _kept(call_inputs)
         by_collectives = {id(tensor) for _, tensors in self._made for tensor in tensors}
         written = [
             tensor
@@ -182,13 +182,13 @@ class Recorder:
         for tensor in written:
             self._epochs[_storage(tensor)] = self._epochs.get(_storage(tensor), 0) + 1
         before = len(self.values)
-        made = _kept(result, wait=False)
-        outputs = tuple(dict.fromkeys(self._output(tensor, wait=wait) for tensor in (*made, *written)))
+        returned_tensors = _kept(returned, wait=False)
+        outputs = tuple(dict.fromkeys(self._output(tensor, wait=wait) for tensor in (*returned_tensors, *written)))
         ranks = next((ranks for ranks, _ in self._made), ())
         self._made.clear()
         if any(number >= before for number in outputs):
             frames, module_frame = frames_of(self.module)
-            sides = inputs, outputs, ranks, _is_collective(function, ranks), _numbers_in(given)
+            sides = inputs, outputs, ranks, _is_collective(function, ranks), _numbers_in(call_inputs)
             if frames:
                 self.events.append(Event(len(self.returned), function, (frames, module_frame), *sides))
 
@@ -198,11 +198,11 @@ class Recorder:
         self._made.append((ranks_of_operator(func, args), [] if is_functional else list(tensors_in(args[0]))))
 
     def _output(self, tensor: torch.Tensor, *, wait: bool) -> int:
-        known = self._known.get(id(tensor))
-        if known is None or not self._is_current(known):
-            known = self._known[id(tensor)] = self._new(tensor, "", wait=wait)
-        self._follow(known)
-        return known.number
+        traced = self._known.get(id(tensor))
+        if traced is None or not self._is_current(traced):
+            traced = self._known[id(tensor)] = self._new(tensor, "", wait=wait)
+        self._follow(traced)
+        return traced.number
 
     def _new(self, tensor: torch.Tensor, origin: str, *, wait: bool = False) -> Value:
         storage = _storage(tensor)
@@ -305,27 +305,29 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator."""
-        result = func(*args, **(kwargs or {}))
+        returned = func(*args, **(kwargs or {}))
         if collective_name(func):
             self.recorder.collective(func, args)
-        return result
+        return returned
 
 
-def _recorded(recorder: Recorder, name: str, function: Callable[[], Any], given: Any, *, opaque: bool = True) -> Any:
+def _recorded(
+    recorder: Recorder, name: str, function: Callable[[], Any], call_inputs: Any, *, opaque: bool = True
+) -> Any:
     """Run a function and record it; what it calls is part of it if it is opaque."""
     with recorder.quiet():
-        tensors = _kept(given)
+        tensors = _kept(call_inputs)
         inputs = recorder.numbers(tensors)
         versions = [version_of(tensor) for tensor in tensors]
         recorder._made.clear()
         if opaque:
-            result = function()
+            returned = function()
     if not opaque:
-        result = function()
+        returned = function()
     with recorder.quiet():
-        is_later = bool(recorder._made) and (result is not None)
-        recorder.noted(name, inputs, given, result, versions, wait=is_later)
-    return result
+        is_later = bool(recorder._made) and (returned is not None)
+        recorder.noted(name, inputs, call_inputs, returned, versions, wait=is_later)
+    return returned
 
 
 @contextmanager
@@ -408,18 +410,18 @@ def _name(func: Any) -> str:
     return name.partition(".")[0] if not name.startswith("__") else name.strip("_")
 
 
-def _numbers_in(given: Any) -> str:
+def _numbers_in(call_inputs: Any) -> str:
     """Write the numbers among some arguments, in order."""
     numbers: list[str] = []
-    left = [given]
-    while left and len(numbers) < MAX_ARGUMENTS:
-        item = left.pop(0)
-        if isinstance(item, slice):
-            left[:0] = [item.start, item.stop, item.step]
-        elif isinstance(item, dict | list | tuple):
-            left[:0] = list(item.values() if isinstance(item, dict) else item)
-        elif isinstance(item, int | float):
-            numbers.append(repr(item))
+    waiting = [call_inputs]
+    while waiting and len(numbers) < MAX_ARGUMENTS:
+        argument = waiting.pop(0)
+        if isinstance(argument, slice):
+            waiting[:0] = [argument.start, argument.stop, argument.step]
+        elif isinstance(argument, dict | list | tuple):
+            waiting[:0] = list(argument.values() if isinstance(argument, dict) else argument)
+        elif isinstance(argument, int | float):
+            numbers.append(repr(argument))
     return " ".join(numbers)
 
 
@@ -432,15 +434,15 @@ def _is_collective(name: str, ranks: Sequence[int]) -> bool:
 
 def _kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
     """Return the tensors in some arguments that can be kept; functional collectives among them are waited for."""
-    kept = []
+    tensors_kept = []
     for tensor in tensors_in(tensors):
         if hasattr(tensor, "trigger_wait"):
             if wait:
                 tensor.trigger_wait()
             tensor = tensor.elem  # type: ignore[attr-defined]
         if tensor.layout is torch.strided and not (tensor.is_complex() or tensor.is_nested or tensor.is_meta):
-            kept.append(tensor)
-    return kept
+            tensors_kept.append(tensor)
+    return tensors_kept
 
 
 def _storage(tensor: torch.Tensor) -> int:

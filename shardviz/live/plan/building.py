@@ -74,7 +74,7 @@ def unsharded(probe: Any, build: str, *, double: bool = False) -> nn.Module:
 
 
 def _module(value: Any, call: str, hint: str) -> nn.Module:
-    """Return what a probe's function returned, and refuse what is not a module."""
+    """Call a probe's function and return its module; raise if it returns anything else."""
     if not isinstance(value, nn.Module):
         raise ProbeError(f"{call} returned {type(value).__name__}", hint)
     return value

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.planned.ranks import PlannedPart, has_equal_parts, without_ranks
+from shardviz.dump.plan.ranks import PlannedPart, has_equal_parts, without_ranks
 from shardviz.dump.records.plan import PeakRecord
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.errors import ShardvizError
@@ -86,10 +86,10 @@ class Replies:
 
         If one could not be stepped, none is asked for a step, and those that were stepped are asked without one.
         """
-        wanted = {rank: self._needs_step(rank) for rank in ranks}
-        asked = [rank for rank in wanted if not self._knows(rank, with_step=wanted[rank])]
-        stepped = {rank for rank in asked if wanted[rank]}
-        replies = self._ask(asked, stepped)
+        needs_step = {rank: self._needs_step(rank) for rank in ranks}
+        new_ranks = [rank for rank in needs_step if not self._knows(rank, with_step=needs_step[rank])]
+        stepped = {rank for rank in new_ranks if needs_step[rank]}
+        replies = self._ask(new_ranks, stepped)
         self.by_rank |= replies
         failed = [replies[rank] for rank in sorted(replies) if replies[rank].without_step]
         if failed and not self.failed:
@@ -118,7 +118,7 @@ class Replies:
 
     @property
     def reads(self) -> dict[str, str]:
-        """The axes along which the user's code reads where its rank is, in the mesh's order, and the lines that do."""
+        """The axes whose coordinate the user's code reads, in mesh order, with the lines that do."""
         lines = {axis: line for reply in self.by_rank.values() for axis, line in reply.reads.items()}
         return {axis: lines[axis] for axis in self.mesh.axes if axis in lines}
 
@@ -129,23 +129,27 @@ class Replies:
 
     def stand_for(self) -> dict[int, Reply]:
         """Return by rank, of those that were asked, the reply that stands for it."""
-        stands = [(PlannedPart(structs.replace(reply.part, at=at), self.mesh), reply) for reply, at in self.parts]
+        stands = [(PlannedPart(structs.replace(reply.plan_part, at=at), self.mesh), reply) for reply, at in self.parts]
         return {rank: reply for part, reply in stands for rank in part.ranks if rank in self.by_rank}
 
     def notes(self) -> Iterator[str]:
         """Note a rank that holds less in a step than the one that stands for it, and places that were not asked."""
         differences = [
-            (_in_step(other.part)[0] - _in_step(self.by_rank[rank].part)[0], -rank, other.part.record.rank)
-            for rank, other in self.stand_for().items()
-            if self.by_rank[rank].part.peak is not None
+            (
+                _in_step(stand_in.plan_part)[0] - _in_step(self.by_rank[rank].plan_part)[0],
+                -rank,
+                stand_in.plan_part.record.rank,
+            )
+            for rank, stand_in in self.stand_for().items()
+            if self.by_rank[rank].plan_part.peak is not None
         ]
         less, rank, other_rank = max(differences, default=(0, 0, 0))
         if less:
             than = f"{bytes_text(less)} less than rank {other_rank}, which stands for it"
             yield f"at a step's fullest moment rank {-rank} holds {than}"
-        known, places = len({*self.positions(self.by_rank)}), math.prod(map(self.mesh.axis_size, self.reads))
-        if known < places:
-            yield NOT_ALL.format(", ".join(self.reads), next(iter(self.reads.values())), known, places)
+        num_positions, places = len({*self.positions(self.by_rank)}), math.prod(map(self.mesh.axis_size, self.reads))
+        if num_positions < places:
+            yield NOT_ALL.format(", ".join(self.reads), next(iter(self.reads.values())), num_positions, places)
 
 
 def choose(
@@ -164,7 +168,7 @@ def choose(
     if needs_step and replies.step_fails != "no":
         return replies
     replies.ask([mesh.ranks[-1]])
-    replies.ask(_corners(mesh, _uneven_axes(replies.first.part.record)))
+    replies.ask(_corners(mesh, _uneven_axes(replies.first.plan_part.record)))
     replies.ask(_where_read(replies))
     if all(map(replies.is_explained, replies.by_rank)):
         return replies
@@ -181,12 +185,14 @@ def choose(
 
 def _asked_along(replies: Replies, axes: tuple[str, ...]) -> Sequence[Part]:
     """Ask every position along some axes."""
-    wanted = _along(replies.mesh, axes)
-    if len(wanted) > MAX_ASKED:
+    positions_by_rank = _along(replies.mesh, axes)
+    if len(positions_by_rank) > MAX_ASKED:
         sizes = " * ".join(f"{axis}({replies.mesh.axis_size(axis)})" for axis in axes)
-        raise ShardvizError(TOO_MANY.format(sizes, len(wanted), MAX_ASKED), "plan a smaller mesh of the same axes")
-    replies.ask(wanted)
-    return _merged([(replies.by_rank[rank], at) for rank, at in wanted.items()], replies.mesh)
+        raise ShardvizError(
+            TOO_MANY.format(sizes, len(positions_by_rank), MAX_ASKED), "plan a smaller mesh of the same axes"
+        )
+    replies.ask(positions_by_rank)
+    return _merged([(replies.by_rank[rank], at) for rank, at in positions_by_rank.items()], replies.mesh)
 
 
 def _uneven_axes(record: RankRecord) -> set[str]:
@@ -198,12 +204,14 @@ def _uneven_axes(record: RankRecord) -> set[str]:
 def _where_read(replies: Replies) -> list[int]:
     """Return a rank for each position along the axes that the user's code reads; the last if these are too many."""
     mesh, reads = replies.mesh, replies.reads
-    asked = [rank for rank, reply in replies.by_rank.items() if replies.failed or reply.was_asked_for_step]
-    known = {*replies.positions(asked)}
+    answering = [rank for rank, reply in replies.by_rank.items() if replies.failed or reply.was_asked_for_step]
+    answered = {*replies.positions(answering)}
     ranks = list(_along(mesh, tuple(reads)))
-    if len(ranks) - len(known) > min(MAX_READING, MAX_TENSORS // max(1, len(replies.first.part.record.tensors))):
+    if len(ranks) - len(answered) > min(
+        MAX_READING, MAX_TENSORS // max(1, len(replies.first.plan_part.record.tensors))
+    ):
         ranks = ranks[-1:]
-    return [rank for rank, position in zip(ranks, replies.positions(ranks), strict=True) if position not in known]
+    return [rank for rank, position in zip(ranks, replies.positions(ranks), strict=True) if position not in answered]
 
 
 def _corners(mesh: Mesh, axes: Collection[str]) -> list[int]:
@@ -231,43 +239,50 @@ def _along(mesh: Mesh, axes: Sequence[str]) -> dict[int, dict[str, tuple[int, ..
 
 
 def _merged(parts: Sequence[Part], mesh: Mesh) -> Sequence[Part]:
-    """Let one rank stand for others that differ from it along one axis only, if it has and holds what they do."""
+    """Merge ranks that differ along one axis only and hold the same: one stands for all."""
     merged: list[Part] = []
     for reply, at in parts:
-        for index, (other, there) in enumerate(merged):
+        for index, (merged_reply, there) in enumerate(merged):
             axes = [axis for axis in at if at[axis] != there[axis]]
-            if len(axes) == 1 and _in_step(other.part) == _in_step(reply.part) and explains(other, reply, mesh):
-                merged[index] = other, {**there, axes[0]: (*there[axes[0]], *at[axes[0]])}
+            if (
+                len(axes) == 1
+                and _in_step(merged_reply.plan_part) == _in_step(reply.plan_part)
+                and explains(merged_reply, reply, mesh)
+            ):
+                merged[index] = merged_reply, {**there, axes[0]: (*there[axes[0]], *at[axes[0]])}
                 break
         else:
             merged.append((reply, at))
     return merged
 
 
-def explains(reply: Reply, other: Reply, mesh: Mesh) -> bool:
+def explains(reply: Reply, reference: Reply, mesh: Mesh) -> bool:
     """Whether a rank's record is the one that the oracle makes for it out of another rank's.
 
     A step is compared if both were asked for one: a rank stands for others that hold as much in it, or less.
     """
-    made = PlannedPart(reply.part, mesh).record(other.part.record.rank)
-    stepped = reply.was_asked_for_step and other.was_asked_for_step
-    same = _comparable(made, stepped=stepped) == _comparable(other.part.record, stepped=stepped)
-    same = same and (reply.part.units, reply.part.buckets) == (other.part.units, other.part.buckets)
-    return same and (not stepped or all(map(ge, _in_step(reply.part), _in_step(other.part))))
+    planned = PlannedPart(reply.plan_part, mesh).record(reference.plan_part.record.rank)
+    stepped = reply.was_asked_for_step and reference.was_asked_for_step
+    same = _comparable(planned, stepped=stepped) == _comparable(reference.plan_part.record, stepped=stepped)
+    same = same and (reply.plan_part.units, reply.plan_part.buckets) == (
+        reference.plan_part.units,
+        reference.plan_part.buckets,
+    )
+    return same and (not stepped or all(map(ge, _in_step(reply.plan_part), _in_step(reference.plan_part))))
 
 
-def _in_step(part: PlanPart) -> tuple[int, int]:
-    """Return the bytes that a step holds at its fullest moment, and those that wait for its backward."""
-    peak = part.peak or PeakRecord()
-    return peak.activations + peak.gathered, sum(one.bytes for one in part.saved)
+def _in_step(plan_part: PlanPart) -> tuple[int, int]:
+    """Return a step's bytes at its fullest moment, and those saved for backward."""
+    peak = plan_part.peak or PeakRecord()
+    return peak.activations + peak.gathered, sum(one.bytes for one in plan_part.saved)
 
 
 def _comparable(record: RankRecord, *, stepped: bool) -> object:
     """Return what a record says, whatever the numbers of its bodies and layouts."""
     layouts = [(record.meshes[one.mesh], structs.replace(one, mesh=0)) for one in record.layouts]
     bodies = [
-        (structs.replace(one, layout=None), None if one.layout is None else layouts[one.layout])
-        for one in record.bodies
+        (structs.replace(body, layout=None), None if body.layout is None else layouts[body.layout])
+        for body in record.bodies
     ]
     named = [(one, bodies[one.body]) for one in record.tensors]
     tensors = {(one.name, one.numbers, one.suffix): body for one, body in named if stepped or body[0].moment != "step"}

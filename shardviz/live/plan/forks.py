@@ -26,7 +26,7 @@ import torch
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.compat import know_fakes, new_fakes
-from shardviz.live.world.failures.raised import is_of_shardviz
+from shardviz.live.world.failures.exceptions import is_of_shardviz
 from shardviz.machine import cores, free_memory
 from shardviz.text import named_ranks
 
@@ -149,18 +149,18 @@ def begin(rank: int, work: Callable[[int], object]) -> tuple[Connection, int]:
     Raises:
         OSError: The system has no process for it, or no file.
     """
-    ours, theirs = Pipe(duplex=False)
+    parent_end, child_end = Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         try:
-            ours.close()  # a rank whose parent was killed would wait for itself to read its answer
-            _run(rank, work, theirs)
+            parent_end.close()  # a rank whose parent was killed would wait for itself to read its answer
+            _run(rank, work, child_end)
         finally:
             os._exit(0)
-    theirs.close()
-    return ours, pid
+    child_end.close()
+    return parent_end, pid
 
 
 def _run(rank: int, work: Callable[[int], object], pipe: Connection) -> None:
@@ -187,7 +187,7 @@ def _run(rank: int, work: Callable[[int], object], pipe: Connection) -> None:
 
 
 def _answer_of(rank: int, pid: int, pipe: Connection) -> Any:
-    """Return what a rank has answered or raised; a `RankError` if it died, a `KilledError` if the system killed it."""
+    """Return a rank's answer or error: `RankError` if it died, `KilledError` if it was killed."""
     try:
         answer, fakes = pickle.loads(pipe.recv_bytes())
     except (EOFError, OSError):  # it died before its answer, or within it
@@ -211,8 +211,8 @@ def one_line(error: BaseException) -> str:
 
 def where(error: BaseException) -> str:
     """Return the line of the user's code that raised an exception, in parentheses; empty if none of it did."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
-    return _line(own[-1].filename, own[-1].lineno or 0) if own else ""
+    user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    return _line(user_frames[-1].filename, user_frames[-1].lineno or 0) if user_frames else ""
 
 
 def own_line() -> str:

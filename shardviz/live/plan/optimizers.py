@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Role
     from shardviz.live.plan.building import Built
     from shardviz.live.plan.planning import PlanJob
-    from shardviz.live.plan.step.planned import PlannedStep
+    from shardviz.live.plan.step.dry_step import PlannedStep
 
 
 NAMES = {"adam": "Adam", "momentum": "SGD with momentum", "none": ""}
@@ -84,14 +84,14 @@ def states(
 
     That is the probe's own optimizer if there is one and a step was planned, after which the model has gradients.
     """
-    wanted = job.optimizer
-    if not wanted.kind and hasattr(probe, "optimizer") and step.comms is not None:
-        kept = _of_own(job, probe, built, mesh, params, step)
-        if kept is not None:
-            return kept
+    optimizer = job.optimizer
+    if not optimizer.kind and hasattr(probe, "optimizer") and step.comms is not None:
+        state_locals = _of_own(job, probe, built, mesh, params, step)
+        if state_locals is not None:
+            return state_locals
     trained = {grad.name for grad in grads} - tied_again(unwrapped(built.model))
-    by_rule = _by_rule(wanted, [one for one in params if one.role == "param" and one.name in trained])
-    return list(by_rule), NAMES[wanted.kind or "adam"]
+    by_rule = _by_rule(optimizer, [one for one in params if one.role == "param" and one.name in trained])
+    return list(by_rule), NAMES[optimizer.kind or "adam"]
 
 
 def _of_own(
@@ -125,7 +125,7 @@ def _of_own(
 
 
 def _kept(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Iterator[Local]:
-    """Yield an optimizer's state, taken apart if it wraps other tensors: numbers of 8 bits and their scales."""
+    """Yield an optimizer's state; wrappers are taken apart, as into 8-bit codes and scales."""
     state = getattr(optimizer, "optim", optimizer).state
     tensors = {
         f"{clean_name(name)}.{kind}": value
@@ -163,11 +163,11 @@ def _parts(optimizer: Any) -> list[Any]:
     return parts
 
 
-def _by_rule(wanted: Optimizer, trained: Sequence[Local]) -> Iterator[Local]:
+def _by_rule(optimizer: Optimizer, trained: Sequence[Local]) -> Iterator[Local]:
     for local in trained:
-        dtype = dtype_of(wanted.dtype) if wanted.dtype else local.values.dtype
-        dtypes = dict.fromkeys(KINDS[wanted.kind or "adam"], dtype)
-        if wanted.master and local.values.dtype.itemsize < torch.float32.itemsize:
+        dtype = dtype_of(optimizer.dtype) if optimizer.dtype else local.values.dtype
+        dtypes = dict.fromkeys(KINDS[optimizer.kind or "adam"], dtype)
+        if optimizer.master and local.values.dtype.itemsize < torch.float32.itemsize:
             dtypes["master"] = torch.float32
         for kind, dtype in dtypes.items():
             values = torch.empty(local.values.shape, dtype=dtype, device="meta")
@@ -188,21 +188,21 @@ def _parts_of(name: str, role: Role, tensor: torch.Tensor) -> list[Local]:
     such as scales, are what this rank has of them: `up.weight.scale` of a weight, `up.weight.exp_avg_scale` of a state.
     """
     wrapper, parts = local_of(tensor), list[Local]()
-    for attribute, part in inner_tensors(wrapper).items():
-        if part.shape == wrapper.shape and not any(other.name == name for other in parts):
-            parts.append(_main_part(name, role, part.detach(), tensor))
+    for attribute, inner in inner_tensors(wrapper).items():
+        if inner.shape == wrapper.shape and not any(other.name == name for other in parts):
+            parts.append(_main_part(name, role, inner.detach(), tensor))
         else:
             part_name = f"{name}{'_' if role == 'optim' else '.'}{attribute.replace('.', '_')}"
-            parts.append(Local(part_name, role, tuple(part.shape), part.detach()))
+            parts.append(Local(part_name, role, tuple(inner.shape), inner.detach()))
     return parts
 
 
-def _main_part(name: str, role: Role, part: torch.Tensor, of: torch.Tensor) -> Local:
+def _main_part(name: str, role: Role, inner: torch.Tensor, of: torch.Tensor) -> Local:
     """Return a part with the placements and the gradient of the tensor that it is of."""
     if isinstance(of, DTensor):
         shape, stride = of.shape, of.stride()
-        part = DTensor.from_local(part, of.device_mesh, of.placements, run_check=False, shape=shape, stride=stride)
-    local = of_tensor(name, role, part)
+        inner = DTensor.from_local(inner, of.device_mesh, of.placements, run_check=False, shape=shape, stride=stride)
+    local = of_tensor(name, role, inner)
     if not of.is_leaf or of.grad is None:
         return local
     grad = of_tensor(name, "grad", of.grad)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.planned.ranks import PlannedRanks
+from shardviz.dump.plan.ranks import PlannedRanks
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RunRecord
 from shardviz.dump.records.plan import PlanRecord
 from shardviz.dump.records.tensors import MeshRecord
 from shardviz.errors import ProbeError, ShardvizError
-from shardviz.live.capture.intended import check_intended
+from shardviz.live.capture.intentions import check_intended
 from shardviz.live.noting import is_library
 from shardviz.live.plan.building import early_model, unsharded, without_groups
 from shardviz.live.plan.choosing import choose
@@ -126,11 +126,11 @@ def load(job: PlanJob) -> Loaded:
 def _again(job: PlanJob, module: ModuleType, names: set[str]) -> Again:
     """Return how a rank imports a probe again, with those of its modules that are the user's own."""
     files = {name: getattr(sys.modules[name], "__file__", None) or "<" for name in names}
-    own = [name for name, file in files.items() if is_own(file) and not is_library(file)]
-    modules = {name: sys.modules[name] for name in own}
+    user_modules = [name for name, file in files.items() if is_own(file) and not is_library(file)]
+    modules = {name: sys.modules[name] for name in user_modules}
 
     def once() -> ModuleType:
-        for name in own:
+        for name in user_modules:
             sys.modules.pop(name, None)
         return _imported(job.probe)
 
@@ -208,7 +208,9 @@ def _check_mesh(job: PlanJob, loaded: Loaded) -> None:
 def _record(job: PlanJob, replies: Replies) -> PlanRecord:
     run_id = secrets.token_hex(8)
     parts = tuple(
-        structs.replace(reply.part, at=at, record=structs.replace(reply.part.record, run_id=run_id, hostname=""))
+        structs.replace(
+            reply.plan_part, at=at, record=structs.replace(reply.plan_part.record, run_id=run_id, hostname="")
+        )
         for reply, at in replies.parts
     )
     stands = f"{counted(len(replies.by_rank), 'rank')} of {job.mesh.size:,} asked"
@@ -266,9 +268,9 @@ def _row(job: PlanJob, loaded: Loaded, memory: int, most: int, *, needs_step: bo
         ShardvizError: The mesh is not planned.
     """
     stages = dict(_last_but_one(job.mesh, loaded.stage_axes))
-    wanted = [*stages.values(), *([job.mesh.ranks[0]] if memory and job.with_step else [])]
+    rank_samples = [*stages.values(), *([job.mesh.ranks[0]] if memory and job.with_step else [])]
     _check_mesh(job, loaded)
-    looks = _looks(job, loaded, wanted, most)
+    looks = _looks(job, loaded, rank_samples, most)
     for axis, rank in stages.items():
         if not looks[rank][1]:
             raise ShardvizError(IDLE.format(axis))
@@ -290,9 +292,11 @@ def _looks(job: PlanJob, loaded: Loaded, ranks: Sequence[int], most: int) -> dic
     """Return by rank the bytes that its GPU always holds, and whether it has parameters."""
 
     def look(rank: int) -> tuple[int, bool]:
-        part = answer(replace(job, with_step=False), loaded, rank).part
-        amounts = Amounts(PlannedRanks(PlanRecord(SCHEMA, (part,)), job.mesh))
-        has_parameters = any(part.record.bodies[tensor.body].role == "param" for tensor in part.record.tensors)
+        plan_part = answer(replace(job, with_step=False), loaded, rank).plan_part
+        amounts = Amounts(PlannedRanks(PlanRecord(SCHEMA, (plan_part,)), job.mesh))
+        has_parameters = any(
+            plan_part.record.bodies[tensor.body].role == "param" for tensor in plan_part.record.tensors
+        )
         return int(amounts.lasting[job.mesh.ranks.index(rank)]), has_parameters
 
     return ask(ranks, look, most)

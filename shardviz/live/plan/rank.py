@@ -1,4 +1,4 @@
-"""What one rank has of a probe's model: the probe runs as that rank, in a world that does not exist."""
+"""One rank's tensors of a probe's model: the probe runs as that rank in a fake world."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shardviz.live.plan.building import sharded, size_of, unsharded
 from shardviz.live.plan.optimizers import states, taken_apart
 from shardviz.live.plan.reads import places_read
 from shardviz.live.plan.step.answers import TRIED, Answers
-from shardviz.live.plan.step.planned import planned_step
+from shardviz.live.plan.step.dry_step import planned_step
 from shardviz.live.step.step import gradients
 from shardviz.live.world.torchrun import environment_of
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.plan import StepFails
     from shardviz.live.plan.building import Built, Means
     from shardviz.live.plan.planning import Loaded, PlanJob
-    from shardviz.live.plan.step.planned import PlannedStep
+    from shardviz.live.plan.step.dry_step import PlannedStep
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
 """How a model is built, in the order in which it is tried."""
@@ -57,7 +57,7 @@ class Reply:
     """What a rank has.
 
     Attributes:
-        part: Its record.
+        plan_part: Its record.
         how: What is to be known of how it was built and stepped, a sentence each.
         without_step: Why no step was planned; empty if one was, or none was asked for.
         was_asked_for_step: Whether it was asked for a step.
@@ -66,7 +66,7 @@ class Reply:
         reads: The axes along which the user's code reads where this rank is, and the lines that do.
     """
 
-    part: PlanPart
+    plan_part: PlanPart
     how: tuple[str, ...] = ()
     without_step: str = ""
     was_asked_for_step: bool = True
@@ -76,7 +76,7 @@ class Reply:
 
 
 def answer(job: PlanJob, loaded: Loaded, rank: int) -> Reply:
-    """Build and shard the model as a rank does, step it without values, and write down what there is."""
+    """Build and shard the model as a rank does, step it without values, and record it."""
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("torch._subclasses").setLevel(logging.CRITICAL)  # what it raises is in the reply
@@ -119,14 +119,14 @@ class _Rank:
         if step.comms is not None:
             self.capture.collectives += step.comms.records(self.job.mesh, self.rank, with_ranks=True)
         self.capture.schedule += step.schedule
-        part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
+        plan_part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
         is_stepped = step.comms is not None or step.failed
         compiled = (COMPILED,) if is_stepped and any(map(is_compiled, built.model.modules())) else ()
         how = (*built.refused, *step.notes, *compiled)
-        return Reply(part, how, step.failed, self.job.with_step, optimizer, step.fails)
+        return Reply(plan_part, how, step.failed, self.job.with_step, optimizer, step.fails)
 
     def _built_and_stepped(self) -> tuple[Built, PlannedStep]:
-        """Build the model and step it; what cannot be stepped from the meta device may be by other means."""
+        """Build and step the model; if that fails from the meta device, try other means."""
         built = self._sharded()
         step = self._step(built)
         answered = self._answered(built.means) if step.reads_values else None
@@ -136,11 +136,11 @@ class _Rank:
             return built, step
         for means in ("fakes",) if step.reads_values else ALL[1:]:
             with contextlib.suppress(ShardvizError):
-                other = self._sharded(means)
-                again = self._step(other)
+                sharded_model = self._sharded(means)
+                again = self._step(sharded_model)
                 if not again.failed:
                     again.notes += [f"planned with this rank's own values: {step.failed}"] if means == "values" else []
-                    return other, again
+                    return sharded_model, again
                 step = step if again.reads_values else again
         return self._sharded(), step  # a step that failed has left its model half done
 
@@ -197,8 +197,8 @@ class _Rank:
             self.capture.add_values(local, "initial")
         is_left = step.comms is not None and not step.clears
         grads = gradients(self._locals(built.model)) if is_left else _expected(built.model, self.before)
-        kept, optimizer = states(self.job, self.probe, built, self.mesh, self.before, grads, step)
-        for local in [*grads, *kept]:
+        states_kept, optimizer = states(self.job, self.probe, built, self.mesh, self.before, grads, step)
+        for local in [*grads, *states_kept]:
             self.capture.add_values(_without_values(local), "step")
         return optimizer
 

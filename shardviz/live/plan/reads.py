@@ -1,4 +1,4 @@
-"""What the user's own code reads of its place among the ranks: what it does with that, only other ranks show."""
+"""Reads of the rank's coordinates by the user's own code."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def places_read(mesh: Mesh) -> Iterator[dict[str, str]]:
                 lines.setdefault(axis, own_line())
 
     def noted_rank(group: Any) -> int:
-        frame, asked = sys._getframe(1), group
+        frame, read_group = sys._getframe(1), group
         while frame.f_code in QUERIES and frame.f_back is not None:
-            asked = frame.f_locals.get("group") or asked
+            read_group = frame.f_locals.get("group") or read_group
             frame = frame.f_back
         if is_own(frame.f_code.co_filename):
-            note(asked)
+            note(read_group)
         return rank(group)
 
     def noted_coordinate(device_mesh: DeviceMesh) -> Any:

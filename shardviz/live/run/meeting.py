@@ -23,7 +23,7 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.compat import default_store, have_come
 from shardviz.live.run.hooks.observing import is_inside, quietly
-from shardviz.live.run.known.writing import rank_here
+from shardviz.live.run.references.writing import rank_here
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -79,25 +79,25 @@ SHORT = 5.0
 """Seconds that a rank of a job under `--stamp` waits for the others to end with it."""
 
 
-def watch_steps(seen: Observer) -> None:
+def watch_steps(observer: Observer) -> None:
     """Look at the steps of every optimizer of this process."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    known: WeakSet[Any] = WeakSet()
+    watched: WeakSet[Any] = WeakSet()
     process = os.getpid()
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         # The hook stays: torch walks over the hooks while it calls them, and raises if one is removed meanwhile.
         # torch's state dicts of an optimizer step it once, with nothing to do, before a checkpoint is read into them.
-        if distributed.is_initialized() and optimizer not in known and os.getpid() == process and not is_inside():
-            known.add(optimizer)
-            quietly("Optimizer.step", seen.stepping, optimizer)
-            if seen.session.options.stamp:
-                end_stamped(seen.session, "before an optimizer's step")
+        if distributed.is_initialized() and optimizer not in watched and os.getpid() == process and not is_inside():
+            watched.add(optimizer)
+            quietly("Optimizer.step", observer.stepping, optimizer)
+            if observer.session.options.stamp:
+                end_stamped(observer.session, "before an optimizer's step")
 
     register_optimizer_step_pre_hook(before)
-    if seen.session.options.steps:
-        _end_after(seen.session, register_optimizer_step_post_hook)
+    if observer.session.options.steps:
+        _end_after(observer.session, register_optimizer_step_post_hook)
 
 
 def _end_after(session: Session, register: Any) -> None:
@@ -112,7 +112,7 @@ def _end_after(session: Session, register: Any) -> None:
 
 
 def end(session: Session) -> None:
-    """End this rank when every other one is there, too, as a script ends that has nothing more to do."""
+    """End this rank once all others are ready to end, as if the script were done."""
     rank = -1
     if distributed.is_initialized():
         rank = distributed.get_rank()

@@ -15,9 +15,9 @@ from shardviz.live.claims import registry
 from shardviz.live.compat import stages_of
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
-from shardviz.live.run.known.writing import is_first_here, rank_here
 from shardviz.live.run.meeting import end_stamped, watch_steps
 from shardviz.live.run.options import Note, leave
+from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import Stage, name_of, take
 
@@ -85,8 +85,8 @@ class Observer:
         """Note that a module was sharded: it is captured when it, or what contains it, is called."""
         if isinstance(module, nn.Module):
             self._sharded.add(module)
-            for part in module.modules():
-                self._captured.discard(part)
+            for submodule in module.modules():
+                self._captured.discard(submodule)
             self.sharded_tensor()
 
     def sharded_tensor(self) -> None:
@@ -114,7 +114,7 @@ class Observer:
     # What hooks call under --stamp
 
     def redirected(self, place: Any) -> Any:
-        """Return what is opened in place of a checkpoint, and look at the models again: they have other values then."""
+        """Return the path to open in place of a checkpoint, and look at all models again."""
         assert self.session.stamped is not None
         instead = self.session.stamped.redirected(place)
         self._look_again()
@@ -159,9 +159,9 @@ class Observer:
 
     def stepping(self, optimizer: Any) -> None:
         """Capture sharded models whose modules were never called: those that it changes, and averages of weights."""
-        wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        stepped_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for module in sorted(self._pending(), key=lambda one: -sum(1 for _ in one.modules())):
-            is_due = any(id(one) in wanted for one in module.parameters()) or _is_frozen(module)
+            is_due = any(id(one) in stepped_ids for one in module.parameters()) or _is_frozen(module)
             if module not in self._captured and is_due:
                 self._take(module)
 
@@ -206,19 +206,21 @@ class Observer:
 
     def _around(self, module: nn.Module) -> Iterator[nn.Module]:
         """Yield the sharded modules that contain one."""
-        for other in list(self._sharded):
-            if any(part is module for part in other.modules()):
-                yield other
+        for sharded in list(self._sharded):
+            if any(part is module for part in sharded.modules()):
+                yield sharded
 
     def _pending(self) -> Iterator[nn.Module]:
         return (module for module in list(self._sharded) if module not in self._captured)
 
-    def _is_new(self, part: nn.Module) -> bool:
-        if part in self._captured:
+    def _is_new(self, submodule: nn.Module) -> bool:
+        if submodule in self._captured:
             return False
-        if part in self._sharded:
+        if submodule in self._sharded:
             return True
-        return any(registry.marks(one) for one in (*part.parameters(recurse=False), *part.buffers(recurse=False)))
+        return any(
+            registry.marks(one) for one in (*submodule.parameters(recurse=False), *submodule.buffers(recurse=False))
+        )
 
 
 def _failed(root: nn.Module) -> Note:

@@ -1,4 +1,4 @@
-"""What crosses between the command and the job's ranks: what it asks of them, in their environment, and their notes.
+"""Messages between the command and the job's ranks: options in the environment, and notes.
 
 Imports no torch.
 """
@@ -63,8 +63,8 @@ class Options:
     @classmethod
     def of_environment(cls) -> Options:
         """Return what the command asked for."""
-        known = json.loads(os.environ[VARIABLE])
-        return cls(**{**known, "command": tuple(known["command"])})
+        options = json.loads(os.environ[VARIABLE])
+        return cls(**{**options, "command": tuple(options["command"])})
 
     def dump(self, index: int) -> Path:
         """Return the folder of a model's dump, the first, the second and so on."""
@@ -73,7 +73,7 @@ class Options:
 
 
 def session_beside(dump: Path) -> Path:
-    """Make a folder beside a dump, which every process of the job reaches, for what ranks note and remember.
+    """Make a folder next to a dump for ranks' notes; every process of the job can reach it.
 
     Raises:
         DumpError: It cannot be made.
@@ -118,8 +118,8 @@ def leave(session: str | Path, note: Note) -> None:
 
 def read(session: Path) -> list[Note]:
     """Return all notes, those of rank 0 first; a line that a killed process left unfinished is left out."""
-    found = (note for path in sorted(session.glob("notes-*.jsonl")) for note in _notes_in(path))
-    return sorted(found, key=lambda note: note.rank)
+    notes = (note for path in sorted(session.glob("notes-*.jsonl")) for note in _notes_in(path))
+    return sorted(notes, key=lambda note: note.rank)
 
 
 def _notes_in(path: Path) -> Iterator[Note]:
@@ -130,5 +130,9 @@ def _notes_in(path: Path) -> Iterator[Note]:
 
 def ranks_on(session: Path) -> list[int]:
     """Return the process numbers of the ranks that have joined on this machine."""
-    own = session.glob(f"notes-{socket.gethostname()}-*.jsonl")
-    return [int(path.stem.rpartition("-")[2]) for path in own if any(note.kind == "joined" for note in _notes_in(path))]
+    note_files = session.glob(f"notes-{socket.gethostname()}-*.jsonl")
+    return [
+        int(path.stem.rpartition("-")[2])
+        for path in note_files
+        if any(note.kind == "joined" for note in _notes_in(path))
+    ]

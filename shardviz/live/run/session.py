@@ -1,4 +1,4 @@
-"""What a process knows of the job that shardviz watches in it: hooks add to it, captures read it."""
+"""One process's state of a watched job: hooks add to it, captures read it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed, nn
 
 from shardviz.live.compat import clean_name
-from shardviz.live.run.known.sources import (
+from shardviz.live.run.options import Note, leave
+from shardviz.live.run.references.sources import (
     MOST,
     Opened,
     checkpoint_of,
@@ -18,15 +19,14 @@ from shardviz.live.run.known.sources import (
     of_pretrained,
     of_state_dict,
 )
-from shardviz.live.run.known.values import Unwritten, Values
-from shardviz.live.run.options import Note, leave
+from shardviz.live.run.references.values import Unwritten, Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardviz.live.run.known.sources import Source
     from shardviz.live.run.options import Kind, Options
-    from shardviz.live.run.stamped.loads import Loads
+    from shardviz.live.run.references.sources import Source
+    from shardviz.live.run.stamp_mode.loads import Loads
 
 MOST_LOOKED_AT = 4 * MOST
 """Files that are looked at when the job opens them."""
@@ -62,7 +62,7 @@ class Session:
 
     @property
     def is_looking(self) -> bool:
-        """Whether values are compared with what the job loads, rather than with what was asked for or stamped."""
+        """Whether values are compared with those the job loads, not with a given reference."""
         return not self.options.reference and not self.stamped
 
     def leave(self, kind: Kind, text: str = "", rank: int | None = None) -> None:
@@ -105,7 +105,7 @@ class Session:
         self._add_source(of_state_dict(model, state_dict, self.options, len(self.sources)))
 
     def skipped_keys(self, model: nn.Module, state_dict: Mapping[str, Any], keys: Any) -> None:
-        """Remember which parameters a load missed, of those whose values it was given under another prefix."""
+        """Remember parameters that a load missed because their keys have a different prefix."""
         shapes = {name: tuple(one.shape) for name, one in model.named_parameters()} if keys.unexpected_keys else {}
         for name in shapes.keys() & set(keys.missing_keys):
             for key in keys.unexpected_keys:
@@ -114,7 +114,7 @@ class Session:
                     self.skipped[clean_name(name)] = key
 
     def loaded_dcp(self, state_dict: object, folder: str) -> None:
-        """Compare with a DCP folder what was loaded from it, and what may be copied from the tensors that were."""
+        """Note a DCP folder as the source of loaded tensors, and of those copied from them."""
         if isinstance(state_dict, dict) and not self.stamped:
             self._add_source(of_dcp(state_dict, folder))
             if has_shards(state_dict):  # whole tensors are seen when they are given to torch
@@ -150,6 +150,6 @@ class Session:
 def _loads(options: Options) -> Loads | None:
     if not options.stamp:
         return None
-    from shardviz.live.run.stamped.loads import Loads
+    from shardviz.live.run.stamp_mode.loads import Loads
 
     return Loads(options)

@@ -23,15 +23,15 @@ from shardviz.live.api import capture_by_reference
 from shardviz.live.capture.agreement import in_a_line, of_all_ranks, together
 from shardviz.live.capture.idle_axes import found_mesh
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.capture.lookup.known import ComparedWith, opened
+from shardviz.live.capture.lookup.reference_tensors import ComparedWith, opened
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.run.hooks.observing import show_traceback
-from shardviz.live.run.known.changed import sifting
-from shardviz.live.run.known.choosing import chosen
-from shardviz.live.run.known.moments import with_moments
 from shardviz.live.run.meeting import meet_again
 from shardviz.live.run.options import Note
+from shardviz.live.run.references.changes import sifting
+from shardviz.live.run.references.choosing import chosen
+from shardviz.live.run.references.moments import with_moments
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -113,31 +113,34 @@ def name_of(root: nn.Module) -> str:
 def _capture(session: Session, root: nn.Module, folder: Path, stage: Stage | None) -> Reference:
     """Write the dump, and return what values were compared with."""
     mesh = _mesh_of(root, stage)
-    part = PipelinePart(_axes_of(mesh, stage) if stage else ())
-    locals_ = list(part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
+    pipeline_part = PipelinePart(_axes_of(mesh, stage) if stage else ())
+    locals_ = list(pipeline_part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
     source = replace(
         _compared_with(session, unwrapped(root), locals_), unwritten=session.unwritten.names(unwrapped(root))
     )
     names = [local.name for local in locals_]
-    if stage and (apart := told_apart(part, stage.group, names)).prefix:
-        part, source = apart, replace(source, reference=without_layers(source.reference, apart, names), moments=())
+    if stage and (apart := told_apart(pipeline_part, stage.group, names)).prefix:
+        pipeline_part = apart
+        source = replace(source, reference=without_layers(source.reference, apart, names), moments=())
     options = session.options
-    capture_by_reference(root, folder, mesh, source, part, force=options.force, command=options.command)
+    capture_by_reference(root, folder, mesh, source, pipeline_part, force=options.force, command=options.command)
     return source.reference
 
 
 def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> ComparedWith:
-    """Return the stamped copy that the job has loaded, what was asked for, or what was seen of the job."""
+    """Return the job's reference: its stamped copy, the one asked for, or the values seen."""
     names, tied = session.options.names, tuple(session.values.tied(model))
     if session.stamped:
         return ComparedWith(session.stamped.reference(locals_), names)
     if session.options.reference:
         return ComparedWith(opened(session.options.reference), names, tied=tied)
-    kept = session.values.kept(model)
-    known = chosen(session.options.session, session.sources, model, locals_, kept, session.skipped)
-    known, moments = with_moments(known, session.sources, model, locals_)
-    sift = sifting(kept, known, locals_, moments)
-    return ComparedWith(known.reference, names, sift, known.notes, tied, skipped=session.skipped, moments=moments)
+    kept_values = session.values.kept(model)
+    chosen_sources = chosen(session.options.session, session.sources, model, locals_, kept_values, session.skipped)
+    chosen_sources, moments = with_moments(chosen_sources, session.sources, model, locals_)
+    sift = sifting(kept_values, chosen_sources, locals_, moments)
+    return ComparedWith(
+        chosen_sources.reference, names, sift, chosen_sources.notes, tied, skipped=session.skipped, moments=moments
+    )
 
 
 def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:
@@ -189,23 +192,23 @@ NUMBERED = (
 )
 
 
-def told_apart(part: PipelinePart, group: Any, names: Iterable[str]) -> PipelinePart:
+def told_apart(pipeline_part: PipelinePart, group: Any, names: Iterable[str]) -> PipelinePart:
     """Return a stage with its coordinate in front of its names, if stages share numbered ones. Every rank calls this.
 
     Args:
-        part: The stage, along one axis.
+        pipeline_part: The stage, along one axis.
         group: The process group of the ranks that have the other stages.
         names: The names of its tensors.
     """
-    mine = {name for name in names if any(word.isdigit() for word in name.split("."))}
+    numbered_here = {name for name in names if any(word.isdigit() for word in name.split("."))}
     ranks = tuple(distributed.get_process_group_ranks(group))
-    uses = Counter((of, name) for of, numbered in of_all_ranks((ranks, mine)) for name in numbered)
+    uses = Counter((of, name) for of, numbered in of_all_ranks((ranks, numbered_here)) for name in numbered)
     if max(uses.values(), default=1) == 1:
-        return part
-    return replace(part, prefix=f"{part.axes[0]}={distributed.get_rank(group)}.")
+        return pipeline_part
+    return replace(pipeline_part, prefix=f"{pipeline_part.axes[0]}={distributed.get_rank(group)}.")
 
 
-def without_layers(reference: Reference, part: PipelinePart, names: Iterable[str]) -> Reference:
+def without_layers(reference: Reference, pipeline_part: PipelinePart, names: Iterable[str]) -> Reference:
     """Return a reference for stages that number their layers for themselves: none is known. Every rank calls it."""
-    of_all = of_all_ranks([part.prefix + name for name in names])
+    of_all = of_all_ranks([pipeline_part.prefix + name for name in names])
     return replace(reference, entries={}, why={name: NUMBERED for of_rank in of_all for name in of_rank})

@@ -29,14 +29,14 @@ from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward
-from shardviz.live.followed import Followed
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
-from shardviz.live.run.known.values import outermost
-from shardviz.live.run.known.writing import is_first_here, rank_here
+from shardviz.live.run.references.values import outermost
+from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.trace.points import add_points
-from shardviz.live.step.trace.recorded import MAX_ELEMENTS, Trace
+from shardviz.live.step.trace.recorder import MAX_ELEMENTS, Trace
+from shardviz.live.trace_modules import Followed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.live.run.options import Options
-    from shardviz.live.step.trace.recorded import Seen
+    from shardviz.live.step.trace.recorder import Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +88,23 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         problem: Why the step has no end; empty if it has one.
     """
     rank, num_ranks = _place()
-    seen = Capture(rank, num_ranks, run_id=_run_id())
+    capture = Capture(rank, num_ranks, run_id=_run_id())
     for local in (*step.weights, *(() if step.broke_off else _gradients(step))):
-        seen.add_values(local, "step")
-    add_points(seen, step.trace)
+        capture.add_values(local, "step")
+    add_points(capture, step.trace)
     for name, ranks in groups_of(num_ranks):
-        seen.add_group(name, ranks)
+        capture.add_group(name, ranks)
     if problem:
         unseen = "the end of the step and the gradients of weights" if step.broke_off else "the end of the step"
-        seen.not_checked.append(("", f"{unseen}: {problem}"))
+        capture.not_checked.append(("", f"{unseen}: {problem}"))
     if step.trace.left_out:
-        seen.not_checked.append(("", step.trace.left_out))
+        capture.not_checked.append(("", step.trace.left_out))
     folder.mkdir(exist_ok=True)
     if is_first_here(folder, "trace folder"):
         write_run(
-            folder, RunRecord(SCHEMA, version("shardviz"), version("torch"), num_ranks, command, run_id=seen.run_id)
+            folder, RunRecord(SCHEMA, version("shardviz"), version("torch"), num_ranks, command, run_id=capture.run_id)
         )
-    write_rank(folder, seen.record(), seen.dense)
+    write_rank(folder, capture.record(), capture.dense)
 
 
 def _place() -> tuple[int, int]:
@@ -120,7 +120,7 @@ def groups_of(num_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _run_id() -> str:
-    """Return what names the run in all of its files: what the first rank that asks puts into the job's store."""
+    """Return the run's id, which the first rank to ask puts into the job's store."""
     run_id = secrets.token_hex(8)
     if distributed.is_initialized():
         with suppress(RuntimeError):
@@ -191,8 +191,8 @@ class JobTrace(Trace):
 
     def _keep_given(self, inputs: Any) -> None:
         whole = [one for one in tensors_in(inputs) if not one.is_floating_point() and not one.is_complex() and one.ndim]
-        if len(self.given) < MAX_GIVEN:
-            self.given.append([(tuple(one.shape), self._sampled(one.detach())) for one in whole])
+        if len(self.batches) < MAX_GIVEN:
+            self.batches.append([(tuple(one.shape), self._sampled(one.detach())) for one in whole])
 
 
 def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
@@ -216,7 +216,7 @@ def _are_equal(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
 
 
 def most_of(num_tensors: int) -> int:
-    """Return how many elements of each of so many tensors are kept: a power of 2, so that all together are bounded."""
+    """Return the elements kept of each of several tensors: a power of 2 that bounds the total."""
     room = MAX_ELEMENTS // max(num_tensors, 1)
     return min(max(1 << max(room.bit_length() - 1, 0), FEWEST), MOST)
 
@@ -286,11 +286,11 @@ class Follower:
                 self._follow(outermost(module) if self.model is None else self.model)
 
     def _is_trained(self, module: nn.Module) -> bool:
-        wanted = {id(one) for one in module.parameters() if one.requires_grad}
-        known = [*self._optimizers, *self._taken]
-        own = [optimizer for optimizer in known if wanted & _parameters(optimizer)]
-        is_due = max((self._taken.get(one, 0) for one in own), default=0) == self.options.trace_step - 1
-        is_model = bool(own) if self.model is None else runs(module, self.model)
+        trainable = {id(one) for one in module.parameters() if one.requires_grad}
+        optimizers = [*self._optimizers, *self._taken]
+        own_optimizers = [optimizer for optimizer in optimizers if trainable & _parameters(optimizer)]
+        is_due = max((self._taken.get(one, 0) for one in own_optimizers), default=0) == self.options.trace_step - 1
+        is_model = bool(own_optimizers) if self.model is None else runs(module, self.model)
         return is_model and is_due and not any(one.is_meta for one in module.parameters())
 
     def _follow(self, root: nn.Module) -> None:
@@ -306,8 +306,8 @@ class Follower:
     def _before(self, optimizer: Optimizer) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
         if self._step is not None and self._step.trace.order:
-            wanted = {id(one) for one in self._step.root.parameters()}
-            if wanted & _parameters(optimizer):
+            parameter_ids = {id(one) for one in self._step.root.parameters()}
+            if parameter_ids & _parameters(optimizer):
                 self._finish("")
 
     def _end_with_process(self) -> None:

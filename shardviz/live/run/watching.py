@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed, nn
 
-from shardviz.dump.traced import write_around
+from shardviz.dump.trace_dump import write_around
 from shardviz.dump.write import TRACE_FOLDER, prepare_folder
 from shardviz.errors import ShardvizError
-from shardviz.live.followed import NONE, Followed
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, say
 from shardviz.live.run.meeting import meet_again
@@ -27,6 +26,7 @@ from shardviz.live.run.options import PATIENCE, Options, session_beside
 from shardviz.live.run.session import Session
 from shardviz.live.run.taking import take
 from shardviz.live.run.tracing import Follower, runs, write_step
+from shardviz.live.trace_modules import NONE, Followed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,9 +98,16 @@ class Watch:
         self._folder = Path(path).absolute()
         self._notes = session_beside(self._folder)
         atexit.register(shutil.rmtree, self._notes, ignore_errors=True)  # the model may never be called
-        known = str(Path(reference).absolute()) if reference is not None else ""
+        reference_path = str(Path(reference).absolute()) if reference is not None else ""
         options = Options(
-            str(self._folder), str(self._notes), known, reference_names or {}, 0, force, patience, tuple(sys.argv)
+            str(self._folder),
+            str(self._notes),
+            reference_path,
+            reference_names or {},
+            0,
+            force,
+            patience,
+            tuple(sys.argv),
         )
         self.session = Session(options)
         self._model: nn.Module | None = None
@@ -117,7 +124,7 @@ class Watch:
         Follower(options, self._write, model).begin()
 
     def _write(self, step: Step, problem: str) -> None:
-        """Write a step into the dump; into one without weights where there are no other ranks."""
+        """Write a step into the dump; into one without weights if there is one process."""
         if not distributed.is_initialized():
             prepare_folder(self._folder, force=self.session.options.force)
         elif not self._folder.is_dir():

@@ -96,7 +96,7 @@ def num_parts(axes: Mapping[str, int], mesh: Mesh) -> dict[int, int]:
 
 
 def row_axes(axes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the axes over which whole rows are shared out, all of one dim; the others split rows, as for a sequence.
+    """Return the axes that share out whole rows; others split rows, as for a sequence.
 
     These are the axes of dim 0; where there are none, those that are named like data parallelism.
     """
@@ -109,11 +109,11 @@ def _as_tuple(batch: Any) -> Batch:
     return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
 
-def each(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def each(batch_part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a part of a batch with every tensor in it changed, also inside a dict."""
-    if isinstance(part, Mapping):
-        return {key: each(value, change) for key, value in part.items()}
-    return change(part) if torch.is_tensor(part) else part
+    if isinstance(batch_part, Mapping):
+        return {key: each(value, change) for key, value in batch_part.items()}
+    return change(batch_part) if torch.is_tensor(batch_part) else batch_part
 
 
 def _whole(tensor: torch.Tensor, counts: Mapping[int, int], *, double: bool) -> torch.Tensor:
@@ -149,19 +149,19 @@ def unnamed_batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
 def own_batch(batch: Batch, axes: Mapping[str, int], mesh: DeviceMesh) -> Batch:
     """Return this rank's part of the batch: in each dim that of its coordinate on the dim's axes, outermost first."""
     for dim in dict.fromkeys(axes.values()):
-        parts, mine = 1, 0
+        parts, position = 1, 0
         for axis in (axis for axis in axes if axes[axis] == dim):
             size = mesh[axis].size()
-            parts, mine = parts * size, mine * size + mesh.get_local_rank(axis)
-        batch = part_of(batch, mine, parts, dim)
+            parts, position = parts * size, position * size + mesh.get_local_rank(axis)
+        batch = part_of(batch, position, parts, dim)
     return batch
 
 
 def part_of(batch: Batch, number: int, parts: int, dim: int = 0) -> Batch:
     """Return one of several equal parts of a batch, by default of its rows."""
     return tuple(
-        each(part, lambda tensor: tensor.chunk(parts, dim)[number] if has_dim(tensor, dim) else tensor)
-        for part in batch
+        each(element, lambda tensor: tensor.chunk(parts, dim)[number] if has_dim(tensor, dim) else tensor)
+        for element in batch
     )
 
 

@@ -117,8 +117,8 @@ def _noting(clips: Clips, name: str, original: Any) -> Any:
 def agreed_clips(clips: tuple[Clip, ...], model: nn.Module) -> tuple[Clip, ...]:
     """Return a sharded step's calls if all ranks made them and the model has the parameters. Every rank calls this."""
     of_all = of_all_ranks(repr(clips))
-    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    is_known = all(set(clip.names) <= known for clip in clips)
+    param_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    is_known = all(set(clip.names) <= param_names for clip in clips)
     return clips if len(set(of_all)) == 1 and is_known else ()
 
 

@@ -94,9 +94,9 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         taken = [tensor for tensor in tensors_in(args) if _is_real(tensor)]
         widest = max((tensor.dtype.itemsize for tensor in taken), default=0)
         in_place = args[:1] if "copy_" in str(func) else ()
-        given = [tensor for tensor in tensors_in((*in_place, returned)) if _is_real(tensor)]
-        beside = [tensor for tensor in taken if tensor.ndim]
-        self.narrowed_to |= {tensor.dtype for tensor in (*given, *beside) if tensor.dtype.itemsize < widest}
+        operands = [tensor for tensor in tensors_in((*in_place, returned)) if _is_real(tensor)]
+        inputs = [tensor for tensor in taken if tensor.ndim]
+        self.narrowed_to |= {tensor.dtype for tensor in (*operands, *inputs) if tensor.dtype.itemsize < widest}
 
     def _note(self, op: str, func: Any, args: tuple[Any, ...]) -> None:
         ranks = ranks_of_operator(func, args)
@@ -151,9 +151,9 @@ def _is_real(tensor: torch.Tensor) -> bool:
 @lru_cache(maxsize=256)
 def _axes(mesh: Mesh, rank: int, ranks: tuple[int, ...]) -> tuple[str, ...]:
     """Return the fewest axes along which a group of this rank runs."""
-    wanted = sorted(ranks)
+    group = sorted(ranks)
     for count in range(1, mesh.ndim + 1) if rank in mesh else ():
         for axes in combinations(mesh.axes, count):
-            if sorted(mesh.group_of(rank, *axes)) == wanted:
+            if sorted(mesh.group_of(rank, *axes)) == group:
                 return axes
     return ()

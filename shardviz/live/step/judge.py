@@ -1,4 +1,4 @@
-"""Write what ranks had in a step, and ask the judge of steps what that is of the unsharded model's values.
+"""Write ranks' values of a step, and ask the judge how they relate to the unsharded model's.
 
 Ranks judge nothing. Each writes its raw values as a trace, as `shardviz run --trace` does; rank 0 writes those of the
 unsharded step as a job's on one rank, has both judged while the others wait, and tells them the answer. The values are
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
-    from shardviz.check.step.trace.for_ranks import StepJudge
+    from shardviz.check.step.trace.step_judge import StepJudge
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.step import StepResult
-    from shardviz.live.step.trace.recorded import Trace
+    from shardviz.live.step.trace.recorder import Trace
     from shardviz.live.step.unsharded.step import UnshardedStep
 
-JUDGE = "shardviz.check.step.trace.for_ranks:judge"
+JUDGE = "shardviz.check.step.trace.step_judge:judge"
 """The judge: it imports no torch, and is not imported here."""
 
 MAX_WHOLE = 1 << 20
@@ -58,7 +58,7 @@ MAX_WHOLE = 1 << 20
 def judging(
     on: ProbeOnRank, step: StepResult, before: Sequence[Local], after: Callable[[], Sequence[Local]]
 ) -> Iterator[Judge]:
-    """Write what this rank had in the sharded step, and yield what judges it. Every rank calls this.
+    """Write this rank's values of the sharded step, and yield its judge. Every rank calls this.
 
     Args:
         on: The probe on this rank.
@@ -68,11 +68,11 @@ def judging(
     """
     folder, capture = on.job.folder, on.capture
     try:
-        seen = Capture(capture.rank, capture.num_ranks, run_id=capture.run_id)
+        step_capture = Capture(capture.rank, capture.num_ranks, run_id=capture.run_id)
         for name, ranks in groups_of(capture.num_ranks):
-            seen.add_group(name, ranks)
-        seen.narrowed_to |= step.seen.comms.narrowed_to
-        _write(folder, seen, step.seen.trace, _weights(before, after()) if on.job.keeps_evidence else ())
+            step_capture.add_group(name, ranks)
+        step_capture.narrowed_to |= step.observation.comms.narrowed_to
+        _write(folder, step_capture, step.observation.trace, _weights(before, after()) if on.job.keeps_evidence else ())
         _bring_together(folder / TRACE_FOLDER, capture.rank, capture.num_ranks)
         yield Judge(on, step)
     finally:
@@ -98,7 +98,7 @@ class Judge:
     num_asked: int = 0
 
     def answer(self, reference: UnshardedStep) -> StepAnswer:
-        """Return what ranks have of a reference's values. Every rank calls this."""
+        """Judge all ranks' values by a reference's. Every rank calls this."""
         self.num_asked += 1
         answer, why = attempted(lambda: self._answer(reference), f"judging {self.num_asked}")
         if why:
@@ -126,29 +126,33 @@ class Judge:
         return judge.answer()
 
     def _write_unsharded(self, folder: Path, reference: UnshardedStep) -> None:
-        """Write what the unsharded model had in its step."""
+        """Write the unsharded model's values of its step."""
         run_id, keeps = self.on.capture.run_id, self.on.job.keeps_evidence
-        seen, job = (Capture(0, 1, run_id=run_id) for _ in range(2))
-        seen.narrowed_to |= reference.narrowed_to
+        step_capture, job = (Capture(0, 1, run_id=run_id) for _ in range(2))
+        step_capture.narrowed_to |= reference.narrowed_to
         weights = _weights(reference.before, list(local_tensors(reference.model))) if keeps else ()
-        _write(folder, seen, reference.step.seen.trace, weights)
+        _write(folder, step_capture, reference.step.observation.trace, weights)
         write_run(folder, _run(job))
         write_rank(folder, job.record(), job.dense)
         if reference.moved is not None:
-            _write(folder / MOVED_FOLDER, Capture(0, 1, run_id=run_id), reference.moved.step.seen.trace)
+            _write(folder / MOVED_FOLDER, Capture(0, 1, run_id=run_id), reference.moved.step.observation.trace)
 
     def add_answer(self, answer: StepAnswer, reference: UnshardedStep) -> None:
-        """Record what this rank has at every place, with the values of the first wrong ones."""
+        """Record this rank's judgments at every place, with the values of the first wrong ones."""
         capture, points = self.on.capture, self._points(answer)
         capture.trace += points.values()
         for place in answer.wrong:
-            whole = values_at(reference.step.seen.trace, place, reference.num_calls(place.module), reference.dim)
-            own = values_at(self.step.seen.trace, place, reference.num_calls(place.module)) if place in points else None
+            whole = values_at(reference.step.observation.trace, place, reference.num_calls(place.module), reference.dim)
+            values = (
+                values_at(self.step.observation.trace, place, reference.num_calls(place.module))
+                if place in points
+                else None
+            )
             if whole is None:
                 continue
             local = Local(place.values_name, "activation", tuple(whole.shape), whole)
-            if own is not None:
-                capture.add_values(replace(local, values=own / points[place].scale), "step")
+            if values is not None:
+                capture.add_values(replace(local, values=values / points[place].scale), "step")
             if capture.rank == 0:
                 capture.add_values(local, "reference")
 
@@ -157,26 +161,26 @@ class Judge:
 
         Rank 0 also records the unsharded model's of those that no placements fit, the first of them.
         """
-        own, points, elements = [], self._points(answer), 0
-        for local in outputs_in(self.step.seen.trace):
+        outputs, points, elements = [], self._points(answer), 0
+        for local in outputs_in(self.step.observation.trace):
             place, count = Place(local.name, 0, "output", 0), reference.num_calls(local.name)
-            whole = values_at(reference.step.seen.trace, place, count, reference.dim) if count else None
+            whole = values_at(reference.step.observation.trace, place, count, reference.dim) if count else None
             if whole is None or (local.claim is not None and local.shape == whole.shape):
-                own.append(local)
+                outputs.append(local)
                 continue
-            is_first_part = len(self.step.seen.trace.calls[local.name]) != count
+            is_first_part = len(self.step.observation.trace.calls[local.name]) != count
             placements = None if is_first_part else answer.layouts.get(place)
             if placements is not None:
-                own.append(replace(local, shape=tuple(whole.shape), claim=(self.on.job.mesh, placements)))
+                outputs.append(replace(local, shape=tuple(whole.shape), claim=(self.on.job.mesh, placements)))
             elif local.claim is not None:
-                own.append(local)
+                outputs.append(local)
             elif place in points:
-                own.append(replace(local, shape=tuple(whole.shape)))
+                outputs.append(replace(local, shape=tuple(whole.shape)))
                 elements += whole.numel()
                 if self.on.capture.rank == 0 and elements <= MAX_WHOLE:
                     unsharded = Local(local.name, "activation", tuple(whole.shape), whole)
                     self.on.capture.add_values(unsharded, "reference")
-        for local in self.on.part.own(own):
+        for local in self.on.part.own(outputs):
             self.on.capture.add_values(local, "step")
 
     def _points(self, answer: StepAnswer) -> dict[Place, PointRecord]:
@@ -185,7 +189,7 @@ class Judge:
 
 
 def outputs_in(trace: Trace) -> Iterator[Local]:
-    """Yield what each module returned in its first call, if that is one tensor, with the placements that it claims."""
+    """Yield each module's first output, if it is one tensor, with its claimed placements."""
     for name in (name for name in dict.fromkeys(trace.order) if name):
         call = trace.calls[name][0]
         output = call.outputs[0] if call.is_tensor and call.outputs else None
@@ -194,7 +198,7 @@ def outputs_in(trace: Trace) -> Iterator[Local]:
 
 
 def values_at(trace: Trace, place: Place, count: int, dim: int = 0) -> torch.Tensor | None:
-    """Return what a trace has at a place, parts of the batch joined along a dim; None if that is not there whole.
+    """Return a trace's values at a place, micro-batches joined; None if some are missing.
 
     Args:
         trace: The trace.
@@ -204,8 +208,8 @@ def values_at(trace: Trace, place: Place, count: int, dim: int = 0) -> torch.Ten
     """
     calls = trace.calls[place.module][place.call :: count]
     sides = [call.inputs if place.what.endswith("input") else call.outputs for call in calls]
-    seen = [side[place.tensor] for side in sides if len(side) > place.tensor]
-    parts = [tensor.gradient if place.is_gradient else tensor.values for tensor in seen]
+    tensors = [side[place.tensor] for side in sides if len(side) > place.tensor]
+    parts = [tensor.gradient if place.is_gradient else tensor.values for tensor in tensors]
     present = [part for part in parts if part is not None]
     if len(present) < len(calls) or len(calls) < 2:
         return present[0] if present and len(calls) == 1 else None
@@ -230,15 +234,15 @@ def _weights(before: Sequence[Local], after: Sequence[Local]) -> list[Local]:
     return [*(replace(local, grad=None) for local in before if local.role == "param"), *gradients(after)]
 
 
-def _write(folder: Path, seen: Capture, trace: Trace, weights: Sequence[Local] = ()) -> None:
+def _write(folder: Path, step_capture: Capture, trace: Trace, weights: Sequence[Local] = ()) -> None:
     for local in weights:
-        seen.add_values(local, "step")
-    add_points(seen, trace)
+        step_capture.add_values(local, "step")
+    add_points(step_capture, trace)
     traced = folder / TRACE_FOLDER
     traced.mkdir(parents=True, exist_ok=True)
-    if seen.rank == 0:
-        write_run(traced, _run(seen))
-    write_rank(traced, seen.record(), seen.dense)
+    if step_capture.rank == 0:
+        write_run(traced, _run(step_capture))
+    write_rank(traced, step_capture.record(), step_capture.dense)
 
 
 def _run(seen: Capture) -> RunRecord:

@@ -1,4 +1,4 @@
-"""The masks that a step drew, as dropout does, each with the tensor that it was laid on first.
+"""Masks that a step drew, as dropout does, each with the first tensor that it masked.
 
 Only plain tensors are looked at: DTensors have a random state of their own.
 """
@@ -48,28 +48,28 @@ class Masks(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and note what it draws or lays a mask on."""
-        result = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name == "native_dropout":
-            self._add(result[1], args[0])
-        elif name in DRAWN and type(result) is torch.Tensor:
-            self._drawn[id(result)] = result
+            self._add(output[1], args[0])
+        elif name in DRAWN and type(output) is torch.Tensor:
+            self._drawn[id(output)] = output
         elif name in KEPT and self._drawn:
-            self._follow(name, [arg for arg in args if type(arg) in (torch.Tensor, torch.nn.Parameter)], result)
-        return result
+            self._follow(name, [arg for arg in args if type(arg) in (torch.Tensor, torch.nn.Parameter)], output)
+        return output
 
-    def _follow(self, name: str, tensors: Sequence[torch.Tensor], result: Any) -> None:
+    def _follow(self, name: str, tensors: Sequence[torch.Tensor], output: Any) -> None:
         masks = [one for one in tensors if id(one) in self._drawn]
         others = [one for one in tensors if one.numel() > 1 and id(one) not in self._drawn]
         if masks and others:
             self._add(self._drawn.pop(id(masks[0])), others[0])
         elif masks and name.startswith(("div", "mul")):
-            self._drawn[id(result)] = result
+            self._drawn[id(output)] = output
 
-    def _add(self, mask: torch.Tensor, given: torch.Tensor) -> None:
-        if type(given) is not torch.Tensor or mask.shape != given.shape or not mask.numel():
+    def _add(self, mask: torch.Tensor, tensor: torch.Tensor) -> None:
+        if type(tensor) is not torch.Tensor or mask.shape != tensor.shape or not mask.numel():
             return
-        self.masks.append(Mask((mask != 0).detach(), given.detach().clone()))
+        self.masks.append(Mask((mask != 0).detach(), tensor.detach().clone()))
 
 
 def mask_records(alike: Sequence[Mask], again: Sequence[Mask], whole: Sequence[Mask]) -> list[MaskRecord]:
@@ -85,11 +85,11 @@ def mask_records(alike: Sequence[Mask], again: Sequence[Mask], whole: Sequence[M
     return [
         MaskRecord(
             digest(mask.kept),
-            digest(other.kept),
+            digest(repeated.kept),
             digest(mask.given),
             mask.kept.numel(),
             int(mask.kept.sum()),
             unsharded.kept.numel(),
         )
-        for mask, other, unsharded in zip(alike, again, whole, strict=True)
+        for mask, repeated, unsharded in zip(alike, again, whole, strict=True)
     ]

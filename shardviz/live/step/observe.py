@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor
 from shardviz.dump.records.step import StageRecord
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.compat import asks_for_shapes, clean_name, flat_params, quiet_redistribution, unit_of
-from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.comms import Comms
-from shardviz.live.step.returned import Returned, is_array
+from shardviz.live.step.return_values import Returned, is_array
 from shardviz.live.step.running import tensors_in
-from shardviz.live.step.trace.recorded import Trace
+from shardviz.live.step.trace.recorder import Trace
+from shardviz.live.trace_modules import NONE, Followed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,19 +62,19 @@ def observed(
         values: Whether outputs and gradients are kept; where nothing has values, only collectives and stages are.
     """
     inner = unwrapped(model)
-    seen = Observed(Comms(inner))
+    observation = Observed(Comms(inner))
     last = stages[max(stages)] if stages else inner
-    seen.trace.is_paused = lambda: seen.asking
-    seen.comms.on_write = seen.trace.forget
+    observation.trace.is_paused = lambda: observation.asking
+    observation.comms.on_write = observation.trace.forget
     with ExitStack() as stack:
         if values:
-            for handle in _keep_values(seen, inner, last, followed):
+            for handle in _keep_values(observation, inner, last, followed):
                 stack.callback(handle.remove)
         for number, module in (stages or {}).items():
-            for handle in _follow(seen, number, module):
+            for handle in _follow(observation, number, module):
                 stack.callback(handle.remove)
-        stack.enter_context(seen.comms if values else seen.comms.only_modules())
-        yield seen
+        stack.enter_context(observation.comms if values else observation.comms.only_modules())
+        yield observation
 
 
 def _keep_values(seen: Observed, inner: nn.Module, last: nn.Module, followed: Followed) -> Iterator[Any]:
@@ -82,33 +82,33 @@ def _keep_values(seen: Observed, inner: nn.Module, last: nn.Module, followed: Fo
     yield last.register_forward_hook(_keep_output(seen))
 
 
-def _keep_output(seen: Observed) -> Any:
+def _keep_output(observation: Observed) -> Any:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
-        if not seen.asking:
-            seen.returned.append(Returned.safely(output))
-        if torch.is_tensor(output) and not seen.asking and is_array(output):
-            seen.outputs.append(output.detach())
+        if not observation.asking:
+            observation.returned.append(Returned.safely(output))
+        if torch.is_tensor(output) and not observation.asking and is_array(output):
+            observation.outputs.append(output.detach())
 
     return keep
 
 
-def _follow(seen: Observed, number: int, stage: nn.Module) -> Iterator[Any]:
+def _follow(observation: Observed, number: int, stage: nn.Module) -> Iterator[Any]:
     """Record when a stage runs; micro-batches come in order, both forward and backward."""
 
     def note(*, backward: bool) -> None:
-        done = sum(one.stage == number and one.backward == backward for one in seen.schedule)
-        seen.schedule.append(StageRecord(number, done, backward))
+        done = sum(one.stage == number and one.backward == backward for one in observation.schedule)
+        observation.schedule.append(StageRecord(number, done, backward))
 
     def begin(_module: Any, inputs: tuple[Any, ...]) -> None:
-        seen.asking = asks_for_shapes(inputs)
-        if not seen.asking:
+        observation.asking = asks_for_shapes(inputs)
+        if not observation.asking:
             note(backward=False)
 
     def end(_module: Any, _inputs: Any, output: Any) -> None:
-        for tensor in [] if seen.asking else list(tensors_in(output))[:1]:
+        for tensor in [] if observation.asking else list(tensors_in(output))[:1]:
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: note(backward=True))  # type: ignore[no-untyped-call]
-        seen.asking = False
+        observation.asking = False
 
     yield stage.register_forward_pre_hook(begin)
     yield stage.register_forward_hook(end)

@@ -1,4 +1,4 @@
-"""What ranks tell each other of a model's outputs: the layouts that their values fit, and numbers for their rows."""
+"""Offers that ranks exchange about outputs: the layouts that their values fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardviz.live.capture.locals import Local
-from shardviz.live.step.returned import joined, named_calls, numbers_of
+from shardviz.live.step.return_values import joined, named_calls, numbers_of
 from shardviz.relate.tolerance import ELEMENT, EXACT, ROUNDINGS_OF_ONE
 
 if TYPE_CHECKING:
@@ -70,18 +70,18 @@ class Outputs:
 
     Attributes:
         held: This rank's values, with their layouts.
-        wanted: The unsharded model's.
+        expected: The unsharded model's.
         not_checked: Why others are not compared, by name.
     """
 
     held: list[Local] = field(default_factory=list)
-    wanted: list[Local] = field(default_factory=list)
+    expected: list[Local] = field(default_factory=list)
     not_checked: dict[str, str] = field(default_factory=dict)
 
-    def add(self, name: str, held: Sequence[Local], wanted: torch.Tensor) -> None:
+    def add(self, name: str, held: Sequence[Local], reference: torch.Tensor) -> None:
         """Add a tensor that is compared; `held` is empty on a rank that does not have the output."""
         self.held += held
-        self.wanted.append(Local(name, "output", tuple(wanted.shape), wanted))
+        self.expected.append(Local(name, "output", tuple(reference.shape), reference))
 
 
 def is_near(left: torch.Tensor, right: torch.Tensor, near: float) -> bool:
@@ -116,12 +116,12 @@ def wanted_outputs(reference: UnshardedStep) -> dict[str, Wanted]:
 
 
 def reduction_of(
-    wanted: Wanted, of_ranks: Mapping[int, Offer], mesh: Mesh, batch_axes: Collection[str], precision: float
+    reference: Wanted, of_ranks: Mapping[int, Offer], mesh: Mesh, batch_axes: Collection[str], precision: float
 ) -> str | None:
     """Return the reduction over the batch's axes that gives every rank the unsharded model's value.
 
     Args:
-        wanted: The unsharded model's.
+        reference: The unsharded model's.
         of_ranks: What every rank has that returns an output.
         mesh: The run's mesh.
         batch_axes: The axes that split the batch.
@@ -130,19 +130,21 @@ def reduction_of(
     is_shared_out = bool(batch_axes) or any(len(offer.parts) > 1 for offer in of_ranks.values())
     if not is_shared_out or not all(offer.parts and rank in mesh for rank, offer in of_ranks.items()):
         return None
-    shapes = {part.shape for offer in of_ranks.values() for part in offer.parts} | {part.shape for part in wanted.parts}
+    shapes = {part.shape for offer in of_ranks.values() for part in offer.parts} | {
+        part.shape for part in reference.parts
+    }
     if len(shapes) > 1:
         return None
     groups: dict[tuple[int, ...], list[tuple[torch.Tensor, ...]]] = {}
     for rank, offer in of_ranks.items():
         coords = zip(mesh.axes, mesh.coord_of(rank), strict=True)
         groups.setdefault(tuple(at for axis, at in coords if axis not in batch_axes), []).append(offer.parts)
-    near = wanted.near(precision)
+    near = reference.near(precision)
     for op, reduced in REDUCTIONS.items():
-        due = reduced(torch.stack(wanted.parts).cpu().double())
+        expected = reduced(torch.stack(reference.parts).cpu().double())
         for group in groups.values():
-            own = reduced(torch.stack([reduced(torch.stack(parts).double()) for parts in group]))
-            if own.shape != due.shape or not is_near(own, due, near):
+            actual = reduced(torch.stack([reduced(torch.stack(parts).double()) for parts in group]))
+            if actual.shape != expected.shape or not is_near(actual, expected, near):
                 break
         else:
             return op

@@ -1,4 +1,4 @@
-"""Compare every tensor that a model returns besides a single array with the unsharded model's, by its path.
+"""Compare each tensor that a model returns with the unsharded model's, by its path.
 
 Nothing says how ranks share a plain tensor of a tuple, so its values decide: it has the placements that give every rank
 its values. A statistic of each rank's rows (a count, an auxiliary loss) is right if its sum, mean, max or min over the
@@ -33,7 +33,7 @@ from shardviz.live.step.output_parts import (
     reduction_of,
     wanted_outputs,
 )
-from shardviz.live.step.returned import is_split, joined, named_calls, numbers_of
+from shardviz.live.step.return_values import is_split, joined, named_calls, numbers_of
 from shardviz.live.step.step import claimed_as, due_placements, loss_of
 from shardviz.text import counted, named_ranks
 
@@ -65,23 +65,23 @@ TOO_MANY = "the first of them are compared"
 
 
 def add_outputs(on: ProbeOnRank, step: StepResult, reference: UnshardedStep, setting: Setting) -> list[Local]:
-    """Record what the model returned besides one tensor, and return this rank's part. Every rank calls this."""
-    narrow = [torch.finfo(dtype).eps for dtype in step.seen.comms.narrowed_to]
+    """Record other returned tensors, and return this rank's part. Every rank calls this."""
+    narrow = [torch.finfo(dtype).eps for dtype in step.observation.comms.narrowed_to]
     precision = max(of_all_ranks(max([reference.precision, *narrow])))
     outputs = Comparison(on, step, reference, setting, precision).outputs()
     on.capture.not_checked += [("", f"{name}: {why}") for name, why in outputs.not_checked.items()]
     for local in outputs.held:
         on.capture.add_values(local, "step")
-    for local in outputs.wanted if on.capture.rank == 0 else ():
+    for local in outputs.expected if on.capture.rank == 0 else ():
         on.capture.add_values(local, "reference")
     return outputs.held
 
 
 def outputs_again(held: Sequence[Local], step: StepResult, reference: UnshardedStep) -> Iterator[Local]:
     """Yield the same outputs of another step of the sharded model, for as many as it returns in the same shape."""
-    mine = named_calls(step.returned, num_runs(reference))
+    calls = named_calls(step.returned, num_runs(reference))
     for local in held:
-        values = [numbers_of(value) for value in mine.get(local.name, ())]
+        values = [numbers_of(value) for value in calls.get(local.name, ())]
         if len(values) == 1 and values[0] is not None and values[0].shape == local.values.shape:
             yield replace(local, values=values[0])
 
@@ -118,8 +118,8 @@ class Comparison:
         """Lay out every tensor that either model returns. Every rank calls this."""
         outputs, wants = Outputs(), wanted_outputs(self.reference)
         unsharded = named_calls(self.reference.step.returned, self.runs)
-        mine, why = self._mine() if self.step.returned else ({}, "")
-        offers = {name: self._offer(values, wants.get(name)) for name, values in mine.items()}
+        calls, why = self._mine() if self.step.returned else ({}, "")
+        offers = {name: self._offer(values, wants.get(name)) for name, values in calls.items()}
         sent = enumerate(of_all_ranks((offers, why) if self.step.returned else None))
         of_all = {rank: own for rank, own in sent if own is not None}
         reasons = [own[1] for own in of_all.values() if own[1]] or ([] if of_all else [NEVER_CALLED])
@@ -143,9 +143,9 @@ class Comparison:
                 outputs.not_checked[name] = f"the sharded model returns no tensor there {who}"
             elif name not in wants or None in of_ranks.values():
                 outputs.not_checked[name] = UNREADABLE
-            elif why := self._place(outputs, name, wants[name], _present(of_ranks), mine.get(name, ())):
+            elif why := self._place(outputs, name, wants[name], _present(of_ranks), calls.get(name, ())):
                 unplaced[name] = why
-        outputs.not_checked |= self._not_of_rows(unplaced, mine)
+        outputs.not_checked |= self._not_of_rows(unplaced, calls)
         for returned in self.step.returned[:1]:
             outputs.not_checked |= {f"output{at}": f"{UNREAD} {kind}" for at, kind in returned.unread.items()}
             if returned.num_left_out:
@@ -174,121 +174,131 @@ class Comparison:
         ]
         return self.runs == 1 and any(own[-1] != rows == sum(own) for own in sizes)
 
-    def _offer(self, values: Sequence[torch.Tensor], wanted: Wanted | None) -> Offer | None:
+    def _offer(self, values: Sequence[torch.Tensor], reference_output: Wanted | None) -> Offer | None:
         """Return what this rank tells the others of a tensor; None if its numbers cannot be read."""
         parts = [numbers for value in values if (numbers := numbers_of(value)) is not None]
         numbers = joined(parts, 0) if len(parts) == len(values) else None
-        if numbers is None or wanted is None:
+        if numbers is None or reference_output is None:
             return None
-        loss = is_loss(parts, self.step.loss, wanted.near(self.precision))
+        loss = is_loss(parts, self.step.loss, reference_output.near(self.precision))
         if len(values) == 1 and is_split(values[0]):
             shape = tuple(values[0].shape)
-            is_labeled = shape != tuple(wanted.whole.shape) or not self._is_of_rows(values[0])
+            is_labeled = shape != tuple(reference_output.whole.shape) or not self._is_of_rows(values[0])
             return Offer(shape, is_labeled=is_labeled, is_loss=loss)
-        are_alike = len({part.shape for part in (*parts, *wanted.parts)}) == 1
+        are_alike = len({part.shape for part in (*parts, *reference_output.parts)}) == 1
         may_be_of_rows = are_alike and parts[0].numel() <= MAX_EXCHANGED
         of_rows = tuple(part.cpu() for part in parts) if may_be_of_rows else ()
         is_one = len(parts) == 1 or numbers.ndim > 0 or all(torch.equal(part, numbers) for part in parts)
-        fits = tuple(self._fitting(numbers, wanted)) if is_one else ()
+        fits = tuple(self._fitting(numbers, reference_output)) if is_one else ()
         return Offer(tuple(numbers.shape), fits, of_rows, is_loss=loss)
 
     def _is_unsharded_loss(self, wanted: Wanted) -> bool:
         return is_loss(wanted.parts, self.reference.step.loss, wanted.near(self.precision))
 
-    def _fitting(self, numbers: torch.Tensor, wanted: Wanted) -> Iterator[Placements]:
+    def _fitting(self, numbers: torch.Tensor, reference_output: Wanted) -> Iterator[Placements]:
         """Yield the placements that give this rank the values that it has, fewest splits first."""
-        shape, near = tuple(wanted.whole.shape), wanted.near(self.precision)
+        shape, near = tuple(reference_output.whole.shape), reference_output.near(self.precision)
         for placements, region in placements_of(shape, tuple(numbers.shape), self.on.job.mesh, self.on.capture.rank):
-            if is_near(numbers, _part_of(wanted.whole, region), near):
+            if is_near(numbers, _part_of(reference_output.whole, region), near):
                 yield placements
 
     def _is_of_rows(self, tensor: torch.Tensor) -> bool:
-        """Whether axes that split the batch are outside a DTensor's mesh, so that each rank may have its rows' own."""
+        """Whether a batch axis is outside a DTensor's mesh: ranks may then hold their own rows."""
         assert isinstance(tensor, DTensor)
-        own = plain_mesh(tensor.device_mesh).axes
-        return any(axis not in own for axis in self.batch_axes)
+        mesh_axes = plain_mesh(tensor.device_mesh).axes
+        return any(axis not in mesh_axes for axis in self.batch_axes)
 
     def _place(
         self,
         outputs: Outputs,
         name: str,
-        wanted: Wanted,
+        reference_output: Wanted,
         of_ranks: Mapping[int, Offer],
         values: Sequence[torch.Tensor],
     ) -> str:
         """Add a tensor with its layout, the same on every rank; return why not if nothing shows one."""
-        offers, mesh, shape = list(of_ranks.values()), self.on.job.mesh, tuple(wanted.whole.shape)
+        offers, mesh, shape = list(of_ranks.values()), self.on.job.mesh, tuple(reference_output.whole.shape)
         if all(offer.is_labeled for offer in offers):
-            outputs.add(name, [self._claimed(name, value, wanted) for value in values], wanted.whole)
+            outputs.add(
+                name, [self._claimed(name, value, reference_output) for value in values], reference_output.whole
+            )
             return ""
-        numbers = joined([part for value in values if (part := numbers_of(value)) is not None], 0)
+        numbers = joined([tensor for value in values if (tensor := numbers_of(value)) is not None], 0)
         if fits := [one for one in offers[0].fits if all(one in offer.fits for offer in offers)]:
-            if bool(torch.isfinite(wanted.whole).all()):
+            if bool(torch.isfinite(reference_output.whole).all()):
                 held = [] if numbers is None else [Local(name, "output", shape, numbers, (mesh, fits[0]))]
-                outputs.add(name, held, wanted.whole)
+                outputs.add(name, held, reference_output.whole)
             return ""
-        if (op := reduction_of(wanted, of_ranks, mesh, self.batch_axes, self.precision)) is not None:
+        if (op := reduction_of(reference_output, of_ranks, mesh, self.batch_axes, self.precision)) is not None:
             by_axis = [Partial(op) if axis in self.batch_axes else Replicate() for axis in mesh.axes]
-            mine = [REDUCTIONS[op](torch.stack([*of_ranks[self.on.capture.rank].parts]))] if values else []
-            locals_ = [Local(name, "output", tuple(one.shape), one, (mesh, tuple(by_axis))) for one in mine]
-            outputs.add(name, locals_, REDUCTIONS[op](torch.stack(wanted.parts)))
+            reduced_values = [REDUCTIONS[op](torch.stack([*of_ranks[self.on.capture.rank].parts]))] if values else []
+            locals_ = [Local(name, "output", tuple(one.shape), one, (mesh, tuple(by_axis))) for one in reduced_values]
+            outputs.add(name, locals_, REDUCTIONS[op](torch.stack(reference_output.parts)))
             return ""
-        if why := self._doubt(wanted, offers):
+        if why := self._doubt(reference_output, offers):
             return why
-        outputs.add(name, [] if numbers is None else [self._claimed(name, numbers, wanted)], wanted.whole)
+        outputs.add(
+            name, [] if numbers is None else [self._claimed(name, numbers, reference_output)], reference_output.whole
+        )
         return ""
 
-    def _doubt(self, wanted: Wanted, offers: Sequence[Offer]) -> str:
+    def _doubt(self, reference_output: Wanted, offers: Sequence[Offer]) -> str:
         """Return why values that are not the unsharded model's may still be right; empty if they are an output's."""
-        shape = tuple(wanted.whole.shape)
+        shape = tuple(reference_output.whole.shape)
         if hasattr(self.on.probe, "whole_output"):
             return WHOLE_OUTPUT
         is_shared_out = bool(self.batch_axes) or any(len(offer.parts) > 1 for offer in offers)
-        if is_shared_out and any(offer.shape == shape or self._is_of_part(offer, wanted) for offer in offers):
+        if is_shared_out and any(offer.shape == shape or self._is_of_part(offer, reference_output) for offer in offers):
             return OF_ROWS
-        due = [self._claimed("", torch.empty(offer.shape, device="meta"), wanted).shape for offer in offers]
-        if any(one != shape for one in due):
+        claimed_shapes = [
+            self._claimed("", torch.empty(offer.shape, device="meta"), reference_output).shape for offer in offers
+        ]
+        if any(one != shape for one in claimed_shapes):
             return f"no placements give a rank {list(offers[0].shape)} of the unsharded model's {list(shape)}"
-        is_narrow = self.reference.moved is not None and not wanted.whole.is_floating_point()
+        is_narrow = self.reference.moved is not None and not reference_output.whole.is_floating_point()
         return NARROW_INTEGERS if is_narrow else ""
 
-    def _is_of_part(self, offer: Offer, wanted: Wanted) -> bool:
+    def _is_of_part(self, offer: Offer, reference_output: Wanted) -> bool:
         """Whether a shape is that of each part of the batch, and has not the part's rows."""
         has_rows = offer.shape[:1] == self.step.sizes[:1]
-        return len(wanted.parts) > 1 and offer.shape == tuple(wanted.parts[0].shape) and not has_rows
+        return (
+            len(reference_output.parts) > 1 and offer.shape == tuple(reference_output.parts[0].shape) and not has_rows
+        )
 
-    def _claimed(self, name: str, tensor: torch.Tensor, wanted: Wanted) -> Local:
+    def _claimed(self, name: str, tensor: torch.Tensor, reference_output: Wanted) -> Local:
         """Return a tensor with the layout of an output."""
         axes, mesh = self.setting.axes, self.on.job.mesh
-        due = due_placements(tuple(tensor.shape), tuple(wanted.whole.shape), self.step.sizes, axes, mesh)
-        return claimed_as(name, "output", tensor, mesh, due)
+        placements = due_placements(
+            tuple(tensor.shape), tuple(reference_output.whole.shape), self.step.sizes, axes, mesh
+        )
+        return claimed_as(name, "output", tensor, mesh, placements)
 
-    def _not_of_rows(self, unplaced: Mapping[str, str], mine: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, str]:
-        """Return those that are not what the unsharded model returns for each rank's rows. Every rank calls this."""
+    def _not_of_rows(self, unplaced: Mapping[str, str], calls: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, str]:
+        """Return outputs that don't match the unsharded model's on own rows. Every rank calls this."""
         if not unplaced:
             return {}
-        theirs = self._on_own_rows()
-        equal = {name for name in unplaced if self._is_equal(mine.get(name, ()), theirs.get(name, ()))}
+        reference_calls = self._on_own_rows()
+        equal = {name for name in unplaced if self._is_equal(calls.get(name, ()), reference_calls.get(name, ()))}
         of_all = [one for one in of_all_ranks(equal if self.step.returned else None) if one is not None]
         held = set.intersection(*of_all) if of_all else set()
         return {name: why for name, why in unplaced.items() if name not in held}
 
-    def _is_equal(self, mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
-        if len(mine) != 1 or len(theirs) != 1 or is_split(mine[0]):
+    def _is_equal(self, values: Sequence[torch.Tensor], reference_values: Sequence[torch.Tensor]) -> bool:
+        if len(values) != 1 or len(reference_values) != 1 or is_split(values[0]):
             return False
-        numbers, due = numbers_of(mine[0]), numbers_of(theirs[0])
-        if numbers is None or due is None or numbers.shape != due.shape:
+        numbers, expected = numbers_of(values[0]), numbers_of(reference_values[0])
+        if numbers is None or expected is None or numbers.shape != expected.shape:
             return False
-        return is_near(numbers, due, Wanted(due, (due,)).near(self.precision))
+        return is_near(numbers, expected, Wanted(expected, (expected,)).near(self.precision))
 
     def _on_own_rows(self) -> dict[str, list[torch.Tensor]]:
-        """Return what the unsharded model returns for this rank's part of the batch; nothing if it cannot run on it."""
+        """Run the unsharded model on this rank's part of the batch; empty if it cannot run on it."""
         local_batch = own_batch(self.setting.batch, self.setting.axes, self.on.device_mesh)
         model = self.reference.mode(self.setting.build())
         torch.manual_seed(2)
-        with torch.no_grad(), observed(model) as seen, suppress(Exception):
+        with torch.no_grad(), observed(model) as observation, suppress(Exception):
             loss_of(self.on.probe, model, local_batch)
-        return named_calls(seen.returned, self.runs)
+        return named_calls(observation.returned, self.runs)
 
 
 def _present(offers: Mapping[int, Offer | None]) -> dict[int, Offer]:

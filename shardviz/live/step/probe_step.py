@@ -15,8 +15,7 @@ from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import clean_name, computed_buffers, held_back, wide_reductions
-from shardviz.live.followed import NONE, Followed
-from shardviz.live.lines.again import Again
+from shardviz.live.lines.rerun import Again
 from shardviz.live.step.batch import (
     Setting,
     batch_axes,
@@ -30,16 +29,17 @@ from shardviz.live.step.judge import judging, weight_sketches
 from shardviz.live.step.masks import Mask, Masks, mask_records
 from shardviz.live.step.output_dims import merged_dims
 from shardviz.live.step.outputs import add_outputs, outputs_again
-from shardviz.live.step.own_optimizer import updated_reference, updated_shards
+from shardviz.live.step.probe_optimizer import updated_reference, updated_shards
 from shardviz.live.step.read_buffers import read_buffers
 from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
 from shardviz.live.step.trace.noise import noise_of
-from shardviz.live.step.trace.replayed import add_replayed
+from shardviz.live.step.trace.replay import add_replayed
 from shardviz.live.step.unsharded.by_parts import gradients_of_loss_terms, gradients_of_micro_batches
-from shardviz.live.step.unsharded.drawn import drawn_after_sharding, load
-from shardviz.live.step.unsharded.own_loss import with_own_loss
+from shardviz.live.step.unsharded.late_weights import drawn_after_sharding, load
+from shardviz.live.step.unsharded.probe_loss import with_own_loss
 from shardviz.live.step.unsharded.step import reference_of, stepped
 from shardviz.live.step.update import copied_gradients
+from shardviz.live.trace_modules import NONE, Followed
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.judge import Judge
-    from shardviz.live.step.kept_states import Kept
+    from shardviz.live.step.optimizer_settings import Kept
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
 
@@ -153,7 +153,7 @@ class ProbeStep:
         if step is None:
             return Failed(failed)
         with judging(self.on, step, before, partial(self._tensors, model)) as judge:
-            reference = reference.beside(step, judge.answer)
+            reference = reference.compared_with(step, judge.answer)
             reference = with_own_loss(self.on.probe, step, reference, judge.answer)
             self._note(*reference.notes)
             if reference.is_called_otherwise:
@@ -167,7 +167,9 @@ class ProbeStep:
         self.on.again = (
             self._again(built, local_batch, setting, reference) if answer.wrong and reference.parts == 1 else None
         )
-        self._note(*(why for one in (step.seen.trace, reference.step.seen.trace) if (why := one.left_out)))
+        self._note(
+            *(why for one in (step.observation.trace, reference.step.observation.trace) if (why := one.left_out))
+        )
         held = self._compare(model, step, reference, setting)
         if not reference.training:
             self._add_training(local_batch, setting.axes, reference, built, held)
@@ -228,7 +230,7 @@ class ProbeStep:
         return reference
 
     def _compare(self, model: nn.Module, step: StepResult, reference: UnshardedStep, setting: Setting) -> list[Local]:
-        """Capture both steps, each with what its optimizer makes of the weights; return outputs besides one tensor."""
+        """Capture both steps with their updated weights; return outputs besides one tensor."""
         probe, capture, mesh = self.on.probe, self.on.capture, self.on.job.mesh
         if unnamed := unnamed_batch_axes(probe, mesh):
             over = ", ".join(unnamed)
@@ -237,8 +239,8 @@ class ProbeStep:
         of_parts = gradients_of_micro_batches(probe, setting.build, setting.batch, setting.parts, step, reference)
         if capture.rank == 0:
             of_parts += gradients_of_loss_terms(probe, setting.build, setting.batch, reference)
-        update, kept = updated_reference(self.on, reference)
-        self._add_step(model, step, reference.step, setting.axes, kept)
+        update, states_kept = updated_reference(self.on, reference)
+        self._add_step(model, step, reference.step, setting.axes, states_kept)
         held = add_outputs(self.on, step, reference, setting)
         if capture.rank == 0:
             after = [*gradients(unsharded), *results(reference.step, mesh, {})]
@@ -314,7 +316,12 @@ class ProbeStep:
         )
 
     def _add_step(
-        self, model: nn.Module, step: StepResult, reference: StepResult, axes: Mapping[str, int], kept: Kept | None
+        self,
+        model: nn.Module,
+        step: StepResult,
+        reference: StepResult,
+        axes: Mapping[str, int],
+        states_kept: Kept | None,
     ) -> None:
         """Record a sharded step: its gradients, optimizer state, outputs and collectives."""
         tensors = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
@@ -322,7 +329,7 @@ class ProbeStep:
         named = unwrapped(model).named_parameters()
         self.on.capture.wrappers = reducing(model, self.on.part.prefix)
         self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
-        locals_, of_optimizer = updated_shards(self.on, model, tensors, step, kept)
+        locals_, of_optimizer = updated_shards(self.on, model, tensors, step, states_kept)
         if step.output is not None and step.runs != reference.runs:
             times = f"{step.runs} times per step, but the unsharded model ran {reference.runs} times"
             why = f"the output: the model ran {times}"
@@ -338,9 +345,9 @@ class ProbeStep:
         of_step = [*gradients(locals_), *self.on.part.own(of_optimizer), *buffers]
         for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:
             self.on.capture.add_values(local, "step")
-        self.on.capture.collectives += step.seen.comms.records(self.on.job.mesh, self.on.capture.rank)
-        self.on.capture.narrowed_to |= step.seen.comms.narrowed_to | reference.seen.comms.narrowed_to
+        self.on.capture.collectives += step.observation.comms.records(self.on.job.mesh, self.on.capture.rank)
+        self.on.capture.narrowed_to |= step.observation.comms.narrowed_to | reference.observation.comms.narrowed_to
         wide = max((dtype.itemsize for dtype in wide_reductions(unwrapped(model))), default=0)
-        self.on.capture.narrow_sums |= {dtype for dtype in step.seen.comms.summed_in if dtype.itemsize < wide}
-        self.on.capture.schedule += step.seen.schedule
+        self.on.capture.narrow_sums |= {dtype for dtype in step.observation.comms.summed_in if dtype.itemsize < wide}
+        self.on.capture.schedule += step.observation.schedule
         self.on.capture.calls += calls(self.on.probe, model, self.on.device_mesh)

@@ -1,4 +1,4 @@
-"""Which buffers a model's forward reads in training: those whose values change what it returns."""
+"""Buffers that a model's forward reads in training: changing them changes its output."""
 
 from __future__ import annotations
 
@@ -47,23 +47,27 @@ def read_buffers(probe: ModuleType, model: nn.Module, before: Sequence[Local], b
     }
     if not 0 < len(changed) <= MAX_BUFFERS:
         return []
-    kept = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+    buffers_before = {name: buffer.detach().clone() for name, buffer in buffers.items()}
     try:
-        due = _returned(probe, model, buffers, kept, batch)
-        if not all(math.isfinite(number) for numbers in due for number in numbers):
+        expected = _returned(probe, model, buffers, buffers_before, batch)
+        if not all(math.isfinite(number) for numbers in expected for number in numbers):
             return []
-        return [name for name in changed if _returned(probe, model, buffers, _moved(kept, name), batch) != due]
+        return [
+            name
+            for name in changed
+            if _returned(probe, model, buffers, _moved(buffers_before, name), batch) != expected
+        ]
     except Exception:  # the probe's loss does not run alone: nothing is known
         return []
     finally:
-        _set(buffers, kept)
+        _set(buffers, buffers_before)
 
 
-def _moved(kept: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+def _moved(buffers_before: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
     """Return buffers, one of them with its elements moved far enough that they come in another order."""
-    values = kept[name]
+    values = buffers_before[name]
     step = torch.arange(values.numel(), dtype=values.dtype, device=values.device).view(values.shape) % 7 + 1
-    return {**kept, name: values + step * (1 + values.abs().max())}
+    return {**buffers_before, name: values + step * (1 + values.abs().max())}
 
 
 def _returned(

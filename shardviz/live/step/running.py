@@ -105,8 +105,8 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
     if torch.is_tensor(output):
         yield output
     elif isinstance(output, dict | list | tuple):
-        for item in output.values() if isinstance(output, dict) else output:
-            yield from tensors_in(item)
+        for element in output.values() if isinstance(output, dict) else output:
+            yield from tensors_in(element)
     elif is_dataclass(output) and not isinstance(output, type):
         for field in fields(output):
             yield from tensors_in(getattr(output, field.name, None))

@@ -69,8 +69,8 @@ def add_sequence(stamped: Stamped, probe: ModuleType, mesh: DeviceMesh, capture:
 
 def sequence_dims(probe: ModuleType, stamped: Stamped) -> dict[str, int]:
     """Return the dim that is the sequence, by pattern over the names of stamped tensors."""
-    own = {stamp.name: 0 for stamp in stamped.stamps if stamp.role == "activation"}
-    return own | getattr(probe, "SEQUENCE", {})
+    dims = {stamp.name: 0 for stamp in stamped.stamps if stamp.role == "activation"}
+    return dims | getattr(probe, "SEQUENCE", {})
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Row:
         return torch.zeros_like(self.held, dtype=torch.bool) if self.ignore is None else self.held == self.ignore
 
     def positions(self, length: int) -> torch.Tensor:
-        """Return the positions at which it stands; beyond either end they go on at the other, as torch.roll does."""
+        """Return the positions at which it stands; they wrap around the ends as in torch.roll."""
         return (self.held - self.offset) % length if self.offset else self.held
 
 
@@ -123,15 +123,17 @@ def _filled(
         capture.not_checked.append((name, f"its order along the sequence: it has no input that isn't {row.ignore}"))
         return torch.where(row.ignored, 0, positions[name])
     substitutes = positions[neighbor]
-    due = substitutes[row.ignored & (substitutes + row.offset >= 0) & (substitutes + row.offset < length)]
-    if len(due):
-        what = f"{len(due)} of its {len(substitutes)} elements: {row.ignore} stands where the sequence has position"
-        capture.not_checked.append((name, f"{what} {int(due[0]) + row.offset}"))
+    expected = substitutes[row.ignored & (substitutes + row.offset >= 0) & (substitutes + row.offset < length)]
+    if len(expected):
+        what = (
+            f"{len(expected)} of its {len(substitutes)} elements: {row.ignore} stands where the sequence has position"
+        )
+        capture.not_checked.append((name, f"{what} {int(expected[0]) + row.offset}"))
     return torch.where(row.ignored, substitutes, positions[name])
 
 
 def _rows(returned: Any) -> dict[str, Row]:
-    """Return what the probe said, labels after what they are compared with."""
+    """Return the probe's sequence rows, labels after the tensors that they are compared with."""
     if not isinstance(returned, dict):
         raise ProbeError(
             f"sequence(mesh) returned {type(returned).__name__}", "return a dictionary of positions by name"

@@ -1,4 +1,4 @@
-"""One training step of a probe, sharded on every rank and unsharded beside it, so that numbers can be compared.
+"""One training step of a probe, sharded on every rank and unsharded for comparison.
 
 A probe that has a `batch()` is stepped. Both steps start from the same weights, in float64, so that a difference is not
 rounding. A probe may define:
@@ -34,12 +34,12 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.compat import dividing_float64_once
-from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.batch import Batch, as_written, num_parts
 from shardviz.live.step.clipping import Clip, noted_clips
 from shardviz.live.step.observe import Observed, observed
 from shardviz.live.step.output_dims import output_dims
 from shardviz.live.step.running import tensors_in
+from shardviz.live.trace_modules import NONE, Followed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.step.returned import Returned
+    from shardviz.live.step.return_values import Returned
 
 Stages = Mapping[int, "nn.Module"]
 
@@ -66,7 +66,7 @@ class StepResult:
         loss: The loss, as the step returned it.
         output: The model's output in its last forward; None if it is not a tensor.
         logged: The values that `log` returned.
-        seen: The record of the step while it ran.
+        observation: The record of the step while it ran.
         runs: How often the model ran for that output; micro-batches that make up the batch are one run.
         sizes: The shape of the first tensor of the batch that it ran on, which shows where an output has its dims.
         clips: The calls by which it clipped its gradients.
@@ -76,7 +76,7 @@ class StepResult:
     loss: torch.Tensor
     output: torch.Tensor | None
     logged: Mapping[str, torch.Tensor]
-    seen: Observed
+    observation: Observed
     runs: int = 1
     sizes: tuple[int, ...] = ()
     clips: tuple[Clip, ...] = ()
@@ -98,10 +98,10 @@ def stages_of(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> Stages:
 def has_last_stage(probe: ModuleType, stages: Stages, mesh: DeviceMesh) -> bool:
     """Whether this rank has the output: the stage of the highest number, or the last place. Every rank calls this."""
     axes = getattr(probe, "STAGE_AXES", ())
-    mine = max(stages, default=-1)
-    last = max(of_all_ranks(mine)) if axes else mine
+    last_here = max(stages, default=-1)
+    last = max(of_all_ranks(last_here)) if axes else last_here
     if last >= 0:
-        return mine == last
+        return last_here == last
     return all(mesh.get_local_rank(axis) == mesh[axis].size() - 1 for axis in axes)
 
 
@@ -129,20 +129,20 @@ def sharded_step(
         followed: The modules whose inputs, outputs and gradients are kept.
     """
     torch.manual_seed(seed)
-    with dividing_float64_once(), observed(model, stages, followed) as seen, noted_clips(model, probe) as clips:
+    with dividing_float64_once(), observed(model, stages, followed) as observation, noted_clips(model, probe) as clips:
         if hasattr(probe, "step"):
             loss = _loss(probe.step(model, as_written(batch), mesh), "step")
         else:
             loss = loss_of(probe, model, batch)
             torch.autograd.backward(loss)
     logged = logged_by(probe, model, batch, loss)
-    output, runs = _output(seen, batch, is_pipeline=hasattr(probe, "STAGE_AXES"))
+    output, runs = _output(observation, batch, is_pipeline=hasattr(probe, "STAGE_AXES"))
     output = output if has_output else None
     if output is not None and hasattr(probe, "whole_output"):
         output = probe.whole_output(output, mesh)
     sizes = next((tuple(tensor.shape) for tensor in tensors_in(batch) if tensor.ndim), ())
-    returned = tuple(seen.returned) if has_output else ()
-    return StepResult(loss.detach(), output, logged, seen, runs, sizes, clips.of_step(), returned)
+    returned = tuple(observation.returned) if has_output else ()
+    return StepResult(loss.detach(), output, logged, observation, runs, sizes, clips.of_step(), returned)
 
 
 def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRecord]:
@@ -151,9 +151,9 @@ def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRec
     return [CallRecord(module, op, tuple(ranks)) for module, (op, ranks) in named.items()]
 
 
-def _output(seen: Observed, batch: Batch, *, is_pipeline: bool) -> tuple[torch.Tensor | None, int]:
+def _output(observation: Observed, batch: Batch, *, is_pipeline: bool) -> tuple[torch.Tensor | None, int]:
     """Return the model's last output, joined if it ran on micro-batches one after the other, and its runs."""
-    outputs = [output for output in seen.outputs if output.ndim]
+    outputs = [output for output in observation.outputs if output.ndim]
     if not outputs:
         return None, 0
     rows = next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 0)
@@ -183,8 +183,8 @@ def _values_in(logged: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[st
             try:
                 yield name, torch.tensor(value, dtype=torch.float64)
             except (TypeError, ValueError, RuntimeError) as error:
-                given = f"log() returned a value of class {type(value).__name__} under {name!r}"
-                raise ProbeError(given, "return tensors and numbers, which can be compared") from error
+                problem = f"log() returned a value of class {type(value).__name__} under {name!r}"
+                raise ProbeError(problem, "return tensors and numbers, which can be compared") from error
 
 
 def loss_of(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -212,12 +212,12 @@ def _loss(loss: Any, function: str) -> torch.Tensor:
         ProbeError: It is not a tensor of one number.
     """
     if not torch.is_tensor(loss):
-        given = "None" if loss is None else type(loss).__name__
+        loss_text = "None" if loss is None else type(loss).__name__
     elif loss.numel() != 1:
-        given = f"a tensor of shape {tuple(loss.shape)}"
+        loss_text = f"a tensor of shape {tuple(loss.shape)}"
     else:
         return loss
-    raise ProbeError(f"{function}() returned {given}", "return the loss, a tensor of one number")
+    raise ProbeError(f"{function}() returned {loss_text}", "return the loss, a tensor of one number")
 
 
 def results(step: StepResult, mesh: Mesh, axes: Mapping[str, int], whole: torch.Tensor | None = None) -> list[Local]:
@@ -235,8 +235,8 @@ def results(step: StepResult, mesh: Mesh, axes: Mapping[str, int], whole: torch.
     tensors = [claimed_as("loss", "scalar", step.loss, mesh, {axis: Partial("avg") for axis in axes})]
     if step.output is not None:
         shape, of_all = tuple(step.output.shape), None if whole is None else tuple(whole.shape)
-        due = due_placements(shape, of_all, step.sizes, axes, mesh)
-        tensors.append(claimed_as("output", "output", step.output, mesh, due))
+        placements = due_placements(shape, of_all, step.sizes, axes, mesh)
+        tensors.append(claimed_as("output", "output", step.output, mesh, placements))
     for name, value in step.logged.items():
         logged = "log.loss" if name == "loss" else name  # the step's own loss is the one that is called so
         tensors.append(claimed_as(logged, "scalar", value.detach(), mesh, {}))

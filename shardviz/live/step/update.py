@@ -42,7 +42,7 @@ class Update:
     not_stepped: tuple[str, ...] = ()
 
 
-def updated(probe: ModuleType, model: nn.Module, mesh: DeviceMesh, seen: Observed) -> torch.optim.Optimizer:
+def updated(probe: ModuleType, model: nn.Module, mesh: DeviceMesh, observation: Observed) -> torch.optim.Optimizer:
     """Let the probe's optimizer update the weights, with its collectives recorded, and return it.
 
     Raises:
@@ -51,7 +51,7 @@ def updated(probe: ModuleType, model: nn.Module, mesh: DeviceMesh, seen: Observe
     optimizer: torch.optim.Optimizer = probe.optimizer(model, mesh)
     if not hasattr(getattr(optimizer, "optim", optimizer), "state"):
         raise ProbeError(f"optimizer() returned {type(optimizer).__name__}, which has no state", ONE_OPTIMIZER)
-    with seen.comms:
+    with observation.comms:
         optimizer.step()
     return optimizer
 
@@ -115,14 +115,16 @@ def distinct_gradients(before: Sequence[Local], after: Sequence[Local]) -> list[
         before: This rank's tensors before the optimizer stepped.
         after: The same after it.
     """
-    left = {one.name: one for one in after}
-    mine = {one.name: factor for one in before if (factor := _factor(one.grad, left[one.name].grad)) is not None}
+    grads_after = {one.name: one for one in after}
+    factors_here = {
+        one.name: factor for one in before if (factor := _factor(one.grad, grads_after[one.name].grad)) is not None
+    }
     by_name: dict[str, list[float]] = {}
-    for factors in of_all_ranks(mine):
+    for factors in of_all_ranks(factors_here):
         for name, factor in factors.items():
             by_name.setdefault(name, []).append(factor)
     apart = {name for name, found in by_name.items() if max(found) - min(found) > SINGLE * max(map(abs, found))}
-    return [replace(one, grad=left[one.name].grad) if one.name in apart else one for one in before]
+    return [replace(one, grad=grads_after[one.name].grad) if one.name in apart else one for one in before]
 
 
 def _factor(before: torch.Tensor | None, after: torch.Tensor | None) -> float | None:

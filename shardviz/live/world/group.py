@@ -52,8 +52,8 @@ def join_local(job: Job, rank: int) -> World:
 @contextmanager
 def joined(world: World, timeout: float) -> Iterator[None]:
     """Join the job that the environment describes; leave it again unless this process had joined it before."""
-    mine = not dist.is_initialized()
-    if mine:
+    is_joined_here = not dist.is_initialized()
+    if is_joined_here:
         settle()
         dist.init_process_group(
             world.backend,
@@ -63,7 +63,7 @@ def joined(world: World, timeout: float) -> Iterator[None]:
             timeout=timedelta(seconds=timeout),
         )
     yield
-    if mine:
+    if is_joined_here:
         dist.barrier()  # rank 0 may host the store that the others still talk to
         dist.destroy_process_group()
 
@@ -114,18 +114,18 @@ def _has_nccl() -> bool:
 
 
 def _check_backend(backend: str, num_local: int) -> None:
-    known = [
+    backends = [
         name
         for name in dist.Backend.backend_list
         if name not in ("undefined", "fake") and dist.is_backend_available(name)
     ]
     for name in (part.rpartition(":")[2] for part in backend.split(",")):
-        if name not in known:
+        if name not in backends:
             message = f"torch {torch.__version__} has no process group backend {name!r}"
             source = f"{BUILDS[name]}; " if name in BUILDS else ""
-            raise ShardvizError(message, hint=f"{source}this one has {', '.join(known)}")
-        if name == "nccl" and (found := torch.cuda.device_count()) < num_local:
-            message = f"nccl needs one GPU per rank: this machine has {num_local} ranks and {found} GPUs"
+            raise ShardvizError(message, hint=f"{source}this one has {', '.join(backends)}")
+        if name == "nccl" and (num_gpus := torch.cuda.device_count()) < num_local:
+            message = f"nccl needs one GPU per rank: this machine has {num_local} ranks and {num_gpus} GPUs"
             raise ShardvizError(message, hint="use the gloo backend, or a mesh of fewer ranks")
 
 

@@ -112,9 +112,9 @@ def _pickle_args(task: str, args: tuple[Any, ...]) -> bytes:
         raise ShardvizError(f"the arguments of {task} cannot be pickled for the ranks: {error}", hint=hint) from None
 
 
-def _unpickle_result(task: str, rank: int, result: bytes) -> Any:
+def _unpickle_result(task: str, rank: int, pickled: bytes) -> Any:
     try:
-        return pickle.loads(result)
+        return pickle.loads(pickled)
     except Exception as error:
         message = f"the result of {task} on rank {rank} cannot be unpickled here: {error}"
         raise ShardvizError(message, hint="return plain data: numbers, strings, lists, numpy arrays") from None

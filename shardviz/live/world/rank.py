@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.errors import ShardvizError
 from shardviz.live.world import preload
 from shardviz.live.world.failures import output, stacks, waiting
-from shardviz.live.world.failures.raised import describe
+from shardviz.live.world.failures.exceptions import describe
 from shardviz.live.world.protocol import WHERE, Died, Done, Ready, Started, World, load_task
 from shardviz.live.world.torchrun import variables
 

@@ -95,10 +95,10 @@ def _server_environment() -> Iterator[None]:
 
     Even `multiprocessing` would import a `random.py` that lies there, before anything of shardviz runs.
     """
-    ours = {preload.ALSO: ",".join(_also), "PYTHONSAFEPATH": "1"}
+    variables = {preload.ALSO: ",".join(_also), "PYTHONSAFEPATH": "1"}
     with _server_lock:
-        before = {name: os.environ.get(name) for name in ours}
-        os.environ.update(ours)
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
         try:
             yield
         finally:
@@ -215,18 +215,18 @@ def interrupts_held() -> Iterator[None]:
 
 
 def _start_process(members: list[Member], job: Job, number: int, method: Method) -> None:
-    ours, theirs = multiprocessing.Pipe()
-    process = _context(method).Process(target=rank.main, args=(job, number, theirs))
+    parent_end, child_end = multiprocessing.Pipe()
+    process = _context(method).Process(target=rank.main, args=(job, number, child_end))
     try:
         resource_tracker.ensure_running()
         with _no_main(), nullcontext() if _has_server(method) else interrupts_held():
             process.start()
     except BaseException:
-        ours.close()  # a process that did start after all ends itself now
+        parent_end.close()  # a process that did start after all ends itself now
         raise
     finally:
-        theirs.close()
-    members.append(Member(number, process, ours))
+        child_end.close()
+    members.append(Member(number, process, parent_end))
 
 
 def _dismiss(members: list[Member]) -> None:

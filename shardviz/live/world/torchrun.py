@@ -1,4 +1,4 @@
-"""Joining a job that torchrun, or another launcher that sets its variables, has started: this process is a rank."""
+"""Joining a job that torchrun or a similar launcher started, as one of its ranks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
+from shardviz.live.world.failures.exceptions import describe
 from shardviz.live.world.failures.failure import RankFailedError, name_rank
-from shardviz.live.world.failures.raised import describe
 from shardviz.live.world.protocol import load_task
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ STORE_TIMEOUT = timedelta(seconds=10)
 
 
 def variables(rank: int, num_ranks: int, num_local: int) -> dict[str, str]:
-    """Return what torchrun sets in the environment of a rank; where ranks meet stays as it is where it is set.
+    """Return the variables that torchrun sets for a rank; a rendezvous that is set stays.
 
     Args:
         rank: The global rank.

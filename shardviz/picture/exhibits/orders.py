@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.order.case import Case
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.check.step.collectives import Wrong
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.tensors import GatherRecord, Stamp
@@ -243,7 +243,7 @@ def beside_definition(dump: Dump, finding: Finding) -> Exhibit | None:
 
 def _row_of_call(dump: Dump, name: str, rank: int, wrong: Wrong | None) -> Row:
     had, got = values_of(dump, f"{name}.before", rank), values_of(dump, name, rank)
-    expected = Cell(_values_text(wrong.wanted)) if wrong is not None else Cell("")
+    expected = Cell(_values_text(wrong.expected)) if wrong is not None else Cell("")
     return Row(title_of([rank]), (Cell(_values_text(had)), Cell(_values_text(got), wrong is not None), expected))
 
 

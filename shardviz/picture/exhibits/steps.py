@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.compared import Compared
+from shardviz.check.step.comparison import Compared
 from shardviz.check.step.rules.reductions import Unreduced
 from shardviz.explain.sums import RepeatedTerm, TermLeftOut
 from shardviz.layout.region import index_of
@@ -84,7 +84,7 @@ def lacking_reduction(finding: Finding) -> Exhibit | None:
     """Return one element of a result as each rank of a group has it, and what it would be once they are reduced."""
     for pair in finding.pairs:
         if isinstance(pair, Unreduced):
-            result, whole = pair.result, pair.whole
+            result, whole = pair.comparison, pair.whole
             apart = _farthest_apart(result)
             first = next((rank for rank in (*apart, *result.wrong) if rank in whole and whole[rank].size), None)
             if first is not None:
@@ -160,7 +160,7 @@ def beside_reference(finding: Finding) -> Exhibit | None:
 
 def _results(finding: Finding) -> list[Compared]:
     """Return the wrong results that a finding was judged from."""
-    pairs = (pair.result if isinstance(pair, Unreduced) else pair for pair in finding.pairs)
+    pairs = (pair.comparison if isinstance(pair, Unreduced) else pair for pair in finding.pairs)
     return [pair for pair in pairs if isinstance(pair, Compared) and not pair.incomparable and pair.wrong]
 
 

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from shardviz.check.report import Report
     from shardviz.check.verdicts import Verdict
-    from shardviz.checkpoint.beside.job import Job
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
+    from shardviz.checkpoint.live_job.job import Job
     from shardviz.checkpoint.records import Checkpoint, Saved
     from shardviz.explain.finding import Finding
     from shardviz.text import Fold

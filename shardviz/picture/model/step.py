@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from shardviz.check.step.compared import compared
+from shardviz.check.step.comparison import compared
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.trace.calls import Calls, is_within
 from shardviz.check.step.trace.causes import compared_at
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.runs.departure import StepDifference
     from shardviz.check.step.trace.calls import Call
     from shardviz.dump.dump import Dump

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.text import Text
 
-    from shardviz.dump.planned.ranks import PlannedRanks
+    from shardviz.dump.plan.ranks import PlannedRanks
     from shardviz.dump.records.plan import PlanPart, PlanRecord
     from shardviz.plan.alternatives import Row
     from shardviz.plan.counting import Sent, Uneven, Whole

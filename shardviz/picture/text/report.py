@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from shardviz.check.step.compared import agreement
+from shardviz.check.step.comparison import agreement
 from shardviz.check.verdicts import captured, is_listed, not_compared, verdict_on
 from shardviz.layout import notation
 from shardviz.picture.model.holders import ranks_in_words

@@ -54,10 +54,10 @@ def assert_clean(dump: AnyDump, *, strict: bool = False) -> None:
             f"assert_clean checks a dump, not a {type(dump).__name__}",
             "pass the folder that shardviz.capture wrote; assert_ordered and assert_layout take a module",
         )
-    seen = _read(dump)
-    report = report_on(seen)
-    raise_for(seen, report.findings, report.laid_out)
-    if why := nothing_checked(seen, report):
+    checked_dump = _read(dump)
+    report = report_on(checked_dump)
+    raise_for(checked_dump, report.findings, report.laid_out)
+    if why := nothing_checked(checked_dump, report):
         raise ShardAssertionError(f"{why}\n  fix       {TO_CHECK}")
     if strict:
         refuse_unchecked(report)
@@ -104,12 +104,12 @@ def assert_ordered(
               held      float32[12/tp/fsdp, 12]
     """
     __tracebackhide__ = True
-    seen = _read(model) if isinstance(model, AnyDump) else _gather_ids(model, mesh, stamps, stage_axes)
-    if not seen.files.run.stamps:
-        raise ShardvizError(f"{seen.files.path} has no ids", "capture it with stamps=shardviz.stamp(model)")
-    report = report_on(seen)
+    checked_dump = _read(model) if isinstance(model, AnyDump) else _gather_ids(model, mesh, stamps, stage_axes)
+    if not checked_dump.files.run.stamps:
+        raise ShardvizError(f"{checked_dump.files.path} has no ids", "capture it with stamps=shardviz.stamp(model)")
+    report = report_on(checked_dump)
     wrong = [finding for finding in report.findings if is_of_places(finding) or finding.kind == "incomplete"]
-    raise_for(seen, wrong, report.laid_out)
+    raise_for(checked_dump, wrong, report.laid_out)
     refuse_unordered(report)
 
 
@@ -147,17 +147,17 @@ def assert_layout(
     __tracebackhide__ = True
     from shardviz.testing.assertions import rules
 
-    seen = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh)
+    checked_dump = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh)
     lock = Path(layouts) if isinstance(layouts, str | Path) and str(layouts).endswith(".lock") else None
     if lock is not None:
         from shardviz.plan.lock import layouts_of
 
         layouts = layouts_of(lock)
-    wanted: dict[str, str | None] = {"*": str(layouts)} if isinstance(layouts, str | Path) else dict(layouts)
+    expected: dict[str, str | None] = {"*": str(layouts)} if isinstance(layouts, str | Path) else dict(layouts)
     try:
-        _raise_with_held(seen, rules.check_rules(seen, wanted), subject, mesh)
+        _raise_with_held(checked_dump, rules.check_rules(checked_dump, expected), subject, mesh)
     except (ShardAssertionError, MeshError) as error:
-        raise (rules.of_lock(error, lock, seen) if lock is not None else error) from None
+        raise (rules.of_lock(error, lock, checked_dump) if lock is not None else error) from None
 
 
 def assert_replicated(
@@ -189,8 +189,8 @@ def assert_replicated(
     __tracebackhide__ = True
     from shardviz.testing.assertions import copies
 
-    seen = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh, of, compared=True)
-    raise_for(seen, copies.check_axis(seen, axis))
+    checked_dump = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh, of, compared=True)
+    raise_for(checked_dump, copies.check_axis(checked_dump, axis))
 
 
 def assert_reduced(model: nn.Module, axis: str | None = None, *, mesh: DeviceMesh | None = None) -> None:
@@ -220,9 +220,9 @@ def assert_reduced(model: nn.Module, axis: str | None = None, *, mesh: DeviceMes
             0.weight: the gradient differs along dp: rank 0 and rank 1 are up to 0.21 apart
     """
     __tracebackhide__ = True
-    from shardviz.testing.assertions import reduced
+    from shardviz.testing.assertions import gradients
 
-    raise_for(*reduced.check_reduced(model, axis, mesh))
+    raise_for(*gradients.check_reduced(model, axis, mesh))
 
 
 def assert_tied(model: nn.Module | AnyDump, first: str, *others: str, mesh: DeviceMesh | None = None) -> None:
@@ -246,8 +246,8 @@ def assert_tied(model: nn.Module | AnyDump, first: str, *others: str, mesh: Devi
     __tracebackhide__ = True
     from shardviz.testing.assertions import copies
 
-    seen = _read(model) if isinstance(model, AnyDump) else _gather_values(model, mesh)
-    raise_for(seen, copies.check_tied(seen, first, others))
+    checked_dump = _read(model) if isinstance(model, AnyDump) else _gather_values(model, mesh)
+    raise_for(checked_dump, copies.check_tied(checked_dump, first, others))
 
 
 def _read(dump: AnyDump) -> Dump:
@@ -277,33 +277,33 @@ def _gather_values(
 
     from shardviz.testing.assertions.subjects import check_values, device_mesh_of, gather, locals_of
 
-    known = device_mesh_of(subject, mesh)
-    locals_ = locals_of(subject, known, of)
+    device_mesh = device_mesh_of(subject, mesh)
+    locals_ = locals_of(subject, device_mesh, of)
     if compared:
         check_values(locals_)
 
-    def add(seen: Any) -> None:
+    def add(capture: Any) -> None:
         if isinstance(subject, nn.Module):
-            seen.add_ties(subject)
+            capture.add_ties(subject)
         for local in locals_:
-            seen.add_values(local, "initial")
+            capture.add_values(local, "initial")
 
-    return gather(add, known)
+    return gather(add, device_mesh)
 
 
-def _raise_with_held(seen: Dump, findings: list[Finding], subject: Any, mesh: DeviceMesh | None) -> None:
-    """Raise for findings, with what ranks hold and a picture of it where the subject was stamped and has its ids."""
+def _raise_with_held(checked_dump: Dump, findings: list[Finding], subject: Any, mesh: DeviceMesh | None) -> None:
+    """Raise for findings, with held layouts and a picture if the subject was stamped."""
     __tracebackhide__ = True
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.testing.assertions import copies
 
-    ids = seen if isinstance(subject, AnyDump) or not findings else _ids_of(subject, mesh)
+    ids = checked_dump if isinstance(subject, AnyDump) or not findings else _ids_of(subject, mesh)
     laid_out = LaidOut(ids) if ids is not None else None
     if laid_out is not None:
         findings = copies.with_held(laid_out, findings)
     if laid_out is not None and any(finding.held for finding in findings):
         raise_for(laid_out.dump, findings, laid_out)
-    raise_for(seen, findings)
+    raise_for(checked_dump, findings)
 
 
 def _ids_of(subject: Any, mesh: DeviceMesh | None) -> Dump | None:

@@ -23,7 +23,7 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.layout.mesh import Mesh
 
 
@@ -36,8 +36,8 @@ def check_axis(dump: Dump, axis: str) -> list[Finding]:
     mesh = dump.files.mesh
     mesh.axis_index(axis)
     split = list(_not_copies(dump, axis))
-    known = {finding.tensor for finding in split}
-    return split + [finding for finding in _differing(dump, mesh, axis) if finding.tensor not in known]
+    split_names = {finding.tensor for finding in split}
+    return split + [finding for finding in _differing(dump, mesh, axis) if finding.tensor not in split_names]
 
 
 def _not_copies(dump: Dump, axis: str) -> Iterator[Finding]:
@@ -60,17 +60,17 @@ def _differing(dump: Dump, mesh: Mesh, axis: str) -> list[Finding]:
     """Return one finding per tensor, with the ranks of all groups along the axis in which copies differ."""
     findings: dict[str, Finding] = {}
     for group in mesh.groups(axis):
-        for result in check_copies(_restricted(dump, group)):
-            if isinstance(result, Finding):
-                ranks = {*findings.get(result.tensor, result).ranks, *result.ranks}
-                findings[result.tensor] = replace(findings.get(result.tensor, result), ranks=tuple(sorted(ranks)))
+        for outcome in check_copies(_restricted(dump, group)):
+            if isinstance(outcome, Finding):
+                ranks = {*findings.get(outcome.tensor, outcome).ranks, *outcome.ranks}
+                findings[outcome.tensor] = replace(findings.get(outcome.tensor, outcome), ranks=tuple(sorted(ranks)))
     return [_reworded(finding, mesh, axis) for finding in findings.values()]
 
 
 def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:
     files = dump.files
-    kept = {rank: files.ranks[rank] for rank in ranks if rank in files.ranks}
-    return dump_of(replace(files, ranks=kept, damaged={}))
+    group_ranks = {rank: files.ranks[rank] for rank in ranks if rank in files.ranks}
+    return dump_of(replace(files, ranks=group_ranks, damaged={}))
 
 
 def _reworded(finding: Finding, mesh: Mesh, axis: str) -> Finding:
@@ -92,11 +92,11 @@ def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
             raise ShardAssertionError(f"no rank has a tensor {name}\n  fix       {meant(name, [*shapes])}")
     stamps = (Stamp(first, 1, shapes[first]), *(Stamp(name, 1, shapes[name], tied_to=first) for name in others))
     run = msgspec.structs.replace(dump.files.run, stamps=stamps)
-    wanted = Dump(replace(dump.files, run=run), dump.tensors)
-    results = list(check_ties(wanted))
-    for result in results:
-        if not isinstance(result, Finding):
-            raise ShardAssertionError(f"{result.tensor} and {first} cannot be tied: no rank has both")
+    dump_of_ties = Dump(replace(dump.files, run=run), dump.tensors)
+    results = list(check_ties(dump_of_ties))
+    for outcome in results:
+        if not isinstance(outcome, Finding):
+            raise ShardAssertionError(f"{outcome.tensor} and {first} cannot be tied: no rank has both")
     return [_of_ties(result, first) for result in results if isinstance(result, Finding)]
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import MOST_NAMES
-from shardviz.testing.assertions import current
+from shardviz.testing.assertions import current_test
 from shardviz.text import counted, folded_names, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
@@ -96,7 +96,7 @@ def _unchecked_lines(report: Report) -> list[str]:
 def _rank_in_job() -> int:
     """Return this process's rank in a user's own job; 0 if pytest runs the ranks, or there are none."""
     distributed = sys.modules.get("torch.distributed")
-    if current.is_reported_once.get() or distributed is None or not distributed.is_initialized():
+    if current_test.is_reported_once.get() or distributed is None or not distributed.is_initialized():
         return 0
     return int(distributed.get_rank())
 
@@ -111,9 +111,9 @@ def in_words(
 ) -> str:
     """Return the text for findings that are already put together: the first ones in full, the others by name."""
     parts = [_in_full(dump, finding, laid_out) for finding in whole[:most]]
-    if rest := [finding.title or finding.kind for finding in whole[most:]]:
-        dots = "; ..." if len(rest) > MAX_NAMED else ""
-        parts.append(f"and {len(rest)} more: {printable('; '.join(rest[:MAX_NAMED]))}{dots}")
+    if more := [finding.title or finding.kind for finding in whole[most:]]:
+        dots = "; ..." if len(more) > MAX_NAMED else ""
+        parts.append(f"and {len(more)} more: {printable('; '.join(more[:MAX_NAMED]))}{dots}")
     return "\n\n".join(parts)
 
 

@@ -32,7 +32,7 @@ ANY = "any"
 
 
 def of_lock(error: ShardAssertionError | MeshError, lock: Path, dump: Dump) -> Exception:
-    """Return what a lockfile's layouts have raised, with the meshes of both where they are not the same."""
+    """Return a lockfile's error, with both meshes if they differ."""
     planned, run = read_lock(lock)[0], dump.files.run.mesh
     if run is None or planned == str(mesh_of(run)):
         return error
@@ -140,5 +140,5 @@ def _unlike(tensor: Tensor, layout: Layout | None, local: Sequence[int], pattern
         return UnexpectedShape(actual, str(pattern), tuple(tensor.shape))
     if layout is None:
         return UnexpectedPlainTensor(actual, is_param=tensor.role == "param")
-    wanted = pattern.layout(layout.mesh, None if pattern.flat else tensor.shape)
-    return UnexpectedPlacement(right_label(wanted), actual)
+    expected = pattern.layout(layout.mesh, None if pattern.flat else tensor.shape)
+    return UnexpectedPlacement(right_label(expected), actual)

@@ -33,7 +33,7 @@ from shardviz.live.capture.pipeline_parts import agree
 from shardviz.live.capture.stamp import Stamped, under_names
 from shardviz.live.compat import root_mesh
 from shardviz.live.step.step import gradients
-from shardviz.testing.assertions import current
+from shardviz.testing.assertions import current_test
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -62,9 +62,9 @@ def locals_of(subject: Subject, mesh: DeviceMesh | None, of: Collection[Role] = 
         ShardvizError: The subject is of another type.
     """
     if isinstance(subject, nn.Module):
-        found = list(local_tensors(unwrapped(subject), plain_mesh(mesh) if mesh is not None else None))
-        grads = gradients(found) if "grad" in of else []
-        return [*(local for local in found if local.role in of), *grads]
+        locals_ = list(local_tensors(unwrapped(subject), plain_mesh(mesh) if mesh is not None else None))
+        grads = gradients(locals_) if "grad" in of else []
+        return [*(local for local in locals_ if local.role in of), *grads]
     if isinstance(subject, torch.Tensor):
         return [of_tensor(UNNAMED, "activation", subject)]
     if isinstance(subject, Optimizer):
@@ -91,11 +91,11 @@ def check_values(locals_: Iterable[Local]) -> None:
             )
 
 
-def device_mesh_of(subject: Subject, given: DeviceMesh | None) -> DeviceMesh | None:
-    """Return the mesh of the job: the given one, the test's, or that of a DTensor; None if there is none."""
-    known = given if given is not None else current.device_mesh.get()
-    if known is not None:
-        return known
+def device_mesh_of(subject: Subject, device_mesh: DeviceMesh | None) -> DeviceMesh | None:
+    """Return the job's mesh: the given one, the test's, or a DTensor's; None without any."""
+    job_mesh = device_mesh if device_mesh is not None else current_test.device_mesh.get()
+    if job_mesh is not None:
+        return job_mesh
     return next((root_mesh(tensor.device_mesh) for tensor in _tensors(subject) if isinstance(tensor, DTensor)), None)
 
 
@@ -160,8 +160,8 @@ def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage
     inner = unwrapped(model)
     names = [local.name for local in local_tensors(inner)]
     stamps = stamps if stage_axes else under_names(stamps, names)
-    part = agree(_job_mesh(mesh), stage_axes, stamps.stamps, names)
-    return gather(lambda seen: add_model(seen, inner, mesh, stamps, part), mesh, Stamped(part.stamps))
+    pipeline_part = agree(_job_mesh(mesh), stage_axes, stamps.stamps, names)
+    return gather(lambda seen: add_model(seen, inner, mesh, stamps, pipeline_part), mesh, Stamped(pipeline_part.stamps))
 
 
 def gather(
@@ -180,11 +180,11 @@ def gather(
     """
     refuse_without_group("mark the test with @spmd(mesh=...), or pass the folder of a dump")
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
-    seen = Capture(rank, num_ranks, {stamp.name: stamp for stamp in stamps.stamps} if stamps else {})
+    capture = Capture(rank, num_ranks, {stamp.name: stamp for stamp in stamps.stamps} if stamps else {})
     if mesh is not None:
-        seen.add_mesh(mesh)
-    add(seen)
-    sent = of_all_ranks((msgspec.json.encode(seen.record()), save(seen.dense) if seen.dense else b""))
+        capture.add_mesh(mesh)
+    add(capture)
+    sent = of_all_ranks((msgspec.json.encode(capture.record()), save(capture.dense) if capture.dense else b""))
     records = map(partial(msgspec.json.decode, type=RankRecord), (record for record, _ in sent))
     arrays = {at: load(dense) for at, (_, dense) in enumerate(sent) if dense}
     run = run_record(_job_mesh(mesh), stamps, None, reference=reference)

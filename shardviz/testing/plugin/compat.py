@@ -90,7 +90,7 @@ def import_path(path: Path, *, mode: str, root: Path, namespace_packages: bool) 
 
 
 def explain_assertions(config: pytest.Config) -> None:
-    """Make failed assertions say what they compared, as pytest does while a test runs, from here on."""
+    """Make failed assertions show the values that they compared, as pytest does in a test."""
     from _pytest import assertion
 
     running = SimpleNamespace(config=config, ihook=config.hook, nodeid="")
@@ -104,10 +104,10 @@ def make_config(args: list[str]) -> pytest.Config:
     from _pytest.config import get_config
     from _pytest.terminal import TerminalReporter
 
-    made = get_config(args)
-    made.parse(args)
-    made.pluginmanager.register(TerminalReporter(made, sys.stdout), "terminalreporter")  # it colors diffs
-    return made
+    config = get_config(args)
+    config.parse(args)
+    config.pluginmanager.register(TerminalReporter(config, sys.stdout), "terminalreporter")  # it colors diffs
+    return config
 
 
 def _rewriter(config: pytest.Config) -> Any:
@@ -117,11 +117,11 @@ def _rewriter(config: pytest.Config) -> Any:
 # Warnings and logs
 
 
-def filter_warnings(configured: Iterable[str], given: Iterable[str], marked: Iterable[str]) -> None:
+def filter_warnings(configured: Iterable[str], on_command_line: Iterable[str], marked: Iterable[str]) -> None:
     """Apply the filters of a configuration, of a command line and of marks, as pytest writes them."""
     from _pytest.config import apply_warning_filters, parse_warning_filter
 
-    apply_warning_filters(configured, given)
+    apply_warning_filters(configured, on_command_line)
     for text in marked:
         warnings.filterwarnings(*parse_warning_filter(text, escape=False))
 
@@ -171,9 +171,9 @@ def plain_failure(text: str, path: str, line: int) -> ExceptionChainRepr:
     """Return pytest's representation of a failure that has no traceback."""
     from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprFileLocation, ReprTraceback
 
-    entry = ReprEntry([f"E   {text_line}" for text_line in text.splitlines()], None, None, None, "long")
+    traceback_entry = ReprEntry([f"E   {text_line}" for text_line in text.splitlines()], None, None, None, "long")
     crash = ReprFileLocation(path, line, text)
-    return ExceptionChainRepr([(ReprTraceback([entry], None, "long"), crash, None)])
+    return ExceptionChainRepr([(ReprTraceback([traceback_entry], None, "long"), crash, None)])
 
 
 def as_failure(shown: object) -> ExceptionChainRepr | None:

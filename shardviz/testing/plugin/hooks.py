@@ -128,6 +128,6 @@ def shard_dump(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
 def pytest_report_header(config: pytest.Config) -> str | None:
     """List the options that were given, if any were."""
     names = ("ranks", "launch", "timeout", "seed")
-    given: dict[str, Any] = {name: config.getoption(f"shardviz_{name}") for name in names}
-    options = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+    options_given: dict[str, Any] = {name: config.getoption(f"shardviz_{name}") for name in names}
+    options = ", ".join(f"{name} {value}" for name, value in options_given.items() if value is not None)
     return f"shardviz: {options}" if options else None

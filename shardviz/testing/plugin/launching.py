@@ -89,7 +89,7 @@ def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") ->
     style = Style(config.option.tbstyle, config.option.fulltrace, config.option.showlocals, config.get_verbosity())
     marked = tuple(text for mark in item.iter_markers("filterwarnings") for text in mark.args)
     before = config.stash.get(COLLECTED, Collected())
-    configured, given = config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or ()
+    configured, on_command_line = config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or ()
     return Parcel(
         source=source_of(item),
         owner=item.cls.__qualname__ if item.cls is not None else "",
@@ -100,7 +100,7 @@ def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") ->
         class_bindings=pack_bound(item.cls, before),
         mesh=spmd.mesh,
         seed=ranks_seed(config),
-        filters=(tuple(configured), tuple(given), marked),
+        filters=(tuple(configured), tuple(on_command_line), marked),
         log_level=compat.log_level(config),
         style=style,
         folder=folder,
@@ -109,7 +109,7 @@ def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") ->
 
 
 def _end(item: pytest.Function, failure: ShardvizError, ends: list[Outcome], coords: list[str]) -> BaseException:
-    """Return what the test raised on the rank where it went wrong first, and leave its story for the report."""
+    """Return the exception of the rank that failed first, and keep its story for the report."""
     root = find_root(failure, ends)
     if root is not None and root.kind == "skipped":
         return compat.skip_where_the_test_is(root.reason)

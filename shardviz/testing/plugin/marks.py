@@ -74,16 +74,16 @@ def spmd_of(item: pytest.Item) -> Spmd | None:
         raise MeshError(f"{item.name} is marked with more than one mesh", "keep one: a test runs on one mesh")
     if len(mark.args) + bool(mark.kwargs) != 1:
         raise MeshError(f"the marker of {item.name} names no mesh", "write pytest.mark.mesh(fsdp=2, tp=4)")
-    (given,) = mark.args or (mark.kwargs,)
-    return given if isinstance(given, Spmd) else Spmd(_mesh(given))
+    (argument,) = mark.args or (mark.kwargs,)
+    return argument if isinstance(argument, Spmd) else Spmd(_mesh(argument))
 
 
-def _mesh(given: Any) -> Mesh:
-    if isinstance(given, str):
-        return parse_mesh(given)
-    if not isinstance(given, Mapping) or not all(isinstance(size, int) for size in given.values()):
-        raise MeshError(f"{given!r} is not a mesh", 'write {"fsdp": 2, "tp": 4} or "fsdp=2,tp=4"')
-    return Mesh(tuple(given), tuple(given.values()))
+def _mesh(argument: Any) -> Mesh:
+    if isinstance(argument, str):
+        return parse_mesh(argument)
+    if not isinstance(argument, Mapping) or not all(isinstance(size, int) for size in argument.values()):
+        raise MeshError(f"{argument!r} is not a mesh", 'write {"fsdp": 2, "tp": 4} or "fsdp=2,tp=4"')
+    return Mesh(tuple(argument), tuple(argument.values()))
 
 
 def check_item(item: pytest.Item) -> None:

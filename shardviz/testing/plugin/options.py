@@ -43,9 +43,9 @@ def timeout_of(item: pytest.Function, spmd_timeout: float | None) -> float:
     """
     seconds = spmd_timeout or ranks_timeout(item.config)
     marker = item.get_closest_marker("timeout")
-    given = (marker.args[0] if marker.args else marker.kwargs.get("timeout")) if marker else None
-    given = given if given is not None else item.config.getoption("timeout", None)
-    return min(seconds, PART * float(given)) if isinstance(given, int | float) and given > 0 else seconds
+    marked = (marker.args[0] if marker.args else marker.kwargs.get("timeout")) if marker else None
+    marked = marked if marked is not None else item.config.getoption("timeout", None)
+    return min(seconds, PART * float(marked)) if isinstance(marked, int | float) and marked > 0 else seconds
 
 
 def ranks_seed(config: pytest.Config) -> int:

@@ -15,8 +15,8 @@ import pytest
 
 from shardviz.errors import ShardvizError
 from shardviz.live.world import RankFailedError
+from shardviz.live.world.failures.exceptions import pickled
 from shardviz.live.world.failures.failure import is_echo
-from shardviz.live.world.failures.raised import pickled
 from shardviz.live.world.protocol import Failed
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.plugin import compat
@@ -127,13 +127,15 @@ def _filtered(excinfo: pytest.ExceptionInfo[BaseException], function: Callable[.
     A mistake that shardviz reports is shown where the test makes it.
     """
     code = inspect.unwrap(function).__code__
-    kept = excinfo.traceback.cut(path=code.co_filename, firstlineno=code.co_firstlineno - 1)
-    ours = _PACKAGE if isinstance(excinfo.value, ShardvizError) else _OURS
-    kept = compat.traceback_of([entry for entry in kept if not str(entry.path).startswith(ours)]) or kept
-    kept = kept.filter(excinfo)
-    if style.traceback == "auto" and len(kept) > 2:
-        kept = compat.traceback_of((kept[0], *(entry.with_repr_style("short") for entry in kept[1:-1]), kept[-1]))
-    return kept
+    frames = excinfo.traceback.cut(path=code.co_filename, firstlineno=code.co_firstlineno - 1)
+    package = _PACKAGE if isinstance(excinfo.value, ShardvizError) else _OURS
+    frames = compat.traceback_of([entry for entry in frames if not str(entry.path).startswith(package)]) or frames
+    frames = frames.filter(excinfo)
+    if style.traceback == "auto" and len(frames) > 2:
+        frames = compat.traceback_of(
+            (frames[0], *(entry.with_repr_style("short") for entry in frames[1:-1]), frames[-1])
+        )
+    return frames
 
 
 OWN_ERROR = f"{ShardAssertionError.__module__}.{ShardAssertionError.__qualname__}: "
@@ -169,7 +171,7 @@ STORY: pytest.StashKey[Story] = pytest.StashKey()
 
 
 def report_story(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Replace the report of pytest's own process on a test that did not pass, and say where its dump is."""
+    """Replace pytest's own report of a failed test, and say where its dump is."""
     story = item.stash.get(STORY, None)
     if story is not None:
         del item.stash[STORY]
@@ -180,7 +182,7 @@ def report_story(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def find_root(failure: ShardvizError, ends: list[Outcome]) -> Outcome | None:
-    """Return how the test ended on the rank that the others follow from; None if that rank could not say.
+    """Return the outcome on the rank that failed first; None if that rank left none.
 
     Failures come before skips, causes before echoes of another rank's failure, then the earliest comes first.
 
@@ -219,11 +221,11 @@ def _is_echo(end: Outcome) -> bool:
     return is_echo(Failed(type(end.exception()).__name__, end.reason, "", "", end.when))
 
 
-def _is_same(end: Outcome, other: Outcome) -> bool:
+def _is_same(end: Outcome, second: Outcome) -> bool:
     def line(outcome: Outcome) -> tuple[str, str]:
         return outcome.kind, outcome.text.strip().rpartition("\n")[2]
 
-    return line(end) == line(other)
+    return line(end) == line(second)
 
 
 def _other_failures(ends: list[Outcome], shown: list[int]) -> list[str]:

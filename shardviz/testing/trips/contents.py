@@ -1,4 +1,4 @@
-"""What this rank has of a job, all named by parameter, and what it is filled with before it travels.
+"""This rank's tensors of a job, named by parameter, and the values that fill them.
 
 Parameters, buffers, optimizer state and hyperparameters are filled with values that say where they belong, or with
 others that must be gone after a load.
@@ -98,7 +98,7 @@ class Contents:
 
 
 def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Contents:
-    """Return what this rank has of a model and its optimizer.
+    """Return this rank's contents of a model and its optimizer.
 
     Args:
         model: The model, or this rank's stage of it; tensors that no checkpoint has are left out.
@@ -107,39 +107,39 @@ def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Co
     """
     inner = unwrapped(model)
     frozen = frozenset(clean_name(name) for name, one in inner.named_parameters() if not one.requires_grad)
-    seen = Contents(tied=tuple(tied_names(inner)), frozen=frozen)
+    contents = Contents(tied=tuple(tied_names(inner)), frozen=frozen)
     computed = computed_buffers(inner)
     plain = plain_mesh(mesh) if mesh is not None else None
     for local in local_tensors(inner, plain):
         if local.unknown:
-            seen.not_known[local.name] = local.unknown
+            contents.not_known[local.name] = local.unknown
         elif local.name not in computed:
-            seen.tensors[local.name] = local
+            contents.tensors[local.name] = local
     if optimizer is None:
-        return seen
+        return contents
     owners = {id(tensor): clean_name(name) for _, name, tensor in reversed(list(named_tensors(inner)))}
     strangers = 0
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             strangers += id(parameter) not in owners
             owner = owners.get(id(parameter), f"param_groups[{number}][{index}]")
-            _add_state(seen, owner, optimizer.state.get(parameter, {}), plain)
-            seen.settings.update({f"{owner} {key}": value for key, value in settings_of(group)})
-    return replace(seen, strangers=strangers)
+            _add_state(contents, owner, optimizer.state.get(parameter, {}), plain)
+            contents.settings.update({f"{owner} {key}": value for key, value in settings_of(group)})
+    return replace(contents, strangers=strangers)
 
 
-def _add_state(seen: Contents, owner: str, state: MutableMapping[str, Any], mesh: Mesh | None) -> None:
-    parameter = seen.tensors.get(owner)
+def _add_state(contents: Contents, owner: str, state: MutableMapping[str, Any], mesh: Mesh | None) -> None:
+    parameter = contents.tensors.get(owner)
     for key, value in state.items():
         name = f"{owner} {key}"
         if isinstance(value, torch.Tensor) and value.dim():
             local = of_tensor(name, "optim", value, mesh)
             if local.unknown:
-                seen.not_known[name] = local.unknown
+                contents.not_known[name] = local.unknown
                 continue
-            seen.tensors[name] = _claiming_as(local, parameter)
+            contents.tensors[name] = _claiming_as(local, parameter)
         elif isinstance(value, torch.Tensor | float) or type(value) is int:
-            seen.numbers[name] = Number(state, key)
+            contents.numbers[name] = Number(state, key)
 
 
 def _claiming_as(state: Local, parameter: Local | None) -> Local:
@@ -154,9 +154,9 @@ def settings_of(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in group.items():
         if key in NOT_SAVED:
             continue
-        for index, one in enumerate(value if isinstance(value, tuple | list) else (value,)):
-            if _is_fraction(one):
-                yield (f"{key}[{index}]" if isinstance(value, tuple | list) else key), float(one)
+        for index, number in enumerate(value if isinstance(value, tuple | list) else (value,)):
+            if _is_fraction(number):
+                yield (f"{key}[{index}]" if isinstance(value, tuple | list) else key), float(number)
 
 
 def _is_fraction(value: Any) -> bool:
@@ -170,15 +170,15 @@ def give_state(optimizer: Any) -> None:
     if optimizer is None or len(optimizer.state):
         return
     parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
-    for one in parameters:
-        one.grad = torch.zeros_like(one)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
 @dataclass(frozen=True)
 class Flags:
-    """Values for a tensor of flags: too few to say where they belong, enough to say whether they are there.
+    """Values for a tensor of flags: they show whether it arrived, not where its elements belong.
 
     Attributes:
         name: The tensor's name.
@@ -237,15 +237,15 @@ def values_for(key: str, shape: tuple[int, ...], dtype: str, *, old: bool = Fals
     return Fill(f"{key} as it was before" if old else key, shape, dtype) if can_fill(dtype) else None
 
 
-def sent_by_all(seen: Contents) -> dict[str, Sent]:
-    """Return what all ranks have, by name. Every rank of the world calls this, before anything is filled.
+def sent_by_all(contents: Contents) -> dict[str, Sent]:
+    """Describe all ranks' tensors, by name. Every rank calls this, before anything is filled.
 
     A plain tensor whose values differ between ranks is each rank's own; if they are equal it is a copy.
     """
-    first_of = {name: group[0] for group in seen.tied for name in group}
-    mine = {name: _described(local, first_of.get(name, name)) for name, local in seen.tensors.items()}
+    first_of = {name: group[0] for group in contents.tied for name in group}
+    own_tensors = {name: _described(local, first_of.get(name, name)) for name, local in contents.tensors.items()}
     pairs_of: dict[str, list[tuple[int, tuple[Sent, str]]]] = {}
-    for rank, of_rank in enumerate(of_all_ranks(mine)):
+    for rank, of_rank in enumerate(of_all_ranks(own_tensors)):
         for name, pair in of_rank.items():
             pairs_of.setdefault(name, []).append((rank, pair))
     return {name: _agreed(pairs) for name, pairs in pairs_of.items()}
@@ -263,56 +263,58 @@ def _agreed(pairs: list[tuple[int, tuple[Sent, str]]]) -> Sent:
     return Sent(sent.name, sent.role, sent.shape, sent.dtype, sent.key, tuple(rank for rank, _ in pairs), each)
 
 
-def fill(seen: Contents, entries: Mapping[str, Entry | None], number: float) -> dict[str, str]:
+def fill(contents: Contents, entries: Mapping[str, Entry | None], number: float) -> dict[str, str]:
     """Write values into what this rank has, and the same number into every number of the optimizer's state.
 
     Returns:
         The tensors that could not be written, and why.
     """
-    refused = dict(seen.not_known)
-    for name, local in seen.tensors.items():
-        entry = entries.get(name)
-        if entry is None:
+    refused = dict(contents.not_known)
+    for name, local in contents.tensors.items():
+        saved = entries.get(name)
+        if saved is None:
             refused[name] = f"{local.values.dtype} has no values to fill it with"
         elif local.values.is_meta:
             refused[name] = "it is on the meta device"
-        elif (part := part_of_entry(local, entry)) is None:
+        elif (rank_bits := part_of_entry(local, saved)) is None:
             refused[name] = "its placements do not say which elements this rank has"
         else:
-            bits = torch.from_numpy(part != 0) if entry.dtype == "bool" else from_bits(part, local.values.dtype)
+            bits = (
+                torch.from_numpy(rank_bits != 0) if saved.dtype == "bool" else from_bits(rank_bits, local.values.dtype)
+            )
             with torch.no_grad():
                 local.values.copy_(bits)
-    for one in seen.numbers.values():
-        one.write(number)
-    return refused | _not_applied(seen, entries, refused)
+    for state_number in contents.numbers.values():
+        state_number.write(number)
+    return refused | _not_applied(contents, entries, refused)
 
 
-def _not_applied(seen: Contents, entries: Mapping[str, Entry | None], refused: Mapping[str, str]) -> dict[str, str]:
+def _not_applied(contents: Contents, entries: Mapping[str, Entry | None], refused: Mapping[str, str]) -> dict[str, str]:
     """Return the tensors that do not read back as written: they share elements with others."""
     wrong = {}
-    for name, local in seen.tensors.items():
-        entry = entries.get(name)
-        if entry is not None and name not in refused:
-            own = part_of_entry(local, entry)
-            if own is None or not np.array_equal(own, bits_of_tensor(local.values)):
+    for name, local in contents.tensors.items():
+        saved = entries.get(name)
+        if saved is not None and name not in refused:
+            rank_bits = part_of_entry(local, saved)
+            if rank_bits is None or not np.array_equal(rank_bits, bits_of_tensor(local.values)):
                 wrong[name] = "it did not read back as it was filled: it shares elements with another tensor"
     return wrong
 
 
-def part_of_entry(local: Local, entry: Entry) -> NDArray[Any] | None:
-    """Return the bits that this rank's part should have; None if its placements do not say which part that is."""
-    if tuple(entry.shape) != local.shape:
+def part_of_entry(local: Local, saved: Entry) -> NDArray[Any] | None:
+    """Return the expected bits of this rank's part; None if its placements don't locate it."""
+    if tuple(saved.shape) != local.shape:
         return None
     region = region_of(local)
     if region is None or region.shape != tuple(local.values.shape):
         return None
-    return part_of(entry.bits.reshape(-1), region) if local.flat else entry.read(region)
+    return part_of(saved.bits.reshape(-1), region) if local.flat else saved.read(region)
 
 
-def wanted_bits(local: Local, entry: Entry) -> NDArray[Any] | None:
+def wanted_bits(local: Local, saved: Entry) -> NDArray[Any] | None:
     """Return the same in the dtype that this rank has."""
-    part = part_of_entry(local, entry)
-    return None if part is None else cast_bits(part, entry.dtype, local.values.dtype)
+    rank_bits = part_of_entry(local, saved)
+    return None if rank_bits is None else cast_bits(rank_bits, saved.dtype, local.values.dtype)
 
 
 def region_of(local: Local) -> Region | None:
@@ -321,12 +323,12 @@ def region_of(local: Local) -> Region | None:
     return claimed_region(local, shape)
 
 
-def old_entries(seen: Contents, salt: str) -> dict[str, Entry | None]:
+def old_entries(contents: Contents, salt: str) -> dict[str, Entry | None]:
     """Return what receivers are filled with before anything is received."""
-    first_of = {name: group[0] for group in seen.tied for name in group}
+    first_of = {name: group[0] for group in contents.tied for name in group}
     return {
-        name: values_for(f"{salt}/{first_of.get(name, name)}", one.shape, dtype_name(one.values.dtype), old=True)
-        for name, one in seen.tensors.items()
+        name: values_for(f"{salt}/{first_of.get(name, name)}", local.shape, dtype_name(local.values.dtype), old=True)
+        for name, local in contents.tensors.items()
     }
 
 
@@ -341,5 +343,5 @@ def settings_times(optimizer: Any, factor: float) -> None:
 
 
 def salt_of(*parts: object) -> str:
-    """Return a short text that is different for each trip, so that what another one left behind is not taken for it."""
+    """Return a short text that is unique to a trip, to tell its values from an earlier trip's."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()

@@ -1,4 +1,4 @@
-"""What a save wrote, read back offline: a load that undoes the mistakes of its save would hide both."""
+"""Checkpoints read back offline: a load could hide the mistakes of its save."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST = 3
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the checkpoints that a save wrote: the folder itself, or what is in it."""
+    """Return the checkpoints that a save wrote: the folder itself, or those in it."""
     if is_checkpoint(folder):
         return [folder]
     return [one for one in sorted(folder.iterdir()) if is_checkpoint(one)] if folder.is_dir() else []
@@ -49,7 +49,7 @@ def saved_in(folder: Path) -> tuple[dict[str, Saved], list[str]]:
 def check_disk(
     sent: Mapping[str, Entry], stored: Mapping[str, Saved], trips: str
 ) -> tuple[list[Finding], dict[str, str]]:
-    """Compare what is on disk with what was saved, each tensor under its own name.
+    """Compare the tensors on disk with those saved, each under its own name.
 
     Args:
         sent: What was saved, by name; optimizer state as `up.weight exp_avg`.
@@ -61,13 +61,13 @@ def check_disk(
     """
     wrong, absent = [], {}
     names = names_on_disk(list(sent), stored)
-    known = Contents.of(Sent(name, entry) for name, entry in sent.items())
-    for name, entry in sent.items():
+    saved_contents = Contents.of(Sent(name, entry) for name, entry in sent.items())
+    for name, saved_entry in sent.items():
         if name not in names:
             absent[name] = "nothing on disk has its name"
             continue
         try:
-            finding = _finding(Sent(name, entry), stored[names[name]], known, trips)
+            finding = _finding(Sent(name, saved_entry), stored[names[name]], saved_contents, trips)
         except (ShardvizError, OSError) as error:
             absent[name] = str(error).partition("\n")[0]
             continue
@@ -80,23 +80,23 @@ def names_on_disk(names: list[str], stored: Mapping[str, Saved]) -> dict[str, st
     """Return what tensors and optimizer states are called on disk."""
     states = {state: name for name in stored if (state := state_of(name)) is not None}
     weights = [name for name in stored if state_of(name) is None]
-    known = dict(matched([name for name in names if " " not in name], weights).names)
+    names_stored = dict(matched([name for name in names if " " not in name], weights).names)
     owners = matched([name.partition(" ")[0] for name in names if " " in name], {owner for owner, _ in states}).names
     for name in names:
         owner, _, key = name.partition(" ")
         if key and (owners.get(owner, owner), key) in states:
-            known[name] = states[owners.get(owner, owner), key]
-    return known
+            names_stored[name] = states[owners.get(owner, owner), key]
+    return names_stored
 
 
-def _finding(sent: Sent, saved: Saved, known: Contents, trips: str) -> Finding | None:
+def _finding(sent: Sent, saved: Saved, contents: Contents, trips: str) -> Finding | None:
     """Return how a tensor on disk differs from what was saved; None if it does not."""
     if not can_cast(sent.dtype, saved.dtype):
         raise ShardvizError(f"it is {saved.dtype} on disk")
     if agree(sent, saved):
         return None
     called = "on disk" if saved.name == sent.name else f"on disk, as {saved.name}"
-    if whose := next((one.name for one in known.equal_to(saved)), ""):
+    if whose := next((one.name for one in contents.equal_to(saved)), ""):
         sentence = f"{called}, it has the values of {whose}"
         return WrongOnDisk().finding(sent.name, (), sentence, kind="foreign", details=(trips,))
     outcome = change_of(Outcome(sent.name, saved.name, "equal"), sent, saved, ("what was saved", "it"))

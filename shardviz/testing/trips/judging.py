@@ -1,4 +1,4 @@
-"""What each rank received, compared with what it should have, and the findings about it, with the fix.
+"""Received tensors compared with the expected ones, and findings with their fix.
 
 A rank has its own part, old values, rounded ones, zeros, another shape, another tensor's part, or something else.
 """
@@ -37,7 +37,7 @@ from shardviz.explain.transfers import (
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import add_by_reference
-from shardviz.live.capture.lookup.known import Known
+from shardviz.live.capture.lookup.reference_tensors import Known
 from shardviz.live.capture.meshes import plain_mesh, without_axes
 from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
 from shardviz.reference.lookup import FEW_EQUAL
@@ -148,21 +148,21 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
         return Part(rank, "dtype", why=dtype, wrong=local.values.numel(), size=local.values.numel())
     got = bits_of_tensor(local.values)
     parts = [wanted_bits(local, entry) for entry in (target.entry, *target.also)]
-    wanted = parts[0]
-    if wanted is None:
+    expected = parts[0]
+    if expected is None:
         return Part(rank, "shape", why=f"{list(got.shape)} on this rank, which its placements do not give it")
     if any(one is not None and np.array_equal(one, got) for one in parts):
         return Part(rank, "right", size=got.size)
-    wrong = wanted != got
+    wrong = expected != got
     region = region_of(local)
     if target.padding is not None and region is not None:
         wrong &= ~part_of(target.padding(), region)
     rows = rows_text(wrong, region) if region is not None and not local.flat else ""
     padded = target.padded() if target.padded is not None else None
     fate, why = _fate(local, target, got, wrong)
-    part, change = part_of_entry(local, target.entry), None
-    if fate in ("zeros", "other") and part is not None:
-        sides = Held(local.name, target.entry.dtype, part), Held(local.name, dtype, got)
+    expected_here, change = part_of_entry(local, target.entry), None
+    if fate in ("zeros", "other") and expected_here is not None:
+        sides = Held(local.name, target.entry.dtype, expected_here), Held(local.name, dtype, got)
         outcome, through = Outcome(local.name, "", "other"), NARROWER.get(dtype, ())
         change = values_changed(outcome, *sides, ("what was sent", "it"), through)
     if change is not None and isinstance(cause := change.explanation, NarrowedOnTheWay):
@@ -208,26 +208,26 @@ def rows_text(wrong: NDArray[np.bool_], region: Region) -> str:
 
 
 def parts_of_all(locals_: Mapping[str, Local], targets: Mapping[str, Target]) -> dict[str, list[Part]]:
-    """Return what became of every rank's part of every tensor. Every rank of the world calls this."""
+    """Return the fate of every rank's part of every tensor. Every rank calls this."""
     rank = distributed.get_rank()
-    mine = {name: part_received(local, targets[name], rank) for name, local in locals_.items() if name in targets}
-    for name, part in mine.items():
-        if part.fate == "other" and (whose := _owner(locals_[name], targets)):
-            mine[name] = replace(part, fate="swapped", why=whose)
+    own_parts = {name: part_received(local, targets[name], rank) for name, local in locals_.items() if name in targets}
+    for name, rank_part in own_parts.items():
+        if rank_part.fate == "other" and (whose := _owner(locals_[name], targets)):
+            own_parts[name] = replace(rank_part, fate="swapped", why=whose)
     parts: dict[str, list[Part]] = {}
-    for of_rank in of_all_ranks(mine):
-        for name, part in of_rank.items():
-            parts.setdefault(name, []).append(part)
+    for of_rank in of_all_ranks(own_parts):
+        for name, rank_part in of_rank.items():
+            parts.setdefault(name, []).append(rank_part)
     return parts
 
 
 def _owner(local: Local, targets: Mapping[str, Target]) -> str:
-    """Return the other tensor whose part a rank has in place of its part of this one; empty if there is none."""
+    """Return the tensor whose part a rank has instead of its own; empty if there isn't one."""
     got = bits_of_tensor(local.values)
     for name, target in targets.items():
         if name != local.name and tuple(target.entry.shape) == local.shape:
-            other = wanted_bits(local, target.entry)
-            if other is not None and np.array_equal(other, got):
+            expected = wanted_bits(local, target.entry)
+            if expected is not None and np.array_equal(expected, got):
                 return name
     return ""
 
@@ -248,19 +248,19 @@ def places(
         mesh: The mesh of the job.
         reference: What was sent, in words.
     """
-    known = _known({name: target for name, target in targets.items() if target.entry.dtype != "bool"})
+    reference_entries = _known({name: target for name, target in targets.items() if target.entry.dtype != "bool"})
     dropped = _stage_axes(locals_, mesh)
     rank = distributed.get_rank()
     tensors = [
-        replace(one, role="param", claim=one.claim and without_axes(one.claim, dropped, rank))
+        replace(local, role="param", claim=local.claim and without_axes(local.claim, dropped, rank))
         for name in names
-        if (one := locals_.get(name)) is not None and name in known.stamps  # of flags nothing can be said
+        if (local := locals_.get(name)) is not None and name in reference_entries.stamps  # of flags nothing can be said
     ]
 
     def add(seen: Capture) -> None:
-        add_by_reference(seen, tensors, known)
+        add_by_reference(seen, tensors, reference_entries)
 
-    dump = gather(add, mesh, Stamped(tuple(known.stamps.values())), reference)
+    dump = gather(add, mesh, Stamped(tuple(reference_entries.stamps.values())), reference)
     report = report_on(dump)
     each = [placed for finding in report.findings for placed in finding.each]
     findings = [finding for finding in each if finding.tensor in names and finding.kind not in ("incomplete", "untied")]
@@ -321,31 +321,31 @@ class Received:
 
     def wrong(self, *fates: str) -> dict[str, list[Part]]:
         """Return the parts with one of some fates, of the tensors that have any."""
-        found = {name: [one for one in parts if one.fate in fates] for name, parts in self.parts.items()}
-        return {name: parts for name, parts in found.items() if parts}
+        by_name = {name: [one for one in parts if one.fate in fates] for name, parts in self.parts.items()}
+        return {name: parts for name, parts in by_name.items() if parts}
 
     def owner(self, name: str) -> str:
-        """Return the one tensor whose values every wrong part of a tensor has; empty if there is none."""
+        """Return the tensor whose values all wrong parts have; empty if they share none."""
         owners = {part.why if part.fate == "swapped" else "" for part in self.parts[name] if part.fate != "right"}
         return owners.pop() if len(owners) == 1 else ""
 
     def is_padded(self, name: str) -> bool:
-        """Whether ranks padded their own parts, where a map pads the whole: not the first rank alone."""
+        """Whether ranks padded their own parts although a map pads the whole."""
         wrong = [part.padded for part in self.parts[name] if part.fate != "right"]
         return all(wrong) and any(padded.first for padded in wrong if padded)
 
     def change(self, name: str) -> Outcome | None:
-        """Return what was done to all values of every wrong part of a tensor; None if that is not one thing."""
+        """Return the one change of all wrong parts' values; None if they changed differently."""
         changes = {part.change for part in self.parts[name] if part.fate != "right"}
         return changes.pop() if len(changes) == 1 else None
 
     @property
     def unplaced(self) -> list[str]:
         """The tensors whose wrong values are neither the old ones nor rounded: they may be others'."""
-        known = self.wrong("kept", "rounded", "dtype", "shape")
+        explained = self.wrong("kept", "rounded", "dtype", "shape")
         wrong = self.wrong("other", "swapped")
-        found = [name for name in wrong if name not in known and name not in self.each and not self.owner(name)]
-        return [name for name in found if not self.is_padded(name) and not self.change(name)]
+        names = [name for name in wrong if name not in explained and name not in self.each and not self.owner(name)]
+        return [name for name in names if not self.is_padded(name) and not self.change(name)]
 
 
 def message_of(findings: Iterable[Finding]) -> str:
@@ -366,7 +366,7 @@ def _with_rows(finding: Finding) -> Finding:
 
 
 def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield what is wrong with what was received.
+    """Yield findings of received tensors.
 
     Args:
         received: What became of every tensor.
@@ -376,18 +376,18 @@ def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Findi
     for name in padded:
         yield _padded(received, name)
     received = replace(received, parts={name: parts for name, parts in received.parts.items() if name not in padded})
-    kept, trip = received.wrong("kept"), received.trip
-    for name, parts in kept.items():
+    old_parts, trip = received.wrong("kept"), received.trip
+    for name, parts in old_parts.items():
         yield _kept(received, name, parts)
     for name, parts in received.wrong("rounded").items():
-        if name not in kept:
+        if name not in old_parts:
             text = f"its values were rounded to {parts[0].why} on the way on {_where(received, name, parts)}"
             yield _finding(NarrowedOnTheWay(parts[0].why, trip=trip), received, name, parts, text)
     for name, parts in received.wrong("dtype").items():
         text = f"it is {parts[0].why} on {_where(received, name, parts)} after the {trip}, and was not before"
         yield _finding(ReplacedDtype(trip), received, name, parts, text)
     for name, parts in received.wrong("shape").items():
-        if name not in kept:
+        if name not in old_parts:
             text = f"its shape is {parts[0].why}, on {_where(received, name, parts)}"
             yield _finding(PartTakenForWhole(trip), received, name, parts, text)
     for name, parts in received.wrong("swapped").items():
@@ -398,7 +398,7 @@ def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Findi
     for finding in placed:
         yield with_parts(_advised(finding, received), received.parts[finding.tensor])
     for name, parts in received.wrong("other", "zeros", "swapped").items():
-        if name not in explained and name not in kept and name not in received.wrong("rounded", "dtype", "shape"):
+        if name not in explained and name not in old_parts and name not in received.wrong("rounded", "dtype", "shape"):
             yield _other(received, name, parts)
 
 
@@ -419,9 +419,9 @@ def _finding(
 
 def _padded(received: Received, name: str) -> Finding:
     parts = [part for part in received.parts[name] if part.fate != "right"]
-    one = next(part.padded for part in parts if part.padded is not None and part.padded.first)
-    what = "rows" if one.dim == 0 else f"indices of dim {one.dim}"
-    text = f"each rank's own {what} are padded, {one.size:,} and {one.more:,} more; the map pads the whole"
+    padding = next(part.padded for part in parts if part.padded is not None and part.padded.first)
+    what = "rows" if padding.dim == 0 else f"indices of dim {padding.dim}"
+    text = f"each rank's own {what} are padded, {padding.size:,} and {padding.more:,} more; the map pads the whole"
     return _finding(PaddedParts(), received, name, parts, f"{text}: on {_where(received, name, parts)}")
 
 
@@ -436,15 +436,15 @@ def _kept(received: Received, name: str, parts: Sequence[Part]) -> Finding:
 
 def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
     """Return the cause of old values: the whole trip, a rank, a kind of tensor or this one."""
-    trip, kept, role = received.trip, received.wrong("kept"), received.roles[name]
+    trip, old_parts, role = received.trip, received.wrong("kept"), received.roles[name]
     if any(part.wrong < part.size for part in parts):
         return PartialWrite(trip)
     if {part.rank for part in parts} < {part.rank for part in received.parts[name] if part.size}:
         return SkippedRanks(trip)
-    if set(kept) >= set(received.parts):
+    if set(old_parts) >= set(received.parts):
         return WriteIntoCopies(trip)
     same = [other for other in received.parts if received.roles[other] == role]
-    if len(same) > 1 and all(one in kept for one in same):
+    if len(same) > 1 and all(one in old_parts for one in same):
         return SkippedRole(trip, role)
     return SkippedKey()
 
@@ -480,11 +480,11 @@ def _advised(finding: Finding, received: Received) -> Finding:
 
 def _why_swapped(received: Received, name: str, whose: str) -> Cause:
     """Return the cause where one tensor has another's values."""
-    mine, _, own_key = name.partition(" ")
-    theirs, _, key = whose.partition(" ")
-    if received.roles[name] != "optim" and own_key and mine == theirs:
+    owner, _, own_key = name.partition(" ")
+    source_owner, _, key = whose.partition(" ")
+    if received.roles[name] != "optim" and own_key and owner == source_owner:
         return FusedCutOtherwise()
-    if received.roles[name] == "optim" and mine == theirs:
+    if received.roles[name] == "optim" and owner == source_owner:
         return SwappedTensors(tuple(sorted((own_key, key))))
     if received.roles[name] == "optim" and own_key == key:
         return StateByNumber()

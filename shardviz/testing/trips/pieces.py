@@ -22,7 +22,7 @@ from shardviz.checkpoint.maps import language
 from shardviz.checkpoint.maps.families import find_map
 from shardviz.checkpoint.maps.functions import views_in
 from shardviz.checkpoint.maps.language import Name, Rule, names_in
-from shardviz.checkpoint.maps.made import PAD, Made, Op, called, dim_of, has_padding, leaves, padding_in
+from shardviz.checkpoint.maps.mapped_tensors import PAD, Made, Op, called, dim_of, has_padding, leaves, padding_in
 from shardviz.checkpoint.maps.matching import apply, filled, named, pattern_of, towards
 from shardviz.errors import NotationError, ShardvizError
 from shardviz.explain.transfers import FusedCutOtherwise
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.region import Region
@@ -97,21 +97,21 @@ class Sent:
         return self.entry.read(region)
 
 
-def rules_of(given: AnyMap | None) -> tuple[Rule, ...]:
+def rules_of(map_given: AnyMap | None) -> tuple[Rule, ...]:
     """Return a map as rules.
 
     Raises:
         ShardvizError: It is a file that cannot be read, or one of its expressions cannot.
     """
-    if given is None:
+    if map_given is None:
         return ()
-    if isinstance(given, str | Path):
-        return find_map(given)
-    return language.rules_of(given, "map") if isinstance(given, Mapping) else tuple(given)
+    if isinstance(map_given, str | Path):
+        return find_map(map_given)
+    return language.rules_of(map_given, "map") if isinstance(map_given, Mapping) else tuple(map_given)
 
 
 def made_of(names: Collection[str], entries: Mapping[str, Entry], rules: Iterable[Rule]) -> dict[str, Node]:
-    """Return what each of the target's tensors is made of; one without a rule is the source's of its own name, if any.
+    """Return the recipe of each target tensor; without a rule, the source's of the same name.
 
     Args:
         names: The target's names.
@@ -122,11 +122,11 @@ def made_of(names: Collection[str], entries: Mapping[str, Entry], rules: Iterabl
         ShardvizError: A rule fits no name, names a tensor that the source does not have, or its tensors do not fit.
     """
     sent = {name: Sent(name, entry) for name, entry in entries.items()}
-    known = tuple(rules)
-    patterns = [name for rule in known for name in (rule.left, *names_in(rule.right))]
+    rule_list = tuple(rules)
+    patterns = [name for rule in rule_list for name in (rule.left, *names_in(rule.right))]
     right = named("the source", sent, patterns)
     left = named("the target", dict.fromkeys(names), patterns)
-    mapped = apply(towards(known, left.tensors, right.tensors), left, right, {})
+    mapped = apply(towards(rule_list, left.tensors, right.tensors), left, right, {})
     for name, why in mapped.lacking.items():
         raise ShardvizError(f"map: {name}: {why}", "leave the tensor out of the map, or send it")
     nodes: dict[str, Node] = {name: one.node for name, one in mapped.made.items()}
@@ -147,44 +147,44 @@ def names_of(node: Node) -> list[str]:
 
 
 def renamed(names: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
-    """Return what names are called by rules that only rename; the first that fits counts, others keep their name.
+    """Rename by the first fitting rule that only renames; names without one stay.
 
     Example:
         >>> renamed(["layers.0.wq"], language.rules_of({"layers.*.wq": "h.*.q"}, "map"))
         {'layers.0.wq': 'h.0.q'}
     """
-    known = [(pattern_of(rule.left), rule.right.pattern) for rule in rules if isinstance(rule.right, Name)]
+    renamings = [(pattern_of(rule.left), rule.right.pattern) for rule in rules if isinstance(rule.right, Name)]
     new_names = {}
     for name in names:
-        fits = ((fit, other) for pattern, other in known if (fit := pattern.fullmatch(name)))
-        fit, other = next(fits, (None, name))
-        new_names[name] = filled(other, fit.groups()) if fit else name
+        fits = ((fit, other) for pattern, other in renamings if (fit := pattern.fullmatch(name)))
+        fit, pattern_text = next(fits, (None, name))
+        new_names[name] = filled(pattern_text, fit.groups()) if fit else name
     return new_names
 
 
 def without_padding(local: Local, node: Node) -> Local:
-    """Return what a rank has, with the values of what is made in the place of padding: whatever is there is right."""
+    """Return a rank's values with padding replaced by the expected: any padding is right."""
     own_region = region_of(local)
     if not has_padding(node) or local.flat or own_region is None or own_region.shape != tuple(local.values.shape):
         return local
-    got, entry, padding = bits_of_tensor(local.values).copy(), entry_of(node), padding_in(node)
+    got, source, padding = bits_of_tensor(local.values).copy(), entry_of(node), padding_in(node)
     for region in (*_others(local), own_region):  # a shard of another rank has that one's padding
         mask = part_of(padding, region)
-        wanted = cast_bits(entry.read(region), entry.dtype, local.values.dtype)
-        if region == own_region or (mask.shape == got.shape and _equal(got[~mask], wanted[~mask])):
-            got[mask] = wanted[mask]
+        expected = cast_bits(source.read(region), source.dtype, local.values.dtype)
+        if region == own_region or (mask.shape == got.shape and _equal(got[~mask], expected[~mask])):
+            got[mask] = expected[mask]
             break
     return replace(local, values=from_bits(got, local.values.dtype))
 
 
 def _others(local: Local) -> Iterator[Region]:
-    """Yield what other ranks have of a tensor where it is not all copies."""
+    """Yield other ranks' regions of a tensor that isn't replicated."""
     if local.claim is None:
         return
     mesh, placements = local.claim
     layout = Layout.from_placements(mesh, local.shape, placements)
-    own = layout.region(mesh.coord_of(distributed.get_rank()))
-    yield from (one for one in dict.fromkeys(map(layout.region, mesh.coords())) if one != own)
+    own_region = layout.region(mesh.coord_of(distributed.get_rank()))
+    yield from (one for one in dict.fromkeys(map(layout.region, mesh.coords())) if one != own_region)
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,13 @@ def padded_by_rank(local: Local, node: Node) -> Padded | None:
         return None
     mesh, placements = local.claim
     inner, dim = node.parts[0], dim_of(node)
-    part = Layout.from_placements(mesh, inner.shape, placements).region(mesh.coord_of(distributed.get_rank()))
-    cut = (*(slice(None),) * dim, slice(0, part.shape[dim]))
+    region = Layout.from_placements(mesh, inner.shape, placements).region(mesh.coord_of(distributed.get_rank()))
+    cut = (*(slice(None),) * dim, slice(0, region.shape[dim]))
     actual = bits_of_tensor(local.values)[cut]
-    wanted = cast_bits(entry_of(inner).read(part), entry_of(inner).dtype, local.values.dtype)
-    size = part.shape[dim]
-    padded = Padded(dim, part.dims[dim][0][0] if size else 0, size, local.values.shape[dim] - size)
-    return padded if padded.more > 0 and _equal(actual, wanted) else None
+    expected = cast_bits(entry_of(inner).read(region), entry_of(inner).dtype, local.values.dtype)
+    size = region.shape[dim]
+    padded = Padded(dim, region.dims[dim][0][0] if size else 0, size, local.values.shape[dim] - size)
+    return padded if padded.more > 0 and _equal(actual, expected) else None
 
 
 def _equal(actual: NDArray[Any], wanted: NDArray[Any]) -> bool:
@@ -252,15 +252,15 @@ class Cut:
     layouts: Mapping[str, str]
     mesh: DeviceMesh | None
 
-    def node(self, name: str, part: int | None) -> Node:
+    def node(self, name: str, number: int | None) -> Node:
         """Return what a tensor, or one of its parts, is made of."""
-        made = self.made[name]
-        return made.parts[part] if isinstance(made, Op) and part is not None else made
+        node = self.made[name]
+        return node.parts[number] if isinstance(node, Op) and number is not None else node
 
     def dim(self, name: str, local: Local) -> int:
         """Return the dim along which a fused tensor's parts are put one after the other."""
-        made = self.made[name]
-        return _dim_of(made, local.values.shape) if isinstance(made, Op) else 0
+        node = self.made[name]
+        return _dim_of(node, local.values.shape) if isinstance(node, Op) else 0
 
     def fused(self, name: str, local: Local) -> Local | None:
         """Return a fused tensor as if it were cut in one piece; None if it does not divide so."""
@@ -274,15 +274,15 @@ class Cut:
         """Return what a tensor, or one of its parts, should have."""
         return entry_of(self.node(name, part))
 
-    def of_rank(self, theirs: Contents) -> tuple[dict[str, Piece], dict[str, str]]:
+    def of_rank(self, target_contents: Contents) -> tuple[dict[str, Piece], dict[str, str]]:
         """Return this rank's pieces by name, and what is not understood, with why.
 
         Raises:
             ShardvizError: A plain tensor is smaller than what it is made of, and no layout says which part it is.
         """
         pieces: dict[str, Piece] = {}
-        not_known = dict(theirs.not_known)
-        for name, local in theirs.tensors.items():
+        not_known = dict(target_contents.not_known)
+        for name, local in target_contents.tensors.items():
             if name not in self.made:
                 continue
             if why := packed(local, self.entry(name, None)):
@@ -308,27 +308,27 @@ class Cut:
                 )
             return {name: Piece(local, (name, None))}
         layout = self._layout(text, name, whole.shape)
-        made = self.made[name]
+        node = self.made[name]
         # Put together along a dim that is split, each of its parts is split.
-        is_cut_apart = isinstance(made, Op) and made.function == "cat" and layout.chains[_dim_of(made, layout.shape)]
+        is_cut_apart = isinstance(node, Op) and node.function == "cat" and layout.chains[_dim_of(node, layout.shape)]
         parts = self._parts(name, local, text) if is_cut_apart else {}
         return parts or {name: Piece(_labeled(local, name, layout), (name, None))}
 
     def _parts(self, name: str, local: Local, text: str) -> dict[str, Piece]:
         """Cut a fused tensor into what it is made of; nothing if its size is not that of all parts."""
-        made = self.made[name]
-        if not isinstance(made, Op):
+        node = self.made[name]
+        if not isinstance(node, Op):
             return {}
-        pieces, start, dim = {}, 0, _dim_of(made, local.values.shape)
-        for number, part_node in enumerate(made.parts):
+        pieces, start, dim = {}, 0, _dim_of(node, local.values.shape)
+        for number, part_node in enumerate(node.parts):
             names = names_of(part_node)
             called = f"{name} ({names[0] if len(names) == 1 else f'part {number}'})"
             fused_layouts = {pattern: layout for pattern, layout in self.layouts.items() if "(" in pattern}
             layout = self._layout(_rule_of(fused_layouts, called) or text, called, self.entry(name, number).shape)
             size = layout.region(layout.mesh.coord_of(distributed.get_rank())).shape[dim]
             cut = (*(slice(None),) * dim, slice(start, start + size))
-            part = replace(local, values=local.values[cut])
-            pieces[called] = Piece(_labeled(part, called, layout), (name, number), cut)
+            cut_local = replace(local, values=local.values[cut])
+            pieces[called] = Piece(_labeled(cut_local, called, layout), (name, number), cut)
             start += size
         return pieces if start == local.values.shape[dim] else {}
 
@@ -341,14 +341,14 @@ class Cut:
             raise NotationError(f"{name}: {error.message}", error.hint) from error
 
 
-def _or_padding(name: str, shape: tuple[int, ...], made: Node) -> str:
-    """Return what to write if one of two shapes is longer along one dim, as by padding; empty for others."""
-    odd = [dim for dim, pair in enumerate(zip(shape, made.shape, strict=False)) if pair[0] != pair[1]]
-    if len(shape) != len(made.shape) or len(odd) != 1:
+def _or_padding(name: str, shape: tuple[int, ...], node: Node) -> str:
+    """Return the map expression for a shape that is longer along one dim; empty for others."""
+    odd = [dim for dim, pair in enumerate(zip(shape, node.shape, strict=False)) if pair[0] != pair[1]]
+    if len(shape) != len(node.shape) or len(odd) != 1:
         return ""
-    dim, source = odd[0], called(made)
+    dim, source = odd[0], called(node)
     size = shape[dim]
-    text = f"pad({source}, {size}, {dim})" if size > made.shape[dim] else f"slice({source}, 0, {size}, {dim})"
+    text = f"pad({source}, {size}, {dim})" if size > node.shape[dim] else f"slice({source}, 0, {size}, {dim})"
     return f', or, where the rest is padding, map={{"{name}": "{text}"}}'
 
 
@@ -368,23 +368,23 @@ def _rule_of(layouts: Mapping[str, str], name: str) -> str | None:
     return next((text for pattern, text in layouts.items() if fnmatchcase(name, pattern)), None)
 
 
-def packed(local: Local, entry: Entry) -> str:
+def packed(local: Local, source: Entry) -> str:
     """Say why a tensor's values are not the source's, only coded; empty if they are."""
     dtype = local.values.dtype
-    theirs = getattr(torch, entry.dtype)
-    if theirs.is_floating_point and (not dtype.is_floating_point or dtype.itemsize == 1):
-        return f"it is {dtype_name(dtype)}, a coded form of the source's {entry.dtype}"
+    source_dtype = getattr(torch, source.dtype)
+    if source_dtype.is_floating_point and (not dtype.is_floating_point or dtype.itemsize == 1):
+        return f"it is {dtype_name(dtype)}, a coded form of the source's {source.dtype}"
     return ""
 
 
 def fused_findings(
-    cut: Cut, theirs: Mapping[str, Local], pieces: Mapping[str, Piece], parts: Mapping[str, Sequence[Part]]
+    cut: Cut, target_locals: Mapping[str, Local], pieces: Mapping[str, Piece], parts: Mapping[str, Sequence[Part]]
 ) -> tuple[list[Finding], set[str]]:
-    """Return what became of fused tensors as a whole, and the names of their parts. Every rank calls this.
+    """Return findings of whole fused tensors, and their parts' names. Every rank calls this.
 
     Args:
         cut: How the target is cut.
-        theirs: What this rank has of it.
+        target_locals: What this rank has of it.
         pieces: Its pieces.
         parts: What became of each piece on every rank.
     """
@@ -393,11 +393,13 @@ def fused_findings(
     for name, piece in pieces.items():
         if piece.of[1] is not None:
             groups.setdefault(piece.of[0], {})[name] = piece
-    mine = {name: (_as(cut, theirs[name], each), tuple(each)) for name, each in groups.items() if wrong & each.keys()}
+    own_fused = {
+        name: (_as(cut, target_locals[name], each), tuple(each)) for name, each in groups.items() if wrong & each.keys()
+    }
     fused: dict[str, dict[int, tuple[Fused, tuple[str, ...]]]] = {}
-    for rank, of_rank in enumerate(of_all_ranks(mine)):
-        for name, one in of_rank.items():
-            fused.setdefault(name, {})[rank] = one
+    for rank, of_rank in enumerate(of_all_ranks(own_fused)):
+        for name, fused_here in of_rank.items():
+            fused.setdefault(name, {})[rank] = fused_here
     findings, settled = [], set[str]()
     for name, ranks in fused.items():
         names = {one for _, each in ranks.values() for one in each}
@@ -427,22 +429,22 @@ def _agreed(
 
 
 def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
-    """Return what a rank has in the place of a fused tensor, and why; None if that cannot be named."""
+    """Name what a rank has instead of a fused tensor, and the cause; return None if unknown."""
     got = bits_of_tensor(local.values)
     name = next(iter(pieces.values())).of[0]
     whole = None
     with suppress(ShardvizError):  # a layout of parts need not be one of the whole
         whole = cut.fused(name, local)
-    wanted = wanted_bits(whole, cut.entry(name, None)) if whole is not None else None
-    if wanted is not None and np.array_equal(wanted, got):
+    expected = wanted_bits(whole, cut.entry(name, None)) if whole is not None else None
+    if expected is not None and np.array_equal(expected, got):
         return "the rank's rows are those of the whole, cut in one piece", FusedCutOtherwise("piece")
     right = [wanted_bits(piece.local, cut.entry(*piece.of)) for piece in pieces.values()]
-    known = [one for one in right if one is not None]
-    return next(_joined(known, got, cut.dim(name, local), list(pieces)), None) if len(known) == len(right) else None
+    answers = [one for one in right if one is not None]
+    return next(_joined(answers, got, cut.dim(name, local), list(pieces)), None) if len(answers) == len(right) else None
 
 
 def _joined(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[str]) -> Iterator[tuple[str, Cause]]:
-    """Yield the way in which a rank's right parts are put together: in turns, or in another order."""
+    """Yield how a rank joined its right parts: interleaved, or in a different order."""
     sizes = [part.shape[dim] for part in parts]
     for blocks in [one for one in range(2, math.gcd(*sizes) + 1) if math.gcd(*sizes) % one == 0][:MOST_BLOCKS]:
         views = views_in(got, "interleave", [part.shape for part in parts], (dim, blocks))

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, refuse_without_group, together
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.testing.assertions import current
+from shardviz.testing.assertions import current_test
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.trips import disk
 from shardviz.testing.trips.contents import (
@@ -162,10 +162,10 @@ class Trip:
         """Build, fill and save on this rank of the first mesh, and look at what is on disk."""
         model, optimizer = self._built(mesh)
         give_state(optimizer)
-        seen = contents_of(model, optimizer, mesh)
-        sent = sent_by_all(seen)
+        contents = contents_of(model, optimizer, mesh)
+        sent = sent_by_all(contents)
         rank = distributed.get_rank()
-        refused = fill(seen, {name: sent[name].entry(self.salt, rank) for name in seen.tensors}, SAVED_NUMBER)
+        refused = fill(contents, {name: sent[name].entry(self.salt, rank) for name in contents.tensors}, SAVED_NUMBER)
         settings_times(optimizer, SAVED_FACTOR)
         facts = facts_of(contents_of(model, optimizer, mesh))
         refused = {name: why for of_rank in of_all_ranks(refused) for name, why in of_rank.items()}
@@ -189,21 +189,21 @@ class Trip:
         return of_all_ranks(replace(before, findings=wrong, on_disk=done, notes=notes))[0]
 
     def _entries(self, before: Before, rank: int, *, per_rank: bool) -> dict[str, Entry]:
-        """Return what was saved of the tensors to compare, by name; of those that each rank has for itself if asked."""
+        """Return the saved tensors to compare, by name, including each rank's own if asked."""
         entries = {}
         for name, sent in before.sent.items():
-            entry = sent.entry(self.salt, rank)
+            saved = sent.entry(self.salt, rank)
             is_due = name not in before.refused and sent.role in self.of and (per_rank or not sent.each)
-            if is_due and entry is not None:
-                entries[name] = entry
+            if is_due and saved is not None:
+                entries[name] = saved
         return entries
 
     def _built(self, mesh: DeviceMesh) -> tuple[nn.Module, Any]:
         model = self.model if isinstance(self.model, nn.Module) else self.model(mesh)
         if not isinstance(model, nn.Module):
             raise ShardvizError(f"model(mesh) returned a {type(model).__name__}", "return the sharded nn.Module")
-        made = callable(self.optimizer) and not hasattr(self.optimizer, "param_groups")
-        return model, self.optimizer(model) if made else self.optimizer
+        is_function = callable(self.optimizer) and not hasattr(self.optimizer, "param_groups")
+        return model, self.optimizer(model) if is_function else self.optimizer
 
     def _loaded(self, mesh: DeviceMesh, before: Before) -> tuple[str, RoundTrip]:
         """Build, spoil and load on this rank of the second mesh; return the report and what was looked at."""
@@ -253,11 +253,11 @@ def _called(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, op
         ) from error
 
 
-def _returned(result: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
-    if isinstance(result, nn.Module):
-        return result, optimizer
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module):
-        return result
+def _returned(returned: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
+    if isinstance(returned, nn.Module):
+        return returned, optimizer
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module):
+        return returned
     return model, optimizer
 
 
@@ -266,12 +266,12 @@ def _targets(entries: Mapping[str, Entry], old: Contents, now: Contents, salt: s
     spoiled = old_entries(old, salt)
     return {
         name: Target(
-            entry,
+            saved,
             _old_of(old, name, spoiled.get(name)),
-            entry.dtype,
+            saved.dtype,
             tuple(entries[other] for other in group_of.get(name, ()) if other != name and other in entries),
         )
-        for name, entry in entries.items()
+        for name, saved in entries.items()
     }
 
 
@@ -314,7 +314,7 @@ def assert_checkpoint_roundtrip(
     folder: Path | str | None = None,
     strict: bool = False,
 ) -> RoundTrip:
-    """Assert that what is saved on one mesh is what is loaded on another, element by element. Every rank calls this.
+    """Assert that a checkpoint loads on a second mesh as it was saved. Every rank calls this.
 
     Parameters, persistent buffers, the optimizer's state, its steps and hyperparameters are filled with values that say
     where they belong, and saved. On the next mesh a new model is built and filled with other values, which must be gone
@@ -379,31 +379,31 @@ def assert_checkpoint_roundtrip(
 
 
 def _hops(meshes: Sequence[AnyMesh], model: Any) -> list[tuple[AnyMesh, AnyMesh]]:
-    known = list(meshes)
-    if not known and (own := current.device_mesh.get()) is not None:
-        known = [own]
-    if not known:
-        known = [f"rank={distributed.get_world_size()}"]
-    if len(known) > 1 and isinstance(model, nn.Module):
+    hops = list(meshes)
+    if not hops and (test_mesh := current_test.device_mesh.get()) is not None:
+        hops = [test_mesh]
+    if not hops:
+        hops = [f"rank={distributed.get_world_size()}"]
+    if len(hops) > 1 and isinstance(model, nn.Module):
         raise ShardvizError(
-            f"a model that is already built is on one mesh, and {len(known)} were given",
+            f"a model that is already built is on one mesh, and {len(hops)} were given",
             "pass a function that builds it on a mesh: model=lambda mesh: parallelize(build(), mesh)",
         )
-    return [(known[0], known[0])] if len(known) == 1 else list(pairwise(known))
+    return [(hops[0], hops[0])] if len(hops) == 1 else list(pairwise(hops))
 
 
 @contextmanager
-def _folder(given: Path | str | None) -> Iterator[Path]:
+def _folder(folder: Path | str | None) -> Iterator[Path]:
     """Yield a folder that is the same on every rank; a temporary one is removed afterwards, whatever happened."""
-    if given is not None:
-        yield Path(given)
+    if folder is not None:
+        yield Path(folder)
         return
-    made = mkdtemp(prefix="shardviz-trip-") if distributed.get_rank() == 0 else ""
-    path = Path(of_all_ranks(made)[0])
+    temporary = mkdtemp(prefix="shardviz-trip-") if distributed.get_rank() == 0 else ""
+    path = Path(of_all_ranks(temporary)[0])
     try:
         yield path
     finally:
-        if made:
+        if temporary:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""What a load must bring besides tensors: every state and step, hyperparameters, ties, an optimizer of the model."""
+"""Rules for loaded states besides tensors: steps, hyperparameters, ties, the optimizer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was saved besides tensors, of all ranks.
+    """All ranks' saved state besides tensors.
 
     Attributes:
         states: The names of all state tensors and numbers: `up.weight exp_avg`, `up.weight step`.
@@ -44,11 +44,11 @@ class Facts:
     settings: Mapping[str, float]
 
 
-def facts_of(seen: Contents) -> Facts:
-    """Return what all ranks have besides tensors. Every rank of the world calls this."""
-    states = [name for name, local in seen.tensors.items() if local.role == "optim"] + list(seen.numbers)
-    numbers = {name: one.value for name, one in seen.numbers.items()}
-    of_all = of_all_ranks((states, numbers, seen.settings))
+def facts_of(contents: Contents) -> Facts:
+    """Return all ranks' state besides tensors. Every rank of the world calls this."""
+    states = [name for name, local in contents.tensors.items() if local.role == "optim"] + list(contents.numbers)
+    numbers = {name: one.value for name, one in contents.numbers.items()}
+    of_all = of_all_ranks((states, numbers, contents.settings))
     return Facts(
         tuple(dict.fromkeys(name for one in of_all for name in one[0])),
         {name: value for one in of_all for name, value in one[1].items()},
@@ -111,22 +111,22 @@ def _lost(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:
 
 def _missing(saved: Facts, after: Contents) -> dict[str, tuple[str, str]]:
     have = [name for name, local in after.tensors.items() if local.role == "optim"] + list(after.numbers)
-    owners, known = _owners(after), {name.partition(" ")[2] for name in saved.states}
+    owners, state_keys = _owners(after), {name.partition(" ")[2] for name in saved.states}
     wrong = {}
     for name in saved.states:
         if name.partition(" ")[0] in owners and name not in have:
             wrong[name] = "state", "the optimizer has no such state after the load"
     for name in have:
         owner, _, key = name.partition(" ")
-        if name not in saved.states and key in known and f"{owner} " in " ".join((*saved.settings, "")):
+        if name not in saved.states and key in state_keys and f"{owner} " in " ".join((*saved.settings, "")):
             wrong[name] = "extra", "the optimizer has such a state after the load, and had none when it was saved"
     return wrong
 
 
-def _owners(seen: Contents) -> set[str]:
+def _owners(contents: Contents) -> set[str]:
     """Return the parameters that the optimizer steps and this rank has elements of: empty shards need no state."""
-    owners = {name.partition(" ")[0] for name in seen.settings}
-    return {name for name in owners if name not in seen.tensors or seen.tensors[name].values.numel()}
+    owners = {name.partition(" ")[0] for name in contents.settings}
+    return {name for name in owners if name not in contents.tensors or contents.tensors[name].values.numel()}
 
 
 def _changed(

@@ -1,4 +1,4 @@
-"""`assert_transferred`: weights that a trainer sends to an engine, in another layout, fused, or under other names."""
+"""`assert_transferred`: weights sent from a trainer to an engine, resharded or fused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import distributed, nn
 
-from shardviz.checkpoint.maps.made import has_padding, padding_in, padding_text
+from shardviz.checkpoint.maps.mapped_tensors import has_padding, padding_in, padding_text
 from shardviz.checkpoint.records import Held
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group, together
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.pieces import AnyMap, Piece
 
@@ -105,8 +105,8 @@ def assert_transferred(
     """
     __tracebackhide__ = True
     refuse_without_group("call assert_transferred in a rank of a distributed job")
-    known = mesh if mesh is not None else device_mesh_of(target if target is not None else {}, None)
-    trip = Transfer(source, target, known, rules_of(map), dict(layouts or {}))
+    device_mesh = mesh if mesh is not None else device_mesh_of(target if target is not None else {}, None)
+    trip = Transfer(source, target, device_mesh, rules_of(map), dict(layouts or {}))
     with together():  # a sync that raises on one rank would leave the others waiting for it
         text, done = trip.after(sync) if sync is not None else trip.now()
     if text:
@@ -135,43 +135,43 @@ class Transfer:
 
     def after(self, sync: Callable[[], object]) -> tuple[str, RoundTrip]:
         """Fill both sides, send, and compare. Every rank calls this."""
-        ours, theirs = weights_of(self.source), weights_of(self.target)
-        sent = sent_by_all(ours)
-        before = {name: local.values.clone() for name, local in ours.tensors.items()}
+        source_contents, target_contents = weights_of(self.source), weights_of(self.target)
+        sent = sent_by_all(source_contents)
+        before = {name: local.values.clone() for name, local in source_contents.tensors.items()}
         salt = salt_of("sync", *sorted(sent))
-        old = old_entries(theirs, salt)
-        fill(theirs, old, 0)
-        spoiled = {name: bits_of_tensor(local.values).copy() for name, local in theirs.tensors.items()}
+        old = old_entries(target_contents, salt)
+        fill(target_contents, old, 0)
+        spoiled = {name: bits_of_tensor(local.values).copy() for name, local in target_contents.tensors.items()}
         rank = distributed.get_rank()
-        mine = {name: sent[name].entry(salt, rank) for name in ours.tensors}
-        refused = fill(ours, mine, 0)
+        own_entries = {name: sent[name].entry(salt, rank) for name in source_contents.tensors}
+        refused = fill(source_contents, own_entries, 0)
         of_all_ranks(None)
         sync()
         of_all_ranks(None)
         entries = {
-            name: entry
-            for name, one in sent.items()
-            if not one.each and name not in refused and (entry := one.entry(salt, rank)) is not None
+            name: saved
+            for name, sent_tensor in sent.items()
+            if not sent_tensor.each and name not in refused and (saved := sent_tensor.entry(salt, rank)) is not None
         }
-        result = self._judged(weights_of(self.target), entries, spoiled)
+        received = self._judged(weights_of(self.target), entries, spoiled)
         with torch.no_grad():
             for name, values in before.items():
-                ours.tensors[name].values.copy_(values)
+                source_contents.tensors[name].values.copy_(values)
         sync()
-        return result
+        return received
 
     def now(self) -> tuple[str, RoundTrip]:
         """Compare the target with what the source has. Every rank calls this."""
         return self._judged(weights_of(self.target), _whole(weights_of(self.source)), {})
 
     def _judged(
-        self, theirs: Contents, entries: Mapping[str, Entry], old: Mapping[str, NDArray[Any]]
+        self, target_contents: Contents, entries: Mapping[str, Entry], old: Mapping[str, NDArray[Any]]
     ) -> tuple[str, RoundTrip]:
-        """Compare what every rank has of the target with what it should have. Every rank calls this."""
-        names = list(dict.fromkeys(name for of_rank in of_all_ranks(list(theirs.tensors)) for name in of_rank))
-        made = made_of(names, entries, self.rules)
-        cut = Cut(made, self.layouts, self.mesh)
-        pieces, not_known = cut.of_rank(theirs)
+        """Compare every rank's tensors of the target with the expected ones. Every rank calls this."""
+        names = list(dict.fromkeys(name for of_rank in of_all_ranks(list(target_contents.tensors)) for name in of_rank))
+        nodes = made_of(names, entries, self.rules)
+        cut = Cut(nodes, self.layouts, self.mesh)
+        pieces, not_known = cut.of_rank(target_contents)
         of_all = {
             name: one for of_rank in of_all_ranks({n: p.of for n, p in pieces.items()}) for name, one in of_rank.items()
         }
@@ -180,20 +180,20 @@ class Transfer:
         locals_ = {name: without_padding(piece.local, cut.node(*piece.of)) for name, piece in pieces.items()}
         parts = parts_of_all(locals_, targets)
         padded = [name for name, of in of_all.items() if has_padding(cut.node(*of))]
-        fused, settled = fused_findings(cut, theirs.tensors, pieces, parts)
+        fused, settled = fused_findings(cut, target_contents.tensors, pieces, parts)
         parts = {name: one for name, one in parts.items() if name not in settled}
         received = Received(parts, dict.fromkeys(parts, "param"), (), "sync", SENDER, padded=padded)
         placed = places(locals_, targets, received.unplaced, None, SENDER) if received.unplaced else []
         findings = [*fused, *findings_of(received, placed)]
         unknown = [f"{name}: {why}" for of_rank in of_all_ranks(not_known) for name, why in of_rank.items()]
-        notes = (*_left_out(names, made, entries), *dict.fromkeys(unknown))
-        texts = {name: padding_text(node) for name, node in made.items()}
+        notes = (*_left_out(names, nodes, entries), *dict.fromkeys(unknown))
+        texts = {name: padding_text(node) for name, node in nodes.items()}
         left_out = tuple(f"{name}: padded: {text} are not compared" for name, text in texts.items() if text)
         return message_of(findings), RoundTrip(len(of_all), 0, notes, left_out)
 
 
 def _of_piece(target: Target, piece: Piece, node: Node, old: Mapping[str, NDArray[Any]]) -> Target:
-    """Return what a piece should have, with what this rank had before, and what of it is padding."""
+    """Return a piece's expected values, with this rank's earlier ones and its padding."""
     if not has_padding(node):
         return replace(target, old=_old_of(piece, old))
     padded = partial(padded_by_rank, piece.local, node)
@@ -206,17 +206,17 @@ def _old_of(piece: Piece, old: Mapping[str, NDArray[Any]]) -> Callable[[], NDArr
     return None if bits is None else lambda: bits[piece.cut]
 
 
-def _left_out(names: Sequence[str], made: Mapping[str, Node], entries: Mapping[str, Entry]) -> Iterator[str]:
+def _left_out(names: Sequence[str], nodes: Mapping[str, Node], entries: Mapping[str, Entry]) -> Iterator[str]:
     """Yield which tensors of either side have nothing on the other."""
-    used = {name for one in made.values() for name in names_of(one)}
-    if lone := [name for name in names if name not in made]:
+    used = {name for one in nodes.values() for name in names_of(one)}
+    if lone := [name for name in names if name not in nodes]:
         yield f"{counted(len(lone), 'tensor')} of the target: nothing is sent to {listed(lone, MOST)}"
     if lone := [name for name in entries if name not in used]:
         yield f"{counted(len(lone), 'tensor')} of the source: nothing is made of {listed(lone, MOST)}"
 
 
 def weights_of(weights: Weights) -> Contents:
-    """Return what this rank has of one side.
+    """Return this rank's weights of one side.
 
     Raises:
         ShardvizError: It is neither a module nor tensors by name.
@@ -234,18 +234,18 @@ def weights_of(weights: Weights) -> Contents:
     )
 
 
-def _whole(ours: Contents) -> dict[str, Entry]:
-    """Put together what ranks have of the source. Every rank calls this, and has the memory for all of it."""
-    mine = {}
-    for name, local in ours.tensors.items():
+def _whole(source_contents: Contents) -> dict[str, Entry]:
+    """Put the source's tensors together from all ranks, whole in memory. Every rank calls this."""
+    own_parts = {}
+    for name, local in source_contents.tensors.items():
         region = region_of(local)
         if region is not None and not local.flat:
-            mine[name] = (local.shape, dtype_name(local.values.dtype), region, bits_of_tensor(local.values))
+            own_parts[name] = (local.shape, dtype_name(local.values.dtype), region, bits_of_tensor(local.values))
     entries: dict[str, Entry] = {}
-    made: dict[str, NDArray[Any]] = {}
-    for of_rank in of_all_ranks(mine):
+    wholes: dict[str, NDArray[Any]] = {}
+    for of_rank in of_all_ranks(own_parts):
         for name, (shape, dtype, region, bits) in of_rank.items():
-            whole = made.setdefault(name, np.zeros(shape, bits.dtype))
+            whole = wholes.setdefault(name, np.zeros(shape, bits.dtype))
             whole.reshape(-1)[region.flat_ids(shape).ravel()] = bits.ravel()
             entries[name] = Held(name, dtype, whole)
     return entries

@@ -14,7 +14,7 @@ from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.live.capture.agreement import of_all_ranks, together
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.compat import count_groups, world_of
-from shardviz.testing.assertions import current
+from shardviz.testing.assertions import current_test
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 AnyMesh = DeviceMesh | Mesh | Mapping[str, int] | str
 
 
-def mesh_of(given: AnyMesh) -> Mesh:
+def mesh_of(mesh_given: AnyMesh) -> Mesh:
     """Return a mesh as axes and sizes.
 
     Raises:
         MeshError: It is not a mesh, has more ranks than the job, or is a device mesh of other ranks than the first.
     """
-    if isinstance(given, DeviceMesh):
-        mesh = plain_mesh(given)
-    elif isinstance(given, Mapping):
-        mesh = Mesh(tuple(given), tuple(given.values()))
+    if isinstance(mesh_given, DeviceMesh):
+        mesh = plain_mesh(mesh_given)
+    elif isinstance(mesh_given, Mapping):
+        mesh = Mesh(tuple(mesh_given), tuple(mesh_given.values()))
     else:
-        mesh = parse_mesh(given) if isinstance(given, str) else given
+        mesh = parse_mesh(mesh_given) if isinstance(mesh_given, str) else mesh_given
     size = distributed.get_world_size()
     if mesh.size > size:
         raise MeshError(
@@ -46,7 +46,7 @@ def mesh_of(given: AnyMesh) -> Mesh:
 
 
 @contextmanager
-def on_mesh(given: AnyMesh) -> Iterator[DeviceMesh | None]:
+def on_mesh(mesh_given: AnyMesh) -> Iterator[DeviceMesh | None]:
     """Yield a mesh as torch's object, in a world of its ranks alone; None on the other ranks. Every rank calls this.
 
     Within it the world's size is the mesh's, so that code which never heard of a larger job runs as in one of that
@@ -55,15 +55,15 @@ def on_mesh(given: AnyMesh) -> Iterator[DeviceMesh | None]:
     Raises:
         MeshError: As `mesh_of`.
     """
-    mesh = mesh_of(given)
+    mesh = mesh_of(mesh_given)
     if mesh.size == distributed.get_world_size():
-        with _as_current(given if isinstance(given, DeviceMesh) else _made(mesh)) as whole:
+        with _as_current(mesh_given if isinstance(mesh_given, DeviceMesh) else _made(mesh)) as whole:
             yield whole
         return
     group = distributed.new_group(list(range(mesh.size)))
     if distributed.get_rank() < mesh.size:
-        with world_of(group), together(), _as_current(_made(mesh)) as part:
-            yield part
+        with world_of(group), together(), _as_current(_made(mesh)) as mesh_here:
+            yield mesh_here
     else:
         yield None
     count_groups(max(of_all_ranks(count_groups())))
@@ -77,8 +77,8 @@ def _made(mesh: Mesh) -> DeviceMesh:
 @contextmanager
 def _as_current(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
     """Let assertions take this mesh for the test's."""
-    token = current.device_mesh.set(mesh)
+    token = current_test.device_mesh.set(mesh)
     try:
         yield mesh
     finally:
-        current.device_mesh.reset(token)
+        current_test.device_mesh.reset(token)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import structs
 
-from shardviz.check.step.update.unsharded import check_unsharded_update
+from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.dump.dump import Dump, dump_of
 from tests.check.steps import WANTED, Step, on_all
 

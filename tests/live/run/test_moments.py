@@ -10,7 +10,7 @@ from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.check.run import check_dump
-from shardviz.live.run.known.sources import Opened, of_dcp
+from shardviz.live.run.references.sources import Opened, of_dcp
 from shardviz.live.run.taking import take
 from shardviz.live.run.watching import Watch
 from shardviz.testing import spmd

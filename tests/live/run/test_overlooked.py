@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from shardviz.check.run import check_dump
-from shardviz.live.run.known.sources import Opened
+from shardviz.live.run.references.sources import Opened
 from shardviz.live.run.taking import take
 from shardviz.live.run.watching import Watch
 from shardviz.testing import spmd

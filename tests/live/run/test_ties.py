@@ -8,7 +8,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from shardviz.check.run import check_dump
-from shardviz.live.run.known.sources import Opened
+from shardviz.live.run.references.sources import Opened
 from shardviz.live.run.taking import take
 from shardviz.live.run.watching import Watch
 from shardviz.testing import spmd

@@ -13,10 +13,10 @@ from shardviz.errors import DumpError
 from shardviz.live.randomness import kept_random_states
 from shardviz.live.run.hooks import observing
 from shardviz.live.run.hooks.arming import arm, disarm
-from shardviz.live.run.known import sources
 from shardviz.live.run.meeting import watch_steps
 from shardviz.live.run.observer import Observer
 from shardviz.live.run.options import Options, session_beside
+from shardviz.live.run.references import sources
 from shardviz.live.run.watching import Watch
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from shardviz.live.run.known.values import Unwritten
+from shardviz.live.run.references.values import Unwritten
 from shardviz.testing import spmd
 from tests.lanes import nightly
 from tests.live.run.jobs import ON_META, run

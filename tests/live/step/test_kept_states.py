@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from shardviz.errors import ProbeError
-from shardviz.live.step.kept_states import differing, kept_by
+from shardviz.live.step.optimizer_settings import differing, kept_by
 from shardviz.live.step.step import logged_by
 from tests.lanes import at_night
 from tests.live.probing import checked

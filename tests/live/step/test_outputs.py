@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardviz.cli import main
-from shardviz.live.step.returned import MAX_TENSORS, Returned, named_calls
+from shardviz.live.step.return_values import MAX_TENSORS, Returned, named_calls
 from tests.lanes import at_night, recorded
 from tests.live.probing import HEAD, checked
 

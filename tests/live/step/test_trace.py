@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from shardviz import probe_files
-from shardviz.check.step.trace.for_ranks import judge
+from shardviz.check.step.trace.step_judge import judge
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder

@@ -1,4 +1,4 @@
-"""From what each rank holds to where it stands: the held layout in the notation, or the name of what happened to it.
+"""Inference of the held layout from ids, or of the disorder that explains them.
 
 `chain` derives how one dim is split, `layout` puts the dims together and proves the result; the other modules know the
 patterns that real bugs leave and that are not layouts.

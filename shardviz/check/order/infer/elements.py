@@ -64,8 +64,8 @@ def _everywhere(case: Case, content: Callable[[Ids], Ids]) -> bool:
     """Whether every rank holds `content` of the places it claims; a sample of each rank is looked at first."""
     for limit in (SAMPLE, None):
         for coord in case.shards:
-            wanted = case.claimed_ids(coord).ravel()[:limit] - 1
-            if not np.array_equal(content(wanted) + 1, case.local_ids(coord).ravel()[:limit]):
+            claimed = case.claimed_ids(coord).ravel()[:limit] - 1
+            if not np.array_equal(content(claimed) + 1, case.local_ids(coord).ravel()[:limit]):
                 return False
     return True
 
@@ -75,9 +75,9 @@ def _padded(case: Case) -> Iterator[Fit]:
     first = next((coord for coord in case.ids if np.any(case.ids[coord] > 0)), None)
     if first is None:
         return
-    own, wanted = case.ids[first], case.claimed_ids(first).reshape(case.ids[first].shape)
-    at = int(np.flatnonzero(own > 0)[0])
-    moved = int(wanted.flat[at] - own.flat[at])
+    held, claimed = case.ids[first], case.claimed_ids(first).reshape(case.ids[first].shape)
+    at = int(np.flatnonzero(held > 0)[0])
+    moved = int(claimed.flat[at] - held.flat[at])
     for dim in range(len(case.shape)):
         stride = math.prod(case.shape[dim + 1 :])
         if moved > 0 and moved % stride == 0 and moved // stride < case.shape[dim]:
@@ -90,9 +90,9 @@ def _padded(case: Case) -> Iterator[Fit]:
 
 def _is_shifted(case: Case, coord: Coord, dim: int, by: int) -> bool:
     stride = math.prod(case.shape[dim + 1 :])
-    wanted = case.claimed_ids(coord).ravel()
-    padding = (wanted - 1) // stride % case.shape[dim] < by
-    return np.array_equal(case.local_ids(coord).ravel(), np.where(padding, 0, wanted - by * stride))
+    claimed = case.claimed_ids(coord).ravel()
+    padding = (claimed - 1) // stride % case.shape[dim] < by
+    return np.array_equal(case.local_ids(coord).ravel(), np.where(padding, 0, claimed - by * stride))
 
 
 def _transposed_shards(case: Case) -> Iterator[Fit]:
@@ -127,15 +127,15 @@ MAX_LISTED = 6
 
 
 def explain_slices(case: Case) -> Iterator[Fit]:
-    """Yield what happened to the slices of a dim that are out of order, if other slices are in order."""
+    """Explain slices of a dim that are out of order while other slices are in order."""
     shape = case.shape
     if len(shape) < 2 or any(np.any(ids <= 0) for ids in case.ids.values()):
         return
-    wanted = np.concatenate([case.claimed_ids(coord).ravel() for coord in case.shards]) - 1
+    claimed = np.concatenate([case.claimed_ids(coord).ravel() for coord in case.shards]) - 1
     present = np.concatenate([case.local_ids(coord).ravel() for coord in case.shards]) - 1
-    places, held = np.unravel_index(wanted, shape), np.unravel_index(present, shape)
+    places, held = np.unravel_index(claimed, shape), np.unravel_index(present, shape)
     for dim, size in enumerate(shape):
-        wrong = np.unique(places[dim][wanted != present])
+        wrong = np.unique(places[dim][claimed != present])
         if not np.array_equal(places[dim], held[dim]) or not 0 < len(wrong) < size:
             continue
         inside = np.isin(places[dim], wrong)
@@ -148,15 +148,17 @@ def explain_slices(case: Case) -> Iterator[Fit]:
 
 
 def _named(shape: tuple[int, ...], dim: int, places: Index, held: Index) -> tuple[str, str] | None:
-    """Return what every slice went through and what undoes it for one; None if nothing known fits all of them."""
+    """Return the disorder of all slices, and how to undo it for one; None if no rule fits all."""
     inner = tuple(size for other, size in enumerate(shape) if other != dim)
-    rest = tuple(other for other in range(len(shape)) if other != dim)
-    wanted, own = (np.ravel_multi_index([at[other] for other in rest], inner) for at in (places, held))
+    other_dims = tuple(other for other in range(len(shape)) if other != dim)
+    from_numbers, to_numbers = (
+        np.ravel_multi_index([at[other] for other in other_dims], inner) for at in (places, held)
+    )
     for first, second, text, content in transpositions(inner):
-        if np.array_equal(content(wanted), own):
+        if np.array_equal(content(from_numbers), to_numbers):
             return f"each slice is transposed: its own {text}", f"slice.transpose({first}, {second})"
-    for number, other in enumerate(rest):
-        order = _order(places, held, other, shape[other])
+    for number, dim_number in enumerate(other_dims):
+        order = _order(places, held, dim_number, shape[dim_number])
         if order is not None:
             cause, words = name_order(order, number)
             return f"each slice's {words}", cause.fix

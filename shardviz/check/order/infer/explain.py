@@ -1,5 +1,4 @@
-"""All explanations of a case, simplest first: another label, another rank's shard, another split, another order of a
-dim, another order of the elements."""
+"""All explanations of a case, simplest first: labels, ranks, splits, then orders."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def _are_rows(by_dims: list[Fit], by_shards: list[Fit], claimed: Layout) -> bool
 
 
 def _odd_copies(case: Case) -> Iterator[Fit]:
-    """Yield what the copies at some positions of an axis hold, if those at the others are as claimed."""
+    """Explain replicas at some positions of an axis if the other replicas are as claimed."""
     assert case.claimed is not None
     claimed = case.claimed
     right = {
@@ -106,7 +105,7 @@ def _scrambled(case: Case) -> Fit:
 
 
 def first_differences(case: Case) -> list[str]:
-    """Return, for the first ranks that differ, the first element that is not where it is claimed.
+    """Return the first misplaced element of each of the first ranks that differ.
 
     Shards too large to be laid out are passed over.
     """
@@ -117,10 +116,10 @@ def first_differences(case: Case) -> list[str]:
         if size != own_size:
             lines.append(f"rank {shard.rank} holds {own_size:,} elements of {size:,}")
         elif size <= MAX_LAID_OUT:
-            wanted, held_ids = case.claimed_ids(coord).ravel(), case.local_ids(coord).ravel()
-            if len(wrong := np.flatnonzero(wanted != held_ids)):
+            claimed_ids, held_ids = case.claimed_ids(coord).ravel(), case.local_ids(coord).ravel()
+            if len(wrong := np.flatnonzero(claimed_ids != held_ids)):
                 at = int(wrong[0])
-                claimed, held = case.index(int(wanted[at]) - 1), _said(case, int(held_ids[at]))
+                claimed, held = case.index(int(claimed_ids[at]) - 1), _said(case, int(held_ids[at]))
                 lines.append(f"rank {shard.rank} holds {held} where it claims {claimed}")
         if len(lines) == MAX_DIFFERENCES:
             break

@@ -71,9 +71,9 @@ def derive_chain(size: int, axes: Mapping[str, int], table: Table, prefer: Chain
         return None
     start = _Peeled((), (), {(): (((0, size),) if size else (),)})
     for kind in TRIES:
-        found = list(islice(_peel(start, _Wanted(axes, table, *kind)), MAX_CHAINS))
-        if found:
-            return min(found, key=lambda chain: _effort(chain, prefer))
+        chains = list(islice(_peel(start, _Wanted(axes, table, *kind)), MAX_CHAINS))
+        if chains:
+            return min(chains, key=lambda chain: _effort(chain, prefer))
     return None
 
 
@@ -83,8 +83,8 @@ def fitting_chains(size: int, axes: Mapping[str, int], table: Table, prefer: Cha
     If positions are unknown, several may fit; another dim, or empty shards, may rule some of them out.
     """
     start = _Peeled((), (), {(): (((0, size),) if size else (),)})
-    found = set(islice(_peel(start, _Wanted(axes, table, *kind, most_steps=MAX_STEPS)), MAX_CHAINS))
-    return sorted(found, key=lambda chain: (_effort(chain, prefer), str(chain)))
+    chains = set(islice(_peel(start, _Wanted(axes, table, *kind, most_steps=MAX_STEPS)), MAX_CHAINS))
+    return sorted(chains, key=lambda chain: (_effort(chain, prefer), str(chain)))
 
 
 def _effort(chain: Chain, prefer: Chain) -> tuple[int, bool, int]:
@@ -123,13 +123,13 @@ class _Wanted:
         return held == covered if self.complete or last else _union([held, covered]) == _union([covered])
 
 
-def _peel(peeled: _Peeled, wanted: _Wanted) -> Iterator[Chain]:
-    left = [axis for axis in wanted.axes if axis not in peeled.axes]
-    if not left:
+def _peel(peeled: _Peeled, target: _Wanted) -> Iterator[Chain]:
+    axes_left = [axis for axis in target.axes if axis not in peeled.axes]
+    if not axes_left:
         yield peeled.links
-    for axis in left:
-        for glued in _glued(peeled) if wanted.joins else (peeled,):
-            yield from _peel_axis(glued, axis, wanted)
+    for axis in axes_left:
+        for glued in _glued(peeled) if target.joins else (peeled,):
+            yield from _peel_axis(glued, axis, target)
 
 
 def _glued(peeled: _Peeled) -> Iterator[_Peeled]:
@@ -141,21 +141,21 @@ def _glued(peeled: _Peeled) -> Iterator[_Peeled]:
         yield _Peeled((*peeled.links, JOIN), peeled.axes, whole)
 
 
-def _peel_axis(peeled: _Peeled, axis: str, wanted: _Wanted) -> Iterator[Chain]:
+def _peel_axis(peeled: _Peeled, axis: str, target: _Wanted) -> Iterator[Chain]:
     axes = (*peeled.axes, axis)
-    held = wanted.union(axes)
-    parts = wanted.axes[axis]
+    held = target.union(axes)
+    parts = target.axes[axis]
     pieces = max((sum(map(len, segments)) for segments in peeled.segments.values()), default=1)
-    for number in (1, *(_numbers(peeled, held, parts, complete=wanted.complete) if wanted.numbers else ())):
-        if wanted.steps_left <= 0 or (number > 1 and number * pieces > MAX_SEGMENTS):
+    for number in (1, *(_numbers(peeled, held, parts, complete=target.complete) if target.numbers else ())):
+        if target.steps_left <= 0 or (number > 1 and number * pieces > MAX_SEGMENTS):
             break
-        wanted.steps_left -= 1
+        target.steps_left -= 1
         links: tuple[Link, ...] = (number, axis) if number > 1 else (axis,)
         cut = {place: _cut(segments, number) for place, segments in peeled.segments.items()}
         split = {place: tuple(chunk(segment, parts, place[-1]) for segment in cut[place[:-1]]) for place in held}
-        last = len(axes) == len(wanted.axes)
-        if all(wanted.fits(held[place], segments, last=last) for place, segments in split.items()):
-            yield from _peel(_Peeled((*peeled.links, *links), axes, split), wanted)
+        last = len(axes) == len(target.axes)
+        if all(target.fits(held[place], segments, last=last) for place, segments in split.items()):
+            yield from _peel(_Peeled((*peeled.links, *links), axes, split), target)
 
 
 def _numbers(peeled: _Peeled, held: Table, parts: int, *, complete: bool) -> list[int]:
@@ -234,7 +234,7 @@ def infer_layout(
     if claimed is not None and claimed.flat is not None:
         return _flat_layout(claimed, held)
     tables = [
-        {coord: known for coord, region in held.items() if (known := _known(region, dim)) is not None}
+        {coord: ranges for coord, region in held.items() if (ranges := _known(region, dim)) is not None}
         for dim in range(len(shape))
     ]
     prefer = claimed.chains if claimed is not None and len(claimed.chains) == len(shape) else ((),) * len(shape)
@@ -242,9 +242,9 @@ def infer_layout(
         _simplest_chain(mesh, *dim, all_known=len(held) == mesh.size) for dim in zip(shape, tables, prefer, strict=True)
     ]
     if all(chain is not None for chain in chains):
-        found = _proved(mesh, shape, [chain for chain in chains if chain is not None], held)
-        if found is not None:
-            return found
+        layout = _proved(mesh, shape, [chain for chain in chains if chain is not None], held)
+        if layout is not None:
+            return layout
     is_open = any(not region.size for region in held.values()) or any(
         set(_axes_that_may_matter(mesh, table)) - set(axes_of_change(mesh, table)) for table in tables
     )
@@ -294,10 +294,10 @@ def _searched(
 
 
 def _open_chains(mesh: Mesh, size: int, table: Mapping[Coord, Ranges], prefer: Chain, kind: Try) -> list[Chain]:
-    """Return the chains of a dim over the axes that are seen to matter and any of those that may, fewest axes first."""
-    seen = axes_of_change(mesh, table)
-    maybe = [axis for axis in _axes_that_may_matter(mesh, table) if axis not in seen]
-    sets = [{*seen, *more} for count in range(len(maybe) + 1) for more in combinations(maybe, count)]
+    """Return chains of a dim over the axes that matter, and those that may, fewest axes first."""
+    certain = axes_of_change(mesh, table)
+    maybe = [axis for axis in _axes_that_may_matter(mesh, table) if axis not in certain]
+    sets = [{*certain, *more} for count in range(len(maybe) + 1) for more in combinations(maybe, count)]
     chains: list[Chain] = []
     for axes in sets[:MAX_AXIS_SETS]:
         places = _on_axes(mesh, [axis for axis in mesh.axes if axis in axes], table)
@@ -321,7 +321,7 @@ def same_region(one: Region, other: Region) -> bool:
 
 
 def _known(region: Region, dim: int) -> Ranges | None:
-    """Return what the region says of a dim: an empty one says so only of the dims in which it is empty."""
+    """Return a region's ranges of a dim; None if the region is empty in a different dim."""
     ranges = region.dims[dim]
     return ranges if region.size or not ranges else None
 
@@ -330,8 +330,8 @@ def axes_of_change(mesh: Mesh, held: Mapping[Coord, Hashable]) -> list[str]:
     """Return the axes along which two coordinates that differ in nothing else hold something else."""
     axes = []
     for index, axis in enumerate(mesh.axes):
-        seen: dict[Coord, Hashable] = {}
-        if any(seen.setdefault((*coord[:index], *coord[index + 1 :]), own) != own for coord, own in held.items()):
+        first_held: dict[Coord, Hashable] = {}
+        if any(first_held.setdefault((*coord[:index], *coord[index + 1 :]), own) != own for coord, own in held.items()):
             axes.append(axis)
     return axes
 
@@ -343,8 +343,8 @@ def _axes_that_may_matter(mesh: Mesh, table: Mapping[Coord, Ranges]) -> list[str
     """
     axes = []
     for index, axis in enumerate(mesh.axes):
-        known = [(*coord[:index], *coord[index + 1 :]) for coord, ranges in table.items() if ranges]
-        if mesh.axis_size(axis) > 1 and len(set(known)) == len(known):
+        places = [(*coord[:index], *coord[index + 1 :]) for coord, ranges in table.items() if ranges]
+        if mesh.axis_size(axis) > 1 and len(set(places)) == len(places):
             axes.append(axis)
     return axes
 

@@ -109,8 +109,8 @@ def as_text(order: Order) -> int | None:
         return None
     run = int(bends[0]) + 1
     for start, block in ((0, run // 2), (1, run)):
-        count, rest = divmod(len(order), block) if block else (0, 1)
-        if not rest and count + start > FIRST_OF_TWO_DIGITS:
+        count, remainder = divmod(len(order), block) if block else (0, 1)
+        if not remainder and count + start > FIRST_OF_TWO_DIGITS:
             blocks = np.array(sorted(range(start, start + count), key=str)) - start
             if np.array_equal(order, (blocks[:, None] * block + np.arange(block)).ravel()):
                 return block
@@ -121,8 +121,8 @@ def period_of(order: Order) -> int:
     """Return the smallest number of places after which an order repeats itself; all of them if it does not."""
     size = len(order)
     for count in range(size // 2, 1, -1):
-        period, rest = divmod(size, count)
-        if not rest and np.array_equal(order[period:], order[:-period] + period):
+        period, remainder = divmod(size, count)
+        if not remainder and np.array_equal(order[period:], order[:-period] + period):
             return period
     return size
 
@@ -166,7 +166,7 @@ def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> N
 
 
 def _rule_of_all(orders: Sequence[Order], dim: int) -> str:
-    """Say by which one rule shards, the largest first, are all out of order; empty if there is none.
+    """Name the one rule by which all shards are out of order; empty if there isn't one.
 
     A shard of two indices that are exchanged is reversed, rolled, and has its halves exchanged; an odd one has none.
     """
@@ -207,8 +207,8 @@ def transposed_digits(order: Order) -> tuple[int, int, int, int] | None:
     if columns < 2 or rows < 2 or size % (rows * columns * inner):
         return None
     outer = size // (rows * columns * inner)
-    wanted = np.arange(size).reshape(outer, rows, columns, inner).swapaxes(1, 2).ravel()
-    return (outer, rows, columns, inner) if np.array_equal(order, wanted) else None
+    expected = np.arange(size).reshape(outer, rows, columns, inner).swapaxes(1, 2).ravel()
+    return (outer, rows, columns, inner) if np.array_equal(order, expected) else None
 
 
 def permuted_digits(order: Order) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -221,19 +221,19 @@ def permuted_digits(order: Order) -> tuple[tuple[int, ...], tuple[int, ...]] | N
         The shape of the view and the order of its dims; None if the order is not so.
     """
     digits: list[tuple[int, int]] = []  # how many, and the step
-    left = order
-    while len(left) > 1:
-        bends = np.flatnonzero(np.diff(left) != left[1] - left[0])
-        count = int(bends[0]) + 1 if len(bends) else len(left)
-        if len(left) % count or count == 1 or len(digits) == MAX_DIGITS:
+    digits_left = order
+    while len(digits_left) > 1:
+        bends = np.flatnonzero(np.diff(digits_left) != digits_left[1] - digits_left[0])
+        count = int(bends[0]) + 1 if len(bends) else len(digits_left)
+        if len(digits_left) % count or count == 1 or len(digits) == MAX_DIGITS:
             return None
-        digits.insert(0, (count, int(left[1] - left[0])))
-        left = left[::count]
+        digits.insert(0, (count, int(digits_left[1] - digits_left[0])))
+        digits_left = digits_left[::count]
     by_step = sorted(range(len(digits)), key=lambda at: -digits[at][1])
     shape = tuple(digits[at][0] for at in by_step)
     axes = tuple(by_step.index(at) for at in range(len(digits)))
-    wanted = np.arange(len(order)).reshape(shape).transpose(axes).ravel()
-    return (shape, axes) if np.array_equal(order, wanted) else None
+    expected = np.arange(len(order)).reshape(shape).transpose(axes).ravel()
+    return (shape, axes) if np.array_equal(order, expected) else None
 
 
 def _name_digits(dim: int, order: Order, outer: int, rows: int, columns: int, inner: int) -> Named:
@@ -257,7 +257,7 @@ def _pieces(block: int) -> str:
 
 
 def _listed(order: Order, between: str = " ") -> str:
-    """Write an order's first indices, or if those are in order, the first and those from where the order ends."""
+    """Write an order's first indices; if those are in order, the indices where it breaks."""
     bends = np.flatnonzero(np.diff(order) != 1)
     start = int(bends[0]) if len(bends) and bends[0] >= MAX_LISTED - 1 else 0
     shown = [*([order[0], "..."] if start else []), *order[start : start + MAX_LISTED].tolist()]
@@ -369,7 +369,7 @@ def transpositions(shape: tuple[int, ...]) -> Iterator[tuple[int, int, str, Call
 
 
 def _swap(at: Ids, read: tuple[int, ...], stored: tuple[int, ...], dims: tuple[int, int]) -> Ids:
-    """Return where the element at `at` of a tensor of shape `read` stands in one of shape `stored`, dims exchanged."""
+    """Return the place of element `at` of shape `read` in shape `stored`, with dims exchanged."""
     first, second = dims
     index = list(np.unravel_index(at, read))
     index[first], index[second] = index[second], index[first]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.order.case import Case
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.check.report import NotChecked
     from shardviz.explain.order import Disorder
     from shardviz.layout.layout import Layout
@@ -100,12 +100,12 @@ def _by_axis(claimed: Layout, sources: Mapping[Coord, Coord]) -> Maps | None:
     """Return, for each axis, its map of positions; None if a position depends on another axis too."""
     maps: Maps = {}
     for column, axis in enumerate(claimed.mesh.axes):
-        seen: dict[int, int] = {}
+        source_of: dict[int, int] = {}
         for coord, source in sources.items():
-            if seen.setdefault(coord[column], source[column]) != source[column]:
+            if source_of.setdefault(coord[column], source[column]) != source[column]:
                 return None
-        if any(position != source for position, source in seen.items()):
-            maps[axis] = seen
+        if any(position != source for position, source in source_of.items()):
+            maps[axis] = source_of
     return maps or None
 
 
@@ -127,31 +127,31 @@ def _others(what: str, mesh: Mesh, sources: Mapping[Coord, Coord]) -> str:
     return f"; all other {what}{' that were read' * (len(sources) < mesh.size)} hold their own"
 
 
-def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str]:
+def _rule(mesh: Mesh, axis: str, source_of: Mapping[int, int]) -> tuple[Disorder, str]:
     """Return why one axis's positions are mapped so, with the words for it."""
-    sources, size = set(seen.values()), mesh.axis_size(axis)
-    if len(seen) == 1:
-        return ExchangedRanks(is_unread=True), holders(seen, f"{axis}=")
+    sources, size = set(source_of.values()), mesh.axis_size(axis)
+    if len(source_of) == 1:
+        return ExchangedRanks(is_unread=True), holders(source_of, f"{axis}=")
     if len(sources) == 1:
-        read = " that was read" * (len(seen) < size)
+        read = " that was read" * (len(source_of) < size)
         return SameShard((axis,)), f"every rank along {axis}{read} holds the shard of {axis}={next(iter(sources))}"
-    if all(source == size - 1 - position for position, source in seen.items()):
+    if all(source == size - 1 - position for position, source in source_of.items()):
         falling = listed(sorted(mesh.ranks, reverse=True), MAX_LISTED)
         backwards = f", as on a mesh given as [{falling}]" if mesh.ndim == 1 else ""
         return Reversed(axis), f"{axis}=i holds the shard of {axis}={size - 1}-i{backwards}"
-    steps = {(source - position) % size for position, source in seen.items()}
+    steps = {(source - position) % size for position, source in source_of.items()}
     if len(steps) == 1:
         return Rotated(axis), f"{axis}=i holds the shard of {axis}=(i+{steps.pop()})%{size}"
-    order = listed((seen.get(position, "?") for position in range(size)), MAX_LISTED)
-    repeated = _repeated(np.arange(size), seen)
-    if not repeated and (few := few_of(seen)):
-        return few, holders(seen, f"{axis}=")
-    if repeated or len(sources) < len(seen):
-        again = ", some of them more than once" * (len(sources) < len(seen))
+    order = listed((source_of.get(position, "?") for position in range(size)), MAX_LISTED)
+    repeated = _repeated(np.arange(size), source_of)
+    if not repeated and (few := few_of(source_of)):
+        return few, holders(source_of, f"{axis}=")
+    if repeated or len(sources) < len(source_of):
+        again = ", some of them more than once" * (len(sources) < len(source_of))
         rule = f": {axis}=i holds the shard of {axis}={repeated}" if repeated else ""
         cause = RepeatedShards(f"mesh.get_local_rank({axis!r})")
         return cause, f"along {axis} the ranks hold the shards [{order}]{again}{rule}"
-    if len(seen) == size and as_text(np.array([seen[position] for position in range(size)])) == 1:
+    if len(source_of) == size and as_text(np.array([source_of[position] for position in range(size)])) == 1:
         return AsText(), f"along {axis} the shards are in the order of their numbers as text: [{order}]"
     return PermutedRanks(), f"along {axis} the shards stand in the order [{order}]"
 
@@ -166,25 +166,25 @@ def holders(seen: Mapping[int, int], what: str) -> str:
     return " and ".join(f"{what}{at} holds the shard of {what}{source}" for at, source in _odd(seen))
 
 
-def few_of(seen: Mapping[int, int]) -> Disorder | None:
+def few_of(source_of: Mapping[int, int]) -> Disorder | None:
     """Return what happened if only a few hold another's shard; None if more do."""
-    odd = _odd(seen)
-    if len(odd) > FEW or 2 * len(odd) >= len(seen):
+    odd = _odd(source_of)
+    if len(odd) > FEW or 2 * len(odd) >= len(source_of):
         return None
     sources = {source for _, source in odd}
     if {at for at, _ in odd} == sources:
         return ExchangedRanks()
-    return SharedShards() if sources <= seen.keys() else ExchangedRanks(is_unread=True)
+    return SharedShards() if sources <= source_of.keys() else ExchangedRanks(is_unread=True)
 
 
-def _repeated(first_claimants: Numbers, seen: Mapping[int, int]) -> str:
-    """Say by which rule of its number i several share a shard; empty if none fits, or just one shows it.
+def _repeated(first_claimants: Numbers, source_of: Mapping[int, int]) -> str:
+    """Name the rule of index i by which ranks share shards; empty if none fits.
 
     Args:
         first_claimants: For each number, the first that claims the same part.
-        seen: The first that claims what each holds.
+        source_of: The first that claims what each holds.
     """
-    positions, sources = np.array(list(seen)), np.array(list(seen.values()))
+    positions, sources = np.array(list(source_of)), np.array(list(source_of.values()))
     if np.count_nonzero(first_claimants[positions] != sources) < 2:
         return ""
     counts = {text: _least_count(first_claimants, positions, sources, rule) for text, rule in REPEATING.items()}
@@ -212,7 +212,7 @@ def _least_count(
 
 
 def _by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:
-    """Yield the rule by which one axis's position follows from the global rank, if all other positions are right."""
+    """Yield the rule by which one axis's position follows from the global rank."""
     mesh = claimed.mesh
     for column, axis in enumerate(mesh.axes):
         size = mesh.axis_size(axis)
@@ -233,31 +233,31 @@ def _of_rank(size: int, others: int) -> Iterator[tuple[str, Callable[[int], int]
 def _by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:
     """Yield whose shard each rank holds, if a position along one axis does not tell."""
     mesh = claimed.mesh
-    seen = dict(sorted((mesh.rank_at(coord), mesh.rank_at(source)) for coord, source in sources.items()))
+    source_of = dict(sorted((mesh.rank_at(coord), mesh.rank_at(source)) for coord, source in sources.items()))
     ranks = sorted(mesh.ranks)
-    if repeated := _repeated_by_rank(claimed, seen):
+    if repeated := _repeated_by_rank(claimed, source_of):
         words = f"rank i holds the shard of rank {repeated}"
         yield Fit(BY_COORDINATE, words, words)
-    elif few := few_of(seen):
-        words = holders(seen, "rank ")
+    elif few := few_of(source_of):
+        words = holders(source_of, "rank ")
         yield Fit(few, words + _others("ranks", mesh, sources), words)
-    elif len(seen) == len(set(seen.values())) == mesh.size:
-        words = permutation_in_words(ranks, list(seen.values()))
+    elif len(source_of) == len(set(source_of.values())) == mesh.size:
+        words = permutation_in_words(ranks, list(source_of.values()))
         yield Fit(PermutedRanks(), f"the ranks are permuted: {words}", words)
-    elif len(set(seen.values())) < len(seen) and not claimed.replicate_axes:
-        odd = _odd(seen)
+    elif len(set(source_of.values())) < len(source_of) and not claimed.replicate_axes:
+        odd = _odd(source_of)
         words = f"{len(odd)} ranks hold others' shards: {holders(dict(odd[:FEW]), 'rank ')}{', ...' * (len(odd) > FEW)}"
         yield Fit(BY_COORDINATE, words, words)
 
 
-def _repeated_by_rank(claimed: Layout, seen: Mapping[int, int]) -> str:
-    """Say by which rule of their numbers ranks share shards, equal copies being one; empty if none fits."""
+def _repeated_by_rank(claimed: Layout, source_of: Mapping[int, int]) -> str:
+    """Name the rule by which ranks share shards, replicas counted once; empty if none fits."""
     mesh = claimed.mesh
     if sorted(mesh.ranks) != list(range(mesh.size)):
         return ""
     first: dict[Region, int] = {}
-    own = [first.setdefault(claimed.region(mesh.coord_of(rank)), rank) for rank in range(mesh.size)]
-    return _repeated(np.array(own), {rank: own[source] for rank, source in seen.items()})
+    first_holders = [first.setdefault(claimed.region(mesh.coord_of(rank)), rank) for rank in range(mesh.size)]
+    return _repeated(np.array(first_holders), {rank: first_holders[source] for rank, source in source_of.items()})
 
 
 def permutation_in_words(ranks: list[int], permutation: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Shards that are placed by another rule than the claimed one: another layout, another axis, a split that is not chunk.
+"""Shards that follow a different rule than claimed: layout, axis, or a split unlike chunk.
 
 If a layout fits what is held, the difference has a name, and there is a label that would be right. A dim that is split
 over a flattened axis is looked at along the axes that it was flattened from. Three splits are not one torch.chunk: the
@@ -81,8 +81,8 @@ def _cause(kind: type[Disorder], claimed: Layout, held: Layout) -> Disorder:
 
 def _version(text: str) -> tuple[int, ...]:
     """Return the major and minor version; (0, 0) if the text is none."""
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return tuple(map(int, found.groups())) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return tuple(map(int, match.groups())) if match else (0, 0)
 
 
 def _free_dims(claimed: Layout, held: Layout) -> tuple[int, ...]:
@@ -129,14 +129,14 @@ def splitting(layout: Layout) -> set[str]:
 
 def disorder_between(claimed: Layout, held: Layout) -> type[Disorder]:
     """Return the class of the difference between two layouts of one tensor on one mesh."""
-    ours, theirs = _axes_by_dim(claimed), _axes_by_dim(held)
+    claimed_axes, held_axes = _axes_by_dim(claimed), _axes_by_dim(held)
     if splitting(held) < splitting(claimed) and not _numbers(held):
         return Replicated
     if splitting(held) > splitting(claimed) and not _numbers(held):
         return Split
     if splitting(held) != splitting(claimed):
-        return AnotherAxis if list(map(len, ours)) == list(map(len, theirs)) else AnotherLayout
-    if [set(axes) for axes in ours] != [set(axes) for axes in theirs]:
+        return AnotherAxis if list(map(len, claimed_axes)) == list(map(len, held_axes)) else AnotherLayout
+    if [set(axes) for axes in claimed_axes] != [set(axes) for axes in held_axes]:
         return AnotherDim
     if any(map(_has_segments_under_fsdp, claimed.chains)) or any(map(_is_split_again, held.chains)):
         return SegmentsUnderFsdp
@@ -148,9 +148,13 @@ def disorder_between(claimed: Layout, held: Layout) -> type[Disorder]:
         return AcrossSegments
     if _numbers(held) != _numbers(claimed):
         return Segments
-    if ours == theirs:
+    if claimed_axes == held_axes:
         return AnotherLayout
-    return MeshOrder if _is_in_mesh_order(held, theirs) and not _is_in_mesh_order(claimed, ours) else AnotherOrder
+    return (
+        MeshOrder
+        if _is_in_mesh_order(held, held_axes) and not _is_in_mesh_order(claimed, claimed_axes)
+        else AnotherOrder
+    )
 
 
 def _is_in_mesh_order(layout: Layout, axes_by_dim: list[list[str]]) -> bool:
@@ -210,8 +214,8 @@ def explain_flattened(claimed: Layout, held: Mapping[Coord, Region], run: Mesh) 
     layout = infer_layout(run, claimed.index_shape, by_rank)
     if layout is None or claimed.flat is not None:
         return
-    made = " and ".join(f"{axis} is {' and '.join(parts[axis])} flattened" for axis in flat)
-    words = f"{made}, and the ranks hold {write(layout)}"
+    flattened = " and ".join(f"{axis} is {' and '.join(parts[axis])} flattened" for axis in flat)
+    words = f"{flattened}, and the ranks hold {write(layout)}"
     yield Fit(Flattened(_number(parts[flat[0]], run)), words, write(layout), layout)
 
 
@@ -245,11 +249,11 @@ def head_tail(ranges: Ranges, parts: int, part: int) -> Ranges:
     return merged((*chunk(ranges, 2 * parts, part), *chunk(ranges, 2 * parts, 2 * parts - 1 - part)))
 
 
-def balanced(ranges: Ranges, parts: int, part: int) -> Ranges:
+def balanced(ranges: Ranges, parts: int, index: int) -> Ranges:
     """Return the part that numpy.array_split gives: sizes differ by at most one, the longer ones first."""
     small, longer = divmod(length(ranges), parts)
-    first = part * small + min(part, longer)
-    return stretch(ranges, first, first + small + (part < longer))
+    first = index * small + min(index, longer)
+    return stretch(ranges, first, first + small + (index < longer))
 
 
 def segmented(bounds: Sequence[int]) -> Cut:

@@ -113,8 +113,8 @@ class _Grid:
 
     def add_ids(self, ids: NDArray[np.int64]) -> None:
         """Count ids one by one; values that are not ids of this tensor do not count."""
-        own = ids[ids > 0] - 1
-        self.held += np.bincount(own, minlength=self.held.size).reshape(self.cells)
+        places = ids[ids > 0] - 1
+        self.held += np.bincount(places, minlength=self.held.size).reshape(self.cells)
 
     def _cells_of(self, dim: int, ranges: Ranges) -> NDArray[np.int64]:
         line = self.lines[dim]

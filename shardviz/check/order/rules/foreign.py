@@ -79,7 +79,7 @@ def check_foreign(case: Case) -> Iterator[Finding]:
 
 
 def _rounded_to(case: Case) -> str:
-    """Return the narrower dtype through which ids went on their way to every rank; empty if there is none."""
+    """Return the narrower dtype to which all ids were rounded; empty if they weren't."""
     first = case.dump.first_ids.get(case.name)
     if first is None or case.numel < FEW:
         return ""
@@ -125,7 +125,7 @@ def _owner(case: Case, ids: NDArray[np.int64]) -> str:
 
 
 def owners_of(case: Case) -> dict[int, str]:
-    """Return the tensor that each rank's whole shard is of; empty for a rank whose shard is of several, or of none."""
+    """Return the one tensor of each rank's whole shard; empty if a shard mixes several."""
     return {
         shard.rank: _owner(case, case.ids[coord]) if coord in case.ids and np.any(case.ids[coord] <= 0) else case.name
         for coord, shard in case.shards.items()
@@ -189,7 +189,7 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
 
 
 def _is_of_another(dump: Dump) -> bool:
-    """Whether a reference has no weight of the model, so that zeros beside the others say nothing of their own."""
+    """Whether a reference has no weight of the model: zeros then mean nothing of their own."""
     return bool(dump.files.run.reference) and dump.all_without_ids in ("values", "mixed")
 
 
@@ -224,16 +224,16 @@ def _skipped(case: Case) -> Disorder | None:
 
 
 def _not_loaded(case: Case, ranks: Sequence[int]) -> Disorder | None:
-    """Return the cause if some ranks have nothing of what they should, and others have all; None otherwise."""
+    """Return the cause if some ranks have none of their elements and all others have theirs."""
     if not ranks or len(ranks) < sum(1 for ids in case.ids.values() if ids.size):
         return None
     return RanksNotLoaded(case.dump.files.run.reference, tuple(ranks))
 
 
 def _rewritten(case: Case) -> Disorder:
-    """Return the cause if whole shards have no ids: other ranks may have kept what these should have."""
-    kept = sorted(case.rank(coord) for coord, region in case.regions.items() if region.size)
-    return LoadedOnOneRank(kept[0]) if len(kept) == 1 else RewrittenAfterStamping()
+    """Return the cause if whole shards have no ids while other ranks kept theirs."""
+    holders = sorted(case.rank(coord) for coord, region in case.regions.items() if region.size)
+    return LoadedOnOneRank(holders[0]) if len(holders) == 1 else RewrittenAfterStamping()
 
 
 def _first_other(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> str:

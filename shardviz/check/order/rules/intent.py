@@ -1,4 +1,4 @@
-"""`wrong-segment`, and other differences between what is held and what the author wants.
+"""`wrong-segment`, and other differences between held and intended layouts.
 
 The run names layouts by patterns over names (`expect` in a probe). A tensor that is labeled and held alike can still
 be split across the segments that the model reads: a fused q,k,v wants `[24/3/tp, 8]`, and `[24/tp, 8]` gives a rank
@@ -56,7 +56,7 @@ def order_of(dump: Dump, name: str) -> DimOrder | None:
 
 
 def is_intended(tensor: Tensor, text: str) -> bool:
-    """Whether a tensor that holds what it claims claims what is wanted, or nothing is; False if that is unclear."""
+    """Whether a tensor that holds what it claims claims the intended layout, if there is one."""
     if not text:
         return True
     try:
@@ -75,17 +75,17 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
     pattern = parse_intended(text)
     if case.claimed is not None and pattern.matches(case.claimed):
         return
-    wanted = _layout(case, pattern)
+    intended = _layout(case, pattern)
     wrong = [
         shard.rank
         for coord, shard in case.shards.items()
-        if coord not in case.regions or not same_region(wanted.region(coord), case.regions[coord])
+        if coord not in case.regions or not same_region(intended.region(coord), case.regions[coord])
     ]
-    if not wrong and (case.claimed is None or set(case.claimed.partial) == set(wanted.partial)):
+    if not wrong and (case.claimed is None or set(case.claimed.partial) == set(intended.partial)):
         return
     held = write(case.held) if case.held is not None else "no layout of the notation"
-    kind = _kind(wanted, case.held)
-    fit = _fit(case, wanted, kind, held)
+    kind = _kind(intended, case.held)
+    fit = _fit(case, intended, kind, held)
     finding = case.finding(
         fit.cause,
         wrong,
@@ -107,55 +107,55 @@ def wanted_layout(case: Case, text: str) -> Layout | None:
         return None
 
 
-def _fit(case: Case, wanted: Layout, kind: Kind, held: str) -> Fit:
+def _fit(case: Case, intended: Layout, kind: Kind, held: str) -> Fit:
     """Return why a case is not held as wanted, and how the sentence ends."""
     if kind == "wrong-segment":
-        return Fit(_of_segments(wanted), "", held)
+        return Fit(_of_segments(intended), "", held)
     if case.held is None:
-        return explain(replace(case, claimed=wanted))[0]
-    wanted_placements = wanted.placements()
+        return explain(replace(case, claimed=intended))[0]
+    wanted_placements = intended.placements()
     placements = "" if wanted_placements is None else spell(wanted_placements)
-    left = [axis for axis in wanted.split_axes if axis not in case.held.split_axes]
-    if left and not case.held.split_axes:
-        text = f"every rank has all of it, nothing splits it over {' or '.join(left)}"
+    unsplit = [axis for axis in intended.split_axes if axis not in case.held.split_axes]
+    if unsplit and not case.held.split_axes:
+        text = f"every rank has all of it, nothing splits it over {' or '.join(unsplit)}"
         return Fit(OmittedByPlan(held, placements), text, held)
-    if not wanted.split_axes:
+    if not intended.split_axes:
         return Fit(SplitAgainstIntent(held, placements), "", held)
     return Fit(AnotherPlan(held, placements), "", held)
 
 
-def _of_segments(wanted: Layout) -> FusedWeightSplit:
+def _of_segments(intended: Layout) -> FusedWeightSplit:
     """Say what can be done for a dim of segments: neither FSDP2 nor ColwiseParallel can split each one separately."""
-    dim, chain = next((dim, chain) for dim, chain in enumerate(wanted.chains) if _numbers(chain))
+    dim, chain = next((dim, chain) for dim, chain in enumerate(intended.chains) if _numbers(chain))
     count, axes = _numbers(chain)[0], [link for link in chain if isinstance(link, str) and link != JOIN]
-    placements = wanted.placements()
+    placements = intended.placements()
     if len(axes) == 1 and placements is not None:
         return FusedWeightSplit(count, spell(placements))
-    chains = list(wanted.chains)
+    chains = list(intended.chains)
     chains[dim] = (count, *axes[:-1], JOIN, axes[-1])
-    return FusedWeightSplit(count, under_fsdp=write(replace(wanted, chains=tuple(chains))))
+    return FusedWeightSplit(count, under_fsdp=write(replace(intended, chains=tuple(chains))))
 
 
 def _layout(case: Case, pattern: Pattern) -> Layout:
     shape = case.tensor.shape if case.claimed is not None else case.shape
     if pattern.flat is None and not pattern.fits_shape(shape):
         raise ShardvizError(f"intended {pattern} does not fit the tensor's shape {list(shape)}")
-    wanted = pattern.layout(case.mesh, None if pattern.flat else shape)
-    if wanted.index_shape != case.shape:
+    layout = pattern.layout(case.mesh, None if pattern.flat else shape)
+    if layout.index_shape != case.shape:
         raise ShardvizError(
             f"intended {pattern} is not how the tensor is held: {case.claimed_text or list(case.shape)}"
         )
-    return wanted
+    return layout
 
 
 def _numbers(chain: Chain) -> list[int]:
     return [link for link in chain if isinstance(link, int)]
 
 
-def _kind(wanted: Layout, held: Layout | None) -> Kind:
-    numbers = [_numbers(chain) for chain in wanted.chains]
-    own = [_numbers(chain) for chain in held.chains] if held is not None else []
-    return "wrong-segment" if any(numbers) and numbers != own else "wrong-placement"
+def _kind(intended: Layout, held: Layout | None) -> Kind:
+    numbers = [_numbers(chain) for chain in intended.chains]
+    held_numbers = [_numbers(chain) for chain in held.chains] if held is not None else []
+    return "wrong-segment" if any(numbers) and numbers != held_numbers else "wrong-placement"
 
 
 def check_states(dump: Dump) -> Iterator[Finding]:
@@ -180,8 +180,8 @@ def of_states(dump: Dump) -> Mapping[str, str]:
 
 
 def _compared(tensor: Tensor, name: str, text: str) -> Finding | None:
-    wanted = parse_intended(text)
-    wrong = [shard for shard in tensor.shards.values() if not _fits(tensor, shard.rank, wanted)]
+    intended = parse_intended(text)
+    wrong = [shard for shard in tensor.shards.values() if not _fits(tensor, shard.rank, intended)]
     if not wrong:
         return None
     first = wrong[0]
@@ -196,9 +196,9 @@ def _compared(tensor: Tensor, name: str, text: str) -> Finding | None:
     )
 
 
-def _fits(tensor: Tensor, rank: int, wanted: Pattern) -> bool:
+def _fits(tensor: Tensor, rank: int, intended: Pattern) -> bool:
     shard = tensor.shards[rank]
     if shard.layout is not None:
-        return wanted.matches(shard.layout)
-    splits = any(wanted.chains) or wanted.partial or wanted.flat
-    return not splits and wanted.fits_shape(shard.body.local_shape)
+        return intended.matches(shard.layout)
+    splits = any(intended.chains) or intended.partial or intended.flat
+    return not splits and intended.fits_shape(shard.body.local_shape)

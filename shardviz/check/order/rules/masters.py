@@ -1,4 +1,4 @@
-"""Master copies of weights, in an optimizer's flat buffers: what ranks say that they have, and why one is another.
+"""Master copies of weights in an optimizer's flat buffers: elements held and claimed.
 
 The ids of a master copy are the places of its values in the weight that the job holds: every disagreement is one
 between the two. Where the weight itself is wrong, that is the finding.
@@ -36,7 +36,7 @@ def is_master(dump: Dump, name: str) -> bool:
 
 
 def check_master(case: Case) -> Iterator[Finding]:
-    """Yield how a master copy is not its weight: elements of another place, of another weight, or of none."""
+    """Yield findings if a master copy has elements of a different place, or a different weight."""
     wrong = {coord: ids for coord in case.shards if (ids := _differing(case, coord)) is not None}
     if not wrong:
         return
@@ -55,7 +55,7 @@ def check_master(case: Case) -> Iterator[Finding]:
 
 
 def _differing(case: Case, coord: Coord) -> NDArray[np.int64] | None:
-    """Return what a coordinate holds; None if that is what it claims."""
+    """Return a coordinate's ids; None if they are those that it claims."""
     ids = case.local_ids(coord).ravel()
     return None if np.array_equal(ids, _wanted(case, coord)) else ids
 
@@ -68,17 +68,17 @@ def _wanted(case: Case, coord: Coord) -> NDArray[np.int64]:
 
 
 def _held(case: Case, coord: Coord, ids: NDArray[np.int64]) -> str:
-    """Say what most of a shard's wrong elements are, if they are the weight's or another weight's in a row."""
-    wanted = _wanted(case, coord)
-    moved = (ids != wanted) & (ids > 0)
+    """Say which elements a shard mostly has instead, of the weight or a different one."""
+    expected = _wanted(case, coord)
+    moved = (ids != expected) & (ids > 0)
     others = ids < -1
-    if 2 * moved.sum() >= (ids != wanted).sum() and moved.any():
+    if 2 * moved.sum() >= (ids != expected).sum() and moved.any():
         at = int(np.argmax(moved))
-        return f"element {ids[at] - 1} of it but says that it has element {wanted[at] - 1}"
-    if 2 * others.sum() >= (ids != wanted).sum() and others.any():
+        return f"element {ids[at] - 1} of it but says that it has element {expected[at] - 1}"
+    if 2 * others.sum() >= (ids != expected).sum() and others.any():
         at = int(np.argmax(others))
         name, element = case.owner(-1 - int(ids[at]))
-        return f"element {element} of {name} but says that it has element {wanted[at] - 1} of this one"
+        return f"element {element} of {name} but says that it has element {expected[at] - 1} of this one"
     return ""
 
 
@@ -88,13 +88,13 @@ def of_masters(dump: Dump, results: list[Finding | NotChecked]) -> list[Finding 
     On ranks that have some elsewhere, those that are not found are taken to be elsewhere too: they are in the
     same buffers, and cut where the buffers end.
     """
-    found = [finding for finding in results if isinstance(finding, Finding)]
-    wrong = {finding.tensor for finding in found}
-    moved = {rank for finding in found if isinstance(finding.explanation, MisplacedMaster) for rank in finding.ranks}
+    findings = [finding for finding in results if isinstance(finding, Finding)]
+    wrong = {finding.tensor for finding in findings}
+    moved = {rank for finding in findings if isinstance(finding.explanation, MisplacedMaster) for rank in finding.ranks}
     return [
-        result.because(MisplacedMaster()) if _is_stale(result) and moved & set(result.ranks) else result
-        for result in results
-        if not (is_master(dump, result.tensor) and result.tensor.rpartition(".")[0] in wrong)
+        outcome.because(MisplacedMaster()) if _is_stale(outcome) and moved & set(outcome.ranks) else outcome
+        for outcome in results
+        if not (is_master(dump, outcome.tensor) and outcome.tensor.rpartition(".")[0] in wrong)
     ]
 
 

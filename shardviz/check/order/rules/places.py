@@ -1,4 +1,4 @@
-"""`misordered`, `misordered-within-shard`, `missing`, `duplicated`: a tensor's own ids are not where they should be.
+"""`misordered`, `misordered-within-shard`, `missing`, `duplicated`: ids out of place.
 
 Where every id is held as often as it is claimed, the tensor is misordered, within each shard or across them, and the
 finding names the layout that ranks hold. Otherwise ids are missing or held too often. While ranks are absent nothing
@@ -143,8 +143,8 @@ def shape_differs(case: Case) -> list[Coord]:
     assert case.claimed is not None
     coords = []
     for coord, shard in case.shards.items():
-        wanted, own = case.claimed.region(coord), shard.body.local_shape
-        if own != wanted.shape and not (wanted.size == 0 and 0 in own):
+        region, local_shape = case.claimed.region(coord), shard.body.local_shape
+        if local_shape != region.shape and not (region.size == 0 and 0 in local_shape):
             coords.append(coord)
     return coords
 

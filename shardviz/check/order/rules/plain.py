@@ -1,4 +1,4 @@
-"""Plain tensors: what ranks hold in words, and why ids of them are missing, held too often or in another order.
+"""Plain tensors: ranks' parts in words, and why ids are missing, repeated or out of order.
 
 Nothing is claimed of a plain tensor, so all there is to go by is which parts the ranks hold: how many parts there would
 have to be, along which axes of the mesh they differ, and how they follow each other. One that has its whole shape on
@@ -77,7 +77,7 @@ def _of_parts_again(case: Case, counts: Counts, held: str) -> Fit | None:
 
 
 def _cuts(case: Case, counts: Counts) -> list[tuple[str, ...]]:
-    """Return the axes over which parts may have been cut: those along which they differ, all or as many as make them.
+    """Return the axes over which parts may have been cut: along which they differ.
 
     Of copies that nothing is missing of, one that is another part makes parts differ along axes that do not cut them;
     over these the fewest ranks may have another's part.
@@ -91,7 +91,7 @@ def _cuts(case: Case, counts: Counts) -> list[tuple[str, ...]]:
 
 
 def _num_odd(case: Case, axes: tuple[str, ...]) -> int:
-    """Return how many ranks have another part than most of those at the same positions along some axes."""
+    """Count the ranks whose part differs from the majority at their positions on some axes."""
     columns = [case.mesh.axis_index(axis) for axis in axes]
     held: dict[tuple[int, ...], Counter[Region]] = {}
     for coord, region in case.regions.items():
@@ -111,8 +111,8 @@ def _unused_axes(case: Case) -> list[str]:
     mesh = case.mesh
     used = case.changing_axes
     still = [axis for axis in mesh.axes if axis not in used and mesh.axis_size(axis) > 1]
-    lacking, rest = divmod(parts, math.prod(mesh.axis_size(axis) for axis in used))
-    if rest or lacking < 2:
+    lacking, remainder = divmod(parts, math.prod(mesh.axis_size(axis) for axis in used))
+    if remainder or lacking < 2:
         return []
     alone = [axis for axis in still if mesh.axis_size(axis) == lacking]
     together = [axes for axes in combinations(still, 2) if math.prod(map(mesh.axis_size, axes)) == lacking]
@@ -120,7 +120,7 @@ def _unused_axes(case: Case) -> list[str]:
 
 
 def _overlap(case: Case) -> str:
-    """Say how parts follow each other along the one dim in which they differ; empty if there is no one step."""
+    """Say by which step parts follow each other along a dim; empty without a single step."""
     regions = list(dict.fromkeys(case.regions[coord] for coord in sorted(case.regions)))
     dims = [dim for dim in range(len(case.shape)) if len({region.dims[dim] for region in regions}) > 1]
     if len(dims) != 1 or any(len(region.dims[dims[0]]) != 1 for region in regions):
@@ -154,7 +154,7 @@ def check_plain_copies(case: Case) -> Iterator[Finding | NotChecked]:
 
 
 def _odd(case: Case) -> list[Coord]:
-    """Return the coordinates whose copies are not in order, if others' are; empty for what is not one of copies."""
+    """Return the coordinates whose replicas are out of order while others' are in order."""
     whole = Region.whole(case.shape)
     shapes = {shard.body.local_shape for shard in case.shards.values()}
     if case.claimed is not None or case.absent or shapes != {case.shape} or 0 in case.shape:

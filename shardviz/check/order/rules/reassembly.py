@@ -1,4 +1,4 @@
-"""`collective-mismatch`: the shards are where they are claimed, and what torch gathers from them is not in order.
+"""`collective-mismatch`: shards are as claimed, but torch gathers them out of order.
 
 torch's own reassembly has bugs: in 2.13 some uneven nested shards come back wrong. If the shards themselves are not
 as claimed, the wrong result follows from that, and is a detail of that finding.
@@ -89,9 +89,9 @@ def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[F
         placed: What the checks of the shards themselves found.
     """
     placed = list(placed)
-    wrong, seen = wrongly_gathered(dump)
+    wrong, calls = wrongly_gathered(dump)
     unknown = {one.tensor for one in placed if isinstance(one, NotChecked) and one.about == "order"}
-    shards = [_with_consequence(dump, one, wrong, seen) if isinstance(one, Finding) else one for one in placed]
+    shards = [_with_consequence(dump, one, wrong, calls) if isinstance(one, Finding) else one for one in placed]
     return [
         *shards,
         *unhidden([_finding(dump, *call, ranks) for call, ranks in wrong.items() if call[0] not in unknown], shards),
@@ -104,21 +104,21 @@ def wrongly_gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
     What several ranks got alike is looked at once: laid out it is as large as the tensor.
     """
     wrong: Wrong = {}
-    seen: set[tuple[str, str]] = set()
+    calls: set[tuple[str, str]] = set()
     judged: dict[tuple[GatherRecord, Region | None], bool] = {}
     for rank, record in sorted(dump.files.ranks.items()):
         for gathered in record.gathered:
             key = (gathered.name, gathered.collective)
-            seen.add(key)
+            calls.add(key)
             if _is_plain(dump, gathered.name, rank):
                 continue  # a part that nothing claims a place for: what is gathered of it is that part
-            part = _part(dump, gathered.name, rank)
-            if (gathered, part) not in judged:
-                is_part = part is not None and gathered.held == part.dims
-                judged[gathered, part] = is_part or _is_right(dump, gathered)
-            if not judged[gathered, part]:
+            shard = _part(dump, gathered.name, rank)
+            if (gathered, shard) not in judged:
+                is_part = shard is not None and gathered.held == shard.dims
+                judged[gathered, shard] = is_part or _is_right(dump, gathered)
+            if not judged[gathered, shard]:
                 wrong.setdefault(key, {})[rank] = gathered
-    return wrong, seen
+    return wrong, calls
 
 
 def _is_plain(dump: Dump, name: str, rank: int) -> bool:
@@ -145,10 +145,10 @@ def _is_right(dump: Dump, gathered: GatherRecord) -> bool:
     return (is_whole and order_of(dump, gathered.name) is None) or _is_in_order(dump, stamp, gathered)
 
 
-def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, seen: set[tuple[str, str]]) -> Finding:
+def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, calls_seen: set[tuple[str, str]]) -> Finding:
     if not is_of_places(finding):
         return finding
-    calls = [call for name, call in seen if name == finding.tensor]
+    calls = [call for name, call in calls_seen if name == finding.tensor]
     clauses = [
         f"{call}() {_said(dump, finding.tensor, wrong[finding.tensor, call])}"
         if (finding.tensor, call) in wrong
@@ -189,9 +189,10 @@ def _along(claimed: Layout | None) -> str:
 def _is_in_order(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> bool:
     """Whether the gathered tensor is in its own or the intended order, in whichever form its ids are written."""
     ids = gathered_ids(dump, stamp, gathered)
-    tensor, own = dump.stamped.get(gathered.name), np.arange(1, math.prod(stamp.shape) + 1).reshape(stamp.shape)
+    tensor = dump.stamped.get(gathered.name)
+    ids_in_order = np.arange(1, math.prod(stamp.shape) + 1).reshape(stamp.shape)
     claimed = tensor.claimed if tensor is not None else None
-    whole = own if claimed is None else padded_to(own, claimed.shape)
+    whole = ids_in_order if claimed is None else padded_to(ids_in_order, claimed.shape)
     return ids is not None and np.array_equal(ids, whole.ravel())
 
 
@@ -229,6 +230,10 @@ def _own_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int
     if sum(run[2] for run in runs) > MAX_ELEMENTS:
         return None
     ids = expand_runs(runs)
-    own = ids[ids != 0]  # zeros pad
-    first = counted_from(dump, stamp, int(own.min()), int(own.max())) if own.size else stamp.first
+    without_padding = ids[ids != 0]  # zeros pad
+    first = (
+        counted_from(dump, stamp, int(without_padding.min()), int(without_padding.max()))
+        if without_padding.size
+        else stamp.first
+    )
     return np.where(ids == 0, 0, ids - first + 1)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding
     from shardviz.explain.order import Disorder
@@ -90,10 +90,10 @@ class PairOfOrders:
 
 
 def check_sequence(laid_out: LaidOut) -> Iterator[Finding | NotChecked]:
-    """Yield tensors whose positions on a rank differ from those of the other tensors of their sequence."""
-    found = list(_orders(laid_out))
-    yield from (result for result in found if isinstance(result, NotChecked))
-    orders = [order for order in found if isinstance(order, Order) and order.is_split]
+    """Yield tensors whose positions on a rank differ from the rest of their sequence."""
+    outcomes = list(_orders(laid_out))
+    yield from (result for result in outcomes if isinstance(result, NotChecked))
+    orders = [order for order in outcomes if isinstance(order, Order) and order.is_split]
     if len(orders) < 2:
         return
     times = Counter(_signature(order) for order in orders)
@@ -135,8 +135,8 @@ def _signature(order: Order) -> tuple[tuple[int, Ranges], ...]:
 
 
 def _compare(dump: Dump, order: Order, usual: Order) -> Iterator[Finding | NotChecked]:
-    both = [rank for rank in sorted(order.held) if rank in usual.held]
-    wrong = tuple(rank for rank in both if order.held[rank] != usual.held[rank])
+    shared_ranks = [rank for rank in sorted(order.held) if rank in usual.held]
+    wrong = tuple(rank for rank in shared_ranks if order.held[rank] != usual.held[rank])
     counts = {rank: (length(order.held[rank]), length(usual.held[rank])) for rank in wrong}
     uneven = next((rank for rank, (own, others) in counts.items() if own != others), None)
     if order.size != usual.size:
@@ -181,12 +181,12 @@ def _shift(order: Order, usual: Order) -> int:
     """
     pairs = [(order.held[rank], usual.held[rank]) for rank in order.held if rank in usual.held]
     shifts = Counter(int(shift) for here, there in pairs for shift in (indices(here) - indices(there)) % order.size)
-    part = min((length(here) for here, _ in pairs), default=0)
+    shortest = min((length(here) for here, _ in pairs), default=0)
     shift = max(shifts, key=lambda by: shifts[by], default=0)
     stays = shifts[0] if shift else 0
     is_one = shifts[shift] + stays == shifts.total()
     shift = shift - order.size if shift > order.size // 2 else shift
-    return shift if is_one and stays < shifts.total() / 2 and abs(shift) < part else 0
+    return shift if is_one and stays < shifts.total() / 2 and abs(shift) < shortest else 0
 
 
 def _said(ranges: Ranges) -> str:
@@ -200,8 +200,8 @@ def _in_words(mesh: Mesh, order: Order) -> str:
     if layout is not None:
         return write(layout)
     for axis in mesh.axes:
-        for found in explain_splits(Layout(mesh, (order.size,), ((axis,),)), regions):
-            return found.held
+        for split in explain_splits(Layout(mesh, (order.size,), ((axis,),)), regions):
+            return split.held
     if len(set(order.held.values())) == 1:
         return f"every rank {_said(next(iter(order.held.values())))}"
     return listed((f"rank {rank} {_said(ranges)}" for rank, ranges in sorted(order.held.items())), MAX_LISTED)

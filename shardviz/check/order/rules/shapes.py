@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.order.case import Case
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.dump.dump import Tensor
     from shardviz.explain.finding import Finding
     from shardviz.explain.order import Disorder
@@ -56,42 +56,43 @@ def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator
     stamp = laid_out.dump.stamps.get(name)
     if not shapes or (len(shapes) == 1 and (stamp is None or stamp.shape in shapes)):
         return
-    wanted = stamp.shape if stamp else shapes.most_common(1)[0][0]
-    others = {shard.rank: shard.body.shape for shard in tensor.shards.values() if shard.body.shape != wanted}
+    expected = stamp.shape if stamp else shapes.most_common(1)[0][0]
+    others = {shard.rank: shard.body.shape for shard in tensor.shards.values() if shard.body.shape != expected}
     rank = next(iter(others))
     shapes_of = {shape: [at for at, own in others.items() if own == shape] for shape in dict.fromkeys(others.values())}
     named = [f"{list(shape)} on {named_ranks(ranks)}" for shape, ranks in shapes_of.items()]
     more = [counted(len(named) - MOST_SHAPES, "more shape")] if len(named) > MOST_SHAPES else []
-    seen = " and ".join([*named[:MOST_SHAPES], *more])
+    shapes_text = " and ".join([*named[:MOST_SHAPES], *more])
     whose = "the unsharded model has" if stamp else "most ranks have"
     claimed = tensor.shards[rank].layout
-    cause, held = _cause_of_shape(laid_out, tensor, name, claimed, wanted)
+    cause, held = _cause_of_shape(laid_out, tensor, name, claimed, expected)
     yield cause.finding(
         name,
         tuple(others),
-        f"{len(others):,} of {len(tensor.shards):,} ranks see a different global shape: {seen}, {whose} {list(wanted)}",
+        f"{len(others):,} of {len(tensor.shards):,} ranks see a different global shape: "
+        f"{shapes_text}, {whose} {list(expected)}",
         claimed=write(claimed) if claimed is not None else "",
         held=held,
     )
 
 
 def _cause_of_shape(
-    laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]
+    laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, expected: tuple[int, ...]
 ) -> tuple[Disorder, str]:
     """Return why a tensor does not have the wanted shape, and what is held of a tensor of that shape."""
-    stride = tuple(math.prod(wanted[dim + 1 :]) for dim in range(len(wanted)))
-    if mixed := _sharded_over_different(laid_out, tensor, name, wanted):
+    stride = tuple(math.prod(expected[dim + 1 :]) for dim in range(len(expected)))
+    if mixed := _sharded_over_different(laid_out, tensor, name, expected):
         return mixed, ""
-    guessed = GuessedGlobalShape(wanted, stride)
+    guessed = GuessedGlobalShape(expected, stride)
     try:
-        case = _relabeled(laid_out, tensor, name, claimed, wanted)
+        case = _relabeled(laid_out, tensor, name, claimed, expected)
         return _held(case, tensor.shape, guessed) if case is not None else (guessed, "")
     except ShardvizError:  # ids that cannot be laid out: only the shape is reported
         return guessed, ""
 
 
 def _sharded_over_different(
-    laid_out: LaidOut, tensor: Tensor, name: str, wanted: tuple[int, ...]
+    laid_out: LaidOut, tensor: Tensor, name: str, expected: tuple[int, ...]
 ) -> ShardedOverDifferent | None:
     """Return the cause if FSDP was given parts that differ along an axis over which it shards them."""
     mesh = laid_out.dump.files.mesh
@@ -100,7 +101,7 @@ def _sharded_over_different(
     offsets: dict[Coord, tuple[int, ...]] = {}
     for rank, shard in tensor.shards.items() if over else ():
         claimed = shard.layout.region(shard.layout.mesh.coord_of(rank)) if shard.layout is not None else None
-        if claimed is None or shard.held is None or len(shard.held.dims) != len(wanted) or rank not in mesh:
+        if claimed is None or shard.held is None or len(shard.held.dims) != len(expected) or rank not in mesh:
             return None
         if claimed.size == 0 and shard.held.size == 0:
             continue
@@ -115,14 +116,14 @@ def _sharded_over_different(
 
 
 def _relabeled(
-    laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]
+    laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, expected: tuple[int, ...]
 ) -> Case | None:
     """Return the case as if the placements had been given with the wanted shape; None if that cannot be."""
     placements = claimed.placements() if claimed is not None and claimed.flat is None else None
     cases = laid_out.cases(tensor, name, claims=False) if name in laid_out.dump.stamps else ()
-    if placements is None or len(cases) != 1 or len(wanted) != len(tensor.shape):
+    if placements is None or len(cases) != 1 or len(expected) != len(tensor.shape):
         return None
-    return replace(cases[0], claimed=Layout.from_placements(cases[0].mesh, wanted, placements))
+    return replace(cases[0], claimed=Layout.from_placements(cases[0].mesh, expected, placements))
 
 
 def _held(case: Case, shape: tuple[int, ...], guessed: GuessedGlobalShape) -> tuple[Disorder, str]:
@@ -217,7 +218,7 @@ def _wrong_local_shape(case: Case) -> Finding:
     assert case.claimed is not None
     wrong = shape_differs(case)
     coord = wrong[0]
-    shape, wanted = case.shards[coord].body.local_shape, case.claimed.region(coord).shape
+    shape, expected = case.shards[coord].body.local_shape, case.claimed.region(coord).shape
     whole = not case.claimed.split_axes
     fit = explain(case)[0]
     named = not isinstance(fit.cause, Scrambled)
@@ -225,7 +226,7 @@ def _wrong_local_shape(case: Case) -> Finding:
         fit.cause if named else AnotherChunking(),
         map(case.rank, wrong),
         f"{len(wrong):,} of {len(case.shards):,} ranks have a local shape that does not match their placements: "
-        f"{list(shape)} on rank {case.rank(coord)}, but {case.claimed_text} gives {list(wanted)}"
+        f"{list(shape)} on rank {case.rank(coord)}, but {case.claimed_text} gives {list(expected)}"
         + (fit.clause if named else ""),
         kind="wrong-placement" if whole else "wrong-shape",
         held=fit.held if named else "",

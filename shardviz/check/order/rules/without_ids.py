@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.order.case import Case
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.mesh import Coord
 
@@ -44,7 +44,7 @@ def check_recomputed(case: Case) -> Iterator[NotChecked]:
 
 
 def check_redrawn(case: Case) -> Iterator[NotChecked]:
-    """Yield a tensor that was written on every rank once it was sharded, so that only its own values can be judged.
+    """Yield a tensor that every rank wrote after sharding: only its own values can be judged.
 
     They are compared as copies and as shards, and by a step. Where only some ranks have lost their ids, or values are
     not finite, it is `foreign`.
@@ -81,7 +81,7 @@ def _numbers(case: Case, coord: Coord) -> set[int]:
 
 
 def _has_finite_values(case: Case) -> bool:
-    """Whether the model's own values were captured, and none of those in the dump is NaN or infinite."""
+    """Whether the model's own values were captured and are all finite."""
     initial = case.dump.find("initial", case.tensor.role, case.name)
     if initial is None:
         return False
@@ -132,19 +132,19 @@ COMPLEX = (
 )
 
 
-def check_unplaced(dump: Dump, known: AbstractSet[str]) -> Iterator[NotChecked]:
-    """Yield the weights without ids, but for those of a single element, which has one place only.
+def check_unplaced(dump: Dump, explained: AbstractSet[str]) -> Iterator[NotChecked]:
+    """Yield the weights without ids, except those of a single element.
 
     Args:
         dump: The dump.
-        known: Names that were already reported, as wrong or as not checked.
+        explained: Names that were already reported, as wrong or as not checked.
     """
     weights = [tensor for tensor in dump.at("stamped") if tensor.role in WEIGHTS]
     stamped = {name for tensor in weights for name in tensor.names}
     for tensor in dump.at("initial"):
         if tensor.role in WEIGHTS and math.prod(tensor.shape) > 1 and not (stamped and _is_whole(tensor)):
             why = COMPLEX if tensor.dtype.startswith("complex") else WHY
-            yield from (NotChecked(name, why, "order") for name in tensor.names if name not in stamped | known)
+            yield from (NotChecked(name, why, "order") for name in tensor.names if name not in stamped | explained)
 
 
 def _is_whole(tensor: Tensor) -> bool:
@@ -174,8 +174,8 @@ def with_suspects(
     ]
     if absent:
         why = f"the step: its numbers come from a model without {listed(absent, MAX_LISTED)}"
-        kept = [result for result in results if result.tensor and not _is_unexplained(result)]
-        return [*kept, NotChecked("", why, "step")]
+        explained = [result for result in results if result.tensor and not _is_unexplained(result)]
+        return [*explained, NotChecked("", why, "step")]
     suspects = list(_suspects(laid_out))
     return [_blamed(result, suspects) if suspects and _is_unexplained(result) else result for result in results]
 

@@ -1,4 +1,4 @@
-"""The outputs of modules in the order in which they ran, and what each is of the unsharded model's.
+"""Module outputs in the order of execution, each related to the unsharded model's.
 
 Placements say it of most. Of the others rank 0 has the unsharded model's values: a module may return the features
 whose rows its weight has, or slices in another order than coordinates are in (head-tail order of context parallel).
@@ -93,8 +93,10 @@ class Activations:
         if activation.state != "repeated" or activation.places is None:
             return activation.state in ("repeated", "odd")
         return not self.in_micro_batches and not any(
-            other.state == "repeated" and other.places is not None and _alike(activation.places, other.places)
-            for other in map(self.by_name.__getitem__, later)
+            later_activation.state == "repeated"
+            and later_activation.places is not None
+            and _alike(activation.places, later_activation.places)
+            for later_activation in map(self.by_name.__getitem__, later)
         )
 
     @cached_property
@@ -124,18 +126,18 @@ class Activations:
         return self._beside(name, tensor.shards, self.dump.values(reference.first, name))
 
     def _beside(self, name: str, shards: Mapping[int, Shard], whole: NDArray[np.float64]) -> Activation:
-        """Look for what every rank has in the unsharded model's output of a module."""
+        """Locate every rank's values in the unsharded model's output of a module."""
         near = self.rounding.tolerance(whole, gradient=False)
         places, dims, cut = {}, set(), False
         for rank, shard in shards.items():
             values = self.dump.values(shard, name)
-            wanted = self._features(name, rank, values, whole)
-            cut |= wanted is not whole
-            if values.shape == wanted.shape and bool(np.all(np.abs(values - wanted) <= near)):
+            expected = self._features(name, rank, values, whole)
+            cut |= expected is not whole
+            if values.shape == expected.shape and bool(np.all(np.abs(values - expected) <= near)):
                 places[rank] = np.arange(len(values))
                 dims.add(0)
                 continue
-            location = places_of(values, wanted, near)
+            location = places_of(values, expected, near)
             if location is None:
                 return Activation(name, "odd")
             dims.add(location[0])

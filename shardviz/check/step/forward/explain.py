@@ -1,4 +1,4 @@
-"""The rules of this room, in the order in which they are tried: what numbers prove comes before what order suggests."""
+"""The rules for outputs, in order: proofs by numbers before hints from order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardviz.layout.notation import write
 from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.finding import Finding
     from shardviz.layout.region import Region
@@ -35,43 +35,43 @@ RULES = (
 )
 
 
-def with_reason(evidence: Evidence, result: Compared, finding: Finding) -> Finding:
-    """Return the finding of an output that no other rule explains, with the first reason that its step bears out."""
-    if result.role != "output" or not finding.generic:
+def with_reason(evidence: Evidence, comparison: Compared, finding: Finding) -> Finding:
+    """Add to an unexplained output's finding the first reason that the step supports."""
+    if comparison.role != "output" or not finding.generic:
         return finding
-    reason = next((reason for rule in RULES if (reason := rule(evidence, result)) is not None), None)
+    reason = next((reason for rule in RULES if (reason := rule(evidence, comparison)) is not None), None)
     return reason.of(finding) if reason is not None else finding
 
 
-def with_parts_joined(evidence: Evidence, result: Compared, finding: Finding) -> Finding:
+def with_parts_joined(evidence: Evidence, comparison: Compared, finding: Finding) -> Finding:
     """Return the finding of an output of another shape, with what its parts are or add up to."""
-    reason = check_label_of_output(result) or check_joined(evidence, result)
+    reason = check_label_of_output(comparison) or check_joined(evidence, comparison)
     return replace(reason.of(finding), claimed=finding.claimed) if reason is not None else finding
 
 
-def check_label_of_output(result: Compared) -> Reason | None:
+def check_label_of_output(comparison: Compared) -> Reason | None:
     """Return the reason if the values that ranks hold are the unsharded model's under other placements."""
-    layout = layout_of_values(result)
-    return _of_label(result.claimed, layout) if result.claimed is not None and layout is not None else None
+    layout = layout_of_values(comparison)
+    return _of_label(comparison.claimed, layout) if comparison.claimed is not None and layout is not None else None
 
 
-def layout_of_values(result: Compared) -> Layout | None:
-    """Return the layout under which an output's values are the unsharded model's on every rank; None if none is."""
-    if result.claimed is None or result.claimed.flat or result.role != "output":
+def layout_of_values(comparison: Compared) -> Layout | None:
+    """Return the layout that makes an output right on every rank; None without one."""
+    if comparison.claimed is None or comparison.claimed.flat or comparison.role != "output":
         return None
-    shapes = {rank: values.shape for rank, values in result.values.items()}
+    shapes = {rank: values.shape for rank, values in comparison.values.items()}
 
     def fits(rank: int, region: Region) -> bool:
-        return result.near(result.values[rank], part_of(result.wanted, region))
+        return comparison.near(comparison.values[rank], part_of(comparison.wanted, region))
 
-    placements = shared_placements(result.wanted.shape, shapes, result.mesh, fits)
-    return None if placements is None else Layout.from_placements(result.mesh, result.wanted.shape, placements)
+    placements = shared_placements(comparison.wanted.shape, shapes, comparison.mesh, fits)
+    return None if placements is None else Layout.from_placements(comparison.mesh, comparison.wanted.shape, placements)
 
 
 def _of_label(claimed: Layout, layout: Layout) -> Reason:
-    labeled, due = (", ".join(map(str, one.placements() or ())) for one in (claimed, layout))
+    labeled, right = (", ".join(map(str, one.placements() or ())) for one in (claimed, layout))
     return Reason(
-        WrongOutputLabel(labeled, due),
-        f"what ranks hold is the unsharded model's output under ({due}): {write(layout)}",
+        WrongOutputLabel(labeled, right),
+        f"what ranks hold is the unsharded model's output under ({right}): {write(layout)}",
         held=write(layout),
     )

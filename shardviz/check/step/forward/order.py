@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.forward.activations import Activation
     from shardviz.layout.mesh import Mesh
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 MAX_LISTED = 4
 
 
-def check_repeated(evidence: Evidence, result: Compared) -> Reason | None:
+def check_repeated(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if all slices of the output are the unsharded model's, and some stand there several times."""
-    rank = result.wrong[0]
-    location = places_of(result.reduced[rank], result.wanted, result.tolerance)
+    rank = comparison.wrong[0]
+    location = places_of(comparison.reduced[rank], comparison.wanted, comparison.tolerance)
     if location is None or np.any(location[1] < 0):
         return None
     dim, places = location
     distinct = len(set(places.tolist()))
-    times, rest = divmod(len(places), distinct)
-    if times < 2 or rest or not np.array_equal(places, np.tile(places[:distinct], times)):
+    times, remainder = divmod(len(places), distinct)
+    if times < 2 or remainder or not np.array_equal(places, np.tile(places[:distinct], times)):
         return None
     parts = evidence.activations.num_micro_batches
     return Reason(
@@ -44,7 +44,7 @@ def check_repeated(evidence: Evidence, result: Compared) -> Reason | None:
     )
 
 
-def check_started_again(evidence: Evidence, result: Compared) -> Reason | None:
+def check_started_again(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if the first odd module returns the same slices on ranks that should have different ones."""
     _, odd = evidence.activations.first_odd
     if odd is None or odd.state != "repeated" or odd.places is None:
@@ -52,8 +52,8 @@ def check_started_again(evidence: Evidence, result: Compared) -> Reason | None:
     first = next(iter(odd.places.values()))
     reference = evidence.dump.find("reference", "activation", odd.name)
     parts = reference.shape[odd.dim] / len(first) if reference is not None else 0
-    axes = [axis for axis in result.mesh.axes if result.mesh.axis_size(axis) == parts > 1]
-    fitting = [axis for axis in axes if all(_are_alike(odd.places, group) for group in result.mesh.groups(axis))]
+    axes = [axis for axis in comparison.mesh.axes if comparison.mesh.axis_size(axis) == parts > 1]
+    fitting = [axis for axis in axes if all(_are_alike(odd.places, group) for group in comparison.mesh.groups(axis))]
     return _of_start(odd, " or ".join(fitting), first) if fitting else None
 
 
@@ -69,10 +69,10 @@ def _of_start(odd: Activation, axis: str, places: NDArray[np.int64]) -> Reason:
     )
 
 
-def check_ungathered(evidence: Evidence, result: Compared) -> Reason | None:
+def check_ungathered(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if ranks have right slices of a dim of their own up to a module whose output is not."""
     before, odd = evidence.activations.first_odd
-    axis, dim = _split_before(evidence, result, before)
+    axis, dim = _split_before(evidence, comparison, before)
     first = evidence.divergence
     if (
         odd is None
@@ -99,16 +99,16 @@ def _is_split_alike(evidence: Evidence, last: Activation, odd: Activation, dim: 
     return all(len(one) == len(other) and one[dim] == other[dim] for one, other in shapes)
 
 
-def _split_before(evidence: Evidence, result: Compared, before: list[Activation]) -> tuple[str, int]:
+def _split_before(evidence: Evidence, comparison: Compared, before: list[Activation]) -> tuple[str, int]:
     """Return an axis that does not split the output, and the dim of the last right activation that it splits."""
     if not before or before[-1].state not in ("right", "reordered"):
         return "", 0
     last = before[-1]
     tensor = evidence.dump.by_name("step", "activation")[last.name]
-    for axis in result.mesh.axes:
-        if axis in _splitting(result):
+    for axis in comparison.mesh.axes:
+        if axis in _splitting(comparison):
             continue
-        if last.places is not None and last.dim < len(tensor.shape) - 1 and _differ(last.places, result.mesh, axis):
+        if last.places is not None and last.dim < len(tensor.shape) - 1 and _differ(last.places, comparison.mesh, axis):
             return axis, last.dim
         if last.places is None and tensor.claimed is not None:
             for dim, chain in enumerate(tensor.claimed.chains[:-1]):
@@ -126,9 +126,9 @@ def _differ(places: Mapping[int, NDArray[np.int64]], mesh: Mesh, axis: str) -> b
     )
 
 
-def _splitting(result: Compared) -> set[str]:
+def _splitting(comparison: Compared) -> set[str]:
     """Return the axes that split the output: those of the batch."""
-    chains = result.claimed.chains if result.claimed is not None else ()
+    chains = comparison.claimed.chains if comparison.claimed is not None else ()
     return {link for chain in chains for link in chain if isinstance(link, str)}
 
 

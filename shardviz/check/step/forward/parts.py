@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Tensor
     from shardviz.layout.layout import Layout
@@ -43,14 +43,14 @@ STACK = 3
 """A weight of so many dims is a stack along its first: experts, whose tokens are sent to the rank that has theirs."""
 
 
-def check_parts(evidence: Evidence, result: Compared) -> Reason | None:
-    """Return the reason if parts of a plain weight fall or start again along an axis along which others rise."""
-    cut = list(_cut(evidence, result.mesh))
+def check_parts(evidence: Evidence, comparison: Compared) -> Reason | None:
+    """Return the reason if a plain weight's parts don't rise along an axis as others' do."""
+    cut = list(_cut(evidence, comparison.mesh))
     for name, tensor, axis, dim in cut:
-        others = [_along(other, result.mesh, along, at) for _, other, along, at in cut if along == axis]
-        rises = _rise(_along(tensor, result.mesh, axis, dim))
+        others = [_along(other, comparison.mesh, along, at) for _, other, along, at in cut if along == axis]
+        rises = _rise(_along(tensor, comparison.mesh, axis, dim))
         if not rises and len(tensor.shape) < STACK and any(map(_rise, others)) and _is_read(evidence, name, axis):
-            return _of_order(name, tensor, result.mesh, axis, dim)
+            return _of_order(name, tensor, comparison.mesh, axis, dim)
     return None
 
 
@@ -68,15 +68,15 @@ def _is_read(evidence: Evidence, name: str, axis: str) -> bool:
     )
 
 
-def check_experts(evidence: Evidence, result: Compared) -> Reason | None:
+def check_experts(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if the rows of some experts are right and those of the others wrong."""
-    for name, tensor, axis, dim in _cut(evidence, result.mesh):
+    for name, tensor, axis, dim in _cut(evidence, comparison.mesh):
         if len(tensor.shape) >= STACK and dim == 0:
             count = tensor.shape[0]
-            chosen = _chosen(evidence, result, count)
-            rows = _right_experts(result, chosen, count) if chosen else None
+            chosen = _chosen(evidence, comparison, count)
+            rows = _right_experts(comparison, chosen, count) if chosen else None
             if rows is not None:
-                return _of_experts(name, tensor, result.mesh, axis, rows)
+                return _of_experts(name, tensor, comparison.mesh, axis, rows)
     return None
 
 
@@ -135,31 +135,39 @@ def _of_order(name: str, tensor: Tensor, mesh: Mesh, axis: str, dim: int) -> Rea
     )
 
 
-def _chosen(evidence: Evidence, result: Compared, count: int) -> dict[int, NDArray[np.int64]]:
+def _chosen(evidence: Evidence, comparison: Compared, count: int) -> dict[int, NDArray[np.int64]]:
     """Return each rank's choice of an expert for its rows: the largest score of a right output of as many features."""
     for name, activation in evidence.activations.by_name.items():
         tensor = evidence.dump.by_name("step", "activation")[name]
-        if activation.state == "right" and tensor.shape[-1:] == (count,) and set(result.reduced) <= set(tensor.shards):
-            scores = {rank: evidence.dump.values(tensor.shards[rank], name) for rank in result.reduced}
-            if all(scores[rank].shape[:-1] == result.reduced[rank].shape[:-1] for rank in scores):
+        if (
+            activation.state == "right"
+            and tensor.shape[-1:] == (count,)
+            and set(comparison.reduced) <= set(tensor.shards)
+        ):
+            scores = {rank: evidence.dump.values(tensor.shards[rank], name) for rank in comparison.reduced}
+            if all(scores[rank].shape[:-1] == comparison.reduced[rank].shape[:-1] for rank in scores):
                 return {rank: score.argmax(-1).ravel() for rank, score in scores.items()}
     return {}
 
 
-def _right_experts(result: Compared, chosen: dict[int, NDArray[np.int64]], count: int) -> Rows | None:
+def _right_experts(comparison: Compared, chosen: dict[int, NDArray[np.int64]], count: int) -> Rows | None:
     """Return the experts whose rows are all right, and all with rows; None if some of an expert's are wrong."""
-    seen: dict[int, set[bool]] = {expert: set() for expert in range(count)}
+    states_by_expert: dict[int, set[bool]] = {expert: set() for expert in range(count)}
     for rank, experts in chosen.items():
-        near = np.asarray(np.abs(result.reduced[rank] - result.wanted_of(rank)) <= result.tolerance)
+        near = np.asarray(np.abs(comparison.reduced[rank] - comparison.wanted_of(rank)) <= comparison.tolerance)
         for expert, row in zip(experts.tolist(), near.reshape(len(experts), -1), strict=True):
-            seen[expert].add(bool(row.all()))
-    if any(len(own) > 1 for own in seen.values()) or not any(False in own for own in seen.values()):
+            states_by_expert[expert].add(bool(row.all()))
+    if any(len(own) > 1 for own in states_by_expert.values()) or not any(
+        False in own for own in states_by_expert.values()
+    ):
         return None
-    return {expert for expert, own in seen.items() if own == {True}}, {expert for expert, own in seen.items() if own}
+    return {expert for expert, own in states_by_expert.items() if own == {True}}, {
+        expert for expert, own in states_by_expert.items() if own
+    }
 
 
 def _of_experts(name: str, tensor: Tensor, mesh: Mesh, axis: str, rows: Rows) -> Reason | None:
-    right, seen = rows
+    right, with_rows = rows
     parts = _along(tensor, mesh, axis, 0)
     size, count = len(parts), tensor.shape[0]
     in_turn, in_chunks = _in_turn(parts), np.array_equal(np.concatenate(parts), np.arange(count))
@@ -167,7 +175,7 @@ def _of_experts(name: str, tensor: Tensor, mesh: Mesh, axis: str, rows: Rows) ->
         return None
     per_rank = count // size
     alike = {expert for expert in range(count) if expert % size * per_rank + expert // size == expert}
-    if not right or right != alike & seen:
+    if not right or right != alike & with_rows:
         return None
     return Reason(
         ExpertsSentElsewhere(name, axis, size, per_rank, in_turn),
@@ -178,7 +186,7 @@ def _of_experts(name: str, tensor: Tensor, mesh: Mesh, axis: str, rows: Rows) ->
     )
 
 
-def check_fused(evidence: Evidence, result: Compared) -> Reason | None:
+def check_fused(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if the last right module is cut in one stretch, and the next takes one segment of it."""
     before, odd = evidence.activations.first_odd
     if not before or odd is None or before[-1].state not in ("right", "part"):
@@ -190,8 +198,9 @@ def check_fused(evidence: Evidence, result: Compared) -> Reason | None:
     sizes = _segments(evidence.dump.stamps[name].shape[0], evidence.dump.stamps[reader].shape[1])
     axes = [
         axis
-        for axis in result.mesh.axes
-        if _is_in_one_stretch(weight, result.mesh, axis, sizes) and _splits_columns(next_weight, result.mesh, axis)
+        for axis in comparison.mesh.axes
+        if _is_in_one_stretch(weight, comparison.mesh, axis, sizes)
+        and _splits_columns(next_weight, comparison.mesh, axis)
     ]
     return _of_segments(name, weight.shape, odd.name, axes[0], sizes) if axes else None
 
@@ -200,8 +209,8 @@ def _segments(features: int, taken: int) -> list[int]:
     """Return the sizes of 2 or 3 segments: equal ones, or one as large as what is taken and two smaller ones."""
     if taken and features in (2 * taken, 3 * taken):
         return [taken] * (features // taken)
-    rest, odd = divmod(features - taken, 2)
-    return [taken, rest, rest] if rest > 0 and not odd and taken % rest == 0 else []
+    third, odd = divmod(features - taken, 2)
+    return [taken, third, third] if third > 0 and not odd and taken % third == 0 else []
 
 
 def _is_in_one_stretch(weight: Tensor, mesh: Mesh, axis: str, sizes: list[int]) -> bool:

@@ -1,4 +1,4 @@
-"""What a rule says of a wrong output: it takes the place of the mere statement that numbers differ."""
+"""A rule's reason for a wrong output, which replaces the plain finding that numbers differ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 

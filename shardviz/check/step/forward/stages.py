@@ -1,4 +1,4 @@
-"""Layers of a pipeline that are not on its stages in the order of the stages: out of order, on two stages, on none.
+"""Pipeline layers on wrong stages: out of order, on two stages, or on none.
 
 Ranks along the axis of a pipeline have different layers, and one coordinate of it has the output. Each layer belongs to
 one stage, and layers rise from stage to stage; a rank may have several stages, in the order of a loop or of a V.
@@ -25,7 +25,7 @@ from shardviz.text import listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.layout.mesh import Mesh
@@ -90,14 +90,14 @@ class Pipeline:
 
     def what(self, coord: int) -> str:
         """Say which layers the ranks at a coordinate have."""
-        own = sorted(self.layers[coord])
+        layers = sorted(self.layers[coord])
         has = "have" if len(self.stages[coord]) > 1 else "has"
-        return f"{self.who(coord)} {has} {listed((f'{self.prefix}{layer}' for layer in own), MAX_LISTED)}"
+        return f"{self.who(coord)} {has} {listed((f'{self.prefix}{layer}' for layer in layers), MAX_LISTED)}"
 
 
-def check_stages(evidence: Evidence, result: Compared) -> Reason | None:
+def check_stages(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if a pipeline's layers are not on its stages in order, each on one."""
-    for pipeline in _pipelines(evidence.dump, result):
+    for pipeline in _pipelines(evidence.dump, comparison):
         reason = _lost(pipeline) or _twice(pipeline, evidence) or _out_of_order(pipeline, evidence)
         if reason is None and pipeline.has_several:
             reason = _handed_on(pipeline, evidence)
@@ -106,14 +106,14 @@ def check_stages(evidence: Evidence, result: Compared) -> Reason | None:
     return None
 
 
-def of_another_stage(evidence: Evidence, result: Compared) -> str:
+def of_another_stage(evidence: Evidence, comparison: Compared) -> str:
     """Return why an output cannot be the model's: only ranks without the last stage of the pipeline have it."""
     ran = {rank: {run.stage for run in record.schedule} for rank, record in evidence.dump.files.ranks.items()}
     last = max((stage for own in ran.values() for stage in own), default=0)
     holders = [rank for rank, own in ran.items() if last in own]
-    if result.role != "output" or not holders or set(holders) & result.values.keys():
+    if comparison.role != "output" or not holders or set(holders) & comparison.values.keys():
         return ""
-    where = listed(sorted(result.values), MAX_LISTED)
+    where = listed(sorted(comparison.values), MAX_LISTED)
     return f"the output: rank {where} has it, and stage {last}, the last, ran on rank {listed(holders, MAX_LISTED)}"
 
 
@@ -121,11 +121,11 @@ def _coord(mesh: Mesh, rank: int, axis: str) -> int:
     return mesh.coord_of(rank)[mesh.axis_index(axis)]
 
 
-def _pipelines(dump: Dump, result: Compared) -> Iterator[Pipeline]:
+def _pipelines(dump: Dump, comparison: Compared) -> Iterator[Pipeline]:
     """Yield every list of layers that an axis divides and whose output one coordinate alone has."""
-    mesh = result.mesh
+    mesh = comparison.mesh
     for axis in mesh.axes:
-        if mesh.axis_size(axis) < 2 or len({_coord(mesh, rank, axis) for rank in result.values}) != 1:
+        if mesh.axis_size(axis) < 2 or len({_coord(mesh, rank, axis) for rank in comparison.values}) != 1:
             continue
         everywhere: dict[str, set[int]] = {}
         for name in dump.stamps:
@@ -239,7 +239,7 @@ def _handed_on(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
 
 
 def _enters_odd(pipeline: Pipeline, evidence: Evidence) -> bool:
-    """Whether the first wrong layer of every rank that has one follows a layer that another rank has."""
+    """Whether each rank's first wrong layer follows a layer of a different rank."""
     state = {name: activation.state for name, activation in evidence.activations.by_name.items()}
     within = False
     for layers in pipeline.layers.values():

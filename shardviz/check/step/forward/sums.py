@@ -26,47 +26,55 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
 
 
-def check_sum_beside_a_vector(evidence: Evidence, result: Compared) -> Reason | None:
+def check_sum_beside_a_vector(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if the output less a vector of the model lacks a sum, or is some times too large or small."""
-    for name, vector in _vectors(evidence, result.wanted.shape[-1:]):
-        added = _of_ranks(result, np.broadcast_to(vector, result.wanted.shape))
-        terms = {rank: result.reduced[rank] - added[rank] for rank in result.reduced}
-        wanted = {rank: result.wanted_of(rank) - added[rank] for rank in result.reduced}
-        for axis in result.copies_differ_along:
+    for name, vector in _vectors(evidence, comparison.wanted.shape[-1:]):
+        added = _of_ranks(comparison, np.broadcast_to(vector, comparison.wanted.shape))
+        terms = {rank: comparison.reduced[rank] - added[rank] for rank in comparison.reduced}
+        expected = {rank: comparison.wanted_of(rank) - added[rank] for rank in comparison.reduced}
+        for axis in comparison.copies_differ_along:
             for op in ("sum", "avg"):
-                total = result.over((axis,), op, terms)
-                if total.keys() == wanted.keys() and all(result.near(total[rank], wanted[rank]) for rank in wanted):
+                total = comparison.over((axis,), op, terms)
+                if total.keys() == expected.keys() and all(
+                    comparison.near(total[rank], expected[rank]) for rank in expected
+                ):
                     return _not_reduced(name, axis, op)
-        for ratio in _ratios(result):
-            if all(result.near(terms[rank], wanted[rank] * float(ratio), float(ratio)) for rank in wanted):
-                return _scaled(result, name, ratio)
+        for ratio in _ratios(comparison):
+            if all(comparison.near(terms[rank], expected[rank] * float(ratio), float(ratio)) for rank in expected):
+                return _scaled(comparison, name, ratio)
     return None
 
 
-def check_joined(evidence: Evidence, result: Compared) -> Reason | None:
+def check_joined(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if an output is larger than the unsharded model's, and its parts along a dim add up to that."""
-    whole = next(iter(result.values.values()))
-    if result.role != "output" or whole.ndim != result.wanted.ndim or not np.all(np.isfinite(result.wanted)):
+    whole = next(iter(comparison.values.values()))
+    if (
+        comparison.role != "output"
+        or whole.ndim != comparison.wanted.ndim
+        or not np.all(np.isfinite(comparison.wanted))
+    ):
         return None
-    for dim, (length, due) in enumerate(zip(whole.shape, result.wanted.shape, strict=True)):
-        for axis in result.mesh.axes:
-            size = result.mesh.axis_size(axis)
-            if size > 1 and length == due * size:
-                for name, vector in [("", np.zeros(())), *_vectors(evidence, result.wanted.shape[-1:])]:
-                    if all(_adds_up(result, values, dim, size, vector) for values in result.values.values()):
+    for dim, (length, expected) in enumerate(zip(whole.shape, comparison.wanted.shape, strict=True)):
+        for axis in comparison.mesh.axes:
+            size = comparison.mesh.axis_size(axis)
+            if size > 1 and length == expected * size:
+                for name, vector in [("", np.zeros(())), *_vectors(evidence, comparison.wanted.shape[-1:])]:
+                    if all(_adds_up(comparison, values, dim, size, vector) for values in comparison.values.values()):
                         return _put_side_by_side(dim, axis, size, name)
     return None
 
 
-def _adds_up(result: Compared, values: NDArray[np.float64], dim: int, size: int, vector: NDArray[np.float64]) -> bool:
-    if values.shape[dim] != result.wanted.shape[dim] * size:
+def _adds_up(
+    comparison: Compared, values: NDArray[np.float64], dim: int, size: int, vector: NDArray[np.float64]
+) -> bool:
+    if values.shape[dim] != comparison.wanted.shape[dim] * size:
         return False
     total = np.sum(np.split(values, size, dim), axis=0)
-    return total.shape == result.wanted.shape and result.near(total + vector, result.wanted)
+    return total.shape == comparison.wanted.shape and comparison.near(total + vector, comparison.wanted)
 
 
 def _vectors(evidence: Evidence, shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray[np.float64]]]:
@@ -78,11 +86,11 @@ def _of_ranks(result: Compared, whole: NDArray[np.float64]) -> Mapping[int, NDAr
     return {rank: result.part(whole, rank) for rank in result.reduced}
 
 
-def _ratios(result: Compared) -> list[Fraction]:
-    """Return what an average in place of a sum, or a sum taken twice, may multiply by: sizes of sets of axes."""
+def _ratios(comparison: Compared) -> list[Fraction]:
+    """Return ratios of an average instead of a sum, or of a repeated sum: sizes of sets of axes."""
     sizes = {1}
-    for axis in result.mesh.axes:
-        sizes |= {size * result.mesh.axis_size(axis) for size in sizes}
+    for axis in comparison.mesh.axes:
+        sizes |= {size * comparison.mesh.axis_size(axis) for size in sizes}
     return [ratio for size in sorted(sizes - {1}) for ratio in (Fraction(1, size), Fraction(size))]
 
 
@@ -95,10 +103,10 @@ def _not_reduced(name: str, axis: str, op: str) -> Reason:
     )
 
 
-def _scaled(result: Compared, name: str, ratio: Fraction) -> Reason:
+def _scaled(comparison: Compared, name: str, ratio: Fraction) -> Reason:
     cause = AveragedForward if ratio < 1 else RepeatedForwardSum
     return Reason(
-        cause("", size_in_words(result.mesh, ratio), name),
+        cause("", size_in_words(comparison.mesh, ratio), name),
         f"less {name}, it is {times_text(ratio)} the unsharded model's less {name}",
     )
 

@@ -1,4 +1,4 @@
-"""Of the ways in which a job's ranks may share a tensor, the one that makes it the other job's.
+"""Choice among ways to assemble a job's tensor: the one that matches the other job's.
 
 Where none does, the two differ there, and the tensor is put together as in other layers, or as its forward side is.
 """
@@ -52,8 +52,8 @@ class _Choosing:
     def is_good(self, place: Place, choice: Choice) -> bool:
         """Whether the other job has the same, put together in this way."""
         self.whole[place] = choice[1]
-        found = self.judging.judged(place)
-        return found is not None and all(state in GOOD for state in found.state.values())
+        judgment = self.judging.judged(place)
+        return judgment is not None and all(state in GOOD for state in judgment.state.values())
 
     def alike(self, place: Place) -> Iterator[Placements]:
         """Yield the ways of the same place in other layers, and of its forward side."""
@@ -64,19 +64,19 @@ class _Choosing:
 
 
 def chosen(choices: Choices, ranks: Mapping[int, Mapping[Place, Point]], mesh: Mesh) -> dict[Place, Point]:
-    """Return what a job has at every place, put together as the other job's ranks make it likely.
+    """Choose how to assemble a job's values at every place, guided by the other job's ranks.
 
     Args:
         choices: Every way to put it together.
         ranks: What ranks of the other job have.
         mesh: The other job's mesh.
     """
-    known = {place: ways for place, ways in choices.items() if ways}
-    if all(len(ways) == 1 for ways in known.values()):
-        return {place: ways[0][1] for place, ways in known.items()}
-    choosing = _Choosing(known, Judging({}, ranks, mesh))
-    forward = [place for place in known if not place.what.startswith("gradient")]
-    backward = [place for place in known if place.what.startswith("gradient")]
+    nonempty = {place: ways for place, ways in choices.items() if ways}
+    if all(len(ways) == 1 for ways in nonempty.values()):
+        return {place: ways[0][1] for place, ways in nonempty.items()}
+    choosing = _Choosing(nonempty, Judging({}, ranks, mesh))
+    forward = [place for place in nonempty if not place.what.startswith("gradient")]
+    backward = [place for place in nonempty if place.what.startswith("gradient")]
     _choose(choosing, forward)
     for place in backward:  # scales come from gradients: each is put together as its forward side is, to begin with
         choosing.settle(place, _default(choosing, place))
@@ -85,14 +85,14 @@ def chosen(choices: Choices, ranks: Mapping[int, Mapping[Place, Point]], mesh: M
 
 
 def _choose(choosing: _Choosing, places: Sequence[Place]) -> None:
-    left = []
+    undecided = []
     for place in places:
         good = next((one for one in choosing.choices[place] if choosing.is_good(place, one)), None)
         if good is None:
-            left.append(place)
+            undecided.append(place)
         else:
             choosing.settle(place, good)
-    for place in left:
+    for place in undecided:
         choosing.settle(place, _default(choosing, place))
 
 

@@ -1,4 +1,4 @@
-"""What two jobs' traces of a step show side by side, in sentences: what they start from first, then where they part."""
+"""Two jobs' traces of a step compared, in sentences: starts first, then where they differ."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.report import NotChecked
-from shardviz.check.step.compared import compared
-from shardviz.check.step.jobs.assembled import JobEvidence, Weights, assembled
+from shardviz.check.step.comparison import compared
+from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled
 from shardviz.check.step.jobs.choosing import chosen
 from shardviz.check.step.jobs.findings import findings_on
 from shardviz.check.step.jobs.grid import mesh_of_job
@@ -19,7 +19,7 @@ from shardviz.check.step.jobs.whole_job import WholeJob
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import counts_per_forward, trace_of, with_first_module
-from shardviz.check.unread import without_trace
+from shardviz.check.unread_ranks import without_trace
 from shardviz.explain.finding import Finding
 from shardviz.explain.step import DifferentBatch, DifferentWeights, MisplacedWeights
 from shardviz.text import counted, listed, named_ranks
@@ -66,7 +66,7 @@ class Attempt:
 
     @property
     def worth(self) -> int:
-        """How much it says, most first: a cause, a place, that both agree, that other weights or rows prevent it."""
+        """Rank of a comparison, most telling first: cause, place, agreement, incomparable starts."""
         kinds = [one.kind for one in self.difference.departures]
         if not kinds:
             return AGREEING
@@ -79,17 +79,19 @@ def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
         return _compared(trace_of(before), trace_of(after), before, after)
 
 
-def _compared(ours: JobTrace | None, theirs: JobTrace | None, before: Dump, after: Dump) -> StepDifference | None:
-    if ours is None or theirs is None:
-        if ours is theirs:
+def _compared(
+    first_trace: JobTrace | None, second_trace: JobTrace | None, before: Dump, after: Dump
+) -> StepDifference | None:
+    if first_trace is None or second_trace is None:
+        if first_trace is second_trace:
             return None
-        which, dump = ("the first", before) if ours is None else ("the second", after)
+        which, dump = ("the first", before) if first_trace is None else ("the second", after)
         return _not_compared(f"the step, module by module: {without_trace(dump, which)}")
-    missing = ours.dump.files.missing_ranks or theirs.dump.files.missing_ranks
+    missing = first_trace.dump.files.missing_ranks or second_trace.dump.files.missing_ranks
     if missing:
         return _not_compared(f"the step, module by module: no trace of {named_ranks(missing, MAX_LISTED)}")
-    first = WholeJob(ours, mesh_of_job(before, ours), "the first run")
-    second = WholeJob(theirs, mesh_of_job(after, theirs), "the second run")
+    first = WholeJob(first_trace, mesh_of_job(before, first_trace), "the first run")
+    second = WholeJob(second_trace, mesh_of_job(after, second_trace), "the second run")
     if first.is_of_one or second.is_of_one:
         return _compare(*((first, second) if first.is_of_one else (second, first))).difference
     return _of_two_large(first, second)
@@ -100,7 +102,7 @@ def _not_compared(why: str) -> StepDifference:
 
 
 def _of_two_large(first: WholeJob, second: WholeJob) -> StepDifference:
-    """Compare each job with the other: what one does wrong is seen from the one that does it right."""
+    """Compare each job with the other: a mistake shows against the job that is right."""
     if first.is_pipeline and second.is_pipeline:
         return _not_compared(TWO_PIPELINES)
     if first.is_pipeline or second.is_pipeline:
@@ -134,11 +136,11 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
 
 
 def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
-    """Return how a job's ranks share the other's rows: of the ways to put those together, by the first that fits."""
+    """Return how a job's ranks share the other's rows, by the first assembly that fits."""
     ranks = with_first_module(reference.first_module, job.job.ranks)
     batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
-    found = [rows_of(given, batches, job.mesh) for given in reference.batches()]
-    return next((rows for rows in found if not rows.problem), next(iter(found), Rows()))
+    rows_by_way = [rows_of(given, batches, job.mesh) for given in reference.batches()]
+    return next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
 
 
 def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Departure:
@@ -190,9 +192,9 @@ def _beside(reference: WholeJob, job: WholeJob, judging: Judging, weights: Weigh
         why = "the step, module by module: the two models have no module of one name"
         return Attempt(_not_compared(why), is_complete=False)
     dump, sampled = assembled(job.job, judging, weights)
-    other = "one process" if reference.is_of_one else reference.name
+    reference_name = "one process" if reference.is_of_one else reference.name
     evidence = JobEvidence(dump, tuple(compared(dump)))
-    results = list(findings_on(evidence, judging, other))
+    results = list(findings_on(evidence, judging, reference_name))
     findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
     findings = sorted(findings, key=lambda finding: not finding.module)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
@@ -216,7 +218,7 @@ def _beside(reference: WholeJob, job: WholeJob, judging: Judging, weights: Weigh
         dtypes,
         tuple(not_compared),
         "the jobs agree",
-        Beside(evidence, tuple(findings), other),
+        Beside(evidence, tuple(findings), reference_name),
         is_of_jobs=True,
     )
     return Attempt(difference, bool(findings) and not findings[0].generic, not not_compared)

@@ -1,4 +1,4 @@
-"""What is wrong in a job's step beside that of one process: the first wrong module, and what its values show.
+"""Findings of a job's step against one process's: the first wrong module and its cause.
 
 Where modules draw random numbers, as dropout does, two jobs draw others, and what follows cannot be compared. What the
 ranks of one job draw can: they must keep the same elements of copies, and others of different parts.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.assembled import JobEvidence
+    from shardviz.check.step.jobs.assembly import JobEvidence
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.check.step.trace.judging import Judging
 
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 MAX_LISTED = 4
 
 
-def findings_on(evidence: JobEvidence, judging: Judging, other: str) -> Iterator[Finding | NotChecked]:
+def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) -> Iterator[Finding | NotChecked]:
     """Yield what is wrong, causes before consequences.
 
     Args:
         evidence: Both jobs, assembled.
         judging: What each rank has at every place.
-        other: What the other job is called.
+        reference_name: What the other job is called.
     """
     first = evidence.divergence
     if first is not None and first.direction == "forward":
-        yield _in_forward(evidence, judging, first, other)
+        yield _in_forward(evidence, judging, first, reference_name)
         return
     results = [(result, finding) for result in evidence.results for finding in explained(evidence, result)]
     yield from (finding for _, finding in results if isinstance(finding, NotChecked))
@@ -64,7 +64,9 @@ def findings_on(evidence: JobEvidence, judging: Judging, other: str) -> Iterator
     yield from (finding for _, finding in pairs)
 
 
-def _in_forward(evidence: JobEvidence, judging: Judging, first: Divergence, other: str) -> Finding | NotChecked:
+def _in_forward(
+    evidence: JobEvidence, judging: Judging, first: Divergence, reference_name: str
+) -> Finding | NotChecked:
     call = first.call
     if draws(judging, call.module, call.number):
         name = call.module or "the model itself"
@@ -75,12 +77,12 @@ def _in_forward(evidence: JobEvidence, judging: Judging, first: Divergence, othe
         return check_masks(judging, call.module, call.number) or NotChecked(call.module, why, "step")
     ranks = tuple(sorted(call.points))
     name = first.module or "the model itself"
-    base = UnexplainedJobStep().finding(name, ranks, f"its step is not that of {other}", generic=True)
+    base = UnexplainedJobStep().finding(name, ranks, f"its step is not that of {reference_name}", generic=True)
     return of_output(evidence, first, base)
 
 
 def _of_unequal_losses(judging: Judging) -> Finding | None:
-    """Return the finding if ranks' losses count rows unequally, so that the mean of their gradients is another one."""
+    """Return the finding if ranks' losses count rows unequally, which changes the mean gradient."""
     scales = judging.scales
     if len(set(scales.values())) < 2:
         return None
@@ -110,9 +112,9 @@ def draws(judging: Judging, module: str, call: int) -> bool:
 
 def check_masks(judging: Judging, module: str, call: int) -> Finding | None:
     """Return the finding if ranks drop different elements of the same values, or the same of different ones."""
-    given, returned = Place(module, call, "input", 0), Place(module, call, "output", 0)
-    layout = judging.judgments[given].layout if given in judging.judgments else None
-    masks = {rank: mask for rank in judging.ranks if (mask := _mask(judging, rank, given, returned)) is not None}
+    input_place, returned = Place(module, call, "input", 0), Place(module, call, "output", 0)
+    layout = judging.judgments[input_place].layout if input_place in judging.judgments else None
+    masks = {rank: mask for rank in judging.ranks if (mask := _mask(judging, rank, input_place, returned)) is not None}
     if layout is None or len(masks) < len(judging.ranks):
         return None
     for axis, placement in zip(judging.mesh.axes, layout, strict=True):
@@ -126,20 +128,20 @@ def check_masks(judging: Judging, module: str, call: int) -> Finding | None:
     return None
 
 
-def _mask(judging: Judging, rank: int, given: Place, returned: Place) -> NDArray[np.bool_] | None:
-    """Return which elements a rank keeps; None if what is returned is not what is given with some elements zero."""
+def _mask(judging: Judging, rank: int, input_place: Place, returned: Place) -> NDArray[np.bool_] | None:
+    """Return the elements that a rank keeps; None if the output isn't the input with zeros."""
     points: Mapping[Place, object] = judging.ranks[rank]
-    if given not in points or returned not in points:
+    if input_place not in points or returned not in points:
         return None
-    before, after = judging.ranks[rank][given].values, judging.ranks[rank][returned].values
+    before, after = judging.ranks[rank][input_place].values, judging.ranks[rank][returned].values
     if before is None or after is None or before.values.shape != after.values.shape:
         return None
-    kept = after.values != 0
-    factors = after.values[kept & (before.values != 0)] / before.values[kept & (before.values != 0)]
-    if not np.any(~kept) or not factors.size:
+    is_kept = after.values != 0
+    factors = after.values[is_kept & (before.values != 0)] / before.values[is_kept & (before.values != 0)]
+    if not np.any(~is_kept) or not factors.size:
         return None
     allowed = 2 * POINT_EPSILON * float(np.abs(factors).max())  # what is given and what is returned are rounded
-    return kept if float(np.ptp(factors)) <= allowed else None
+    return is_kept if float(np.ptp(factors)) <= allowed else None
 
 
 def _finding(module: str, axis: str, pair: tuple[int, int], *, is_same: bool) -> Finding:

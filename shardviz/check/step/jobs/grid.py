@@ -25,10 +25,10 @@ MAX_KINDS = 8
 def mesh_of_job(dump: Dump, job: JobTrace) -> Mesh:
     """Return the mesh of a job's model, or that of its process groups where this has more axes; else all its ranks."""
     num_ranks = job.dump.files.run.num_ranks
-    own = dump.files.mesh if dump.files.run.mesh is not None and dump.files.mesh.size == num_ranks else None
-    found = mesh_of_groups(_groups(job), num_ranks)
-    known = [mesh for mesh in (own, found) if mesh is not None]
-    return max(known, key=lambda mesh: mesh.ndim, default=Mesh(("world",), (num_ranks,)))
+    recorded = dump.files.mesh if dump.files.run.mesh is not None and dump.files.mesh.size == num_ranks else None
+    from_groups = mesh_of_groups(_groups(job), num_ranks)
+    meshes = [mesh for mesh in (recorded, from_groups) if mesh is not None]
+    return max(meshes, key=lambda mesh: mesh.ndim, default=Mesh(("world",), (num_ranks,)))
 
 
 def _groups(job: JobTrace) -> list[tuple[str, tuple[int, ...]]]:

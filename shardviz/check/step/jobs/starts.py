@@ -80,25 +80,25 @@ def belongings_of(
         mesh: Its mesh.
     """
     plain = [name for name in parts if name in full and all(part.layout is None for part in parts[name].values())]
-    found = {name: _belonging(full[name], parts[name], mesh) for name in plain}
-    return {name: belonging for name, belonging in found.items() if belonging is not None}
+    belongings = {name: _belonging(full[name], parts[name], mesh) for name in plain}
+    return {name: belonging for name, belonging in belongings.items() if belonging is not None}
 
 
 def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belonging | None:
-    kept = {rank: part.values for rank, part in parts.items() if part.values is not None}
-    placements = _split_of(whole.values, kept, mesh, _allowed) if whole.values is not None else None
+    values_by_rank = {rank: part.values for rank, part in parts.items() if part.values is not None}
+    placements = _split_of(whole.values, values_by_rank, mesh, _allowed) if whole.values is not None else None
     return _split(mesh, whole.shape, placements) if placements is not None else _by_rows(whole, parts)
 
 
 def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) -> Way:
-    """Return the way to put a plain weight together that makes it the other job's; the first way if none does.
+    """Return the assembly of a plain weight that matches the other job's; else the first one.
 
     Args:
         ways: Every way to put it together.
         parts: What ranks of the other job have.
         mesh: Its mesh.
     """
-    every = [*ways, *(other for one in ways if (other := _in_order_of(one, parts)) is not None)]
+    every = [*ways, *(reordered for one in ways if (reordered := _in_order_of(one, parts)) is not None)]
     for way in every if len(every) > 1 and parts else ():
         is_plain = all(part.layout is None for part in parts.values())
         belonging = _belonging(way.weight, parts, mesh) if is_plain else None
@@ -110,8 +110,8 @@ def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) 
 def _in_order_of(way: Way, parts: Mapping[int, Weight]) -> Way | None:
     """Return a weight with its rows in the order of a rank that has them all: ranks may be given heads of each part."""
     whole = way.weight.values
-    for part in parts.values():
-        copy = part.values
+    for rank_weight in parts.values():
+        copy = rank_weight.values
         if whole is None or copy is None or copy.shape != whole.shape or not (whole.is_whole and copy.is_whole):
             continue
         location = places_of(copy.values, whole.values, _allowed(whole, copy))
@@ -130,10 +130,14 @@ def _by_rows(whole: Weight, parts: Mapping[int, Weight]) -> Belonging | None:
     """Return which slices of a weight ranks have; None unless all together have each slice."""
     dims, regions = set(), {}
     every: set[int] = set()
-    for rank, part in parts.items():
-        if whole.values is None or part.values is None or not (whole.values.is_whole and part.values.is_whole):
+    for rank, rank_weight in parts.items():
+        if (
+            whole.values is None
+            or rank_weight.values is None
+            or not (whole.values.is_whole and rank_weight.values.is_whole)
+        ):
             return None
-        location = places_of(part.values.values, whole.values.values, _allowed(whole.values, part.values))
+        location = places_of(rank_weight.values.values, whole.values.values, _allowed(whole.values, rank_weight.values))
         if location is None or np.any(location[1] < 0) or np.any(np.diff(location[1]) <= 0):
             return None  # slices that a rank has in another order are in no region
         dim, at = location
@@ -161,37 +165,39 @@ def other_weights(
 ) -> tuple[list[OtherWeight], int]:
     """Return the weights that differ before the step, and how many could be compared."""
     held = {name for name, own in parts.items() if any(part.values is not None for part in own.values())}
-    both = [name for name, whole in full.items() if name in held and whole.values is not None]
-    found = (_other(name, full[name], parts[name], belongings.get(name)) for name in both)
-    return [one for one in found if one is not None], len(both)
+    shared_names = [name for name, whole in full.items() if name in held and whole.values is not None]
+    candidates = (_other(name, full[name], parts[name], belongings.get(name)) for name in shared_names)
+    return [one for one in candidates if one is not None], len(shared_names)
 
 
 def _other(name: str, whole: Weight, parts: Mapping[int, Weight], belonging: Belonging | None) -> OtherWeight | None:
-    for rank, part in parts.items():
-        if whole.values is None or part.values is None:
+    for rank, rank_weight in parts.items():
+        if whole.values is None or rank_weight.values is None:
             continue
-        apart = _apart_as_laid_out(whole, part, belonging, rank)
-        if apart > _allowed(whole.values, part.values):
+        apart = _apart_as_laid_out(whole, rank_weight, belonging, rank)
+        if apart > _allowed(whole.values, rank_weight.values):
             return OtherWeight(name, rank, apart, _is_permuted(whole.values, parts.values()))
     return None
 
 
 def _is_permuted(whole: Kept, parts: Iterable[Weight]) -> bool:
     """Whether every rank has a weight's numbers and no others; a few ranks may if a seed drew them later."""
-    kept = [part.values.values for part in parts if part.values is not None]
-    return all(np.isin(one, whole.values).all() for one in kept) and any(one.size and np.ptp(one) > 0 for one in kept)
+    all_values = [part.values.values for part in parts if part.values is not None]
+    return all(np.isin(one, whole.values).all() for one in all_values) and any(
+        one.size and np.ptp(one) > 0 for one in all_values
+    )
 
 
-def _apart_as_laid_out(whole: Weight, part: Weight, belonging: Belonging | None, rank: int) -> float:
+def _apart_as_laid_out(whole: Weight, rank_weight: Weight, belonging: Belonging | None, rank: int) -> float:
     """Return how far a rank's part is off where it is claimed, or was found, to belong."""
     assert whole.values is not None
-    assert part.values is not None
-    layout = part.layout
+    assert rank_weight.values is not None
+    layout = rank_weight.layout
     if layout is None:
         region = belonging.regions[rank] if belonging is not None else Region.whole(whole.values.shape)
-        return _apart(whole.values, part.values, region)
+        return _apart(whole.values, rank_weight.values, region)
     region = layout.region(layout.mesh.coord_of(rank))
-    return _apart(_flat(whole.values) if layout.flat else whole.values, part.values, region)
+    return _apart(_flat(whole.values) if layout.flat else whole.values, rank_weight.values, region)
 
 
 def _flat(whole: Kept) -> Kept:
@@ -202,11 +208,11 @@ def _flat(whole: Kept) -> Kept:
     return replace(whole, shape=flat.shape, at=(np.arange(len(flat)),), values=flat)
 
 
-def _apart(whole: Kept, part: Kept, region: Region) -> float:
+def _apart(whole: Kept, shard: Kept, region: Region) -> float:
     """Return how far a part is off, relative to the largest element; infinite if it is not of that shape."""
-    if region.shape != part.shape or not region.is_within(whole.shape):
+    if region.shape != shard.shape or not region.is_within(whole.shape):
         return float("inf")
-    pair = in_both(whole, part, region)
+    pair = in_both(whole, shard, region)
     if pair is None or not pair[0].size:
         return 0.0
     apart = float(np.max(np.abs(pair[0] - pair[1])))
@@ -219,10 +225,10 @@ def _allowed(whole: Kept, part: Kept) -> float:
 
 
 def by_name(ranks: Mapping[int, OfRank], role: str) -> dict[str, dict[int, Weight]]:
-    """Return what ranks have of weights, or of their gradients, by name."""
+    """Return ranks' weights, or their gradients, by name."""
     parts: dict[str, dict[int, Weight]] = {}
-    for rank, own in ranks.items():
-        for name, weight in own.weights(role):
+    for rank, of_rank in ranks.items():
+        for name, weight in of_rank.weights(role):
             parts.setdefault(name, {})[rank] = weight
     return parts
 
@@ -240,25 +246,25 @@ class Rows:
     problem: str = ""
 
 
-def rows_of(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
+def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
     """Compare what both models are given: each rank a split of it, or rows of it in any order.
 
     Args:
-        given: What the first job's model is given.
+        whole_batch: What the first job's model is given.
         batches: What ranks of the second are.
         mesh: The second job's mesh.
     """
-    if not given or not batches:
+    if not whole_batch or not batches:
         return Rows()
-    if _are_split(given, batches, mesh):
+    if _are_split(whole_batch, batches, mesh):
         return Rows()
-    rows = {rank: _rows(given, own) for rank, own in batches.items()}
+    rows = {rank: _rows(whole_batch, own) for rank, own in batches.items()}
     unknown = [rank for rank, at in rows.items() if at is None]
     if unknown:
-        return Rows(problem=_other_rows(unknown[0], given[0], batches[unknown[0]]))
+        return Rows(problem=_other_rows(unknown[0], whole_batch[0], batches[unknown[0]]))
     parts = list(dict.fromkeys(tuple(at.tolist()) for at in rows.values() if at is not None))
     every = [row for part in parts for row in part]
-    size = given[0].shape[0]
+    size = whole_batch[0].shape[0]
     if len(set(every)) < size:
         return Rows(problem=f"its ranks were given {len(set(every))} of the {size} rows that the other job was given")
     if len(every) > size or len({len(part) for part in parts}) > 1:
@@ -266,11 +272,11 @@ def rows_of(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) ->
     return Rows(np.array(every, np.int64))
 
 
-def _are_split(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> bool:
+def _are_split(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> bool:
     """Whether a split of each tensor over the mesh gives all ranks what they were given."""
-    return all(len(own) == len(given) for own in batches.values()) and all(
+    return all(len(own) == len(whole_batch) for own in batches.values()) and all(
         _split_of(whole, {rank: own[index] for rank, own in batches.items()}, mesh, _near) is not None
-        for index, whole in enumerate(given)
+        for index, whole in enumerate(whole_batch)
     )
 
 
@@ -278,15 +284,15 @@ def _near(whole: Kept, part: Kept) -> float:
     return max(whole.tolerance, part.tolerance)
 
 
-def _rows(given: list[Kept], batch: list[Kept]) -> NDArray[np.int64] | None:
-    """Return which rows of the whole batch a rank was given; None if one of them is in no place of it."""
-    whole, part = given[0], batch[0]
-    if not (whole.is_whole and part.is_whole) or whole.shape[1:] != part.shape[1:] or not part.shape:
+def _rows(whole_batch: list[Kept], batch: list[Kept]) -> NDArray[np.int64] | None:
+    """Return the rows of the whole batch that a rank was given; None if one isn't in it."""
+    whole, rows = whole_batch[0], batch[0]
+    if not (whole.is_whole and rows.is_whole) or whole.shape[1:] != rows.shape[1:] or not rows.shape:
         return None
     used: set[int] = set()
     at = []
-    for row in part.values:
-        near = _near(whole, part) * (float_of(whole) or 1.0)
+    for row in rows.values:
+        near = _near(whole, rows) * (float_of(whole) or 1.0)
         apart = np.abs(whole.values - row).reshape(len(whole.values), -1).max(axis=1, initial=0.0)
         free = [index for index in np.flatnonzero(apart <= near).tolist() if index not in used]
         if not free:

@@ -1,4 +1,4 @@
-"""A job as a whole: what its ranks have together is what another job is laid beside."""
+"""A job whose ranks' values are put together, to be compared with a different job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.jobs.starts import Way, by_name, chosen_weight
-from shardviz.check.step.jobs.together import put_as, put_together, together
+from shardviz.check.step.jobs.whole_tensors import put_as, put_together, together
 from shardviz.check.step.trace.traces import Weight, is_pipeline, with_first_module
 
 if TYPE_CHECKING:
@@ -53,26 +53,26 @@ class WholeJob:
     def counts(self) -> Mapping[str, int]:
         """How often each module was called, on the rank that called it most often."""
         counts: dict[str, int] = {}
-        for own in self.job.ranks.values():
-            for module, count in own.counts.items():
+        for of_rank in self.job.ranks.values():
+            for module, count in of_rank.counts.items():
                 counts[module] = max(counts.get(module, 0), count)
         return counts
 
     @cached_property
     def first_module(self) -> str:
         """The module whose call ended first."""
-        own = self.job.ranks[min(self.job.ranks)]
-        calls = {one.module: one.order for one in reversed(own.records) if one.module and one.what != "batch"}
+        first_rank = self.job.ranks[min(self.job.ranks)]
+        calls = {one.module: one.order for one in reversed(first_rank.records) if one.module and one.what != "batch"}
         return min(calls, key=calls.__getitem__, default="")
 
     def batches(self) -> Iterator[list[Kept]]:
-        """Yield what the model was given, in every way in which the parts of ranks can be put together."""
-        given = {rank: own.batch for rank, own in with_first_module(self.first_module, self.job.ranks).items()}
-        given = {rank: own for rank, own in given.items() if own}
-        first = {rank: own[0] for rank, own in given.items()}
-        for one in [*together(first, self.mesh, is_exact=True)][:MAX_BATCHES]:
-            others = [self._alike(given, index, one.way) for index in range(1, min(map(len, given.values())))]
-            whole = [one.values, *(other for other in others if other is not None)]
+        """Yield the model's batch in every way to put ranks' parts together."""
+        batches = {rank: own.batch for rank, own in with_first_module(self.first_module, self.job.ranks).items()}
+        batches = {rank: own for rank, own in batches.items() if own}
+        first = {rank: own[0] for rank, own in batches.items()}
+        for way in [*together(first, self.mesh, is_exact=True)][:MAX_BATCHES]:
+            others = [self._alike(batches, index, way.way) for index in range(1, min(map(len, batches.values())))]
+            whole = [way.values, *(other for other in others if other is not None)]
             if len(whole) == 1 + len(others):
                 yield whole
 
@@ -80,7 +80,7 @@ class WholeJob:
         return put_as({rank: own[index] for rank, own in given.items()}, self.mesh, way)
 
     def choices(self, counts: Mapping[str, int]) -> dict[Place, list[Choice]]:
-        """Return the ways in which what ranks have at each place can be put together."""
+        """Return the ways to assemble ranks' values at each place."""
         of_ranks = {rank: own.points(counts) for rank, own in self.job.ranks.items()}
         places = dict.fromkeys(place for own in of_ranks.values() for place in own)
         choices = {}
@@ -122,8 +122,8 @@ class WholeJob:
         first, values = next(iter(parts.values())), _values(parts)
         if values is None or all(part.layout is not None for part in parts.values()):
             return Way((), Weight(first.shape, None, _as_claimed(parts)))
-        found = together(values, self.mesh, is_exact=True)
-        ways = [Way(one.way, Weight(one.values.shape, None, one.values)) for one in found]
+        assembled = together(values, self.mesh, is_exact=True)
+        ways = [Way(one.way, Weight(one.values.shape, None, one.values)) for one in assembled]
         return chosen_weight(ways, others, mesh) if ways else Way((), Weight(first.shape, None, None))
 
     def _gradient(self, parts: Mapping[int, Weight], way: Way) -> Weight:

@@ -1,4 +1,4 @@
-"""The first wrong line of a module: its calls on all ranks beside those of the unsharded module, related by value.
+"""The first wrong line of a module: ranks' calls, related to the unsharded module's.
 
 `question` says inside of which module ranks should look; `calls` pairs the calls of both sides, `states` relates their
 values, `faults` finds the first wrong line, and `naming` puts it into the finding. `types` says what the tensors of a

@@ -49,10 +49,10 @@ class _Backward:
         if axis := self._terms_beside_whole(value, call):
             held = State("none", axes=(axis,))
             return fault_at("unsummed gradient", call, "", held, self.lines.line_of(value), axis)
-        given = [self.states.gradient(one) for one in self._made_of(call)]
-        if any(state.is_wrong for state in given):
+        gradients = [self.states.gradient(one) for one in self._made_of(call)]
+        if any(state.is_wrong for state in gradients):
             return None  # it is given a wrong gradient
-        words = " and ".join(dict.fromkeys(state.text for state in given if state.kind != "unknown"))
+        words = " and ".join(dict.fromkeys(state.text for state in gradients if state.kind != "unknown"))
         held = self.states.gradient(value)
         if held.kind == "none" and held.axes:
             return fault_at("gradient", call, words, held, self.lines.line_of(value), held.axes[0])
@@ -63,9 +63,9 @@ class _Backward:
         """Return the fault of a backward that sums terms together with what a line hands back whole on every rank."""
         pairs = [(made, reader) for made in call.outputs for reader in self.lines.readers(made)]
         whole = [reader for made, reader in pairs if self._hands_back_right(made, reader)]
-        made = [tensor for _, reader in pairs if reader not in whole for tensor in reader.outputs]
+        outputs = [tensor for _, reader in pairs if reader not in whole for tensor in reader.outputs]
         for axis in self.states.mesh.axes if whole and call.whole is None else ():
-            is_used_apart = any(self.states.differs_along(tensor, axis) for tensor in made)
+            is_used_apart = any(self.states.differs_along(tensor, axis) for tensor in outputs)
             if is_used_apart and not self.states.differs_along(value, axis, gradient=True):
                 return replace(fault, axis=axis, times=self.states.mesh.axis_size(axis), reader=whole[0].line)
         return None
@@ -81,10 +81,10 @@ class _Backward:
         if not any(self.lines.records[pair].needs_grad for made in call.outputs for pair in made):
             return True
         states = [self.states.forward(tensor) for tensor in (*call.inputs, *call.outputs)]
-        given = [self.states.gradient(made) for made in call.outputs]
+        gradients = [self.states.gradient(made) for made in call.outputs]
         axes = self._axes(self.states.forward(value))
         are_alike = all(self._axes(state) <= axes for state in states) and self._axes(states[-1]) == axes
-        return are_alike and all(state.kind == "right" for state in (*states, *given))
+        return are_alike and all(state.kind == "right" for state in (*states, *gradients))
 
     def _is_given_terms(self, call: Call) -> bool:
         """Whether what a call makes gets the terms of a sum for its gradient: it passes them on."""
@@ -92,38 +92,38 @@ class _Backward:
 
     def _begin_of_terms(self, call: Call) -> Call:
         """Return the call that first hands back the terms that a call passes on."""
-        seen: list[Call] = []
-        while call not in seen and self._is_given_terms(call):
-            seen.append(call)
+        visited: list[Call] = []
+        while call not in visited and self._is_given_terms(call):
+            visited.append(call)
             readers = [reader for one in call.outputs for reader in self.lines.readers(one)]
             terms = [reader for reader in readers if self._is_given_terms(reader)]
             call = next(iter(terms or readers), call)
         return call
 
     def _terms_beside_whole(self, value: Value, call: Call) -> str:
-        """Return the axis over which a call hands back terms of a sum, where another call hands back the whole."""
+        """Return the axis over which a call hands back terms of a sum while another hands back all."""
         others = [reader for reader in self.lines.readers(value) if reader is not call]
-        made = [one for reader in others for one in reader.outputs]
-        return self.states.terms_beside(value, made) if made else ""
+        outputs = [one for reader in others for one in reader.outputs]
+        return self.states.terms_beside(value, outputs) if outputs else ""
 
     def _made_of(self, call: Call) -> Iterator[Value]:
-        """Yield what a call makes, or what is made of that where no gradient is known of it."""
-        left, seen = [call], set()
-        while left:
-            current = left.pop(0)
-            if current in seen:
+        """Yield a call's outputs; for those without a known gradient, what is made from them."""
+        waiting, visited = [call], set()
+        while waiting:
+            current = waiting.pop(0)
+            if current in visited:
                 continue
-            seen.add(current)
+            visited.add(current)
             for value in current.outputs:
                 if self.states.gradient(value).kind != "unknown":
                     yield value
                 else:
-                    left += self.lines.readers(value)
+                    waiting += self.lines.readers(value)
 
     def _uses_part(self, value: Value, call: Call) -> bool:
         """Whether each rank makes its own part, or a term, of a tensor that all of them have."""
-        own = self._axes(self.states.forward(value))
-        return any(self._axes(self.states.forward(made)) - own for made in call.outputs)
+        axes = self._axes(self.states.forward(value))
+        return any(self._axes(self.states.forward(made)) - axes for made in call.outputs)
 
     def _axes(self, state: State) -> set[str]:
         split = set(state.layout.split_axes) if state.layout is not None else set()

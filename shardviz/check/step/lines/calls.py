@@ -1,4 +1,4 @@
-"""The calls inside of a module, rank beside rank, each paired with the same call of the unsharded model.
+"""Calls inside a module on all ranks, each paired with the unsharded model's.
 
 A call is known by the lines of the user's code that lead to it, its function, and how often they did before. A line
 that one side runs more often, such as a loop over a rank's own experts, has no pairs. What only the sharded module runs
@@ -91,13 +91,13 @@ class Lines:
         module: The module.
         sharded: What each rank recorded.
         unsharded: What rank 0 recorded of the unsharded model.
-        asked: The module that was asked for: the same, or one of torch's own in it.
+        asked_module: The module that was asked for: the same, or one of torch's own in it.
     """
 
     module: str
     sharded: Mapping[int, LinesRecord]
     unsharded: LinesRecord
-    asked: str
+    asked_module: str
     wanted: dict[Value, int] = field(default_factory=dict)
 
     @staticmethod
@@ -113,9 +113,9 @@ class Lines:
                     sharded[rank] = lines
         if whole is None or not sharded or len(dump.files.ranks) < dump.files.run.num_ranks:
             return None
-        found = Lines(whole.module, sharded, whole, whole.asked or whole.module)
-        found.pair()
-        return found
+        paired = Lines(whole.module, sharded, whole, whole.asked or whole.module)
+        paired.pair()
+        return paired
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -145,12 +145,12 @@ class Lines:
     @cached_property
     def producers(self) -> Mapping[tuple[int, int], Call]:
         """The call that makes a tensor, by rank and number."""
-        made: dict[tuple[int, int], Call] = {}
+        maker_of: dict[tuple[int, int], Call] = {}
         for call in self.calls:
-            given = {pair for value in call.inputs for pair in value}
-            for pair in (pair for value in call.outputs for pair in value if pair not in given):
-                made.setdefault(pair, call)
-        return made
+            inputs = {pair for value in call.inputs for pair in value}
+            for pair in (pair for value in call.outputs for pair in value if pair not in inputs):
+                maker_of.setdefault(pair, call)
+        return maker_of
 
     @cached_property
     def consumers(self) -> Mapping[tuple[int, int], list[Call]]:
@@ -166,8 +166,8 @@ class Lines:
 
     def producer(self, value: Value) -> Call | None:
         """Return the call that makes a tensor on every rank; None if it comes from outside."""
-        made = {self.producers.get(pair) for pair in value}
-        return made.pop() if len(made) == 1 else None
+        makers = {self.producers.get(pair) for pair in value}
+        return makers.pop() if len(makers) == 1 else None
 
     def order(self, value: Value) -> int:
         """Return when a tensor was made; -1 if it comes from outside."""
@@ -205,8 +205,8 @@ class Lines:
         """What the module returns, with the unsharded model's tensor."""
         pairs: list[tuple[Value, int]] = []
         for call, whole in enumerate(self.unsharded.returned):
-            own = {rank: lines.returned[call] for rank, lines in self.sharded.items() if call < len(lines.returned)}
-            values = _across(own) if len(own) == len(self.sharded) else ()
+            by_rank = {rank: lines.returned[call] for rank, lines in self.sharded.items() if call < len(lines.returned)}
+            values = _across(by_rank) if len(by_rank) == len(self.sharded) else ()
             pairs += zip(values, whole, strict=False) if len(values) == len(whole) else ()
         return pairs
 
@@ -231,36 +231,36 @@ class Lines:
         self._by_what_they_read()
 
     def _by_what_they_read(self) -> None:
-        """Pair calls on different lines, as of a class that replaces another, by function and by what they read."""
-        own = {call.first.frames for call in self.calls}
+        """Pair calls on different lines by function and inputs, as of a class that replaces another."""
+        frames = {call.first.frames for call in self.calls}
         there = {line.frames for line in self.unsharded.lines}
-        left = [line for line in self.unsharded.lines if line.frames not in own]
+        unpaired = [line for line in self.unsharded.lines if line.frames not in frames]
         for call in self.calls:
             if call.first.function in CONVERSIONS and call.inputs and call.inputs[0] in self.wanted:
                 self._all((value, self.wanted[call.inputs[0]]) for value in call.outputs)
                 continue
             if call.first.frames in there or call.first.is_collective:
                 continue
-            given = [self.wanted.get(value) for value in call.inputs]
-            for at, whole in enumerate(left):
-                sides = list(zip(given, whole.inputs, strict=False))
-                is_alike = whole.function == call.first.function and len(given) == len(whole.inputs)
-                known = [number == other for number, other in sides if number is not None]
-                if is_alike and known and all(known) and len(whole.outputs) == len(call.outputs):
+            expected_inputs = [self.wanted.get(value) for value in call.inputs]
+            for at, whole in enumerate(unpaired):
+                sides = list(zip(expected_inputs, whole.inputs, strict=False))
+                is_alike = whole.function == call.first.function and len(expected_inputs) == len(whole.inputs)
+                matches = [number == other for number, other in sides if number is not None]
+                if is_alike and matches and all(matches) and len(whole.outputs) == len(call.outputs):
                     if call.first.function in SELECTS and not self._are_as_many(whole):
                         break
                     call.whole = whole
                     self._all(zip(call.outputs, whole.outputs, strict=True))
                     self._all(zip(call.inputs, whole.inputs, strict=True))
-                    del left[: at + 1]
+                    del unpaired[: at + 1]
                     break
 
     def _are_as_many(self, whole: LineRecord) -> bool:
         """Whether both sides take parts of a tensor as often: of a split one ranks take fewer, and other parts."""
         function, number = whole.function, whole.inputs[0]
-        own = [one for one in self.calls if one.first.function == function and one.inputs]
+        calls = [one for one in self.calls if one.first.function == function and one.inputs]
         there = [line for line in self.unsharded.lines if line.function == function and line.inputs[:1] == (number,)]
-        return len([one for one in own if self.wanted.get(one.inputs[0]) == number]) == len(there)
+        return len([one for one in calls if self.wanted.get(one.inputs[0]) == number]) == len(there)
 
     def _all(self, pairs: Iterator[tuple[Value, int]] | Sequence[tuple[Value, int]]) -> None:
         for value, whole in pairs:
@@ -270,6 +270,6 @@ class Lines:
 def _keyed(lines: Sequence[LineRecord]) -> Iterator[tuple[Key, LineRecord]]:
     counts: Counter[tuple[object, ...]] = Counter()
     for line in lines:
-        known = line.call, tuple((frame.file, frame.line) for frame in line.frames), line.function
-        yield (*known, counts[known]), line
-        counts[known] += 1
+        key = line.call, tuple((frame.file, frame.line) for frame in line.frames), line.function
+        yield (*key, counts[key]), line
+        counts[key] += 1

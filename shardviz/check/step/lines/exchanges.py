@@ -64,12 +64,12 @@ class Rows:
         return {rank: array.reshape(-1, array.shape[-1]) for rank, array in held.items()}
 
     def are_known(self, value: Value) -> bool | None:
-        """Whether every row is one of the unsharded model's, or of zeros; None if there are none to look up."""
+        """Whether every row is the unsharded model's, or zeros; None without rows to look up."""
         held = [array for array in self.of(value).values() if array.size]
         if not held:
             return None
-        found = [(places_of(array, self._pool.get(array.shape[1], array[:0])) >= 0) for array in held]
-        return all(bool((here | ~array.any(axis=1)).all()) for here, array in zip(found, held, strict=True))
+        is_known = [(places_of(array, self._pool.get(array.shape[1], array[:0])) >= 0) for array in held]
+        return all(bool((here | ~array.any(axis=1)).all()) for here, array in zip(is_known, held, strict=True))
 
     @cached_property
     def _pool(self) -> Mapping[int, NDArray[np.float64]]:
@@ -88,11 +88,13 @@ def places_of(rows: NDArray[np.float64], pool: NDArray[np.float64]) -> NDArray[n
         return np.full(len(rows), -1)
     along = np.random.default_rng(0).standard_normal(pool.shape[1])
     order = np.argsort(pool @ along, kind="stable")
-    keys, own = (pool @ along)[order], rows @ along
+    keys, projections = (pool @ along)[order], rows @ along
     near = EXACT * max(float(np.max(np.abs(pool), initial=0.0)), 1e-30)
     slack = near * float(np.abs(along).sum())
     places = np.full(len(rows), -1)
-    for row, (low, high) in enumerate(zip(*(np.searchsorted(keys, own + by) for by in (-slack, slack)), strict=True)):
+    for row, (low, high) in enumerate(
+        zip(*(np.searchsorted(keys, projections + by) for by in (-slack, slack)), strict=True)
+    ):
         at = order[low:high]
         at = at[np.max(np.abs(pool[at] - rows[row]), axis=1, initial=0.0) <= near]
         places[row] = at.min(initial=len(pool)) if len(at) else -1
@@ -102,9 +104,9 @@ def places_of(rows: NDArray[np.float64], pool: NDArray[np.float64]) -> NDArray[n
 def _not_restored(lines: Lines, rows: Rows) -> Fault | None:
     """Return the line that leaves rows in another order than an exchange brought them, before they are sent back."""
     exchanges = [(call, moved) for call in lines.calls if _is_exchange(call) and (moved := _moved(call, rows))]
-    for at, (there, (given, came)) in enumerate(exchanges):
+    for at, (there, (exchanged, came)) in enumerate(exchanges):
         for back, (sent, returned) in exchanges[at + 1 :]:
-            first, last = (_wanted_rows(lines, rows, value) for value in (given, returned))
+            first, last = (_wanted_rows(lines, rows, value) for value in (exchanged, returned))
             maker = lines.producer(sent)
             while maker is not None and maker.first.function in COPIES and lines.producer(maker.inputs[0]) is not None:
                 maker = lines.producer(maker.inputs[0])
@@ -126,10 +128,10 @@ def _wanted_rows(lines: Lines, rows: Rows, value: Value) -> NDArray[np.float64] 
 
 
 def _moved(call: Call, rows: Rows) -> tuple[Value, Value] | None:
-    """Return what an exchange is given and what it gives, if those have rows."""
+    """Return an exchange's input and output if they have rows."""
     out = call.outputs[0]
-    given = [value for value in call.inputs if value != out and rows.are_known(value)]
-    return (given[-1], out) if given and rows.of(out) else None
+    inputs = [value for value in call.inputs if value != out and rows.are_known(value)]
+    return (inputs[-1], out) if inputs and rows.of(out) else None
 
 
 def is_reordered(
@@ -138,7 +140,7 @@ def is_reordered(
     first: NDArray[np.float64],
     last: NDArray[np.float64],
 ) -> bool:
-    """Whether ranks send back what they made of every row that came, and not in the order in which rows came."""
+    """Whether ranks send back results of all received rows, but in a different order."""
     if len(first) != len(last) or came.keys() != sent.keys():
         return False
     same = places_of(first, first)  # the same token may go to two experts
@@ -155,7 +157,7 @@ def is_reordered(
 
 
 def _first_strange(lines: Lines, rows: Rows) -> Fault | None:
-    """Return the first call that makes rows which the unsharded model has nowhere, of rows that it has."""
+    """Return the first call that makes unknown rows from the unsharded model's."""
     strange: dict[Value, Call] = {}
     innocent: set[int] = set()
     for call in (one for one in lines.calls if one.first.function not in ROOM):
@@ -191,14 +193,14 @@ def exchange_backward(lines: Lines, states: States) -> Fault | None:
 
 
 def _is_reversed(lines: Lines, states: States, call: Call) -> bool:
-    """Whether what comes back through an exchange may be what its right backward hands back."""
+    """Whether gradients come back through an exchange as a right backward hands them back."""
     out = call.outputs[0]
-    given = [value for value in call.inputs if value != out and states.held(value)]
-    given = [value for value in given if _sorted(states.held(value)) == _sorted(states.held(out))]
-    if len(given) != 1 or any(reader.line != call.line for reader in lines.readers(given[0])):
+    inputs = [value for value in call.inputs if value != out and states.held(value)]
+    inputs = [value for value in inputs if _sorted(states.held(value)) == _sorted(states.held(out))]
+    if len(inputs) != 1 or any(reader.line != call.line for reader in lines.readers(inputs[0])):
         return True
-    held, gave = states.held(given[0]), states.held(out)
-    back, got = states.held_gradient(given[0]), states.held_gradient(out)
+    held, gave = states.held(inputs[0]), states.held(out)
+    back, got = states.held_gradient(inputs[0]), states.held_gradient(out)
     if not all(held.keys() == other.keys() for other in (gave, back, got)):
         return True
     if any(back[rank].shape != held[rank].shape or got[rank].shape != gave[rank].shape for rank in held):
@@ -206,7 +208,7 @@ def _is_reversed(lines: Lines, states: States, call: Call) -> bool:
     there = sum(float(np.vdot(held[rank], back[rank])) for rank in held)
     here = sum(float(np.vdot(gave[rank], got[rank])) for rank in held)
     size = sum(float(np.linalg.norm(gave[rank]) * np.linalg.norm(got[rank])) for rank in held)
-    return abs(there - here) <= ELEMENT.get(states.held_dtype(given[0]), EXACT) * size
+    return abs(there - here) <= ELEMENT.get(states.held_dtype(inputs[0]), EXACT) * size
 
 
 def _sorted(held: Mapping[int, NDArray[np.float64]]) -> list[float]:

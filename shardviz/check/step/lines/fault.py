@@ -38,7 +38,7 @@ class Fault:
             `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that.
         line: The line.
         function: What it calls.
-        given: What ranks have of what it is given, or of the gradient that it is given.
+        input_text: What ranks have of what it is given, or of the gradient that it is given.
         held: What they have of its result, or of the gradient that it hands back.
         before: The line that makes what it is given, or the terms.
         axis: The axis of a missing sum.
@@ -55,7 +55,7 @@ class Fault:
     way: Way
     line: FrameRecord
     function: str
-    given: str
+    input_text: str
     held: str
     before: FrameRecord | None = None
     axis: str = ""
@@ -77,11 +77,11 @@ class Fault:
 def fault_at(
     way: Way,
     call: Call,
-    given: str,
+    input_text: str,
     held: State,
     before: FrameRecord | None = None,
     axis: str = "",
     ranks: tuple[int, ...] = (),
 ) -> Fault:
     """Return the fault that a call is."""
-    return Fault(way, call.line, call.first.function, given, held.text, before, axis, ranks, call.first.frames[-1])
+    return Fault(way, call.line, call.first.function, input_text, held.text, before, axis, ranks, call.first.frames[-1])

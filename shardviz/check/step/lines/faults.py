@@ -62,8 +62,8 @@ class _Forward:
         """Whether a tensor need not be a part of anything: it is made with numbers of the rank's own, or of indices."""
         if not self._own:
             for call in self.lines.calls:  # what a call is given comes before it, so that nothing recurses deeply
-                for made in (*call.inputs, *call.outputs):
-                    self._note_own(made)
+                for neighbor in (*call.inputs, *call.outputs):
+                    self._note_own(neighbor)
         return self._note_own(value)
 
     def _note_own(self, value: Value) -> bool:
@@ -87,54 +87,54 @@ class _Forward:
 
     def blame(self, value: Value) -> Fault | None:
         """Go back from a wrong tensor to the call that makes the first one."""
-        seen: set[Value] = set()
-        while value not in seen:
-            seen.add(value)
+        visited: set[Value] = set()
+        while value not in visited:
+            visited.add(value)
             call = self.lines.producer(value)
             if call is None:
                 return None
-            given, through = self._given(call)
+            inputs, through = self._given(call)
             if any(self.lines.is_input(leaf) and not self.states.forward(leaf).is_known for leaf in self._leaves):
                 return None  # it arrives wrong, or is each rank's own
-            bad = [tensor for tensor in given if self.is_bad(tensor)]
+            bad = [tensor for tensor in inputs if self.is_bad(tensor)]
             if not bad:
-                return self._reads_another(call) or self._fault_of(value, call, given, through)
+                return self._reads_another(call) or self._fault_of(value, call, inputs, through)
             value = min(bad, key=self.lines.order)
         return None
 
-    def _fault_of(self, value: Value, call: Call, given: Sequence[Value], through: Sequence[Call]) -> Fault:
+    def _fault_of(self, value: Value, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
         """Return what is wrong with a call that is given right tensors and makes a wrong one."""
         places = {one.place: one for one in sorted((call, *through), key=lambda one: one.order)}
         if len(places) > 1:
             first, *_, last = places.values()
             is_own = not any(one.first.is_collective for one in (call, *through))
             return Fault("between", last.line, last.first.function, "", "", first.line, is_own=is_own)
-        state, terms = self.states.forward(value), [one for one in given if self.states.forward(one).kind == "terms"]
+        state, terms = self.states.forward(value), [one for one in inputs if self.states.forward(one).kind == "terms"]
         if call.first.ranks and call.first.is_collective:
-            inner = self.states.forward(given[0]) if given else None
+            inner = self.states.forward(inputs[0]) if inputs else None
             text, is_whole = (inner.text, inner.kind == "right") if inner is not None else ("", False)
-            fault = fault_at("collective", call, text, state, self._before(given), ranks=call.first.ranks)
+            fault = fault_at("collective", call, text, state, self._before(inputs), ranks=call.first.ranks)
             times = len(call.first.ranks)
             is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
             return replace(fault, times=times) if is_repeated else fault
         if terms and not (state.axes and self._is_summed(value)):
             return self._unsummed(terms[0], call, state)
-        words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in given))
-        fault = fault_at("result", call, words, state, self._before(given))
+        words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in inputs))
+        fault = fault_at("result", call, words, state, self._before(inputs))
         return replace(fault, times=state.factor if state.factor != 1 else 0, moved=state.moved)
 
     def _is_summed(self, value: Value) -> bool:
         """Whether a collective is given what is made of a tensor, as long as it has the terms of a sum."""
-        left, seen = [value], set()
-        while left:
-            value = left.pop()
+        waiting, visited = [value], set()
+        while waiting:
+            value = waiting.pop()
             state = self.states.forward(value)
-            if value not in seen and (state.axes or state.kind == "unknown"):
-                seen.add(value)
+            if value not in visited and (state.axes or state.kind == "unknown"):
+                visited.add(value)
                 readers = self.lines.readers(value)
                 if any(call.first.is_collective for call in readers):
                     return True
-                left += [made for call in readers for made in call.outputs]
+                waiting += [made for call in readers for made in call.outputs]
         return False
 
     def _given(self, call: Call) -> tuple[list[Value], list[Call]]:
@@ -142,26 +142,26 @@ class _Forward:
 
         A result that depends on the rank's own numbers may be right whatever it holds, so it counts as in between.
         """
-        given: list[Value] = []
+        inputs: list[Value] = []
         through: list[Call] = []
         self._leaves = []
-        left = [(value, False) for value in call.inputs]
-        seen: set[Value] = set()
-        while left:
-            value, is_below = left.pop(0)
-            if value in seen:
+        waiting = [(value, False) for value in call.inputs]
+        visited: set[Value] = set()
+        while waiting:
+            value, is_below = waiting.pop(0)
+            if value in visited:
                 continue
-            seen.add(value)
+            visited.add(value)
             maker, is_own = self.lines.producer(value), is_below or self.is_own(value)
             is_blamed = self.is_bad(value) and not (is_own and self.states.is_index(value))
             if self.states.forward(value).is_known or is_blamed:
-                given.append(value)
+                inputs.append(value)
             elif maker is not None:
                 through.append(maker)
-                left += [(one, is_own) for one in maker.inputs]
+                waiting += [(one, is_own) for one in maker.inputs]
             else:
                 self._leaves.append(value)
-        return given, through
+        return inputs, through
 
     def _reads_another(self, call: Call) -> Fault | None:
         """Return that a call reads another tensor than the unsharded model's does: something was left out before it."""
@@ -178,21 +178,21 @@ class _Forward:
         return None if last is None else self.lines.line_of(last)
 
     def maker_of_terms(self, value: Value) -> Call | None:
-        """Return the call from whose result on a tensor is one term of a sum; a mask of own elements is none yet."""
+        """Return the call whose result first is one term of a sum; a mask of own elements isn't."""
         call = self.lines.producer(value)
         while call is not None:
-            given = [one for one in self._given(call)[0] if self.states.forward(one).kind == "terms"]
-            given = [one for one in given if self.states.held_dtype(one) != "bool"]
-            earlier = self.lines.producer(given[0]) if given else None
+            terms = [one for one in self._given(call)[0] if self.states.forward(one).kind == "terms"]
+            terms = [one for one in terms if self.states.held_dtype(one) != "bool"]
+            earlier = self.lines.producer(terms[0]) if terms else None
             if earlier is None:
                 return call
             call = earlier
         return None
 
     def _unsummed(self, terms: Value, call: Call, state: State) -> Fault:
-        maker, own = self.maker_of_terms(terms), self.states.forward(terms)
+        maker, state_of_terms = self.maker_of_terms(terms), self.states.forward(terms)
         before, last = maker.line if maker is not None else None, self.lines.producer(terms)
-        fault = fault_at("unsummed", call, own.text, state, before, axis=own.axes[0])
+        fault = fault_at("unsummed", call, state_of_terms.text, state, before, axis=state_of_terms.axes[0])
         if last is None or before != call.line or last.line != call.line:
             return fault
         others = [self.states.forward(one).kind for one in call.inputs if one != terms]

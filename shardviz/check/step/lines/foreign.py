@@ -1,4 +1,4 @@
-"""Numbers that a rank reads at indices which are not of its own part, and adds to those of the ranks that have them."""
+"""Reads at indices outside of a rank's part that are summed unmasked."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def foreign_fault(lines: Lines, states: States) -> Fault | None:
         moved = _moved(call, states) if call.first.function in BOUNDS else {}
         if not any(mask.any() for mask in moved.values()):
             continue
-        made = list(_made_of(lines, call))
-        read = next((one for one in made if one.outputs and not states.is_index(one.outputs[0])), None)
-        summed = next((one for one in made if one.first.function == "all_reduce"), None)
+        calls = list(_made_of(lines, call))
+        read = next((one for one in calls if one.outputs and not states.is_index(one.outputs[0])), None)
+        summed = next((one for one in calls if one.first.function == "all_reduce"), None)
         if read is None or summed is None or summed.order <= read.order:
             continue
         held = states.held(summed.inputs[0])
@@ -50,11 +50,11 @@ def _moved(call: Call, states: States) -> Mapping[int, NDArray[np.bool_]]:
 
 
 def _made_of(lines: Lines, call: Call) -> Iterator[Call]:
-    """Yield the calls that read what a call makes, and what is made of that, in order."""
-    made: set[Value] = set(call.outputs)
+    """Yield the calls that depend on a call's outputs, in order."""
+    derived: set[Value] = set(call.outputs)
     for later in lines.calls[call.order + 1 :]:
-        if made & {*later.inputs}:
-            made |= {*later.outputs}
+        if derived & {*later.inputs}:
+            derived |= {*later.outputs}
             yield later
 
 

@@ -64,20 +64,22 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
     """Yield the results of a step's checks, those about the module that ranks looked into with its first wrong line."""
     lines = Lines.of(dump)
     fault = fault_in(lines, States(dump, lines)) if lines is not None else None
-    for result in results:
-        if lines is not None and fault is not None and isinstance(result, Finding):
-            is_about = module_to_open(result) in (lines.module, lines.asked)
-            yield with_line(result, fault) if is_about else result
+    for outcome in results:
+        if lines is not None and fault is not None and isinstance(outcome, Finding):
+            is_about = module_to_open(outcome) in (lines.module, lines.asked_module)
+            yield with_line(outcome, fault) if is_about else outcome
         else:
-            yield result
+            yield outcome
     yield from _not_read(dump) if lines is None else ()
 
 
 def _not_read(dump: Dump) -> Iterator[NotChecked]:
     """Say that ranks looked into a module, if what some of them found there is missing."""
-    asked = {lines.asked or lines.module for rank in dump.files.ranks.values() for lines in rank.lines if lines.lines}
+    asked_modules = {
+        lines.asked or lines.module for rank in dump.files.ranks.values() for lines in rank.lines if lines.lines
+    }
     missing = dump.files.missing_ranks
-    for module in asked if missing else ():
+    for module in asked_modules if missing else ():
         what = f"which line of {module or 'the model'} goes wrong first"
         yield NotChecked("", f"{what}: {no_file_of(missing)}", "step")
 
@@ -117,24 +119,24 @@ def _inner(fault: Fault) -> str:
     return f", in {_at(fault.inner, fault.line)}," if is_inner and fault.inner is not None else ""
 
 
-def _at(line: FrameRecord, other: FrameRecord | None = None) -> str:
+def _at(line: FrameRecord, previous: FrameRecord | None = None) -> str:
     """Return a line with its text; without the file's name behind a line of the same file."""
-    place = f"line {line.line}" if other is not None and other.file == line.file else place_of(line)
+    place = f"line {line.line}" if previous is not None and previous.file == line.file else place_of(line)
     return f"{place} `{line.source}`" if line.source else place
 
 
 def sentence_of(fault: Fault) -> str:
-    """Say what is wrong at a line, with what each rank has there and the line before."""
+    """Say what is wrong at a line, with each rank's values there and the line before."""
     line, before = fault.line, fault.before
     if fault.way == "between" and before is not None:
         return f"it goes wrong between {_at(before)} and {_at(line, before)}"
     if fault.way == "unsummed" and before is not None:
         terms = f"{_at(before)} gives each rank one term of a sum over {fault.axis}"
         if before == line and fault.operand:
-            made = f"{_at(before)} makes one term of a sum over {fault.axis}, by {fault.operand}"
-            return f"{made}, and {fault.function} takes it before it is summed"
+            start = f"{_at(before)} makes one term of a sum over {fault.axis}, by {fault.operand}"
+            return f"{start}, and {fault.function} takes it before it is summed"
         if before == line:
-            return f"{terms}{'' if fault.given else ', and the module returns it'}; nothing sums it"
+            return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing sums it"
         return f"{terms}; {_at(line, before)}{_inner(fault)} uses it as the whole; nothing sums it between"
     if fault.way == "rows":
         return (
@@ -146,29 +148,33 @@ def sentence_of(fault: Fault) -> str:
         )
     if fault.way == "foreign" and before is not None and fault.reader is not None:
         where = "" if place_of(before) == place_of(line) else f" by {_at(before, line)}"
-        given = f"{_at(line)} reads at indices that were moved into the rank's part{where}"
-        return f"{given}; {_at(fault.reader, line)} sums what it reads there"
+        clause = f"{_at(line)} reads at indices that were moved into the rank's part{where}"
+        return f"{clause}; {_at(fault.reader, line)} sums what it reads there"
     if fault.way == "exchange gradient":
         place = f"in backward {_at(line)}{_inner(fault)} is the first line that is wrong"
         return f"{place}: it doesn't hand back the reverse exchange of the gradient that it is given"
     is_new = before is not None and before != line
     after = f", after {_at(before, line)}" if is_new and before is not None else ""
     if fault.way in ("gradient", "unsummed gradient"):
-        given = f"is given {fault.given} of its gradient and " if fault.given else ""
+        clause = f"is given {fault.input_text} of its gradient and " if fault.input_text else ""
         place = f"in backward {_at(line)}{_inner(fault)} is the first line that is wrong{after}"
-        return f"{place}: it {given}hands back {fault.held}"
+        return f"{place}: it {clause}hands back {fault.held}"
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
-    given = f"{fault.function}{over} is given {fault.given} and gives" if fault.given else f"{fault.function} gives"
-    return f"{_at(line)}{_inner(fault)} is the first line that is wrong{after}: {given} {fault.held}"
+    clause = (
+        f"{fault.function}{over} is given {fault.input_text} and gives"
+        if fault.input_text
+        else f"{fault.function} gives"
+    )
+    return f"{_at(line)}{_inner(fault)} is the first line that is wrong{after}: {clause} {fault.held}"
 
 
 def cause_of(fault: Fault) -> Cause:
     """Return the cause that a line is."""
     place = place_of(fault.line)
     if fault.way == "unsummed" and fault.before is not None:
-        beside = "a tensor that needs no sum" if fault.is_beside_whole else ""
-        inside = (fault.function, fault.operand, beside) if fault.operand else ()
-        return UnsummedLine(place_of(fault.before), place if fault.given else "", fault.axis, *inside)
+        partner = "a tensor that needs no sum" if fault.is_beside_whole else ""
+        inside = (fault.function, fault.operand, partner) if fault.operand else ()
+        return UnsummedLine(place_of(fault.before), place if fault.input_text else "", fault.axis, *inside)
     if fault.way == "rows":
         return StrangeRows(place, fault.function, with_weight=fault.function in PRODUCTS)
     if fault.way == "exchange" and fault.before is not None and fault.reader is not None:
@@ -189,4 +195,4 @@ def cause_of(fault: Fault) -> Cause:
         return WrongLineBackward(place, fault.function, fault.axis)
     if fault.moved:
         return MisplacedLine(place, fault.function, is_of_rank=fault.moved == "rank")
-    return ScaledLine(place, fault.times) if fault.times else WrongLine(place, fault.function, fault.given)
+    return ScaledLine(place, fault.times) if fault.times else WrongLine(place, fault.function, fault.input_text)

@@ -1,4 +1,4 @@
-"""What ranks have of the unsharded model's tensor at each place inside of a module: forward, and of its gradient."""
+"""Relations of ranks' tensors inside a module to the unsharded model's, with gradients."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class States:
         }
 
     def forward(self, value: Value) -> State:
-        """Return what ranks have of a tensor."""
+        """Return the relation of ranks' values of a tensor to the unsharded model's."""
         if (value, False) not in self._known:
             self._known[value, False] = UNKNOWN
             self._known[value, False] = self._forward(value)
@@ -130,7 +130,7 @@ class States:
         return all(self.forward(value).is_known for value, _ in self.lines.returned)
 
     def gradient(self, value: Value) -> State:
-        """Return what ranks have of a tensor's gradient; that of a tensor which is wrong itself is not known."""
+        """Return the relation of ranks' gradients of a tensor; unknown if the tensor is wrong."""
         if not self.is_right:
             return UNKNOWN
         if (value, True) not in self._known:
@@ -138,15 +138,15 @@ class States:
         return self._known[value, True]
 
     def _forward(self, value: Value) -> State:
-        wanted = self.lines.wanted.get(value)
-        if wanted is not None:
-            return self._related(value, wanted, gradient=False)
+        reference_number = self.lines.wanted.get(value)
+        if reference_number is not None:
+            return self._related(value, reference_number, gradient=False)
         call = self.lines.producer(value)
         if call is None or call.whole is not None:
             return UNKNOWN
-        for given in call.inputs:
-            before = self.forward(given)
-            source = self.lines.wanted.get(given)
+        for argument in call.inputs:
+            before = self.forward(argument)
+            source = self.lines.wanted.get(argument)
             if source is None:
                 continue
             state = self._related(value, source, gradient=False)
@@ -157,38 +157,38 @@ class States:
         return UNKNOWN
 
     def _gradient(self, value: Value) -> State:
-        forward, wanted = self.forward(value), self.lines.wanted.get(value)
-        if wanted is None or not forward.is_known or not self.lines.wholes[wanted].has_gradient:
+        forward, reference_number = self.forward(value), self.lines.wanted.get(value)
+        if reference_number is None or not forward.is_known or not self.lines.wholes[reference_number].has_gradient:
             return UNKNOWN
-        if self._shares_gradient(value, wanted):
+        if self._shares_gradient(value, reference_number):
             return UNKNOWN
         records = [self.lines.records[pair] for pair in value]
         if not any(record.has_gradient for record in records):
             return State("missing") if all(record.needs_grad for record in records) else UNKNOWN
         if not all(record.has_gradient for record in records):
             return UNKNOWN
-        state = self._related(value, wanted, gradient=True)
+        state = self._related(value, reference_number, gradient=True)
         if forward.kind == "terms" and set(state.axes) & set(forward.axes):
             return State("none", state.layout, state.axes)  # the gradient of a term is that of the sum
         return state
 
-    def _shares_gradient(self, value: Value, wanted: int) -> bool:
+    def _shares_gradient(self, value: Value, reference_number: int) -> bool:
         """Whether the unsharded tensor's gradient comes back in part to an earlier tensor, as through a copy of it."""
-        for earlier in self.lines.of_wanted(wanted):
+        for earlier in self.lines.of_wanted(reference_number):
             if earlier == value:
                 return False
-            made = [one for call in self.lines.readers(earlier) for one in call.outputs]
-            if any(self.forward(one).is_known and self.lines.wanted.get(one) != wanted for one in made):
+            outputs = [one for call in self.lines.readers(earlier) for one in call.outputs]
+            if any(self.forward(one).is_known and self.lines.wanted.get(one) != reference_number for one in outputs):
                 return True
         return False
 
     def related(self, value: Value, wanted: int) -> State:
-        """Return what ranks have of any tensor of the unsharded model's."""
+        """Return the relation of ranks' values to any tensor of the unsharded model."""
         return self._related(value, wanted, gradient=False)
 
-    def _related(self, value: Value, wanted: int, *, gradient: bool) -> State:
+    def _related(self, value: Value, reference_number: int, *, gradient: bool) -> State:
         try:
-            whole = self._array("reference", 0, wanted, gradient=gradient)
+            whole = self._array("reference", 0, reference_number, gradient=gradient)
             held = {rank: self._array("step", rank, number, gradient=gradient) for rank, number in value}
         except (ShardvizError, KeyError):
             return UNKNOWN
@@ -196,7 +196,7 @@ class States:
             held = {rank: array / (self._scales[rank] or 1.0) for rank, array in held.items()}
         if whole.size > MAX_SIZE or not whole.size or self.mesh.size != len(held):
             return UNKNOWN
-        near = ELEMENT.get(self._dtype(wanted), EXACT)
+        near = ELEMENT.get(self._dtype(reference_number), EXACT)
         with np.errstate(over="ignore", invalid="ignore"):  # memory that nothing was written to holds anything
             related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)))
         state = _state_of(related.chain)
@@ -204,32 +204,34 @@ class States:
         return State("right", layout) if layout is not None else state
 
     def terms_beside(self, value: Value, others: Sequence[Value]) -> str:
-        """Return the axis over which a tensor's gradient lacks a sum next to other gradients; empty if there is none.
+        """Return the axis over which a tensor's gradient lacks a sum; empty if it lacks none.
 
         Each rank has what other readers hand back, which is whole, and its own term of what is left. Readers hand back
         the gradient of what they make, as a residual does, or its sum, as the begin of another branch does.
         """
-        wanted = self.lines.wanted.get(value)
-        if wanted is None or len(others) > MAX_BESIDE or self.gradient(value).kind != "none":
+        reference_number = self.lines.wanted.get(value)
+        if reference_number is None or len(others) > MAX_BESIDE or self.gradient(value).kind != "none":
             return ""
         try:
-            whole = self._array("reference", 0, wanted, gradient=True)
+            whole = self._array("reference", 0, reference_number, gradient=True)
             held, *gradients = [self._gradients(one) for one in (value, *others)]
         except (ShardvizError, KeyError):
             return ""
         if any(array.shape != whole.shape for own in (held, *gradients) for array in own.values()):
             return ""
-        near = ELEMENT.get(self._dtype(wanted), EXACT)
+        near = ELEMENT.get(self._dtype(reference_number), EXACT)
         for axis in (axis for axis in self.mesh.axes if self.mesh.axis_size(axis) > 1):
             for ways in product(*((own, over(axis, "sum", own, self.mesh)) for own in gradients)):
-                given = {rank: sum((own[rank] for own in ways), np.zeros(whole.shape)) for rank in held}
-                left = over(axis, "sum", {rank: held[rank] - given[rank] for rank in held}, self.mesh)
-                if len(left) == len(held) and all(error_of(left[rank] + given[rank], whole) <= near for rank in left):
+                total = {rank: sum((own[rank] for own in ways), np.zeros(whole.shape)) for rank in held}
+                remainder = over(axis, "sum", {rank: held[rank] - total[rank] for rank in held}, self.mesh)
+                if len(remainder) == len(held) and all(
+                    error_of(remainder[rank] + total[rank], whole) <= near for rank in remainder
+                ):
                     return axis
         return ""
 
     def _gradients(self, value: Value) -> dict[int, NDArray[np.float64]]:
-        """Return what each rank has of a tensor's gradient, in the unsharded model's scale."""
+        """Return each rank's gradient of a tensor, in the unsharded model's scale."""
         arrays = {rank: self._array("step", rank, number, gradient=True) for rank, number in value}
         return {rank: array / (self._scales[rank] or 1.0) for rank, array in arrays.items()}
 
@@ -261,7 +263,7 @@ class States:
         return np.asarray(self.dump.values(tensor.shards[rank], name), np.float64)
 
     def held(self, value: Value) -> dict[int, NDArray[np.float64]]:
-        """Return what each rank has of a tensor; empty if it was not kept."""
+        """Return each rank's values of a tensor; empty if they weren't kept."""
         return self._kept(value, gradient=False)
 
     def held_gradient(self, value: Value) -> dict[int, NDArray[np.float64]]:
@@ -309,11 +311,11 @@ def _state_of(chain: Chain | None) -> State:
         return State("none")
     layout = next((link.layout for link in chain if isinstance(link, Located)), None)
     axes = tuple(link.axis for link in chain if isinstance(link, Pending))
-    rest = [link for link in chain if not isinstance(link, Located | Pending | Rounded | Padded)]
-    if any(isinstance(link, Filled) for link in rest):
+    links = [link for link in chain if not isinstance(link, Located | Pending | Rounded | Padded)]
+    if any(isinstance(link, Filled) for link in links):
         return State("none")
-    if layout is None or rest:
-        only = rest[0] if len(rest) == 1 and layout is not None else None
+    if layout is None or links:
+        only = links[0] if len(links) == 1 and layout is not None else None
         factor = only.factor if isinstance(only, Scaled) else 1.0
         moved: Moved = "order" if isinstance(only, Permuted) else "rank" if isinstance(only, Reassigned) else ""
         return State("other", layout, axes, factor, moved=moved)

@@ -1,4 +1,4 @@
-"""What each line's tensors are along each axis of the mesh, measured from values: the types of SPMD programs.
+"""SPMD types of each line's tensors along each axis of the mesh, measured from values.
 
 | forward | gradient | type |
 | --- | --- | --- |

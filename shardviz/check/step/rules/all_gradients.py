@@ -1,4 +1,4 @@
-"""What all gradients of a step show together: one factor, a part of them that has a factor, and their norm.
+"""Findings of all gradients together: one factor, a factor of some, and their norm.
 
 One factor for every gradient, beside a loss that is right, is of no reduction of a single tensor. What does that is a
 backward of another loss than the one that is returned: a loss scale, micro-batches whose losses are not divided. What
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
@@ -56,10 +56,10 @@ def of_all_gradients(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[F
     all_alike = multiplied(evidence)
     if all_alike is None:
         return list(pairs), []
-    rest = [(result, finding) for result, finding in pairs if result.role != "grad"]
+    of_results = [(result, finding) for result, finding in pairs if result.role != "grad"]
     if not all_alike.clipped_to:
-        return rest, [_finding(evidence, all_alike.gradients, all_alike.factor)]
-    return [pair for pair in rest if not _is_clipped(pair[0], all_alike.factor)], [
+        return of_results, [_finding(evidence, all_alike.gradients, all_alike.factor)]
+    return [pair for pair in of_results if not _is_clipped(pair[0], all_alike.factor)], [
         NotChecked("", _why(all_alike), "step")
     ]
 
@@ -72,10 +72,10 @@ def _why(clipped: Multiplied) -> str:
     )
 
 
-def _is_clipped(result: Compared, factor: float) -> bool:
+def _is_clipped(comparison: Compared, factor: float) -> bool:
     """Whether a logged value is the norm of clipped gradients, or another number that is off by their factor."""
-    return result.role == "scalar" and all(
-        result.near(values, factor * result.wanted) for values in result.reduced.values()
+    return comparison.role == "scalar" and all(
+        comparison.near(values, factor * comparison.wanted) for values in comparison.reduced.values()
     )
 
 
@@ -123,16 +123,16 @@ def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
 
 def _cause(gradients: Sequence[Compared], factor: float, exact: Fraction | float) -> Cause:
     """Return the cause if no axis tells what the factor comes of."""
-    norm, left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
-    return ClippedByParts(norm, left) if left else ScaledBackward(exact)
+    norm, norm_left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
+    return ClippedByParts(norm, norm_left) if norm_left else ScaledBackward(exact)
 
 
 def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:
-    """Return a norm of parts that is a round number once gradients are clipped; empty if there is none."""
+    """Return a norm of parts that clipping made a round number; empty if there isn't one."""
     for what, norm in norms_of_parts(list(gradients)):
-        left = _round_norm(1.0, norm, _nearness(gradients))
-        if left and not math.isclose(norm, total(gradient.wanted for gradient in gradients)):
-            return what, left
+        rounded = _round_norm(1.0, norm, _nearness(gradients))
+        if rounded and not math.isclose(norm, total(gradient.wanted for gradient in gradients)):
+            return what, rounded
     return "", 0.0
 
 
@@ -152,7 +152,7 @@ class Multiplied:
 
 
 def multiplied(evidence: Evidence) -> Multiplied | None:
-    """Return the one number that multiplies all gradients beside a loss that is right; None if there is none."""
+    """Return the factor of all gradients if the loss is right; None if they share none."""
     gradients = tuple(gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted) or gradient.wrong)
     factor = _factor(gradients) if evidence.loss_is_right else None
     return None if factor is None else Multiplied(gradients, factor, _clipped_to(evidence, gradients, factor))
@@ -166,10 +166,10 @@ def _round_norm(factor: float, norm: float, near: float) -> float:
         norm: The norm.
         near: How far the number may be off, relative to it.
     """
-    for left in (factor * norm, factor * (norm + CLIP_EPSILON)):
-        asked = float(f"{left:.1e}")
-        if near < SINGLE * 10 and left and abs(left - asked) <= near * asked:
-            return asked
+    for product in (factor * norm, factor * (norm + CLIP_EPSILON)):
+        rounded = float(f"{product:.1e}")
+        if near < SINGLE * 10 and product and abs(product - rounded) <= near * rounded:
+            return rounded
     return 0.0
 
 
@@ -194,7 +194,7 @@ def _clipped_to(evidence: Evidence, gradients: Sequence[Compared], factor: float
     ]
     near = _nearness(gradients)
     norms = [total(gradient.wanted for gradient in some) for some in (gradients, distinct)]
-    return next((found for norm in norms if (found := _round_norm(factor, norm, near))), 0.0)
+    return next((rounded for norm in norms if (rounded := _round_norm(factor, norm, near))), 0.0)
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Part:
 
     @cached_property
     def text(self) -> str:
-        """How many have it, and what only they have in common; empty if all do."""
+        """How many gradients have the factor, and what only they share; empty if all have it."""
         if self.is_all:
             return ""
         names = {gradient.name for gradient in self.have}
@@ -231,7 +231,7 @@ class Part:
         return f"{len(self.have):,} of {len(self.have) + len(self.others):,} gradients {have} this factor: {which}"
 
     def _traits(self) -> Iterator[tuple[str, list[Compared]]]:
-        """Yield what gradients may have in common, each with all that have it."""
+        """Yield traits that gradients may share, each with the gradients that have it."""
         every = (*self.have, *self.others)
         if inside := _module_of(self.have):
             yield f"all those of {inside}", [gradient for gradient in every if gradient.name.startswith(f"{inside}.")]
@@ -256,10 +256,10 @@ class Parts:
     gradients: Sequence[Compared]
     ratios: Mapping[str, Fraction | None]
 
-    def part_with(self, result: Compared) -> Part:
+    def part_with(self, comparison: Compared) -> Part:
         """Return the gradients that have the factor that one of them has."""
-        ratio = self.ratios.get(result.name)
-        return self._by_ratio[ratio] if ratio in self._by_ratio else self._alone(result)
+        ratio = self.ratios.get(comparison.name)
+        return self._by_ratio[ratio] if ratio in self._by_ratio else self._alone(comparison)
 
     @cached_property
     def _known(self) -> tuple[Compared, ...]:
@@ -276,10 +276,10 @@ class Parts:
             for ratio in ratios
         }
 
-    def _alone(self, result: Compared) -> Part:
+    def _alone(self, comparison: Compared) -> Part:
         """Return the part of a gradient that has no factor, or none that another one has."""
-        at = self._positions.get(result.name, len(self._known))
-        return Part((result,), self._known[:at] + self._known[at + 1 :])
+        at = self._positions.get(comparison.name, len(self._known))
+        return Part((comparison,), self._known[:at] + self._known[at + 1 :])
 
     @cached_property
     def _positions(self) -> Mapping[str, int]:
@@ -293,24 +293,24 @@ def _module_of(have: Sequence[Compared]) -> str:
     return ".".join(parts[0] for parts in alike)
 
 
-def check_norm(evidence: Evidence, result: Compared) -> Finding | None:
+def check_norm(evidence: Evidence, comparison: Compared) -> Finding | None:
     """Return the finding if a value should be the norm of all gradients, and is put together in another way."""
     gradients = list(evidence.gradients.values())
     whole = np.array(total(gradient.wanted for gradient in gradients))
-    if result.wanted.ndim or not gradients or not result.near(result.wanted, whole):
+    if comparison.wanted.ndim or not gradients or not comparison.near(comparison.wanted, whole):
         return None
-    squares = {rank: _square(gradients, rank) for rank in result.reduced}
-    for axes in axis_sets(result.mesh.axes, 0):
-        if _is(result, result.over(axes, "sum", squares), root=True):
-            return _of_squares(result, gradients, axes)
+    squares = {rank: _square(gradients, rank) for rank in comparison.reduced}
+    for axes in axis_sets(comparison.mesh.axes, 0):
+        if _is(comparison, comparison.over(axes, "sum", squares), root=True):
+            return _of_squares(comparison, gradients, axes)
     norms = {rank: np.sqrt(square) for rank, square in squares.items()}
-    for axes in axis_sets(result.mesh.axes):
+    for axes in axis_sets(comparison.mesh.axes):
         for op, name in (("avg", "mean"), ("sum", "sum")):
-            if _is(result, result.over(axes, op, norms)):
+            if _is(comparison, comparison.over(axes, op, norms)):
                 over = " and ".join(axes)
                 what = f"the {name} over {over} of each rank's own norm"
                 sentence = f"the value is {what}; the norm of all gradients is the root of the sum of all squares"
-                return result.finding(NormOfPart(over, is_reduced=True), sentence, kind="wrong-scale")
+                return comparison.finding(NormOfPart(over, is_reduced=True), sentence, kind="wrong-scale")
     return None
 
 
@@ -335,10 +335,12 @@ def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float]]:
                 yield f"the {name} over {over} of each rank's own", norms[0]
 
 
-def _is(result: Compared, values: Values, *, root: bool = False) -> bool:
+def _is(comparison: Compared, values: Values, *, root: bool = False) -> bool:
     """Whether every rank has logged such a value."""
-    found = {rank: np.sqrt(value) for rank, value in values.items()} if root else values
-    return set(found) == set(result.reduced) and all(result.near(result.reduced[rank], found[rank]) for rank in found)
+    by_rank = {rank: np.sqrt(value) for rank, value in values.items()} if root else values
+    return set(by_rank) == set(comparison.reduced) and all(
+        comparison.near(comparison.reduced[rank], by_rank[rank]) for rank in by_rank
+    )
 
 
 def _square(gradients: list[Compared], rank: int) -> NDArray[np.float64]:
@@ -347,13 +349,13 @@ def _square(gradients: list[Compared], rank: int) -> NDArray[np.float64]:
     return np.array(sum(squares))
 
 
-def _of_squares(result: Compared, gradients: list[Compared], axes: tuple[str, ...]) -> Finding:
+def _of_squares(comparison: Compared, gradients: list[Compared], axes: tuple[str, ...]) -> Finding:
     copied = next(((name, axis) for axis in axes for name in _names(gradients, axis, split=False)), ("", ""))
-    others = [axis for axis in result.mesh.axes if axis not in axes]
-    left = next(((name, axis) for axis in others for name in _names(gradients, axis)), ("", ""))
+    others = [axis for axis in comparison.mesh.axes if axis not in axes]
+    missed = next(((name, axis) for axis in others for name in _names(gradients, axis)), ("", ""))
     over = f"summed over {' and '.join(axes)}" if axes else "not summed over any axis"
     sentence = f"the value is the norm of all gradients with the squares of each rank's {over}"
-    return result.finding(NormOverWrongAxes(*copied, *left), sentence)
+    return comparison.finding(NormOverWrongAxes(*copied, *missed), sentence)
 
 
 def _names(gradients: list[Compared], axis: str, *, split: bool = True) -> Iterator[str]:

@@ -41,7 +41,7 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.rules.all_gradients import Part
     from shardviz.explain.cause import Cause
     from shardviz.explain.factors import FactorOfAxes
@@ -81,34 +81,36 @@ class Over:
 
 def batch_of(axes: Sequence[str], batch: Batch | None) -> bool | None:
     """Return whether all of some axes split the batch, or none of them; None if that differs or is not known."""
-    known = {batch.get(axis) for axis in axes} if batch is not None else {None}
-    return known.pop() if len(known) == 1 else None
+    splits = {batch.get(axis) for axis in axes} if batch is not None else {None}
+    return splits.pop() if len(splits) == 1 else None
 
 
 def check_scale(
-    result: Compared, batch: Batch | None = None, part: Part | None = None, *, is_mean: bool = False
+    comparison: Compared, batch: Batch | None = None, gradients_alike: Part | None = None, *, is_mean: bool = False
 ) -> Finding | None:
     """Return the finding if every rank is off by the same ratio, or by a number of its own.
 
     Args:
-        result: The result.
+        comparison: The result.
         batch: Whether each axis of the run splits the batch; None if that is not known.
-        part: The gradients that have the same factor; None if the others are not known.
+        gradients_alike: The gradients that have the same factor; None if the others are not known.
         is_mean: Whether the value is known to be a mean over the batch, as the loss is.
     """
-    ratio = ratio_of(result)
+    ratio = ratio_of(comparison)
     if ratio is None or ratio == 1:
-        return _by_numbers(result, part)
-    axes = overs([result], ratio, batch)
+        return _by_numbers(comparison, gradients_alike)
+    axes = overs([comparison], ratio, batch)
     size = " or ".join(over.text for over in axes)
-    of_all = part is not None and part.is_all
+    of_all = gradients_alike is not None and gradients_alike.is_all
     cause = (
         _of_value(ratio, size, is_mean=is_mean)
-        if result.role == "scalar"
-        else _of_shared(result, ratio) or _of_gradient(ratio, axes, of_all=of_all)
+        if comparison.role == "scalar"
+        else _of_shared(comparison, ratio) or _of_gradient(ratio, axes, of_all=of_all)
     )
-    sentence = f"the {result.what} is {times_text(ratio)} {result.whose}{size_clause(ratio, size)}"
-    return result.finding(cause, sentence, details=(part.text,) if part is not None and part.text else ())
+    sentence = f"the {comparison.what} is {times_text(ratio)} {comparison.whose}{size_clause(ratio, size)}"
+    return comparison.finding(
+        cause, sentence, details=(gradients_alike.text,) if gradients_alike is not None and gradients_alike.text else ()
+    )
 
 
 def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> Cause:
@@ -124,25 +126,25 @@ def _of_gradient(ratio: Fraction, axes: Sequence[Over], *, of_all: bool) -> Caus
     return SummedContributions(ratio, of_all) if ratio > 1 else LostContributions(ratio, 1 / ratio)
 
 
-def _of_shared(result: Compared, ratio: Fraction) -> Cause | None:
+def _of_shared(comparison: Compared, ratio: Fraction) -> Cause | None:
     """Return the cause if the factor is the number of ranks that hold each part, and these are those of no axis."""
-    holders = result.holders
+    holders = comparison.holders
     count = len(holders[0]) if holders else 0
     is_shared = count > 1 and all(len(ranks) == count for ranks in holders) and len(holders) > 1
-    axes = [group for axis in result.mesh.axes for group in result.mesh.groups(axis)]
+    axes = [group for axis in comparison.mesh.axes for group in comparison.mesh.groups(axis)]
     if not is_shared or ratio not in (count, Fraction(1, count)) or holders[0] in axes:
         return None
-    return ScaledSharedPart(len(holders), len(result.reduced), count, tuple(holders), is_sum=ratio > 1)
+    return ScaledSharedPart(len(holders), len(comparison.reduced), count, tuple(holders), is_sum=ratio > 1)
 
 
-def cause_of_ratio(result: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> Cause:
-    """Return the cause of a ratio that a gradient has besides its copies differing along some axes.
+def cause_of_ratio(comparison: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> Cause:
+    """Explain a gradient that is scaled and whose copies also differ along some axes.
 
     Nothing was reduced over these; if another axis has the size, it is the other.
     """
-    found = overs([result], ratio, batch)
-    others = [over for over in found if not {*over.axes} & {*apart}]
-    return _of_gradient(ratio, others or found, of_all=False)
+    candidates = overs([comparison], ratio, batch)
+    others = [over for over in candidates if not {*over.axes} & {*apart}]
+    return _of_gradient(ratio, others or candidates, of_all=False)
 
 
 def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -> list[Over]:
@@ -201,22 +203,22 @@ def _too_small(over: Over, *, of_all: bool) -> FactorOfAxes:
     return DividedShardGradient(axes, size) if over.splits else AveragedNotSummed(axes)
 
 
-def _by_numbers(result: Compared, part: Part | None) -> Finding | None:
+def _by_numbers(comparison: Compared, gradients_alike: Part | None) -> Finding | None:
     """Return the finding if every rank's values are those wanted, times any number."""
-    factors = factors_of_ranks(result)
+    factors = factors_of_ranks(comparison)
     if not factors:
         return None
     low, high = min(factors.values()), max(factors.values())
-    alike = high - low <= near_ratio(result.rounding.epsilon) * abs(high)
+    alike = high - low <= near_ratio(comparison.rounding.epsilon) * abs(high)
     shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
-    times = f"{number(high)} times {result.whose} on every rank" if alike else f"scaled by {shown}"
-    cause: Cause = ClippedByParts() if result.role == "grad" else ScaledByOwnCount()
+    times = f"{number(high)} times {comparison.whose} on every rank" if alike else f"scaled by {shown}"
+    cause: Cause = ClippedByParts() if comparison.role == "grad" else ScaledByOwnCount()
     if _is_loss_scale(factors.values()):
         cause = LossScaleLeft()
     if alike:
-        of_all = part is None or not part.is_beside_right
-        cause = ScaledForward() if result.role == "output" else ScaledInStep(of_all)
-    return result.finding(cause, f"the {result.what} is {times}")
+        of_all = gradients_alike is None or not gradients_alike.is_beside_right
+        cause = ScaledForward() if comparison.role == "output" else ScaledInStep(of_all)
+    return comparison.finding(cause, f"the {comparison.what} is {times}")
 
 
 def _is_loss_scale(factors: Iterable[float]) -> bool:
@@ -250,5 +252,5 @@ def _products(mesh: Mesh, ratio: Fraction) -> list[tuple[str, ...]]:
 
 
 def size_clause(ratio: Fraction | float, axes: str) -> str:
-    """Return the clause that names the axes whose size a ratio is, or one over it; empty if there are none."""
+    """Return the clause that names the axes whose size explains a ratio; empty if none does."""
     return f", {'' if ratio > 1 else '1 over '}the size of {axes}" if axes else ""

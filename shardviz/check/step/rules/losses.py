@@ -37,7 +37,7 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
@@ -64,21 +64,21 @@ SMALL = 0.01
 """A logarithm is recognized by a loss that rounding leaves this much nearer to it than it is large."""
 
 
-def is_loss(evidence: Evidence, result: Compared) -> bool:
+def is_loss(evidence: Evidence, comparison: Compared) -> bool:
     """Whether a logged value is meant to be the loss, which is a mean over the batch."""
     loss = evidence.loss
-    if loss is None or result.wanted.shape != loss.wanted.shape:
+    if loss is None or comparison.wanted.shape != loss.wanted.shape:
         return False
-    return result is loss or result.near(result.wanted, loss.wanted)
+    return comparison is loss or comparison.near(comparison.wanted, loss.wanted)
 
 
-def cause_of_value(evidence: Evidence, result: Compared) -> Cause | None:
+def cause_of_value(evidence: Evidence, comparison: Compared) -> Cause | None:
     """Return what makes a logged value wrong, of right outputs; None if nothing is known of it."""
-    if result.role != "scalar" or not evidence.outputs_are_right:
+    if comparison.role != "scalar" or not evidence.outputs_are_right:
         return None
-    logarithm = _logarithm(result) if result.name == "loss" else None
+    logarithm = _logarithm(comparison) if comparison.name == "loss" else None
     padded = [output for output in evidence.results if output.role == "output" and output.padded is not None]
-    if logarithm is None and padded and result.name == "loss":
+    if logarithm is None and padded and comparison.name == "loss":
         return _of_padding(padded[0])
     batch = evidence.batch
     gradients = list(evidence.gradients.values())
@@ -86,10 +86,10 @@ def cause_of_value(evidence: Evidence, result: Compared) -> Cause | None:
     others = [axis for axis in others if batch and not batch[axis] and _may_split_words(evidence, axis)]
     if logarithm or not batch or not others:
         return logarithm
-    axes, is_loss = " or ".join(others), result.name == "loss"
+    axes, is_loss = " or ".join(others), comparison.name == "loss"
     cause = PartialVocabularyLoss(axes) if is_loss else ScalarOfPart(axes, is_same_batch=True)
-    if any(result.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
-        return replace(unexplained_value(evidence, result), or_else=cause)
+    if any(comparison.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
+        return replace(unexplained_value(evidence, comparison), or_else=cause)
     return cause
 
 
@@ -99,7 +99,7 @@ def unexplained_value(evidence: Evidence, result: Compared) -> UnexplainedLoss |
 
 
 def unexplained_loss(evidence: Evidence) -> UnexplainedLoss:
-    """Return what is known of a wrong loss of right outputs; tokens in an order of their own suggest the labels'."""
+    """Explain a wrong loss of right outputs; reordered tokens suggest reordered labels."""
     reordered = next(
         (module.name for module in evidence.activations.by_name.values() if module.state == "reordered"), ""
     )
@@ -126,16 +126,16 @@ def _may_split_words(evidence: Evidence, axis: str) -> bool:
     return not outputs or any(result.is_split(axis) for result in (*outputs, *heads))
 
 
-def _logarithm(result: Compared) -> Cause | None:
+def _logarithm(comparison: Compared) -> Cause | None:
     """Return the cause of a loss that is off by the logarithm of a number of ranks."""
-    excess = [float(np.ravel(values - result.wanted)[0]) for values in result.reduced.values()]
-    return exponentials_of(result, max(excess)) if max(excess) - min(excess) <= result.tolerance else None
+    excess = [float(np.ravel(values - comparison.wanted)[0]) for values in comparison.reduced.values()]
+    return exponentials_of(comparison, max(excess)) if max(excess) - min(excess) <= comparison.tolerance else None
 
 
-def exponentials_of(result: Compared, excess: float) -> Cause | None:
+def exponentials_of(comparison: Compared, excess: float) -> Cause | None:
     """Return the cause of values that are all too large by the logarithm of a number of ranks, or too small by it."""
-    for size, axes in _sizes(result.mesh):
-        if result.tolerance < SMALL * math.log(size) and abs(abs(excess) - math.log(size)) <= result.tolerance:
+    for size, axes in _sizes(comparison.mesh):
+        if comparison.tolerance < SMALL * math.log(size) and abs(abs(excess) - math.log(size)) <= comparison.tolerance:
             return MiscountedExponentials(size, axes, is_repeated=excess > 0)
     return None
 
@@ -146,26 +146,26 @@ def _sizes(mesh: Mesh) -> Iterator[tuple[int, str]]:
     return (pair for pair in sizes if pair[0] > 1)
 
 
-def check_function(evidence: Evidence, result: Compared) -> Finding | None:
+def check_function(evidence: Evidence, comparison: Compared) -> Finding | None:
     """Return the finding if a logged value is the mean of a function of each rank's loss, not of the mean loss."""
     loss = evidence.loss
     batch = evidence.batch
-    if loss is None or result is loss or result.wanted.ndim or not batch:
+    if loss is None or comparison is loss or comparison.wanted.ndim or not batch:
         return None
     axes = [axis for axis in batch if batch[axis]]
-    wanted = float(np.ravel(loss.wanted)[0])
+    expected = float(np.ravel(loss.wanted)[0])
     losses = {rank: float(np.ravel(values)[0]) for rank, values in loss.values.items()}
-    is_small = all(abs(value) < MAX_LOSS for value in (wanted, *losses.values()))
+    is_small = all(abs(value) < MAX_LOSS for value in (expected, *losses.values()))
     for name, function in FUNCTIONS.items() if axes and is_small else ():
-        if result.near(result.wanted, np.array(function(wanted))):
-            by_rank = result.over(axes, "avg", {rank: np.array(function(value)) for rank, value in losses.items()})
-            if set(by_rank) == set(result.reduced) and all(
-                result.near(result.reduced[rank], by_rank[rank]) for rank in by_rank
+        if comparison.near(comparison.wanted, np.array(function(expected))):
+            by_rank = comparison.over(axes, "avg", {rank: np.array(function(value)) for rank, value in losses.items()})
+            if set(by_rank) == set(comparison.reduced) and all(
+                comparison.near(comparison.reduced[rank], by_rank[rank]) for rank in by_rank
             ):
-                over, value = " and ".join(axes), float(result.reduced[result.wrong[0]])
+                over, value = " and ".join(axes), float(comparison.reduced[comparison.wrong[0]])
                 mean = f"the mean over {over} of {name} of each rank's loss, {number(value)}"
-                sentence = f"the value is {mean}; {name} of the mean loss is {number(float(result.wanted))}"
-                return result.finding(FunctionBeforeMean(name, over), sentence)
+                sentence = f"the value is {mean}; {name} of the mean loss is {number(float(comparison.wanted))}"
+                return comparison.finding(FunctionBeforeMean(name, over), sentence)
     return None
 
 
@@ -175,31 +175,31 @@ def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
     loss = evidence.loss
     if whole is None or loss is None or loss.wrong:
         return
-    mean, due = (float(values) for values in (loss.wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
+    mean, expected = (float(values) for values in (loss.wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
     yield MeanOfMeans().finding(
         "loss",
         tuple(sorted(loss.values)),
-        f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is {due:.6g}, of "
-        "equal outputs",
+        f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is "
+        f"{expected:.6g}, of equal outputs",
         severity="warning",
         details=("it is right if the loss should be the mean of the parts' means, by which gradients were compared",),
     )
 
 
-def check_scalar(result: Compared) -> Finding | None:
+def check_scalar(comparison: Compared) -> Finding | None:
     """Return the finding if a scalar differs along an axis, and is not just wrong on some ranks."""
-    missing = reduction_of(result)
-    if not result.copies_differ_along or (missing is None and len(result.wrong) < len(result.reduced)):
+    missing = reduction_of(comparison)
+    if not comparison.copies_differ_along or (missing is None and len(comparison.wrong) < len(comparison.reduced)):
         return None
-    axes = " and ".join(missing[1] if missing else result.copies_differ_along)
-    shown = listed(dict.fromkeys(number(float(values.sum())) for values in result.reduced.values()), MAX_LISTED)
-    finding = result.finding(
+    axes = " and ".join(missing[1] if missing else comparison.copies_differ_along)
+    shown = listed(dict.fromkeys(number(float(values.sum())) for values in comparison.reduced.values()), MAX_LISTED)
+    finding = comparison.finding(
         _cause(missing[0] if missing else None, axes),
-        f"ranks log {shown}; the unsharded model logs {number(float(result.wanted.sum()))}",
+        f"ranks log {shown}; the unsharded model logs {number(float(comparison.wanted.sum()))}",
         details=(f"their {missing[0]} over {axes} is the unsharded model's value",) if missing else (),
         held=own_part(*missing[:2]) if missing else "a value of each rank's own",
     )
-    return finding.seen_in(Unreduced(result, *missing[:2])) if missing else finding
+    return finding.seen_in(Unreduced(comparison, *missing[:2])) if missing else finding
 
 
 def _cause(missing: Reduction | None, axes: str) -> Cause:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.finding import Finding
 
@@ -41,15 +41,15 @@ def check_narrow_sums(evidence: Evidence) -> Iterator[Finding]:
     for dtype in sorted({dtype for record in evidence.dump.files.ranks.values() for dtype in record.narrow_sums}):
         dense = [result for result in evidence.gradients.values() if _is_dense(result.wanted) and not result.wrong]
         gradients = [
-            result
-            for result in dense
-            if _is_wider(evidence, result, dtype) and _has_only(list(result.values.values()), dtype)
+            comparison
+            for comparison in dense
+            if _is_wider(evidence, comparison, dtype) and _has_only(list(comparison.values.values()), dtype)
         ]
         cause = NarrowSum(dtype, of_all=len(gradients) == len(dense))
         sentence = f"every number of the gradient is a {dtype} number: its terms were summed in {dtype}"
-        for result in gradients:
-            ranks = tuple(sorted(result.values))
-            yield result.finding(cause, sentence, ranks, severity="warning").seen_in(result)
+        for comparison in gradients:
+            ranks = tuple(sorted(comparison.values))
+            yield comparison.finding(cause, sentence, ranks, severity="warning").seen_in(comparison)
 
 
 def _is_wider(evidence: Evidence, result: Compared, dtype: str) -> bool:
@@ -76,11 +76,15 @@ def check_small_factor(evidence: Evidence) -> Iterator[Finding]:
         (result, _measured(evidence, result)) for result in evidence.gradients.values() if _is_known(evidence, result)
     ]
     common = float(np.median([factor for _, (factor, _, _) in measurements])) if len(measurements) >= FEWEST else 1.0
-    for result, (factor, error, left) in measurements:
+    for comparison, (factor, error, unexplained) in measurements:
         off = min(abs(factor - common), abs(factor - 1))
-        if not result.wrong and left <= EXPLAINED_BY_LINE and off > max(result.rounding.epsilon, SURE * error):
+        if (
+            not comparison.wrong
+            and unexplained <= EXPLAINED_BY_LINE
+            and off > max(comparison.rounding.epsilon, SURE * error)
+        ):
             sentence = f"the gradient is {number(factor)} times what its module's own input and output gradient make"
-            yield result.finding(SmallFactor(), sentence, tuple(sorted(result.reduced)))
+            yield comparison.finding(SmallFactor(), sentence, tuple(sorted(comparison.reduced)))
 
 
 def _is_known(evidence: Evidence, result: Compared) -> bool:
@@ -88,17 +92,17 @@ def _is_known(evidence: Evidence, result: Compared) -> bool:
     return tensor is not None and tensor.shape == result.wanted.shape and result.wanted.size >= MANY
 
 
-def _measured(evidence: Evidence, result: Compared) -> tuple[float, float, float]:
-    """Return a gradient's factor to what its module's activations make, its standard error, and what it leaves."""
-    name = of_replay(result.name)
+def _measured(evidence: Evidence, comparison: Compared) -> tuple[float, float, float]:
+    """Return a gradient's factor to the replayed one, its standard error, and the residual."""
+    name = of_replay(comparison.name)
     tensor = evidence.dump.find("reference", "activation", name)
     assert tensor is not None
     whole = evidence.dump.values(tensor.first, name)
-    due = np.concatenate([result.part(whole, rank).ravel() for rank in result.reduced])
-    got = np.concatenate([values.ravel() for values in result.reduced.values()])
-    square, factor = float(np.sum(due * due)), factor_of(got, due)
+    expected = np.concatenate([comparison.part(whole, rank).ravel() for rank in comparison.reduced])
+    got = np.concatenate([values.ravel() for values in comparison.reduced.values()])
+    square, factor = float(np.sum(expected * expected)), factor_of(got, expected)
     if factor is None:
         return 1.0, 0.0, 0.0
-    left = math.sqrt(float(np.sum(np.square(got - factor * due))) / square)
-    effective = square * square / float(np.sum(due**4))
-    return factor, left / math.sqrt(max(effective, 1.0)), left
+    unexplained = math.sqrt(float(np.sum(np.square(got - factor * expected))) / square)
+    effective = square * square / float(np.sum(expected**4))
+    return factor, unexplained / math.sqrt(max(effective, 1.0)), unexplained

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.rules.factors import Batch
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
@@ -37,16 +37,16 @@ TORCH_OPS: Mapping[Reduction, str] = {"mean": "AVG", "sum": "SUM", "norm": "SUM"
 
 @dataclass(frozen=True)
 class Unreduced:
-    """A result of which ranks have parts that nothing reduced, with the reduction that makes them right.
+    """A result that ranks hold unreduced, with the reduction that makes it right.
 
     Attributes:
-        result: The result.
+        comparison: The result.
         kind: The reduction.
         axes: The axes to reduce over.
         ratio: What it is of the right one even then.
     """
 
-    result: Compared
+    comparison: Compared
     kind: Reduction
     axes: tuple[str, ...]
     ratio: Fraction = Fraction(1)
@@ -54,7 +54,7 @@ class Unreduced:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that have it."""
-        return self.result.ranks
+        return self.comparison.ranks
 
     @property
     def related(self) -> Related | None:
@@ -67,16 +67,16 @@ class Unreduced:
 
     def wanted_of(self, rank: int) -> NDArray[np.float64]:
         """Return what a rank should hold."""
-        return self.result.wanted_of(rank)
+        return self.comparison.wanted_of(rank)
 
     def held_of(self, rank: int) -> NDArray[np.float64]:
         """Return a rank's own part."""
-        return self.result.held_of(rank)
+        return self.comparison.held_of(rank)
 
     @cached_property
     def whole(self) -> Mapping[int, NDArray[np.float64]]:
         """What each rank would have once it is reduced."""
-        return reduced_over(self.result, self.kind, self.axes)
+        return reduced_over(self.comparison, self.kind, self.axes)
 
 
 def own_part(kind: Reduction, axes: tuple[str, ...]) -> str:
@@ -85,49 +85,49 @@ def own_part(kind: Reduction, axes: tuple[str, ...]) -> str:
     return f"each rank's own part ({', '.join(f'+{axis}{op}' for axis in axes)})"
 
 
-def check_unreduced(result: Compared, batch: Batch | None = None) -> Finding | None:
+def check_unreduced(comparison: Compared, batch: Batch | None = None) -> Finding | None:
     """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right.
 
     Args:
-        result: The result.
+        comparison: The result.
         batch: Whether each axis of the run splits the batch; None if that is not known.
     """
-    missing = reduction_of(result) if result.copies_differ_along else None
+    missing = reduction_of(comparison) if comparison.copies_differ_along else None
     if missing is None:
-        return _among_holders(result)
+        return _among_holders(comparison)
     reduction, over, ratio = missing
     axes = " and ".join(over)
-    low, high, worst = _farthest(result, result.mesh.groups(result.copies_differ_along[0]))
-    whole = result.whose if ratio == 1 else f"{times_text(ratio)} {result.whose}"
+    low, high, worst = _farthest(comparison, comparison.mesh.groups(comparison.copies_differ_along[0]))
+    whole = comparison.whose if ratio == 1 else f"{times_text(ratio)} {comparison.whose}"
     op = TORCH_OPS[reduction]
-    wrapper = result.wrapped_over(over)
+    wrapper = comparison.wrapped_over(over)
     cause: Cause = (
-        GradientNotReduced(over, op, wrapper=wrapper) if result.role == "grad" else OutputNotReduced(over, op)
+        GradientNotReduced(over, op, wrapper=wrapper) if comparison.role == "grad" else OutputNotReduced(over, op)
     )
-    if result.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
-        rest = cause_of_ratio(result, ratio, over, batch)
-        cause = GradientNotReduced(over, op, ratio=ratio, rest=rest, wrapper=wrapper)
-    return result.finding(
+    if comparison.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
+        more = cause_of_ratio(comparison, ratio, over, batch)
+        cause = GradientNotReduced(over, op, ratio=ratio, rest=more, wrapper=wrapper)
+    return comparison.finding(
         cause,
-        f"the {result.what} differs along {axes}: {apart_text(low, high, worst)}",
+        f"the {comparison.what} differs along {axes}: {apart_text(low, high, worst)}",
         details=(f"their {reduction} over {axes} is {whole}",),
         held=own_part(reduction, over),
-    ).seen_in(Unreduced(result, reduction, over, ratio))
+    ).seen_in(Unreduced(comparison, reduction, over, ratio))
 
 
-def _among_holders(result: Compared) -> Finding | None:
+def _among_holders(comparison: Compared) -> Finding | None:
     """Return the finding if a reduction over the ranks that hold the same part, fewer than along any axis, is right."""
-    holders = result.holders
-    if result.role != "grad" or max(map(len, holders), default=0) < 2:
+    holders = comparison.holders
+    if comparison.role != "grad" or max(map(len, holders), default=0) < 2:
         return None
-    low, high, worst = _farthest(result, holders)
-    reduction = reduction_among_holders(result) if worst > result.tolerance else None
+    low, high, worst = _farthest(comparison, holders)
+    reduction = reduction_among_holders(comparison) if worst > comparison.tolerance else None
     if reduction is None:
         return None
-    return result.finding(
-        UnreducedSharedPart(len(holders), len(result.reduced), TORCH_OPS[reduction], holders),
+    return comparison.finding(
+        UnreducedSharedPart(len(holders), len(comparison.reduced), TORCH_OPS[reduction], holders),
         f"the gradient differs between ranks that hold the same part: {apart_text(low, high, worst)}",
-        details=(f"the {reduction} over those that do is {result.whose}",),
+        details=(f"the {reduction} over those that do is {comparison.whose}",),
         held="each rank's own contribution",
     )
 

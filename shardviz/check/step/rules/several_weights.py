@@ -19,54 +19,60 @@ from shardviz.explain.sums import MixedLayers
 from shardviz.relate.measures import is_of_other_parts, is_right_with, is_shared_with, ratio_of
 
 if TYPE_CHECKING:
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.finding import Finding
 
 
-def check_other_layers(evidence: Evidence, result: Compared) -> Finding | None:
-    """Return the finding if every wrong rank's gradient is that of another weight, which another rank has."""
-    tied = (result.name, *evidence.tied_to(result.name))
-    for axis in result.mesh.axes:
-        for other in evidence.wrong_gradients.near(result, axis):
-            if other.name not in tied and other.mesh == result.mesh and is_shared_with(result, other, axis):
-                others = tuple(name for name in result.mesh.axes if name != axis and result.mesh.axis_size(name) > 1)
-                which = f"that of {other.name}, another weight, which other ranks along {axis} have"
-                return result.finding(MixedLayers(axis, others), f"the gradient is equal to {which}")
+def check_other_layers(evidence: Evidence, comparison: Compared) -> Finding | None:
+    """Return the finding if each wrong rank has the gradient of a different rank's weight."""
+    tied = (comparison.name, *evidence.tied_to(comparison.name))
+    for axis in comparison.mesh.axes:
+        for neighbor in evidence.wrong_gradients.near(comparison, axis):
+            if (
+                neighbor.name not in tied
+                and neighbor.mesh == comparison.mesh
+                and is_shared_with(comparison, neighbor, axis)
+            ):
+                others = tuple(
+                    name for name in comparison.mesh.axes if name != axis and comparison.mesh.axis_size(name) > 1
+                )
+                which = f"that of {neighbor.name}, another weight, which other ranks along {axis} have"
+                return comparison.finding(MixedLayers(axis, others), f"the gradient is equal to {which}")
     return None
 
 
-def check_tied(evidence: Evidence, result: Compared) -> Finding | None:
+def check_tied(evidence: Evidence, comparison: Compared) -> Finding | None:
     """Return the finding if the gradients of names that were one tensor were not summed, or not rightly."""
-    names = evidence.tied_to(result.name)
+    names = evidence.tied_to(comparison.name)
     others = [evidence.gradients[name] for name in names if name in evidence.gradients]
     if not others:
         return None
-    if not is_right_with(result, others):
-        return _summed_as_they_lie(result, others)
+    if not is_right_with(comparison, others):
+        return _summed_as_they_lie(comparison, others)
     listed = " and ".join(other.name for other in others)
-    if ratio_of(result) == Fraction(1, 1 + len(others)):
+    if ratio_of(comparison) == Fraction(1, 1 + len(others)):
         uses = 1 + len(others)
-        return result.finding(
+        return comparison.finding(
             UnsummedTiedGradients(uses),
             f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
             kind="wrong-scale",
             details=(f"it was one tensor with {listed}, which other ranks have",),
         )
-    return result.finding(
+    return comparison.finding(
         UnsummedTiedGradients(),
         f"the gradient is of this name's use only: it was one tensor with {listed}, which other ranks have, and the "
         "sum of their gradients is the unsharded model's",
     )
 
 
-def _summed_as_they_lie(result: Compared, others: list[Compared]) -> Finding | None:
+def _summed_as_they_lie(comparison: Compared, others: list[Compared]) -> Finding | None:
     """Return the finding if ranks have one gradient for local shards that are different parts of a tied weight."""
-    other = next((other for other in others if is_of_other_parts(result, other)), None)
-    if other is None:
+    tied = next((other for other in others if is_of_other_parts(comparison, other)), None)
+    if tied is None:
         return None
-    return result.finding(
+    return comparison.finding(
         TiedShardsMisaligned(),
-        f"the gradient is equal to that of {other.name} on other ranks, with which it was one tensor: but the local "
+        f"the gradient is equal to that of {tied.name} on other ranks, with which it was one tensor: but the local "
         "shards are different parts of it",
     )

@@ -1,4 +1,4 @@
-"""Gradients in which micro-batches, or terms of the loss, count more often than others, or not at all.
+"""Gradients that count micro-batches, or terms of the loss, unequally.
 
 The unsharded model's gradient is known of every micro-batch and of every term. If wrong gradients are a sum of these
 with other weights than the right ones, which least squares finds, the weights say what went wrong: only the last
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
@@ -54,8 +54,8 @@ MAX_TERMS = 4
 def _parts_of(evidence: Evidence, name: str, named: Callable[[str, int], str]) -> list[NDArray[np.float64]]:
     """Return the unsharded model's gradient of each micro-batch, or of each term of the loss."""
     parts: list[NDArray[np.float64]] = []
-    while part := evidence.dump.find("reference", "activation", named(name, len(parts))):
-        parts.append(evidence.dump.values(part.first, named(name, len(parts))))
+    while summand := evidence.dump.find("reference", "activation", named(name, len(parts))):
+        parts.append(evidence.dump.values(summand.first, named(name, len(parts))))
     return parts
 
 
@@ -72,51 +72,51 @@ def of_micro_batches(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[F
     if len(distinct) != 1 or (has_output and not _repeated(min(distinct))):
         return list(pairs), []
     covered = [
-        result
-        for result in unexplained
-        if result.name in weights or not _tells(result, _parts_of(evidence, result.name, of_micro_batch))
+        comparison
+        for comparison in unexplained
+        if comparison.name in weights or not _tells(comparison, _parts_of(evidence, comparison.name, of_micro_batch))
     ]
-    left = [(result, finding) for result, finding in pairs if result not in covered]
+    remaining = [(result, finding) for result, finding in pairs if result not in covered]
     if has_output:  # what was run is another batch, and its outputs and loss are right for that one
-        left = [(result, finding) for result, finding in left if result.role == "grad" or not finding.generic]
+        remaining = [(result, finding) for result, finding in remaining if result.role == "grad" or not finding.generic]
     weighted = [result for result in unexplained if result.name in weights]
     ranks = {rank for result in weighted for rank in result.wrong}
-    return left, [_of_weights(evidence, list(weights), min(distinct), tuple(sorted(ranks))).seen_in(*weighted)]
+    return remaining, [_of_weights(evidence, list(weights), min(distinct), tuple(sorted(ranks))).seen_in(*weighted)]
 
 
 def _repeated(weights: Weights) -> tuple[int, ...]:
-    """Return the micro-batches that were run in place of others, which do not count; as many runs as there are."""
+    """Return the micro-batches that were run instead of others, which do not count."""
     whole = all(weight == round(weight) >= 0 for weight in weights)
     if not whole or sum(weights) != len(weights) or 0 not in weights:
         return ()
     return tuple(index for index, weight in enumerate(weights) if weight > 1)
 
 
-def _tells(result: Compared, parts: Parts) -> bool:
+def _tells(comparison: Compared, parts: Parts) -> bool:
     """Whether a part that counts wrongly would show in a gradient."""
-    is_large = bool(parts) and min(map(_largest, parts)) > TELLING * result.tolerance
-    return is_large and result.wanted.size >= 2 * len(parts)
+    is_large = bool(parts) and min(map(_largest, parts)) > TELLING * comparison.tolerance
+    return is_large and comparison.wanted.size >= 2 * len(parts)
 
 
-def _weights(evidence: Evidence, result: Compared) -> Weights:
+def _weights(evidence: Evidence, comparison: Compared) -> Weights:
     """Return how often each micro-batch counts, the same on all ranks; empty if that does not explain a gradient."""
-    parts = _parts_of(evidence, result.name, of_micro_batch)
-    if not _tells(result, parts) or len(result.wrong) < len(result.reduced):
+    parts = _parts_of(evidence, comparison.name, of_micro_batch)
+    if not _tells(comparison, parts) or len(comparison.wrong) < len(comparison.reduced):
         return ()
-    parts = [part.reshape(result.wanted.shape) / len(parts) for part in parts]
-    if not result.near(sum(parts, np.zeros(result.wanted.shape)), result.wanted):
+    parts = [part.reshape(comparison.wanted.shape) / len(parts) for part in parts]
+    if not comparison.near(sum(parts, np.zeros(comparison.wanted.shape)), comparison.wanted):
         return ()
-    weights = {_fitted(result, rank, parts) for rank in result.reduced}
+    weights = {_fitted(comparison, rank, parts) for rank in comparison.reduced}
     return weights.pop() if len(weights) == 1 else ()
 
 
-def _fitted(result: Compared, rank: int, parts: Parts) -> Weights:
-    columns, held = columns_of(result, parts, rank), result.reduced[rank].ravel()
+def _fitted(comparison: Compared, rank: int, parts: Parts) -> Weights:
+    columns, held = columns_of(comparison, parts, rank), comparison.reduced[rank].ravel()
     solved = weights_between(columns, held) if len(held) >= 2 * len(parts) else None
     if solved is None:
         return ()
     weights = tuple(round(float(weight), DIGITS) + 0.0 for weight in solved)
-    fits = result.near(columns @ np.array(weights), held, scale=max(map(abs, weights)))
+    fits = comparison.near(columns @ np.array(weights), held, scale=max(map(abs, weights)))
     return weights if fits and len(set(weights)) > 1 else ()
 
 
@@ -179,10 +179,10 @@ def of_loss_terms(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[Foun
     return [], [TermOfPart(odd + 1, count).finding("loss", ranks, sentence)]
 
 
-def _terms(evidence: Evidence, result: Compared) -> Parts:
+def _terms(evidence: Evidence, comparison: Compared) -> Parts:
     """Return the unsharded model's gradient of each term of the loss."""
-    parts = [part.reshape(result.wanted.shape) for part in _parts_of(evidence, result.name, of_loss_term)]
-    return parts if parts and result.near(sum(parts, np.zeros(result.wanted.shape)), result.wanted) else []
+    parts = [part.reshape(comparison.wanted.shape) for part in _parts_of(evidence, comparison.name, of_loss_term)]
+    return parts if parts and comparison.near(sum(parts, np.zeros(comparison.wanted.shape)), comparison.wanted) else []
 
 
 def _weights_of_terms(
@@ -204,8 +204,8 @@ def _weights_of_terms(
     if len(ratios) < count or len(set(ratios)) == 1:
         return ()
     allowed = tolerance * max(map(float, map(abs, ratios)))
-    made = columns @ np.array([float(ratio) for ratio in ratios])
-    return ratios if bool(np.all(np.abs(made - held) <= max(allowed, near * max(sizes)))) else ()
+    fitted = columns @ np.array([float(ratio) for ratio in ratios])
+    return ratios if bool(np.all(np.abs(fitted - held) <= max(allowed, near * max(sizes)))) else ()
 
 
 def _odd_term(evidence: Evidence, wrong: Sequence[Compared], terms: Mapping[str, Parts], count: int) -> int | None:

@@ -1,4 +1,4 @@
-"""What no ratio explains: added vectors, mixed shards, one relation of all wrong ranks, statistics of a part.
+"""Wrong results without a ratio: added vectors, mixed shards, relations, own statistics.
 
 A parameter may be added too often, shards summed as if they were copies, or one relation makes all wrong ranks' values
 of those wanted; or only some ranks are right. If none of these fits, it is a `wrong-value`, with the place at which it
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
@@ -48,30 +48,30 @@ if TYPE_CHECKING:
     from shardviz.relate.relations import Relation
 
 
-def check_terms(evidence: Evidence, result: Compared) -> Finding:
+def check_terms(evidence: Evidence, comparison: Compared) -> Finding:
     """Return the finding of a tensor that is off by no ratio."""
     dump = evidence.dump
-    rank = result.wrong[0]
-    excess = result.reduced[rank] - result.wanted_of(rank)
-    found = added_too_often(dump, result) or mixed_shards(result)
-    if found is not None:
-        return found
-    cause = cause_of_value(evidence, result) or _where_to_look(evidence, result)
-    right = [rank for rank in result.reduced if rank not in result.wrong]
-    is_on_some_ranks = bool(result.copies_differ_along and right)
+    rank = comparison.wrong[0]
+    excess = comparison.reduced[rank] - comparison.wanted_of(rank)
+    explained = added_too_often(dump, comparison) or mixed_shards(comparison)
+    if explained is not None:
+        return explained
+    cause = cause_of_value(evidence, comparison) or _where_to_look(evidence, comparison)
+    right = [rank for rank in comparison.reduced if rank not in comparison.wrong]
+    is_on_some_ranks = bool(comparison.copies_differ_along and right)
     if is_on_some_ranks:
-        cause = _on_some_ranks(dump, result, right)
-    elif result.copies_differ_along:
-        cause = UnexplainedCopies(" and ".join(result.copies_differ_along), cause)
-    return result.finding(cause, _where(result, rank, excess), kind="wrong-value", generic=not is_on_some_ranks)
+        cause = _on_some_ranks(dump, comparison, right)
+    elif comparison.copies_differ_along:
+        cause = UnexplainedCopies(" and ".join(comparison.copies_differ_along), cause)
+    return comparison.finding(cause, _where(comparison, rank, excess), kind="wrong-value", generic=not is_on_some_ranks)
 
 
-def _where_to_look(evidence: Evidence, result: Compared) -> Cause:
+def _where_to_look(evidence: Evidence, comparison: Compared) -> Cause:
     """Return the place of a wrong result that no rule explains, as its cause."""
-    if result.role == "output" or not evidence.outputs_are_right:
+    if comparison.role == "output" or not evidence.outputs_are_right:
         return UnexplainedForward()
-    if result.role == "scalar":
-        return unexplained_value(evidence, result)
+    if comparison.role == "scalar":
+        return unexplained_value(evidence, comparison)
     return _in_backward(evidence) if evidence.loss_is_right else unexplained_loss(evidence)
 
 
@@ -81,138 +81,143 @@ def _in_backward(evidence: Evidence) -> Cause:
     return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss)
 
 
-def added_too_often(dump: Dump, result: Compared) -> Finding | None:
+def added_too_often(dump: Dump, comparison: Compared) -> Finding | None:
     """Return the finding if a vector of the model was added to every row too often, or not at all."""
-    names, vectors = dump.vectors(result.reduced[result.wrong[0]].shape[-1:])
-    added = vector_added(result, vectors) if names else None
+    names, vectors = dump.vectors(comparison.reduced[comparison.wrong[0]].shape[-1:])
+    added = vector_added(comparison, vectors) if names else None
     if added is None:
         return None
     name, times = names[added[0]], added[1]
-    axes = size_in_words(result.mesh, Fraction(times + 1)) if times > 0 else ""
+    axes = size_in_words(comparison.mesh, Fraction(times + 1)) if times > 0 else ""
     over = f", once on every rank of {axes}" if axes else ""
     cause: Cause = RepeatedTerm(name, axes) if times > 0 else TermLeftOut(name)
-    sentence = f"the {result.what} has {name} added {times + 1} times{over}"
-    return replace(result.finding(cause, sentence), tensor=name)
+    sentence = f"the {comparison.what} has {name} added {times + 1} times{over}"
+    return replace(comparison.finding(cause, sentence), tensor=name)
 
 
-def _not_finite(result: Compared, rank: int) -> str:
+def _not_finite(comparison: Compared, rank: int) -> str:
     """Say how many values are NaN or infinite although the wanted ones are finite, and which comes first."""
-    values, what = result.reduced[rank], result.what
+    values, what = comparison.reduced[rank], comparison.what
     odd = np.flatnonzero(~np.isfinite(values.ravel()))
     if not values.ndim:
-        return f"the {what} is {number(float(values))} on rank {rank}; {result.whose} is {number(float(result.wanted))}"
-    at = index_of(int(result.regions[rank].flat_ids(result.wanted.shape).ravel()[odd[0]]), result.wanted.shape)
+        expected = number(float(comparison.wanted))
+        return f"the {what} is {number(float(values))} on rank {rank}; {comparison.whose} is {expected}"
+    at = index_of(
+        int(comparison.regions[rank].flat_ids(comparison.wanted.shape).ravel()[odd[0]]), comparison.wanted.shape
+    )
     count = f"{len(odd):,} of {values.size:,} elements"
-    return f"the {what} is NaN or infinite in {count} on rank {rank}, the first at {at}; {result.whose} are finite"
+    return f"the {what} is NaN or infinite in {count} on rank {rank}, the first at {at}; {comparison.whose} are finite"
 
 
-def _where(result: Compared, rank: int, excess: NDArray[np.float64]) -> str:
+def _where(comparison: Compared, rank: int, excess: NDArray[np.float64]) -> str:
     """Say how far values are off, how many are, and which comes first."""
     if not np.all(np.isfinite(excess)):
-        return _not_finite(result, rank)
+        return _not_finite(comparison, rank)
     worst = float(np.max(np.abs(excess), initial=0.0))
-    size = float(np.max(np.abs(result.wanted), initial=0.0))
-    off = np.flatnonzero(~(np.abs(excess.ravel()) <= result.tolerance))
-    text = f"the {result.what} is off by up to {number(worst)} on rank {rank} (largest value {number(size)}, "
-    text += f"rounding allows {number(result.tolerance)})"
+    size = float(np.max(np.abs(comparison.wanted), initial=0.0))
+    off = np.flatnonzero(~(np.abs(excess.ravel()) <= comparison.tolerance))
+    text = f"the {comparison.what} is off by up to {number(worst)} on rank {rank} (largest value {number(size)}, "
+    text += f"rounding allows {number(comparison.tolerance)})"
     if excess.ndim and len(off):
-        at = int(result.regions[rank].flat_ids(result.wanted.shape).ravel()[off[0]])
-        text += f": {len(off):,} of {excess.size:,} elements, the first at {index_of(at, result.wanted.shape)}"
+        at = int(comparison.regions[rank].flat_ids(comparison.wanted.shape).ravel()[off[0]])
+        text += f": {len(off):,} of {excess.size:,} elements, the first at {index_of(at, comparison.wanted.shape)}"
     return text
 
 
-def mixed_shards(result: Compared) -> Finding | None:
+def mixed_shards(comparison: Compared) -> Finding | None:
     """Return the finding if each rank has the sum or mean of parts that are different parts of the tensor."""
-    mixed = mixed_over(result)
+    mixed = mixed_over(comparison)
     if mixed is None:
         return None
     axis, kind = mixed
-    parts = f"all parts of the {result.what}, which are different parts"
-    return result.finding(MixedShards(axis), f"every rank has the {kind} over {axis} of {parts}")
+    parts = f"all parts of the {comparison.what}, which are different parts"
+    return comparison.finding(MixedShards(axis), f"every rank has the {kind} over {axis} of {parts}")
 
 
-def _on_some_ranks(dump: Dump, result: Compared, right: list[int]) -> Cause:
-    """Return the cause if some ranks are right: what they have and the others lack, if there is any."""
+def _on_some_ranks(dump: Dump, comparison: Compared, right: list[int]) -> Cause:
+    """Return the cause if some ranks are right: a weight that only they have, if any."""
     lacking = [
         name
         for tensor in dump.at("initial")
-        if tensor.role in WEIGHTS and set(right) <= set(tensor.shards) and not set(result.wrong) & set(tensor.shards)
+        if tensor.role in WEIGHTS
+        and set(right) <= set(tensor.shards)
+        and not set(comparison.wrong) & set(tensor.shards)
         for name in tensor.names
     ]
-    return WeightOnSomeRanks(result.wrong, lacking[0]) if lacking else RankDependentCode(result.wrong)
+    return WeightOnSomeRanks(comparison.wrong, lacking[0]) if lacking else RankDependentCode(comparison.wrong)
 
 
-def check_related(result: Compared) -> Finding | None:
+def check_related(comparison: Compared) -> Finding | None:
     """Return the finding if all wrong ranks have what is wanted but for the same one relation."""
-    if result.role == "scalar" or any(result.values[rank].size <= FEW for rank in result.wrong):
+    if comparison.role == "scalar" or any(comparison.values[rank].size <= FEW for rank in comparison.wrong):
         return None  # fewer numbers are some other relation by chance
-    link = _shared(result)
-    cause = _cause(result, link) if link is not None else None
+    link = _shared(comparison)
+    cause = _cause(comparison, link) if link is not None else None
     if link is None or cause is None:
         return None
-    return result.finding(cause, f"the {result.what} is {_text(result, link)}")
+    return comparison.finding(cause, f"the {comparison.what} is {_text(comparison, link)}")
 
 
-def _shared(result: Compared) -> Relation | None:
+def _shared(comparison: Compared) -> Relation | None:
     """Return the only relation of all wrong ranks; None if they have none, several, or not the same."""
-    chains = {result.changes_of(rank) for rank in result.wrong}
+    chains = {comparison.changes_of(rank) for rank in comparison.wrong}
     links = chains.pop() if len(chains) == 1 else None
     return links[0] if links is not None and len(links) == 1 else None
 
 
-def _cause(result: Compared, link: Relation) -> Cause | None:
-    of_all = set(result.wrong) == set(result.reduced)
+def _cause(comparison: Compared, link: Relation) -> Cause | None:
+    of_all = set(comparison.wrong) == set(comparison.reduced)
     if isinstance(link, Offset):
-        return exponentials_of(result, link.number) or AddedNumber(link.number, result.wrong, of_all)
-    if isinstance(link, Filled) and not link.value and result.role == "output":
-        return OnlyZerosThere(result.wrong, of_all)
-    if isinstance(link, Rounded) and factor_of_all([result], result.wrong) is None:
+        return exponentials_of(comparison, link.number) or AddedNumber(link.number, comparison.wrong, of_all)
+    if isinstance(link, Filled) and not link.value and comparison.role == "output":
+        return OnlyZerosThere(comparison.wrong, of_all)
+    if isinstance(link, Rounded) and factor_of_all([comparison], comparison.wrong) is None:
         return RoundedResult(link.dtype)
     return TransposedResult(link.dims) if isinstance(link, Transposed) else None
 
 
-def _text(result: Compared, link: Relation) -> str:
+def _text(comparison: Compared, link: Relation) -> str:
     if isinstance(link, Offset):
-        return f"{result.whose} {'plus' if link.number > 0 else 'minus'} {number(abs(link.number))}"
+        return f"{comparison.whose} {'plus' if link.number > 0 else 'minus'} {number(abs(link.number))}"
     if isinstance(link, Filled):
-        largest = max(abs(float(result.wanted.max())), abs(float(result.wanted.min())), math.ulp(0.0))
-        return f"0 in every element, and the largest of {result.whose} is {number(largest)}"
+        largest = max(abs(float(comparison.wanted.max())), abs(float(comparison.wanted.min())), math.ulp(0.0))
+        return f"0 in every element, and the largest of {comparison.whose} is {number(largest)}"
     if isinstance(link, Rounded):
-        return f"{result.whose} rounded to {link.dtype}"
-    return f"{result.whose} with its dims in another order"
+        return f"{comparison.whose} rounded to {link.dtype}"
+    return f"{comparison.whose} with its dims in another order"
 
 
-def check_own_statistics(result: Compared) -> Finding | None:
+def check_own_statistics(comparison: Compared) -> Finding | None:
     """Return the finding if values are the unsharded model's times a number plus a number, those of each slice."""
-    if result.role != "output":
+    if comparison.role != "output":
         return None
-    for dims in _kept(result.wanted.ndim):
-        axes = [axis for axis in result.mesh.axes if _splits(result, axis, dims)]
-        factors = [factors_of_slices(result, rank, dims) for rank in result.wrong] if axes else []
+    for dims in _kept(comparison.wanted.ndim):
+        axes = [axis for axis in comparison.mesh.axes if _splits(comparison, axis, dims)]
+        factors = [factors_of_slices(comparison, rank, dims) for rank in comparison.wrong] if axes else []
         if factors and all(own is not None for own in factors):
             joined = np.concatenate([own for own in factors if own is not None])
             if float(joined.max() - joined.min()) > LEAST_STATISTIC:
-                return _of_statistics(result, dims, " and ".join(axes))
+                return _of_statistics(comparison, dims, " and ".join(axes))
     return None
 
 
 def _kept(ndim: int) -> Iterator[tuple[int, ...]]:
-    """Yield the dims whose indices share numbers: all but the features, as of a norm of rows; channels alone."""
+    """Yield the dims that a norm keeps: all but the features, or channels alone."""
     if ndim > 1:
         yield tuple(range(ndim - 1))
         yield (1,)
         yield (ndim - 1,)
 
 
-def _of_statistics(result: Compared, dims: tuple[int, ...], axes: str) -> Finding:
+def _of_statistics(comparison: Compared, dims: tuple[int, ...], axes: str) -> Finding:
     per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
-    which = f"on each rank every {per} of the {result.what}"
-    return result.finding(
+    which = f"on each rank every {per} of the {comparison.what}"
+    return comparison.finding(
         StatisticsOfPart(axes), f"{which} is the unsharded model's with a different factor and offset"
     )
 
 
-def _splits(result: Compared, axis: str, kept: tuple[int, ...]) -> bool:
+def _splits(comparison: Compared, axis: str, kept_dims: tuple[int, ...]) -> bool:
     """Whether an axis splits a dim that the numbers are taken over."""
-    chains = result.claimed.chains if result.claimed is not None else ()
-    return any(axis in chain for dim, chain in enumerate(chains) if dim not in kept)
+    chains = comparison.claimed.chains if comparison.claimed is not None else ()
+    return any(axis in chain for dim, chain in enumerate(chains) if dim not in kept_dims)

@@ -1,4 +1,4 @@
-"""What two runs' steps show side by side, in sentences: the unsharded models, then each sharded one.
+"""Two runs' steps compared, in sentences: the unsharded models, then each sharded one.
 
 Both unsharded models are right by themselves. If they do not start from the same weights, they cannot be compared
 beyond that. Where their steps first part, another torch, another dtype or another program is why, and whatever comes
@@ -18,7 +18,7 @@ from shardviz.check.step.jobs.compare import compare_jobs
 from shardviz.check.step.runs.departure import Departure, StepDifference, departure_for
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.words import number
-from shardviz.check.unread import without_trace
+from shardviz.check.unread_ranks import without_trace
 from shardviz.dump.arrays.sketch import apart
 from shardviz.explain.step import DifferentBatch, DifferentProgram, DifferentWeights, WeightsDrawnAfterSharding
 from shardviz.relate.factors import factor_of
@@ -74,8 +74,8 @@ def _precision(points: Mapping[Place, Pair]) -> tuple[str, ...]:
 
 def _not_compared(points: Mapping[Place, Pair], begun: Sequence[Departure]) -> list[NotChecked]:
     if begun:
-        other = "weights" if begun[0].kind != "batch" else "rows"
-        why = f"{counted(len(points), 'point')} of the unsharded models' steps: they start from different {other}"
+        what = "weights" if begun[0].kind != "batch" else "rows"
+        why = f"{counted(len(points), 'point')} of the unsharded models' steps: they start from different {what}"
         return [NotChecked("", why, "step")] if points else []
     if not points:
         return [NotChecked("", "the step, module by module: a dump has no trace of one (--trace off)", "step")]
@@ -90,10 +90,10 @@ def _of_weights(weights: Mapping[Place, Pair]) -> list[Departure]:
     """Return that the runs start from different weights; those drawn after sharding are reported separately."""
     differ = [(place[0], pair) for place, pair in weights.items() if pair.differs]
     drawn = [(name, pair) for name, pair in differ if pair.ours.is_drawn or pair.theirs.is_drawn]
-    other = [(name, pair) for name, pair in differ if (name, pair) not in drawn]
+    differing = [(name, pair) for name, pair in differ if (name, pair) not in drawn]
     departures = []
-    if other:
-        departures.append(_weights("weights", other, len(weights), DifferentWeights()))
+    if differing:
+        departures.append(_weights("weights", differing, len(weights), DifferentWeights()))
     if drawn:
         departures.append(_weights("drawn", drawn, len(weights), WeightsDrawnAfterSharding()))
     return departures
@@ -148,15 +148,20 @@ def _of_parting(first: Parting) -> Departure:
 
 def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> list[Departure]:
     """Return the first wrong module of one run's sharded step if the other run is right there."""
-    ours, theirs = (next((finding for finding in report.findings if finding.module), None) for report in reports)
+    first_finding, second_finding = (
+        next((finding for finding in report.findings if finding.module), None) for report in reports
+    )
     departures = []
-    for number_, finding, other, dump in ((0, ours, theirs, before), (1, theirs, ours, after)):
-        if finding is not None and (other is None or other.module != finding.module):
+    for number_, finding, counterpart, dump in (
+        (0, first_finding, second_finding, before),
+        (1, second_finding, first_finding, after),
+    ):
+        if finding is not None and (counterpart is None or counterpart.module != finding.module):
             run = ("first", "second")[number_]
             where = f"only in the {run} run, on {dump.files.mesh}: {finding.summary}"
             departures.append(_departure(finding, where, dump))
-    if ours is not None and theirs is not None and ours.module == theirs.module:
-        departures.append(_departure(ours, f"in both runs: {ours.summary}", before))
+    if first_finding is not None and second_finding is not None and first_finding.module == second_finding.module:
+        departures.append(_departure(first_finding, f"in both runs: {first_finding.summary}", before))
     return departures
 
 
@@ -218,10 +223,12 @@ class Pair:
     @property
     def factor(self) -> float | None:
         """The number by which the second's values are the first's; None if there is none."""
-        ours, theirs = np.array(self.ours.numbers), np.array(self.theirs.numbers)
-        found = factor_of(theirs, ours) if ours.shape == theirs.shape else None
-        is_times = bool(found) and np.linalg.norm(theirs - ours * found) <= self.allowed * np.linalg.norm(theirs)
-        return found if is_times else None
+        first_numbers, second_numbers = np.array(self.ours.numbers), np.array(self.theirs.numbers)
+        factor = factor_of(second_numbers, first_numbers) if first_numbers.shape == second_numbers.shape else None
+        is_times = bool(factor) and np.linalg.norm(
+            second_numbers - first_numbers * factor
+        ) <= self.allowed * np.linalg.norm(second_numbers)
+        return factor if is_times else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +252,12 @@ class Parting:
 
 def pairs_of(before: Dump, after: Dump) -> dict[Place, Pair]:
     """Return the weights and points that both runs' unsharded models have, in the first one's order."""
-    ours, theirs = _by_place(before), _by_place(after)
-    return {place: Pair(sketch, theirs[place]) for place, sketch in ours.items() if place in theirs}
+    first_sketches, second_sketches = _by_place(before), _by_place(after)
+    return {
+        place: Pair(sketch, second_sketches[place])
+        for place, sketch in first_sketches.items()
+        if place in second_sketches
+    }
 
 
 def has_sketches(dump: Dump) -> bool:
@@ -282,11 +293,11 @@ def _calls(pairs: Mapping[Place, Pair]) -> list[Call]:
 
 def _first_of(calls: Sequence[Call], sides: tuple[What, What], direction: Direction) -> Parting | None:
     """Return the first call that is given the same and returns something else; else the first that is given it."""
-    given, returned = sides
+    inputs, returned = sides
     differing = [at for at, (_, own) in enumerate(calls) if any(_differing(own, side) for side in sides)]
     if not differing:
         return None
-    origins = [at for at in differing if not _differing(calls[at][1], given)]
+    origins = [at for at in differing if not _differing(calls[at][1], inputs)]
     if direction == "backward":
         at = _innermost(calls, origins) if origins else differing[0]
     else:
@@ -295,7 +306,7 @@ def _first_of(calls: Sequence[Call], sides: tuple[What, What], direction: Direct
         ]
         at = origins[0] if origins and not earlier else differing[0]
     name, sides_of = calls[at]
-    what = returned if at in origins else given
+    what = returned if at in origins else inputs
     return Parting(direction, name, what, _differing(sides_of, what)[0], len(differing) - 1)
 
 

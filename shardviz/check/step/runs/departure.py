@@ -45,8 +45,8 @@ class Departure:
 
     def to_json(self) -> dict[str, Any]:
         """Return its fields, with the name of its cause in the catalogue as `cause_id`."""
-        known = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "explanation"}
-        return {**known, "cause_id": self.explanation.name if self.explanation is not None else ""}
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "explanation"}
+        return {**values, "cause_id": self.explanation.name if self.explanation is not None else ""}
 
 
 def departure_for(
@@ -111,6 +111,6 @@ class StepDifference:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz diff --format json` prints of the steps."""
-        found = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "beside"}
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "beside"}
         departures = [departure.to_json() for departure in self.departures]
-        return found | {"departures": departures, "not_compared": [asdict(result) for result in self.not_compared]}
+        return values | {"departures": departures, "not_compared": [asdict(result) for result in self.not_compared]}

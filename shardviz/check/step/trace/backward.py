@@ -17,7 +17,7 @@ from shardviz.check.step.trace.divergence import Divergence, pending_axis
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.trace.calls import Call, Calls
     from shardviz.check.step.trace.divergence import Way
     from shardviz.dump.records.trace import State, What
@@ -35,8 +35,8 @@ def first_in_backward(calls: Calls) -> Divergence | None:
 
 def _begins_right(calls: Calls) -> bool:
     """Whether the gradient that backward begins with is the unsharded model's; else there is nothing to go by."""
-    given = [call for call in calls.in_order if call.state(OUTPUT) is not None]
-    return bool(given) and given[-1].is_good(OUTPUT)
+    with_output = [call for call in calls.in_order if call.state(OUTPUT) is not None]
+    return bool(with_output) and with_output[-1].is_good(OUTPUT)
 
 
 def _cut(calls: Calls) -> Divergence | None:
@@ -83,11 +83,13 @@ def _blamed(calls: Calls, inner: Sequence[Call]) -> Call | None:
 
 def _shares_blame(call: Call, wrong: Sequence[Call]) -> bool:
     """Whether another call, given the right gradient too, reads the tensor whose own gradient is wrong."""
-    given = call.tensors(INPUT, *BAD)
+    tensors = call.tensors(INPUT, *BAD)
     return any(
-        given & other.tensors(INPUT, *BAD)
-        for other in wrong
-        if other is not call and not is_within(other.module, call.module) and not is_within(call.module, other.module)
+        tensors & wrong_call.tensors(INPUT, *BAD)
+        for wrong_call in wrong
+        if wrong_call is not call
+        and not is_within(wrong_call.module, call.module)
+        and not is_within(call.module, wrong_call.module)
     )
 
 
@@ -95,12 +97,12 @@ def _is_explained(calls: Calls, call: Call, others: Sequence[Call]) -> bool:
     """Whether a call that is given a wrong gradient itself reads what a call gives back a wrong gradient of."""
     outside = [one for one in others if one is not call and not is_within(one.module, call.module)]
     apart = [one for one in outside if one.is_bad(OUTPUT) or is_left_pending(calls, one)]
-    given = {tensor for one in apart for tensor in one.tensors(INPUT)}
-    return bool(call.tensors(INPUT, *BAD) & given)
+    input_tensors = {tensor for one in apart for tensor in one.tensors(INPUT)}
+    return bool(call.tensors(INPUT, *BAD) & input_tensors)
 
 
 def _left_pending(calls: Calls, call: Call) -> Divergence | None:
-    """Return what a call leaves a sum of, of the gradients of what it makes, if other layers sum it."""
+    """Return a call's gradients that stay unsummed although other layers sum theirs."""
     inner = [one for one in reversed(calls.within(call)) if is_left_pending(calls, one)]
     if not inner:
         return None
@@ -109,7 +111,7 @@ def _left_pending(calls: Calls, call: Call) -> Divergence | None:
 
 
 def is_left_pending(calls: Calls, call: Call) -> bool:
-    """Whether the terms of a sum come back to what a call returns, and in other layers the sum does."""
+    """Whether a call's output gets back unsummed terms that are summed in other layers."""
     alike = [one.state(OUTPUT) for one in calls.alike(call)]
     return call.state(OUTPUT) == "pending" and "right" in alike and "pending" not in alike
 
@@ -124,7 +126,7 @@ def _within(calls: Calls, call: Call) -> Divergence:
 
 
 def _unsummed(calls: Calls, call: Call) -> Divergence | None:
-    """Blame the outermost reader of a call's output if what it sends back is summed in other layers.
+    """Blame the outermost reader of a call's output if other layers sum what it sends back.
 
     A reader that is given terms itself passes them on: its own reader sends them back, or the one behind that.
     """
@@ -134,7 +136,7 @@ def _unsummed(calls: Calls, call: Call) -> Divergence | None:
 
 
 def unsummed_behind(calls: Calls, call: Call, axis: str) -> Divergence | None:
-    """Return the reader that sends terms of a sum over an axis back to what a call returns; None if it gets none."""
+    """Return the reader that sends a call's output unsummed terms over an axis; or None."""
     point = call.point(OUTPUT, "pending")
     return _reader_of_pending(calls, call) if point is not None and pending_axis(point) == axis else None
 
@@ -144,9 +146,9 @@ def _reader_of_pending(calls: Calls, call: Call) -> Divergence | None:
 
     What no module reads, a function does: then it is the next call that sends back terms over the same axis.
     """
-    seen: list[Call] = []
-    while call not in seen:
-        seen.append(call)
+    visited: list[Call] = []
+    while call not in visited:
+        visited.append(call)
         tensors, point = call.tensors(OUTPUT), call.point(OUTPUT, "pending")
         readers = [reader for reader in calls.in_order if reader.tensors(INPUT) & tensors and reader.is_good(OUTPUT)]
         readers = readers or _next_with_terms(calls, call, pending_axis(point))

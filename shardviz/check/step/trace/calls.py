@@ -1,4 +1,4 @@
-"""The calls of a step's modules, in the unsharded model's order, with what all ranks together have of each side."""
+"""Calls of a step's modules, in the unsharded model's order, with all ranks' judgments."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Call:
         """Return the tensors of a side, by rank and number; only those in some states if states are given."""
         return {
             (rank, point.tensor)
-            for rank, own in self.points.items()
-            for point in own
+            for rank, points in self.points.items()
+            for point in points
             if point.what == what and (not states or point.state in states)
         }
 
@@ -84,8 +84,8 @@ class Call:
         return next(
             (
                 point
-                for own in self.points.values()
-                for point in own
+                for points in self.points.values()
+                for point in points
                 if point.what == what and (not states or point.state in states)
             ),
             None,
@@ -130,8 +130,8 @@ class Calls:
 
     def within(self, call: Call) -> list[Call]:
         """Return the calls made in a call, in order."""
-        own = [one for one in self.by_module[call.module] if one.order < call.order]
-        first = own[-1].order if own else -1
+        calls_before = [one for one in self.by_module[call.module] if one.order < call.order]
+        first = calls_before[-1].order if calls_before else -1
         return [one for one in self.in_order if first < one.order < call.order and is_within(one.module, call.module)]
 
     def is_contained(self, call: Call, what: What) -> bool:
@@ -139,7 +139,7 @@ class Calls:
         return any(outer.is_good(what) for outer in self.around(call))
 
     def alike(self, call: Call) -> list[Call]:
-        """Return the calls of modules of one class whose names differ in numbers only: those of other layers."""
+        """Return the same module's calls in other layers: one class, names that differ in numbers."""
         layers = self._layers[NUMBER.sub("*", call.module), call.number, call.type]
         return [one for one in layers if one.module != call.module]
 
@@ -154,8 +154,8 @@ class Calls:
     def is_habit(self, call: Call, what: What) -> bool:
         """Whether another layer has the same side in the same bad state, and nothing comes of it there."""
         leaving: What = "gradient of input" if what.startswith("gradient") else "output"
-        own = call.state(what)
-        return any(one.state(what) == own and self.is_contained(one, leaving) for one in self.alike(call))
+        state = call.state(what)
+        return any(one.state(what) == state and self.is_contained(one, leaving) for one in self.alike(call))
 
 
 def enclosing(module: str) -> Iterator[str]:

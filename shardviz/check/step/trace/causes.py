@@ -1,4 +1,4 @@
-"""Why a step first goes wrong where it does, from the values there: the rules for results, applied to an activation.
+"""Causes of the first wrong values of a step: rules for results, applied to an activation.
 
 Which part of the unsharded model's values a rank should have is what it has in another layer, or else any split over
 the mesh that gives its shape. A sum may have one of its terms too often or not at all. And ranks may hold the rows or
@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.compared import Compared
+from shardviz.check.step.comparison import Compared
 from shardviz.check.step.forward.sums import check_sum_beside_a_vector
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.order import check_order
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 
 def cause_of(evidence: Evidence, calls: Calls, first: Divergence) -> Finding | None:
     """Return what a rule says of the first wrong values; None if none explains them."""
-    for result in compared_at(evidence, calls, first):
-        if result.incomparable or not result.wrong:
+    for comparison in compared_at(evidence, calls, first):
+        if comparison.incomparable or not comparison.wrong:
             continue
         explained = (
-            check_unreduced(result)
-            or check_times(evidence, result, first)
-            or added_too_often(evidence.dump, result)
-            or check_order(result)
-            or mixed_shards(result)
-            or _beside_a_vector(evidence, result)
-            or check_own_statistics(result)
-            or check_related(result)
+            check_unreduced(comparison)
+            or check_times(evidence, comparison, first)
+            or added_too_often(evidence.dump, comparison)
+            or check_order(comparison)
+            or mixed_shards(comparison)
+            or _beside_a_vector(evidence, comparison)
+            or check_own_statistics(comparison)
+            or check_related(comparison)
         )
         if explained is not None:
             return explained
@@ -92,18 +92,18 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
     tensor, reference = dump.find("step", "activation", name), dump.find("reference", "activation", name)
     if tensor is None or reference is None:
         return
-    wanted = dump.values(reference.first, name)
+    expected = dump.values(reference.first, name)
     rounding, noise = _rounding(evidence), point.near / NOISE / (abs(point.scale) or 1.0)
     role: Role = "grad" if point.what.startswith("gradient") else "output"
     values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
-    for layout in _layouts(dump, calls, first, tensor, wanted.shape):
+    for layout in _layouts(dump, calls, first, tensor, expected.shape):
         regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in values}
         yield Compared(
             name=point.module,
             role=role,
             mesh=layout.mesh,
             claimed=layout,
-            wanted=wanted,
+            wanted=expected,
             values=values,
             regions=regions,
             rounding=rounding,
@@ -117,10 +117,10 @@ def _rounding(evidence: Evidence) -> Rounding:
 
 
 def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Layout]:
-    """Yield the layouts that give every rank the shape it has, first what other layers have there."""
+    """Yield layouts that fit every rank's shape, those of other layers first."""
     mesh = dump.files.mesh
     local = {rank: shard.body.local_shape for rank, shard in tensor.shards.items()}
-    seen: list[Layout] = []
+    layouts: list[Layout] = []
     rank = min(local)
     splits = (
         Layout.from_placements(mesh, shape, placements)
@@ -128,8 +128,8 @@ def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape:
     )
     for layout in (*_of_others(dump, calls, first, shape), *splits):
         fits = all(rank in mesh and layout.region(mesh.coord_of(rank)).shape == local[rank] for rank in local)
-        if fits and not layout.partial and layout not in seen:
-            seen.append(layout)
+        if fits and not layout.partial and layout not in layouts:
+            layouts.append(layout)
             yield layout
 
 
@@ -138,8 +138,8 @@ def _of_others(dump: Dump, calls: Calls, first: Divergence, shape: tuple[int, ..
     call = next(
         (call for call in calls.in_order if point and (call.module, call.number) == (point.module, point.call)), None
     )
-    for other in calls.alike(call) if call is not None and point is not None else ():
-        right = other.point(point.what, "right")  # type: ignore[union-attr]
+    for neighbor in calls.alike(call) if call is not None and point is not None else ():
+        right = neighbor.point(point.what, "right")  # type: ignore[union-attr]
         if right is not None and right.layout:
             try:
                 yield parse(right.layout).layout(dump.files.mesh, shape)
@@ -202,7 +202,7 @@ MAX_LISTED = 4
 
 
 def check_order_of_weights(evidence: Evidence, first: Divergence) -> Finding | None:
-    """Return the finding if a weight of the first wrong module is out of order, and those of other layers are not."""
+    """Return the finding if only in the first wrong module a weight is out of order."""
     if (first.direction, first.way) != ("forward", "within") or not first.module:
         return None
     weights = evidence.dump.by_name("stamped", "param")
@@ -218,7 +218,7 @@ def check_order_of_weights(evidence: Evidence, first: Divergence) -> Finding | N
 
 
 def _out_of_order(tensor: Tensor) -> Mapping[int, int]:
-    """Return the first dim along which each rank has what it holds in another order; ranks in order are left out."""
+    """Return the first dim along which each rank's slices are out of order, for ranks that are."""
     first_dims = {}
     for rank, shard in tensor.shards.items():
         dims = [dim for dim, spans in enumerate(shard.body.held or ()) if not _is_rising(spans)]

@@ -27,7 +27,7 @@ def first_in_forward(calls: Calls) -> Divergence | None:
 
 
 def first_unlike_others(calls: Calls) -> Divergence | None:
-    """Return the first call whose inputs are right and whose output is not, where it is right in another layer.
+    """Return the first call with right inputs and a wrong output that is right in another layer.
 
     In narrow numbers what is wrong in a module can be lost in the rounding of what is around it.
     """
@@ -46,7 +46,7 @@ def _bad_side(calls: Calls, call: Call) -> What | None:
 
 
 def _is_out_of_order(calls: Calls, call: Call) -> bool:
-    """Whether what a call returns has its slices in another order, and in other layers they are in order."""
+    """Whether a call's output has its slices out of order although other layers' are in order."""
     if call.state("output") != "moved":
         return False
     alike = {one.state("output") for one in calls.alike(call)}
@@ -69,13 +69,13 @@ def _between(calls: Calls, call: Call) -> Divergence:
 
 
 def _right_before(calls: Sequence[Call], call: Call) -> str:
-    """Return the name of the last of some calls before one whose output is right; empty if there is none."""
+    """Return the name of the last call with a right output before a call; empty without one."""
     before = [one for one in calls if one.order < call.order and not one.is_bad("output")]
     return before[-1].module if before else ""
 
 
 def _unsummed(calls: Calls, at: int) -> Divergence | None:
-    """Blame the call just before, where the terms of a sum that it returns are summed in other layers."""
+    """Blame the call before if it returns terms of a sum that other layers sum."""
     call = calls.in_order[at]
     last = calls.in_order[at - 1] if at else None
     if last is None or last.state("output") != "pending":

@@ -1,6 +1,6 @@
-"""What each rank has, at every place of a step, of what an unsharded step has there: the one judge of steps.
+"""The judge of steps: matches each rank's values at every place with the unsharded step's.
 
-Ranks record values and judge nothing. A probe's ranks ask for this judgement while they wait (`for_ranks`), and
+Ranks record values and judge nothing. A probe's ranks ask for this judgement while they wait (`step_judge`), and
 `shardviz diff` makes it of two jobs' traces. A part of the whole's values is found by some split over the mesh, as the
 terms of a sum, or as slices in another order. Gradients of activations are those of a rank's own loss, which is a mean
 over its part of the batch: they are the whole's times one number, which the last module's gradient gives.
@@ -123,9 +123,9 @@ class Judging:
         The last gradient that is the whole's times a number gives it; ranks that have no such place share the others'.
         """
         by_rank = {rank: self._scale_of(rank) for rank in self.ranks}
-        known = [pair for pair in by_rank.values() if pair is not None]
-        last = max((order for order, _ in known), default=-1)
-        at_end = {scale for order, scale in known if order == last}
+        pairs = [pair for pair in by_rank.values() if pair is not None]
+        last = max((order for order, _ in pairs), default=-1)
+        at_end = {scale for order, scale in pairs if order == last}
         common = at_end.pop() if len(at_end) == 1 else None
         return {
             rank: pair[1] if pair is not None and (pair[0] == last or common is None) else common or 1.0
@@ -133,13 +133,15 @@ class Judging:
         }
 
     def _scale_of(self, rank: int) -> tuple[int, float] | None:
-        own = [place for place in self.ranks[rank] if place.what == "gradient of output" and place in self.whole]
-        for place in sorted(own, key=self._order, reverse=True):
-            whole, part = self.whole[place].values, self.ranks[rank][place].values
-            if whole is not None and part is not None and float_of(whole):
-                near = self._near(place, whole, {rank: part}, drift=0.0)
-                for _, region in placements_of(whole.shape, part.shape, self.mesh, rank):
-                    pair = in_both(whole, part, region)
+        gradient_places = [
+            place for place in self.ranks[rank] if place.what == "gradient of output" and place in self.whole
+        ]
+        for place in sorted(gradient_places, key=self._order, reverse=True):
+            whole, shard = self.whole[place].values, self.ranks[rank][place].values
+            if whole is not None and shard is not None and float_of(whole):
+                near = self._near(place, whole, {rank: shard}, drift=0.0)
+                for _, region in placements_of(whole.shape, shard.shape, self.mesh, rank):
+                    pair = in_both(whole, shard, region)
                     if pair is not None and (scale := scale_between(pair[1], pair[0], near)) is not None:
                         return self._order(place), scale
         return None
@@ -164,7 +166,7 @@ class Judging:
         return whole.with_values(np.abs(point.values.values - whole.values))
 
     def judged(self, place: Place) -> Judgment | None:
-        """Return what the ranks have at a place; None if nothing can be judged."""
+        """Judge ranks' values at a place; return None if nothing can be judged."""
         whole = self.whole[place].values
         by_rank = {rank: points[place] for rank, points in self.ranks.items() if place in points}
         parts = {rank: point.values for rank, point in by_rank.items() if point.values is not None}
@@ -208,7 +210,7 @@ class Judging:
         return [*forward[:MAX_WRONG], *backward[:MAX_WRONG], *moved[:MAX_WRONG]]
 
     def records(self, rank: int) -> list[PointRecord]:
-        """Return what a rank has at every place; of the first wrong ones also the term that they have too often."""
+        """Return a rank's judgments at every place; the first wrong ones with their extra term."""
         wrong = set(self.wrong)
         return [
             self._record(place, judgment, rank, is_wrong=place in wrong)
@@ -238,17 +240,17 @@ class Judging:
         )
 
     def _added(self, place: Place, rank: int) -> tuple[str, int]:
-        """Return the term that a value has too often, and how often (-1: it lacks it); empty if there is none.
+        """Return the term that a value has too often, and how often (-1: it lacks it).
 
         What a module returns is often a sum, of what it was given and what modules in it return, and the gradient of an
         input is one of what the module sends back and what goes around it, as a residual does.
         """
-        whole, part = self.whole[place].values, self.ranks[rank][place].values
-        if whole is None or part is None or not (whole.is_whole and part.is_whole) or part.values.size < FEW:
+        whole, shard = self.whole[place].values, self.ranks[rank][place].values
+        if whole is None or shard is None or not (whole.is_whole and shard.is_whole) or shard.values.size < FEW:
             return "", 0
-        terms = list(self._terms(place, rank, part.shape))
-        for _, region in placements_of(whole.shape, part.shape, self.mesh, rank) if terms else ():
-            pair = in_both(whole, part, region)
+        terms = list(self._terms(place, rank, shard.shape))
+        for _, region in placements_of(whole.shape, shard.shape, self.mesh, rank) if terms else ():
+            pair = in_both(whole, shard, region)
             excess = pair[1] - pair[0] * self.scale(place, rank) if pair is not None else None
             for name, term in terms:
                 times = whole_multiple(excess, term, self.judgments[place].near) if excess is not None else 0
@@ -257,9 +259,9 @@ class Judging:
         return "", 0
 
     def _terms(self, place: Place, rank: int, shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray[np.float64]]]:
-        for other, point in self.ranks[rank].items():
-            name = _name_of_term(place, other)
-            judgment = self.judgments.get(other)
+        for term_place, point in self.ranks[rank].items():
+            name = _name_of_term(place, term_place)
+            judgment = self.judgments.get(term_place)
             is_right = name == "input" or (judgment is not None and judgment.state.get(rank) == "right")
             if name and is_right and point.values is not None and point.values.is_whole and point.values.shape == shape:
                 yield name, point.values.values
@@ -269,16 +271,20 @@ def _layer(place: Place) -> str:
     return NUMBER.sub("*", place.module)
 
 
-def _name_of_term(place: Place, other: Place) -> str:
-    """Return the name of a term of a sum; empty if the value at `other` is not a term of that at `place`."""
-    if place.what == "output" and other.what == "input" and (other.module, other.call) == (place.module, place.call):
+def _name_of_term(place: Place, term_place: Place) -> str:
+    """Return the name of a term of a sum; empty if the value at `term_place` is not a term of that at `place`."""
+    if (
+        place.what == "output"
+        and term_place.what == "input"
+        and (term_place.module, term_place.call) == (place.module, place.call)
+    ):
         return "input"
     if place.what == "output":
-        return other.module if other.what == "output" and is_within(other.module, place.module) else ""
+        return term_place.module if term_place.what == "output" and is_within(term_place.module, place.module) else ""
     parent = place.module.rpartition(".")[0]
-    is_beside = other.module.rpartition(".")[0] == parent and other.module != place.module
-    is_around = bool(parent) and other.what == "gradient of output" and (is_beside or other.module == parent)
-    return other.module if place.what == "gradient of input" and is_around else ""
+    is_beside = term_place.module.rpartition(".")[0] == parent and term_place.module != place.module
+    is_around = bool(parent) and term_place.what == "gradient of output" and (is_beside or term_place.module == parent)
+    return term_place.module if place.what == "gradient of input" and is_around else ""
 
 
 @dataclass
@@ -316,9 +322,9 @@ class _Place:
             self.farthest = max(off.values()) / (float_of(self.whole) or 1.0)
         return placements
 
-    def _apart(self, rank: int, part: Kept, region: Region, *, is_sum: bool = False) -> float | None:
+    def _apart(self, rank: int, shard: Kept, region: Region, *, is_sum: bool = False) -> float | None:
         """Return how far a part is from a region of the whole; None if that is too far, or nothing is kept of both."""
-        pair = in_both(self.whole, part, region)
+        pair = in_both(self.whole, shard, region)
         if pair is None:
             return None
         scale = self.judging.scale(self.place, rank)
@@ -326,17 +332,17 @@ class _Place:
         apart = float(np.max(off, initial=0.0)) / max(1.0, abs(scale))
         if not apart <= self.near:
             return None
-        return apart if is_sum or self._is_typical(off, pair[0], part, region, scale) else None
+        return apart if is_sum or self._is_typical(off, pair[0], shard, region, scale) else None
 
     def _is_typical(
-        self, off: NDArray[np.float64], wanted: NDArray[np.float64], part: Kept, region: Region, scale: float
+        self, off: NDArray[np.float64], expected: NDArray[np.float64], shard: Kept, region: Region, scale: float
     ) -> bool:
-        """Whether a part is no farther off on the whole than rounding takes it, if that was measured."""
+        """Whether a part's mean error is within that of rounding, if that was measured."""
         noise, moved = self.judging.noise, self._moved
-        pair = in_both(moved, part, region) if moved is not None and off.size >= MANY else None
+        pair = in_both(moved, shard, region) if moved is not None and off.size >= MANY else None
         if noise is None or pair is None:
             return True
-        allowed = max(TYPICAL_POINT * _root(pair[0]), noise.precision / 4 * _root(wanted))
+        allowed = max(TYPICAL_POINT * _root(pair[0]), noise.precision / 4 * _root(expected))
         return _root(off) <= allowed * abs(scale)
 
     @cached_property
@@ -347,9 +353,9 @@ class _Place:
         """Return the placements of terms whose sum along one axis is the right part on every rank."""
 
         def fits(rank: int, total: NDArray[np.float64]) -> Iterator[Placements]:
-            part = replace(self.parts[rank], values=total)
-            for placements, region in placements_of(self.whole.shape, part.shape, self.judging.mesh, rank):
-                if self._apart(rank, part, region, is_sum=True) is not None:
+            shard = replace(self.parts[rank], values=total)
+            for placements, region in placements_of(self.whole.shape, shard.shape, self.judging.mesh, rank):
+                if self._apart(rank, shard, region, is_sum=True) is not None:
                     yield placements
 
         terms = {rank: part.values for rank, part in self.parts.items()}
@@ -360,8 +366,8 @@ class _Place:
         if not self.whole.is_whole or not all(part.is_whole for part in self.parts.values()):
             return "odd"
         of_ranks = [
-            places_in(part.values / (self.judging.scale(self.place, rank) or 1.0), self.whole.values, self.near)
-            for rank, part in self.parts.items()
+            places_in(shard.values / (self.judging.scale(self.place, rank) or 1.0), self.whole.values, self.near)
+            for rank, shard in self.parts.items()
         ]
         joined = Slices.joined(of_ranks)
         return "odd" if joined is None else "moved" if joined.is_whole else "repeated"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.report import NotChecked
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.records.trace import PointRecord
@@ -46,16 +46,16 @@ def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
     results = [result for result, _ in pairs if result.role == "output"]
     if first.direction == "forward" and (results or any(map(_is_loss, pairs))):
         return [
-            (result, of_output(evidence, first, finding))
-            if result in results or (not results and _is_loss((result, finding)))
-            else (result, finding)
-            for result, finding in pairs
+            (comparison, of_output(evidence, first, finding))
+            if comparison in results or (not results and _is_loss((comparison, finding)))
+            else (comparison, finding)
+            for comparison, finding in pairs
         ]
     return _of_gradients(evidence, first, pairs)
 
 
 def _pending_behind(evidence: Evidence, pairs: Sequence[Found]) -> Divergence | None:
-    """Return where the terms come from that gradients are which nothing reduced: they came back so to the module.
+    """Return where a module's unreduced gradients come from: unsummed terms sent back to it.
 
     Weights whose gradients are summed after backward are right, so that these are not all the weights of their modules.
     """
@@ -78,16 +78,16 @@ def _pending_behind(evidence: Evidence, pairs: Sequence[Found]) -> Divergence | 
 def with_cut(
     evidence: Evidence, absent: Sequence[Finding | NotChecked], pairs: Sequence[Found]
 ) -> tuple[list[Finding | NotChecked], list[Found]]:
-    """Return findings about absent gradients with the place where the graph is cut, and those left of the others."""
+    """Name in findings of absent gradients where the graph is cut; return the other pairs too."""
     first = evidence.divergence
     cut = next((one for one in absent if isinstance(one, Finding) and one.kind == "wrong-value"), None)
     if first is None or cut is None or first.way not in ("cut", "lost"):
         return list(absent), list(pairs)
     of_module = [pair for pair in pairs if pair[1].module == first.module and pair[0].role == "grad"]
-    left = [pair for pair in pairs if pair not in of_module]
+    remaining = [pair for pair in pairs if pair not in of_module]
     details = (*cut.details, where(first), *(detail for _, finding in of_module for detail in finding.details))
     named = replace(cut, details=details, module=first.module).because(cause_at(evidence, first))
-    return [named if one is cut else one for one in absent], left
+    return [named if one is cut else one for one in absent], remaining
 
 
 def _is_loss(pair: Found) -> bool:
@@ -95,7 +95,7 @@ def _is_loss(pair: Found) -> bool:
 
 
 def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
-    """Return the finding of a wrong output with where it begins, and the cause if no rule for outputs named one."""
+    """Add to a wrong output's finding where it begins, and a cause if it has none."""
     if not finding.generic:
         return (
             finding
@@ -134,9 +134,9 @@ def _of_weights(first: Divergence, pairs: Sequence[Found]) -> Finding | None:
     ratio = ratios.pop() if len(ratios) == 1 else None
     if first.direction != "backward" or ratio is None or ratio == 1:
         return None
-    result = factors[0][0]
-    summary = f"the gradient of {result.name} is {times_text(ratio)} {result.whose}"
-    return times_in_backward(first.module, ratio, "").finding(result.name, result.wrong, summary)
+    comparison = factors[0][0]
+    summary = f"the gradient of {comparison.name} is {times_text(ratio)} {comparison.whose}"
+    return times_in_backward(first.module, ratio, "").finding(comparison.name, comparison.wrong, summary)
 
 
 def _is_weight_of(first: Divergence, result: Compared) -> bool:
@@ -184,16 +184,16 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
     """Return one finding of the first wrong module in backward, and those gradients that do not follow from it."""
     is_proven = first.way in ("unsummed", "cut", "lost") or _explained(evidence, first, pairs) is not None
     follow = [
-        (result, finding)
-        for result, finding in pairs
-        if result.role == "grad" and (finding.generic or is_proven) and _follows(evidence, first, result.name)
+        (comparison, finding)
+        for comparison, finding in pairs
+        if comparison.role == "grad" and (finding.generic or is_proven) and _follows(evidence, first, comparison.name)
     ]
     if not follow:
         return list(pairs)
     ids = {id(finding) for _, finding in follow}
-    rest = [(result, finding) for result, finding in pairs if id(finding) not in ids]
-    result, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
-    return [*rest, (result, _folded(evidence, first, nearest, pairs, len(follow) - 1))]
+    unrelated = [(result, finding) for result, finding in pairs if id(finding) not in ids]
+    comparison, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
+    return [*unrelated, (comparison, _folded(evidence, first, nearest, pairs, len(follow) - 1))]
 
 
 def _order_of(evidence: Evidence, weight: str) -> int:
@@ -277,7 +277,7 @@ def _pending_before(evidence: Evidence, first: Divergence) -> PointRecord | None
 
 
 def _split_inputs(evidence: Evidence, first: Divergence) -> tuple[str, int] | None:
-    """Return an axis that splits a dim of the inputs other than the first, of rows, and the last, of features.
+    """Return an axis that splits an input's dim other than rows (first) and features (last).
 
     Rows do not need each other but for statistics over them, which have a rule of their own.
     """

@@ -17,32 +17,34 @@ from shardviz.relate.measures import factor_of_all
 from shardviz.relate.tolerance import LEAST_FACTOR_OF_MODULE, near_ratio
 
 if TYPE_CHECKING:
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
 
-def check_times(evidence: Evidence, result: Compared, first: Divergence) -> Finding | None:
+def check_times(evidence: Evidence, comparison: Compared, first: Divergence) -> Finding | None:
     """Return the finding if every rank has the unsharded model's values times one number."""
-    factor = factor_of_all([result])
+    factor = factor_of_all([comparison])
     if factor is None or abs(factor - 1) < LEAST_FACTOR_OF_MODULE:
         return None
-    ratio = ratio_near(factor, MOST_RATIO, near_ratio(result.rounding.epsilon)) or Fraction(0)
-    size = " or ".join(_axes(result, ratio))
+    ratio = ratio_near(factor, MOST_RATIO, near_ratio(comparison.rounding.epsilon)) or Fraction(0)
+    size = " or ".join(_axes(comparison, ratio))
     cause = _cause(evidence, first, ratio, size)
     times = times_text(ratio or factor)
-    return result.finding(cause, f"the {result.what} is {times} {result.whose}{size_clause(ratio, size)}")
+    return comparison.finding(cause, f"the {comparison.what} is {times} {comparison.whose}{size_clause(ratio, size)}")
 
 
-def _axes(result: Compared, ratio: Fraction) -> list[str]:
+def _axes(comparison: Compared, ratio: Fraction) -> list[str]:
     """Return the axes, or sets of them, of this size over which the tensor may have been reduced: it is not split."""
     if not ratio or ratio == 1:
         return []
-    named = size_in_words(result.mesh, ratio)
+    named = size_in_words(comparison.mesh, ratio)
     return [
-        text for text in named.split(" or ") if text and not any(result.is_split(axis) for axis in text.split(" * "))
+        text
+        for text in named.split(" or ")
+        if text and not any(comparison.is_split(axis) for axis in text.split(" * "))
     ]
 
 

@@ -92,13 +92,13 @@ class OfRank:
         """What the model was given, each tensor joined over the calls: whole numbers first."""
         records = [one for one in self.records if one.what == "batch" or (one.module, one.what) == ("", "input")]
         by_tensor: dict[tuple[str, int], list[KeptRecord]] = {}
-        for one in records:
-            by_tensor.setdefault((one.what, one.index), []).append(one)
-        found = (joined([self._values(one) for one in own]) for own in by_tensor.values())
-        return [one for one in found if one is not None]
+        for record in records:
+            by_tensor.setdefault((record.what, record.index), []).append(record)
+        tensors = (joined([self._values(one) for one in own]) for own in by_tensor.values())
+        return [one for one in tensors if one is not None]
 
     def points(self, counts: Mapping[str, int], dim: int = 0) -> dict[Place, Point]:
-        """Return what it has at every place.
+        """Return the rank's points at every place.
 
         Args:
             counts: How often each module is called in one forward of the batch.
@@ -207,7 +207,7 @@ def is_pipeline(ranks: Mapping[int, OfRank]) -> bool:
 
 
 def with_first_module(first: str, ranks: Mapping[int, OfRank]) -> dict[int, OfRank]:
-    """Return the ranks that call what the model calls first: what others are given is not the batch."""
+    """Return the ranks that call the model's first module: others aren't given the batch."""
     return {rank: own for rank, own in ranks.items() if first in own.counts} if is_pipeline(ranks) else dict(ranks)
 
 

@@ -70,7 +70,7 @@ class Kept:
 
 
 def joined(parts: Sequence[Kept | None], dim: int = 0) -> Kept | None:
-    """Return micro-batches as one tensor, one behind the other; None if one is missing or they do not fit."""
+    """Concatenate micro-batches; return None if one is missing or they don't fit."""
     present = [part for part in parts if part is not None]
     if len(present) < len(parts) or len(parts) < 2:
         return present[0] if present and len(parts) == 1 else None
@@ -89,37 +89,37 @@ def joined_along(dim: int, parts: Sequence[Kept]) -> Kept | None:
     return replace(first, shape=shape, at=(*first.at[:dim], at, *first.at[dim + 1 :]), values=values)
 
 
-def _fits(dim: int, first: Kept, part: Kept) -> bool:
+def _fits(dim: int, first: Kept, second: Kept) -> bool:
     """Whether two parts have the same elements along all dims but one."""
-    return len(first.at) == len(part.at) and all(
-        at == dim or (first.shape[at] == part.shape[at] and np.array_equal(first.at[at], part.at[at]))
+    return len(first.at) == len(second.at) and all(
+        at == dim or (first.shape[at] == second.shape[at] and np.array_equal(first.at[at], second.at[at]))
         for at in range(len(first.at))
     )
 
 
-def in_both(whole: Kept, part: Kept, region: Region) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Return the elements that are kept of a tensor and of a part of it, those of the whole first.
+def in_both(whole: Kept, shard: Kept, region: Region) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return the elements kept of both a tensor and its part, the whole's first.
 
     Args:
         whole: The tensor.
-        part: The part.
+        shard: The part.
         region: Where the part lies.
 
     Returns:
         Two arrays of one shape; None if no element is kept of both.
     """
-    if whole.is_whole and part.is_whole and all(len(spans) == 1 for spans in region.dims):
-        return whole.values[tuple(slice(*spans[0]) for spans in region.dims)], part.values
-    ours, theirs = [], []
-    for spans, at, others in zip(region.dims, part.at, whole.at, strict=True):
-        wanted = _in_whole(spans, at)
-        places = np.minimum(np.searchsorted(others, wanted), max(len(others) - 1, 0))
-        found = others[places] == wanted if len(others) else np.zeros(len(wanted), bool)
-        ours.append(places[found])
-        theirs.append(np.flatnonzero(found))
-    if any(not len(one) for one in ours):
+    if whole.is_whole and shard.is_whole and all(len(spans) == 1 for spans in region.dims):
+        return whole.values[tuple(slice(*spans[0]) for spans in region.dims)], shard.values
+    whole_dims, shard_dims = [], []
+    for spans, at, others in zip(region.dims, shard.at, whole.at, strict=True):
+        indices = _in_whole(spans, at)
+        places = np.minimum(np.searchsorted(others, indices), max(len(others) - 1, 0))
+        is_there = others[places] == indices if len(others) else np.zeros(len(indices), bool)
+        whole_dims.append(places[is_there])
+        shard_dims.append(np.flatnonzero(is_there))
+    if any(not len(one) for one in whole_dims):
         return None
-    return whole.values[np.ix_(*ours)], part.values[np.ix_(*theirs)]
+    return whole.values[np.ix_(*whole_dims)], shard.values[np.ix_(*shard_dims)]
 
 
 def places_in_whole(part: Kept, region: Region) -> tuple[NDArray[np.int64], ...]:
@@ -133,5 +133,5 @@ def _in_whole(spans: Ranges, at: NDArray[np.int64]) -> NDArray[np.int64]:
     which = np.searchsorted(ends, at, side="right")
     starts = np.array([start for start, _ in spans], np.int64)
     before = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
-    found: NDArray[np.int64] = starts[which] + at - before[which]
-    return found
+    places: NDArray[np.int64] = starts[which] + at - before[which]
+    return places

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.compared import compared, laid_out
+from shardviz.check.step.comparison import compared, laid_out
 from shardviz.check.step.update.reasons import factors_of_steps, scaled
 from shardviz.check.step.words import apart_text, kind_of
 from shardviz.check.values.copies import with_copies
@@ -28,7 +28,7 @@ from shardviz.text import listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
@@ -37,7 +37,7 @@ MAX_LISTED = 8
 
 
 def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
-    """Yield what the weights show after the optimizer's step if those that it started from are right.
+    """Yield findings of the updated weights if the weights before the step are right.
 
     Args:
         dump: The dump.
@@ -50,89 +50,93 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
         why = f"the weights after the optimizer's step: it began with what is wrong ({kind_of(step[0])})"
         yield NotChecked("", why, "step")
         return
-    seen = []
-    for result in compared(dump, ("param",)):
-        idle = _not_stepped_by(dump, result)
-        if result.incomparable:
-            yield NotChecked(result.name, f"its value after the optimizer's step: {result.incomparable}", "step")
-        elif idle and _is_meant_to_move(dump, result, idle):
-            yield _left_out(result, idle) if _with_gradient(dump, result) else _not_written(result, idle)
-        elif result.copies_differ_along:
-            yield with_copies(_differing(dump, result), dump, tensors[result.name])
-        elif len(idle) < len(result.values):  # else it is left alone on purpose
-            seen.append(result)
-    yield from _check_moved(dump, seen)
+    comparisons = []
+    for comparison in compared(dump, ("param",)):
+        idle = _not_stepped_by(dump, comparison)
+        if comparison.incomparable:
+            yield NotChecked(
+                comparison.name, f"its value after the optimizer's step: {comparison.incomparable}", "step"
+            )
+        elif idle and _is_meant_to_move(dump, comparison, idle):
+            yield _left_out(comparison, idle) if _with_gradient(dump, comparison) else _not_written(comparison, idle)
+        elif comparison.copies_differ_along:
+            yield with_copies(_differing(dump, comparison), dump, tensors[comparison.name])
+        elif len(idle) < len(comparison.values):  # else it is left alone on purpose
+            comparisons.append(comparison)
+    yield from _check_moved(dump, comparisons)
 
 
-def _not_stepped_by(dump: Dump, result: Compared) -> tuple[int, ...]:
-    """Return the ranks whose optimizer has no group with a weight and on which it is what it was."""
+def _not_stepped_by(dump: Dump, comparison: Compared) -> tuple[int, ...]:
+    """Return the ranks whose optimizer lacks a weight and on which it did not change."""
     return tuple(
         rank
-        for rank, values in result.values.items()
-        if result.name in dump.files.ranks[rank].not_stepped and np.array_equal(values, result.wanted_of(rank))
+        for rank, values in comparison.values.items()
+        if comparison.name in dump.files.ranks[rank].not_stepped and np.array_equal(values, comparison.wanted_of(rank))
     )
 
 
-def _is_meant_to_move(dump: Dump, result: Compared, idle: Sequence[int]) -> bool:
+def _is_meant_to_move(dump: Dump, comparison: Compared, idle: Sequence[int]) -> bool:
     """Whether the unsharded model's optimizer moves it; if that did not run, whether other ranks' do."""
-    after = dump.find("updated", "param", result.name)
+    after = dump.find("updated", "param", comparison.name)
     if after is None:
-        return any(result.name not in dump.files.ranks[rank].not_stepped for rank in result.values) and any(
-            result.values[rank].size for rank in idle
+        return any(comparison.name not in dump.files.ranks[rank].not_stepped for rank in comparison.values) and any(
+            comparison.values[rank].size for rank in idle
         )
-    moved = dump.values(after.first, result.name).ravel() != result.wanted.ravel()
-    return any(np.any(result.part(moved, rank)) for rank in idle)
+    moved = dump.values(after.first, comparison.name).ravel() != comparison.wanted.ravel()
+    return any(np.any(comparison.part(moved, rank)) for rank in idle)
 
 
-def _left_out(result: Compared, idle: tuple[int, ...]) -> Finding:
-    everywhere = len(idle) == len(result.values)
-    whose = "no rank's optimizer steps it" if everywhere else f"the optimizer does not step it{_where(result, idle)}"
+def _left_out(comparison: Compared, idle: tuple[int, ...]) -> Finding:
+    everywhere = len(idle) == len(comparison.values)
+    whose = (
+        "no rank's optimizer steps it" if everywhere else f"the optimizer does not step it{_where(comparison, idle)}"
+    )
     others = "the unsharded model's steps it" if everywhere else "the others step it"
     sentence = f"{whose}: it is not one of the tensors in param_groups there, or has a learning rate of 0, and {others}"
-    return result.finding(LeftOutOfOptimizer(), sentence, idle)
+    return comparison.finding(LeftOutOfOptimizer(), sentence, idle)
 
 
-def _not_written(result: Compared, idle: tuple[int, ...]) -> Finding:
+def _not_written(comparison: Compared, idle: tuple[int, ...]) -> Finding:
     """Return the finding of a weight without a gradient, which something else than the optimizer's groups writes."""
-    return result.finding(
-        AverageNotWritten(on_some=len(idle) < len(result.values)),
-        f"it is as it was before the step{_where(result, idle)}, and the unsharded model's is not; "
+    return comparison.finding(
+        AverageNotWritten(on_some=len(idle) < len(comparison.values)),
+        f"it is as it was before the step{_where(comparison, idle)}, and the unsharded model's is not; "
         "it has no gradient and is in none of the optimizer's param_groups",
         idle,
     )
 
 
-def _differing(dump: Dump, result: Compared) -> Finding:
-    axes = " and ".join(result.copies_differ_along)
-    factors = factors_of_steps(dump, result)
+def _differing(dump: Dump, comparison: Compared) -> Finding:
+    axes = " and ".join(comparison.copies_differ_along)
+    factors = factors_of_steps(dump, comparison)
     if factors and max(factors.values()) - min(factors.values()) > EXPLAINED_UPDATE * max(map(abs, factors.values())):
         why = scaled(factors)
-        return _apart(result, why.cause, f": {why.sentence}")
-    return _apart(result, CopiesSteppedApart(axes, listed(_differing_states(dump, result), MAX_LISTED)))
+        return _apart(comparison, why.cause, f": {why.sentence}")
+    return _apart(comparison, CopiesSteppedApart(axes, listed(_differing_states(dump, comparison), MAX_LISTED)))
 
 
-def _differing_states(dump: Dump, result: Compared) -> list[str]:
+def _differing_states(dump: Dump, comparison: Compared) -> list[str]:
     """Return the kinds of state of a weight whose copies differ along the axes along which the weight's do."""
     kinds = []
     for name, tensor in dump.by_name("step", "optim").items():
         weight, _, kind = name.rpartition(".")
-        updated = dump.find("updated", "optim", name) if weight == result.name else None
+        updated = dump.find("updated", "optim", name) if weight == comparison.name else None
         if updated is not None:
-            state = laid_out(dump, tensor, name, dump.values(updated.first, name), result.rounding)
-            if not state.incomparable and set(state.copies_differ_along) & set(result.copies_differ_along):
+            state = laid_out(dump, tensor, name, dump.values(updated.first, name), comparison.rounding)
+            if not state.incomparable and set(state.copies_differ_along) & set(comparison.copies_differ_along):
                 kinds.append(kind)
     return kinds
 
 
-def _apart(result: Compared, cause: Cause, clause: str = "") -> Finding:
-    axes = " and ".join(result.copies_differ_along)
-    pairs = result.pairs_of_copies
+def _apart(comparison: Compared, cause: Cause, clause: str = "") -> Finding:
+    axes = " and ".join(comparison.copies_differ_along)
+    pairs = comparison.pairs_of_copies
     low, high, worst = max(pairs, key=lambda pair: pair[2])
-    return result.finding(
+    return comparison.finding(
         cause,
         f"copies differ along {axes} after the optimizer's step: {apart_text(low, high, worst)}, "
         f"although their weights and gradients are equal{clause}",
-        tuple(sorted({rank for pair in pairs if not pair[2] <= result.tolerance / 2 for rank in pair[:2]})),
+        tuple(sorted({rank for pair in pairs if not pair[2] <= comparison.tolerance / 2 for rank in pair[:2]})),
         kind="unreplicated",
         held=f"different values along {axes}",
     )
@@ -149,25 +153,27 @@ def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
         yield OptimizerOfOtherParameters().finding("", ranks, text)
         return
     is_sent = any(call.op == "broadcast" for record in dump.files.ranks.values() for call in record.collectives)
-    for result, still in unmoved_weights:
-        text = f"the optimizer's step did not change it{_where(result, still)}, though its gradient is not zero"
-        yield result.finding(StepNotKept(is_sent), text, still)
+    for comparison, still in unmoved_weights:
+        text = f"the optimizer's step did not change it{_where(comparison, still)}, though its gradient is not zero"
+        yield comparison.finding(StepNotKept(is_sent), text, still)
 
 
-def _still(dump: Dump, result: Compared) -> tuple[int, ...]:
+def _still(dump: Dump, comparison: Compared) -> tuple[int, ...]:
     """Return the ranks with a gradient on which a weight is what it was."""
     return tuple(
-        rank for rank in _with_gradient(dump, result) if np.array_equal(result.values[rank], result.wanted_of(rank))
+        rank
+        for rank in _with_gradient(dump, comparison)
+        if np.array_equal(comparison.values[rank], comparison.wanted_of(rank))
     )
 
 
-def _with_gradient(dump: Dump, result: Compared) -> tuple[int, ...]:
-    gradient = dump.find("reference", "grad", result.name)
+def _with_gradient(dump: Dump, comparison: Compared) -> tuple[int, ...]:
+    gradient = dump.find("reference", "grad", comparison.name)
     if gradient is None:
         return ()
-    sizes = np.abs(dump.values(gradient.first, result.name))
-    least = SINGLE * result.rounding.size
-    return tuple(rank for rank in result.values if np.max(result.part(sizes, rank), initial=0.0) > least)
+    sizes = np.abs(dump.values(gradient.first, comparison.name))
+    least = SINGLE * comparison.rounding.size
+    return tuple(rank for rank in comparison.values if np.max(comparison.part(sizes, rank), initial=0.0) > least)
 
 
 def _where(result: Compared, ranks: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.compared import compared
+from shardviz.check.step.comparison import compared
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
 from shardviz.check.step.words import number
 from shardviz.explain.factors import ClippedByParts, NormOverWrongAxes
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
@@ -61,23 +61,26 @@ class Why:
     cause: Cause
 
 
-def why_weight(evidence: Evidence, result: Compared) -> Why | None:
+def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
     """Return why a weight differs after the step, if its step shows that."""
     dump = evidence.dump
-    if dump.find("reference", "grad", result.name) is None and dump.find("step", "grad", result.name) is not None:
+    if (
+        dump.find("reference", "grad", comparison.name) is None
+        and dump.find("step", "grad", comparison.name) is not None
+    ):
         return Why("it has a gradient, and the unsharded model's has none", TrainedThoughFrozen())
-    step = _step_of(dump, result)
+    step = _step_of(dump, comparison)
     if step is None:
         return None
     factors = _factors_of(step)
     if any(abs(factor - 1) > EXPLAINED_UPDATE for factor in factors.values()):
-        return _of_normed_parts(step) or _by_norms(evidence, result, factors) or _scaled(dump, result, factors)
+        return _of_normed_parts(step) or _by_norms(evidence, comparison, factors) or _scaled(dump, comparison, factors)
     return (
         _left_out(step)
-        or _decayed(dump, result, step)
+        or _decayed(dump, comparison, step)
         or _of_orthogonal_parts(step)
         or _by_own_statistics(step)
-        or _of_this_part(dump, result, step)
+        or _of_this_part(dump, comparison, step)
     )
 
 
@@ -86,8 +89,8 @@ def _left_out(step: Compared) -> Why | None:
     if not step.reduced or any(held.shape != step.wanted.shape for held in step.reduced.values()):
         return None
     got = np.stack([held.ravel() for held in step.reduced.values()])
-    due = np.stack([step.wanted_of(rank).ravel() for rank in step.reduced])
-    off = np.abs(got - due) > EXPLAINED_UPDATE * np.max(np.abs(due), initial=0.0)
+    expected = np.stack([step.wanted_of(rank).ravel() for rank in step.reduced])
+    off = np.abs(got - expected) > EXPLAINED_UPDATE * np.max(np.abs(expected), initial=0.0)
     still, count = off.all(axis=0), int(np.count_nonzero(off[0]))
     is_end = 0 < count < min(still.size, step.mesh.size) and bool(still[-count:].all()) and not got[:, -count:].any()
     if not is_end or np.any(off != still):
@@ -97,7 +100,7 @@ def _left_out(step: Compared) -> Why | None:
     return Why(sentence, RemainderNotStepped())
 
 
-def _by_norms(evidence: Evidence, result: Compared, factors: Mapping[int, float]) -> Why | None:
+def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, float]) -> Why | None:
     """Return that a step is scaled by the norm of a part instead of the whole, or by a norm of copies."""
     gradients = list(evidence.gradients.values())
     whole = total(gradient.wanted for gradient in gradients)
@@ -108,12 +111,12 @@ def _by_norms(evidence: Evidence, result: Compared, factors: Mapping[int, float]
         return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
     if not gradients or len(set(map(number, factors.values()))) == 1:
         return _by_norm_of_copies(gradients, factors)
-    gradient, before = (evidence.dump.find("reference", role, result.name) for role in ("grad", "param"))
+    gradient, before = (evidence.dump.find("reference", role, comparison.name) for role in ("grad", "param"))
     assert before is not None, "it was compared with what it was before"
     if gradient is None:
         return None
-    sizes = [evidence.dump.values(tensor.first, result.name) for tensor in (gradient, before)]
-    of_gradient, of_weight = (_shares(result, size.reshape(result.wanted.shape), factors) for size in sizes)
+    sizes = [evidence.dump.values(tensor.first, comparison.name) for tensor in (gradient, before)]
+    of_gradient, of_weight = (_shares(comparison, size.reshape(comparison.wanted.shape), factors) for size in sizes)
     ways = {
         "its gradient's norm": {rank: 1 / of_gradient[rank] for rank in of_gradient if of_gradient[rank]},
         "its own norm": of_weight,
@@ -121,20 +124,22 @@ def _by_norms(evidence: Evidence, result: Compared, factors: Mapping[int, float]
             rank: of_weight[rank] / of_gradient[rank] for rank in factors if of_gradient[rank]
         },
     }
-    for what, due in ways.items():
-        if len(due) == len(factors) and all(_is_equal(factor, due[rank]) for rank, factor in factors.items()):
+    for what, norm_ratios in ways.items():
+        if len(norm_ratios) == len(factors) and all(
+            _is_equal(factor, norm_ratios[rank]) for rank, factor in factors.items()
+        ):
             return Why(f"{steps}, as {what} on the rank differs from that of the whole weight", StepOfPart())
     return None
 
 
-def _shares(result: Compared, whole: NDArray[np.float64], factors: Mapping[int, float]) -> dict[int, float]:
+def _shares(comparison: Compared, whole: NDArray[np.float64], factors: Mapping[int, float]) -> dict[int, float]:
     """Return the norm of each rank's part of an array, relative to that of the whole."""
     size = float(np.linalg.norm(whole)) or 1.0
-    return {rank: float(np.linalg.norm(result.part(whole, rank))) / size for rank in factors}
+    return {rank: float(np.linalg.norm(comparison.part(whole, rank))) / size for rank in factors}
 
 
 def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float]) -> Why | None:
-    """Return that all steps are divided by one norm of gradients that is not the norm of all of them."""
+    """Return the cause if all updates are divided by a norm that isn't that of all gradients."""
     factor, whole = next(iter(factors.values())), total(gradient.wanted for gradient in gradients)
     for what, norm in norms_of_parts(list(gradients)) if gradients else ():
         if not norm or not _is_equal(factor, whole / norm) or _is_equal(norm, whole):
@@ -154,7 +159,7 @@ def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, floa
     return None
 
 
-def _scaled(dump: Dump, result: Compared, factors: Mapping[int, float]) -> Why:
+def _scaled(dump: Dump, comparison: Compared, factors: Mapping[int, float]) -> Why:
     """Return why every rank's step is a multiple of the unsharded model's, as other weights' steps say."""
     why = scaled(factors)
     settings = {setting for record in dump.files.ranks.values() for setting in record.other_settings}
@@ -162,7 +167,7 @@ def _scaled(dump: Dump, result: Compared, factors: Mapping[int, float]) -> Why:
         is_seen = any(setting.startswith("lr of group") for setting in settings)
         return replace(why, cause=AnotherLearningRate(is_seen))
     if isinstance(why.cause, RepeatedStep) and any(
-        _is_stepped_once(dump, other) for other in _other_weights(dump, result)
+        _is_stepped_once(dump, other) for other in _other_weights(dump, comparison)
     ):
         return replace(why, cause=replace(why.cause, of_all=False))
     return why
@@ -193,23 +198,23 @@ def _times(factor: float) -> str:
     return "once" if number(factor) == "1" else f"{number(factor)} times"
 
 
-def _decayed(dump: Dump, result: Compared, step: Compared) -> Why | None:
+def _decayed(dump: Dump, comparison: Compared, step: Compared) -> Why | None:
     """Return the explanation if a step differs from the unsharded model's by one multiple of the weight."""
-    before = dump.find("reference", "param", result.name)
+    before = dump.find("reference", "param", comparison.name)
     assert before is not None, "it was compared with what it was before"
-    start = dump.values(before.first, result.name)
+    start = dump.values(before.first, comparison.name)
     off = np.concatenate(
-        [(step.reduced[rank] - step.wanted_of(rank)).ravel() for rank in result.wrong] or [np.zeros(0)]
+        [(step.reduced[rank] - step.wanted_of(rank)).ravel() for rank in comparison.wrong] or [np.zeros(0)]
     )
-    weights = np.concatenate([result.part(start, rank).ravel() for rank in result.wrong] or [np.zeros(0)])
+    weights = np.concatenate([comparison.part(start, rank).ravel() for rank in comparison.wrong] or [np.zeros(0)])
     if np.count_nonzero(weights) < FEW or np.ptp(weights) <= EXPLAINED_UPDATE * float(np.max(np.abs(weights))):
         return None
     factor = factor_to(off, weights)
     if not factor:
         return None
     more = "decayed more" if factor < 0 else "decayed less"
-    if len(result.wrong) < len(result.values):
-        ranks = named_ranks(result.wrong, MAX_LISTED)
+    if len(comparison.wrong) < len(comparison.values):
+        ranks = named_ranks(comparison.wrong, MAX_LISTED)
         return Why(
             f"on {ranks} its step differs from the unsharded model's by {number(factor)} times the weight itself: "
             f"it is {more} there, and as it should be elsewhere",
@@ -242,20 +247,20 @@ def _by_own_statistics(step: Compared) -> Why | None:
     return None
 
 
-def _scales_across(got: NDArray[np.float64], due: NDArray[np.float64], dim: int) -> NDArray[np.float64] | None:
-    """Return the numbers, alike all along a dim, by which one array is another; None if there are none."""
-    products, squares = (np.sum(side * due, axis=dim, keepdims=True) for side in (got, due))
+def _scales_across(got: NDArray[np.float64], expected: NDArray[np.float64], dim: int) -> NDArray[np.float64] | None:
+    """Return factors, constant along a dim, between two arrays; None if they don't fit."""
+    products, squares = (np.sum(side * expected, axis=dim, keepdims=True) for side in (got, expected))
     scales: NDArray[np.float64] = products / np.where(squares, squares, 1.0)
-    return scales if _is_near(got, due * scales) else None
+    return scales if _is_near(got, expected * scales) else None
 
 
-def _of_this_part(dump: Dump, result: Compared, step: Compared) -> Why | None:
+def _of_this_part(dump: Dump, comparison: Compared, step: Compared) -> Why | None:
     """Return that a split matrix is stepped differently, if the settings and another matrix's step are right."""
     has_settings = any(record.other_settings for record in dump.files.ranks.values())
-    is_trained = dump.find("reference", "grad", result.name) is not None
-    if result.wanted.ndim < 2 or has_settings or not is_trained or not _parts_of(step):
+    is_trained = dump.find("reference", "grad", comparison.name) is not None
+    if comparison.wanted.ndim < 2 or has_settings or not is_trained or not _parts_of(step):
         return None
-    right = next((other.name for other in _other_weights(dump, result) if _is_stepped_once(dump, other)), None)
+    right = next((other.name for other in _other_weights(dump, comparison) if _is_stepped_once(dump, other)), None)
     if right is None:
         return None
     return Why(f"its step is no multiple of the unsharded model's, and the step of {right} is right", StepOfPart())
@@ -287,40 +292,40 @@ def _is_orthogonal(step: NDArray[np.float64]) -> bool:
     return bool(sizes[-1] >= LEAST_SINGULAR * sizes[0] > 0)
 
 
-def _step_of(dump: Dump, result: Compared) -> Compared | None:
-    """Return what the optimizer added to a weight on each rank, beside what the unsharded model's added to it."""
-    before, after = dump.find("reference", "param", result.name), dump.find("updated", "param", result.name)
+def _step_of(dump: Dump, comparison: Compared) -> Compared | None:
+    """Return each rank's update of a weight, with the unsharded model's."""
+    before, after = dump.find("reference", "param", comparison.name), dump.find("updated", "param", comparison.name)
     if before is None or after is None:
         return None
-    start, end = (dump.values(tensor.first, result.name) for tensor in (before, after))
-    held = {rank: values - result.part(start, rank) for rank, values in result.reduced.items()}
-    return replace(result, claimed=None, wanted=(end - start).reshape(result.wanted.shape), values=held)
+    start, end = (dump.values(tensor.first, comparison.name) for tensor in (before, after))
+    held = {rank: values - comparison.part(start, rank) for rank, values in comparison.reduced.items()}
+    return replace(comparison, claimed=None, wanted=(end - start).reshape(comparison.wanted.shape), values=held)
 
 
-def factors_of_steps(dump: Dump, result: Compared) -> dict[int, float]:
+def factors_of_steps(dump: Dump, comparison: Compared) -> dict[int, float]:
     """Return the number of unsharded steps that each rank's step is; empty if some rank's is not such a multiple."""
-    step = _step_of(dump, result)
+    step = _step_of(dump, comparison)
     return _factors_of(step) if step is not None else {}
 
 
 def _factors_of(step: Compared) -> dict[int, float]:
     dues = {rank: step.wanted_of(rank) for rank in step.reduced}
     factors = {rank: factor_to(step.reduced[rank], due) for rank, due in dues.items() if np.any(due)}
-    known = {rank: factor for rank, factor in factors.items() if factor is not None}
+    numbers = {rank: factor for rank, factor in factors.items() if factor is not None}
     is_enough = sum(map(np.count_nonzero, dues.values())) >= FEW
-    return known if is_enough and len(known) == len(factors) else {}
+    return numbers if is_enough and len(numbers) == len(factors) else {}
 
 
-def factor_to(got: NDArray[np.float64], due: NDArray[np.float64]) -> float | None:
+def factor_to(got: NDArray[np.float64], expected: NDArray[np.float64]) -> float | None:
     """Return by what one array is a multiple of another; None if it is none."""
-    factor = factor_of(got, due)
-    return factor if factor is not None and _is_near(got, factor * due) else None
+    factor = factor_of(got, expected)
+    return factor if factor is not None and _is_near(got, factor * expected) else None
 
 
-def _is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+def _is_near(got: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:
     """Whether two arrays are near to each other, measured by the larger one."""
-    size = max(float(np.max(np.abs(side), initial=0.0)) for side in (got, other))
-    return bool(np.max(np.abs(got - other), initial=0.0) <= EXPLAINED_UPDATE * size)
+    size = max(float(np.max(np.abs(side), initial=0.0)) for side in (got, expected))
+    return bool(np.max(np.abs(got - expected), initial=0.0) <= EXPLAINED_UPDATE * size)
 
 
 def _is_equal(left: float, right: float) -> bool:
@@ -333,7 +338,7 @@ def _other_weights(dump: Dump, result: Compared) -> Iterator[Compared]:
     return (weight for weight in compared(dump, ("param",), reference="updated") if weight.name != result.name)
 
 
-def _is_stepped_once(dump: Dump, result: Compared) -> bool:
+def _is_stepped_once(dump: Dump, comparison: Compared) -> bool:
     """Whether every rank steps a weight as the unsharded model does."""
-    factors = {} if result.incomparable else factors_of_steps(dump, result)
+    factors = {} if comparison.incomparable else factors_of_steps(dump, comparison)
     return bool(factors) and all(_is_equal(factor, 1.0) for factor in factors.values())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardviz.checkpoint.maps.made import Made, has_padding, padding_of
+from shardviz.checkpoint.maps.mapped_tensors import Made, has_padding, padding_of
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.errors import DumpError
 from shardviz.layout.layout import Layout
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
-    from shardviz.live.capture.lookup.known import Known, Sift
+    from shardviz.live.capture.lookup.reference_tensors import Known, Sift
     from shardviz.reference.files import Entry
 
 ALIKE = "where its elements are: all of its values are alike"
@@ -57,103 +57,103 @@ def as_copies(locals_: Sequence[Local], mesh: Mesh, stage_axes: Sequence[str]) -
     return [local if local.claim or local.flat else replace(local, claim=claim) for local in locals_]
 
 
-def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known, sift: Sift | None = None) -> None:
+def add_by_reference(capture: Capture, locals_: Sequence[Local], sources: Known, sift: Sift | None = None) -> None:
     """Write down where the elements of this rank's tensors belong. Every rank calls this.
 
     Args:
-        seen: What this rank has to say.
+        capture: What this rank has to say.
         locals_: What it holds.
-        known: What the reference knows of them.
+        sources: What the reference knows of them.
         sift: Says which tensors it does not cover after all.
     """
-    seen.not_checked += known.not_checked
+    capture.not_checked += sources.not_checked
     places: dict[str, tuple[NDArray[np.int64] | None, Region | None]] = {}
     for local in locals_:
-        if local.name in known.entries and not local.values.is_meta:
+        if local.name in sources.entries and not local.values.is_meta:
             try:
-                places[local.name] = place_of(local, known)
+                places[local.name] = place_of(local, sources)
             except Exception as error:  # raised, it would leave the other ranks waiting for this one
                 why = error.message if isinstance(error, DumpError) else in_a_line(error)
-                seen.not_checked.append((local.name, f"where its elements are: {why}"))
+                capture.not_checked.append((local.name, f"where its elements are: {why}"))
     held = {local.name for local in locals_ if local.values.numel()}  # an empty shard is right, whatever it is of
     not_known = sift({name: ids for name, (ids, _) in places.items() if name in held}) if sift else {}
     for local in locals_:
         ids, claimed = places.get(local.name, (None, None))
         if local.name in not_known:
-            seen.not_checked.append((local.name, not_known[local.name]))
+            capture.not_checked.append((local.name, not_known[local.name]))
         elif ids is not None:
-            seen.add_ids(local, ids)
+            capture.add_ids(local, ids)
         elif claimed is not None:
-            seen.add_region(local, claimed)
+            capture.add_region(local, claimed)
         elif local.name in places:
-            seen.not_checked.append((local.name, ALIKE))
+            capture.not_checked.append((local.name, ALIKE))
 
 
-def is_as_claimed(local: Local, entry: Entry) -> bool:
+def is_as_claimed(local: Local, whole: Entry) -> bool:
     """Whether a shard has the values of the part of a tensor that it claims."""
     try:
-        claimed = claimed_slice(local, entry)
+        claimed = claimed_slice(local, whole)
     except (DumpError, OSError):  # not readable here: the look-up of the tensor says so
         return False
     return claimed is not None and np.array_equal(claimed, bits_of_tensor(local.values))
 
 
-def claimed_slice(local: Local, entry: Entry) -> NDArray[np.generic] | None:
+def claimed_slice(local: Local, whole: Entry) -> NDArray[np.generic] | None:
     """Return the bits that a tensor has where a shard claims to be; None if their shapes do not agree.
 
     Raises:
         DumpError: They cannot be read.
     """
-    own = stored_slice(local, entry)
-    return None if own is None else cast_bits(own, entry.dtype, local.values.dtype)
+    stored = stored_slice(local, whole)
+    return None if stored is None else cast_bits(stored, whole.dtype, local.values.dtype)
 
 
-def stored_slice(local: Local, entry: Entry) -> NDArray[np.generic] | None:
+def stored_slice(local: Local, whole: Entry) -> NDArray[np.generic] | None:
     """Return the same bits in the dtype that the tensor has."""
     shape = (math.prod(local.shape),) if local.flat else local.shape
-    claimed = claimed_region(local, shape) if entry.shape == local.shape else None
+    claimed = claimed_region(local, shape) if whole.shape == local.shape else None
     if claimed is None or claimed.shape != tuple(local.values.shape):
         return None
-    return _part_of(entry, claimed, shape)
+    return _part_of(whole, claimed, shape)
 
 
-def place_of(local: Local, known: Known) -> tuple[NDArray[np.int64] | None, Region | None]:
-    """Return a shard's ids, or the region that it claims where it is that; neither where all values are alike."""
-    entry, bits = known.entries[local.name], bits_of_tensor(local.values)
+def place_of(local: Local, sources: Known) -> tuple[NDArray[np.int64] | None, Region | None]:
+    """Return a shard's ids, or its claimed region if it holds that; neither if all are equal."""
+    whole, bits = sources.entries[local.name], bits_of_tensor(local.values)
     shape = (math.prod(local.shape),) if local.flat else local.shape
     claimed = claimed_region(local, shape)
-    padding = _padding(local, entry, claimed)
-    if claimed is None or not _is_slice(local, bits, entry, claimed, shape, padding):
-        ids = _ids(local, bits, entry, known, claimed)
+    padding = _padding(local, whole, claimed)
+    if claimed is None or not _is_slice(local, bits, whole, claimed, shape, padding):
+        ids = _ids(local, bits, whole, sources, claimed)
         if claimed is not None and padding is not None:
-            own = claimed.flat_ids(shape) + known.stamps[local.name].first
-            ids = np.where(padding & (ids == ID_NONE), own, ids)
+            own_ids = claimed.flat_ids(shape) + sources.stamps[local.name].first
+            ids = np.where(padding & (ids == ID_NONE), own_ids, ids)
         return ids, None
-    if bits.shape != shape and bits.size and is_alike(bits) and is_alike(entry.bits):
+    if bits.shape != shape and bits.size and is_alike(bits) and is_alike(whole.bits):
         return None, None
     return None, claimed
 
 
-def _padding(local: Local, entry: Entry, claimed: Region | None) -> NDArray[np.bool_] | None:
-    """Return which elements of a shard a map calls padding, and may be anything; None if none are."""
-    if not isinstance(entry, Made) or local.flat or not has_padding(entry.node):
+def _padding(local: Local, whole: Entry, claimed: Region | None) -> NDArray[np.bool_] | None:
+    """Return the elements of a shard that a map calls padding; None if there are none."""
+    if not isinstance(whole, Made) or local.flat or not has_padding(whole.node):
         return None
     fits = claimed is not None and claimed.shape == tuple(local.values.shape)
-    return padding_of(entry.node, claimed) if claimed is not None and fits else None
+    return padding_of(whole.node, claimed) if claimed is not None and fits else None
 
 
 def _is_slice(
     local: Local,
     bits: NDArray[np.generic],
-    entry: Entry,
+    whole: Entry,
     claimed: Region,
     shape: tuple[int, ...],
     padding: NDArray[np.bool_] | None,
 ) -> bool:
-    """Whether a shard is what it claims to be: the usual case, which reads the rank's own slice only."""
+    """Whether a shard equals its claimed slice, which alone is read."""
     if claimed.shape != bits.shape:
         return False
-    same = _slice_of(local, entry, claimed, shape) == bits
+    same = _slice_of(local, whole, claimed, shape) == bits
     return bool((same if padding is None else same | padding).all())
 
 
@@ -168,24 +168,24 @@ def _part_of(entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[n
 
 
 def _ids(
-    local: Local, bits: NDArray[np.generic], entry: Entry, known: Known, claimed: Region | None
+    local: Local, bits: NDArray[np.generic], own_entry: Entry, sources: Known, claimed: Region | None
 ) -> NDArray[np.int64]:
     """Return the ids of a shard's elements, other tensors' where they are theirs."""
     shape = (math.prod(local.shape),) if local.flat else local.shape
-    first, dtype = known.stamps[local.name].first, local.values.dtype
-    whole = cast_bits(entry.bits.reshape(shape), entry.dtype, dtype)
+    first, dtype = sources.stamps[local.name].first, local.values.dtype
+    whole = cast_bits(own_entry.bits.reshape(shape), own_entry.dtype, dtype)
     places = singly(bits, whole, locate(bits, whole, claimed))
     ids = np.where(places == UNPLACED, ID_NONE, places + first - 1)
     lost = bits[ids == ID_NONE]
-    may_be_others = lost.size and (not known.is_stamped or looks_filled(lost, dtype_name(dtype)))
-    for name, other in known.entries.items() if may_be_others else ():
-        if name != local.name and other.shape == entry.shape:
-            of_other = cast_bits(other.bits.reshape(shape), other.dtype, dtype)
+    may_be_others = lost.size and (not sources.is_stamped or looks_filled(lost, dtype_name(dtype)))
+    for name, stored in sources.entries.items() if may_be_others else ():
+        if name != local.name and stored.shape == own_entry.shape:
+            of_other = cast_bits(stored.bits.reshape(shape), stored.dtype, dtype)
             if has_windows_of(bits, of_other):
                 places = locate(bits, of_other, singly=False)
-                found = (ids == ID_NONE) & (places != UNPLACED)
-                ids = np.where(found, places + known.stamps[name].first - 1, ids)
-    if known.is_stamped and (ids == ID_NONE).all():
+                is_there = (ids == ID_NONE) & (places != UNPLACED)
+                ids = np.where(is_there, places + sources.stamps[name].first - 1, ids)
+    if sources.is_stamped and (ids == ID_NONE).all():
         return ids  # never loaded, be they zeros as those of a fresh bias or not
     return np.where((ids == ID_NONE) & (bits == 0), 0, ids)
 

@@ -19,7 +19,7 @@ from shardviz.dump.records.tensors import FlatRecord, FragmentRecord, Stamp
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import ALIKE, place_of
-from shardviz.live.capture.lookup.known import Known
+from shardviz.live.capture.lookup.reference_tensors import Known
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.live.claims import registry
@@ -103,31 +103,31 @@ class Whole:
 
 @dataclass
 class Tracer:
-    """Finds which other weight a fragment's elements are of; for a few fragments, as all weights are searched.
+    """Finds the weight of a fragment's elements by a search of all weights, for a few fragments.
 
     Attributes:
         wholes: The weights by their master copies' names.
         firsts: The first ids of the master copies.
-        left: How many more fragments are traced.
+        num_left: How many more fragments are traced.
     """
 
     wholes: Mapping[str, Whole]
     firsts: Mapping[str, int]
-    left: int = MAX_TRACED
+    num_left: int = MAX_TRACED
 
     def traced(self, name: str, bits: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return ids completed by those of other weights."""
         lost = np.flatnonzero(ids <= 0)
-        if len(lost) < MIN_WINDOW or not self.left:
+        if len(lost) < MIN_WINDOW or not self.num_left:
             return ids
-        self.left -= 1
+        self.num_left -= 1
         width = MIN_WINDOW if bits.itemsize > NARROW else min(WINDOW, len(lost))
         samples = [bits[at : at + width] for at in lost[np.linspace(0, len(lost) - width, MAX_SAMPLES, dtype=int)]]
-        for other, whole in self.wholes.items():
+        for weight, whole in self.wholes.items():
             flat = whole.bits.reshape(-1)
-            if other != name and flat.dtype == bits.dtype and flat.size >= width and _has_any(flat, samples):
+            if weight != name and flat.dtype == bits.dtype and flat.size >= width and _has_any(flat, samples):
                 places = locate(bits, flat, singly=False)
-                ids = np.where((ids <= 0) & (places != UNPLACED), places + self.firsts[other] - 1, ids)
+                ids = np.where((ids <= 0) & (places != UNPLACED), places + self.firsts[weight] - 1, ids)
         return ids
 
 
@@ -135,35 +135,35 @@ def _has_any(flat: NDArray[Any], samples: list[NDArray[Any]]) -> bool:
     return any(only_place(Lines(flat[None], len(one)), one) >= 0 for one in samples if len(one) >= MIN_WINDOW)
 
 
-def add_masters(seen: Capture, engine: nn.Module, mesh: Mesh, part: PipelinePart) -> None:
+def add_masters(capture: Capture, engine: nn.Module, mesh: Mesh, pipeline_part: PipelinePart) -> None:
     """Write down the master copies and moments that this rank's optimizer has; nothing if no rank has any.
 
     Args:
-        seen: What this rank has to say.
+        capture: What this rank has to say.
         engine: The model as the job calls it.
         mesh: The run's mesh.
-        part: This rank's part of the model.
+        pipeline_part: This rank's part of the model.
     """
-    mine = {part.prefix + master.name: master for master in registry.fragments(engine)}
-    of_all = of_all_ranks({name: _claim_of(master) for name, master in mine.items()})
+    masters = {pipeline_part.prefix + master.name: master for master in registry.fragments(engine)}
+    of_all = of_all_ranks({name: _claim_of(master) for name, master in masters.items()})
     names = list(dict.fromkeys(name for of_rank in of_all for name in of_rank))
     if not names:
         return
-    stamps = _stamps(seen, of_all, names)
-    seen.stamps = {**seen.stamps, **stamps}
-    known = Known(stamps, {})
-    wholes = {f"{name}.{MASTER}": _entry(master, master.weight) for name, master in mine.items() if master.is_whole}
-    _add_buffers(seen, mine.values(), of_all, mesh)
+    stamps = _stamps(capture, of_all, names)
+    capture.stamps = {**capture.stamps, **stamps}
+    model_stamps = Known(stamps, {})
+    wholes = {f"{name}.{MASTER}": _entry(master, master.weight) for name, master in masters.items() if master.is_whole}
+    _add_buffers(capture, masters.values(), of_all, mesh)
     tracer = Tracer(wholes, {name: stamp.first for name, stamp in stamps.items()})
-    for name in (name for name in names if name in mine):
-        master = mine[name]
+    for name in (name for name in names if name in masters):
+        master = masters[name]
         peers = {rank: of_all[rank][name] for rank in master.ranks if name in of_all[rank]}
-        local = _add(seen, name, master, peers, mesh)
+        local = _add(capture, name, master, peers, mesh)
         if any(peer.differs for peer in peers.values()):
-            entry = wholes.get(local.name) or _entry(master, _gathered(master))
-            _place(seen, local, master, replace(known, entries={local.name: entry}), tracer)
+            whole = wholes.get(local.name) or _entry(master, _gathered(master))
+            _place(capture, local, master, replace(model_stamps, entries={local.name: whole}), tracer)
         else:
-            _as_claimed(seen, local, master)
+            _as_claimed(capture, local, master)
 
 
 def _claim_of(master: Fragment) -> Claim:
@@ -179,10 +179,10 @@ def _buffer(master: Fragment) -> tuple[int, int]:
     return master.buffer, next((len(state) for state in master.buffers.values()), 0)
 
 
-def _add_buffers(seen: Capture, mine: Iterable[Fragment], of_all: list[dict[str, Claim]], mesh: Mesh) -> None:
+def _add_buffers(capture: Capture, masters: Iterable[Fragment], of_all: list[dict[str, Claim]], mesh: Mesh) -> None:
     """Write down the states of whole buffers that all ranks of a group have: that two are the same says a lot."""
     on = [{claim.buffer for claim in of_rank.values()} for of_rank in of_all]
-    for number, master in {master.buffer: master for master in mine if master.buffers}.items():
+    for number, master in {master.buffer: master for master in masters if master.buffers}.items():
         _, size = _buffer(master)
         if all((number, size) in on[rank] for rank in master.ranks):
             whole = (size * len(master.ranks),)
@@ -191,16 +191,16 @@ def _add_buffers(seen: Capture, mine: Iterable[Fragment], of_all: list[dict[str,
                 rank = (distributed.get_rank(),)
                 flat = FlatParam("", "", whole, whole, 0, whole[0], state, me, master.ranks, rank, None)
                 local = Local(f"optimizer.buffer{number}.{kind}", "optim", whole, state, of_flat_param(flat, mesh))
-                seen.add_values(local, "initial")
+                capture.add_values(local, "initial")
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
     return values.contiguous().view(torch.uint8) if values.numel() else values.view(-1).to(torch.uint8)
 
 
-def _stamps(seen: Capture, of_all: list[dict[str, Claim]], names: Iterable[str]) -> dict[str, Stamp]:
+def _stamps(capture: Capture, of_all: list[dict[str, Claim]], names: Iterable[str]) -> dict[str, Stamp]:
     """Return the ids of all master copies, behind those of the model's own tensors."""
-    first = max((stamp.last for stamp in seen.stamps.values()), default=0) + 1
+    first = max((stamp.last for stamp in capture.stamps.values()), default=0) + 1
     stamps: dict[str, Stamp] = {}
     for name in names:
         shape = next(of_rank[name].shape for of_rank in of_all if name in of_rank)
@@ -210,27 +210,37 @@ def _stamps(seen: Capture, of_all: list[dict[str, Claim]], names: Iterable[str])
     return stamps
 
 
-def _add(seen: Capture, name: str, master: Fragment, peers: Mapping[int, Claim], mesh: Mesh) -> Local:
+def _add(capture: Capture, name: str, master: Fragment, peers: Mapping[int, Claim], mesh: Mesh) -> Local:
     """Write down the values of a master copy and its moments, each with its place in the buffers of all ranks."""
-    offset, part = _agreed(peers)
+    offset, part_size = _agreed(peers)
     claim, flat = None, None
-    if part:
-        flat = FlatRecord(master.shape, offset), part * len(master.ranks)
+    if part_size:
+        flat = FlatRecord(master.shape, offset), part_size * len(master.ranks)
         me = master.ranks.index(distributed.get_rank())
         rank = (distributed.get_rank(),)
         param = FlatParam(
-            name, "", master.shape, master.shape, offset, flat[1], master.values, part * me, master.ranks, rank, None
+            name,
+            "",
+            master.shape,
+            master.shape,
+            offset,
+            flat[1],
+            master.values,
+            part_size * me,
+            master.ranks,
+            rank,
+            None,
         )
         claim = of_flat_param(param, mesh)
     local = Local(f"{name}.{MASTER}", "optim", master.shape, master.values, claim, flat)
-    seen.add_values(local, "initial")
+    capture.add_values(local, "initial")
     kinds = next((peer.states for peer in peers.values() if peer.states), ())
     for kind in kinds:
         values = master.states.get(kind, master.values[:0])
-        seen.add_values(replace(local, name=f"{name}.{kind}", values=values), "initial")
-    if not _tile(peers, offset, part):
-        mine = peers[distributed.get_rank()]
-        seen.fragments.append(FragmentRecord(local.name, master.ranks, mine.start, mine.size))
+        capture.add_values(replace(local, name=f"{name}.{kind}", values=values), "initial")
+    if not _tile(peers, offset, part_size):
+        own_claim = peers[distributed.get_rank()]
+        capture.fragments.append(FragmentRecord(local.name, master.ranks, own_claim.start, own_claim.size))
     return local
 
 
@@ -240,18 +250,18 @@ def _agreed(peers: Mapping[int, Claim]) -> tuple[int, int]:
     fits = [
         (_num_fitting(peers, offset or 0, part), count, offset or 0, part) for (offset, part), count in places.items()
     ]
-    _, _, offset, part = max(fits, default=(0, 0, 0, 0))
-    return max(offset, 0), part
+    _, _, offset, part_size = max(fits, default=(0, 0, 0, 0))
+    return max(offset, 0), part_size
 
 
 def _num_fitting(peers: Mapping[int, Claim], offset: int, part: int) -> int:
     return sum(_fits(one, rank, offset, part) for rank, one in peers.items())
 
 
-def _fits(claim: Claim, rank: int, offset: int, part: int) -> bool:
+def _fits(claim: Claim, rank: int, offset: int, part_size: int) -> bool:
     """Whether a rank says that it has what its buffer has room for."""
-    begin = claim.ranks.index(rank) * part - offset
-    start, stop = max(begin, 0), min(begin + part, math.prod(claim.shape))
+    begin = claim.ranks.index(rank) * part_size - offset
+    start, stop = max(begin, 0), min(begin + part_size, math.prod(claim.shape))
     return claim.size == max(stop - start, 0) and (not claim.size or claim.start == start)
 
 
@@ -273,22 +283,22 @@ def _gathered(master: Fragment) -> torch.Tensor:
     return torch.cat(parts)[: master.numel]
 
 
-def _place(seen: Capture, local: Local, master: Fragment, known: Known, tracer: Tracer) -> None:
+def _place(capture: Capture, local: Local, master: Fragment, sources: Known, tracer: Tracer) -> None:
     """Record which elements a master copy has, of its own weight or of another."""
     values = master.values.to(master.weight.dtype)
-    ids, claimed = place_of(replace(local, values=values), known)
+    ids, claimed = place_of(replace(local, values=values), sources)
     if ids is not None:
-        seen.add_ids(local, tracer.traced(local.name, bits_of_tensor(values), ids))
+        capture.add_ids(local, tracer.traced(local.name, bits_of_tensor(values), ids))
     elif claimed is not None:
-        seen.add_region(local, claimed)
+        capture.add_region(local, claimed)
     else:
-        seen.not_checked.append((local.name, ALIKE))
+        capture.not_checked.append((local.name, ALIKE))
 
 
-def _as_claimed(seen: Capture, local: Local, master: Fragment) -> None:
+def _as_claimed(capture: Capture, local: Local, master: Fragment) -> None:
     """Write down that a master copy is the same elements of the weight as the rank says that it has."""
     of = master.weight if master.is_whole else master.values
     if 1 < master.size < master.numel and is_alike(bits_of_tensor(of)):
-        seen.not_checked.append((local.name, ALIKE))
+        capture.not_checked.append((local.name, ALIKE))
     else:
-        seen.add_region(local, Region((((master.start, master.start + master.size),) if master.size else (),)))
+        capture.add_region(local, Region((((master.start, master.start + master.size),) if master.size else (),)))

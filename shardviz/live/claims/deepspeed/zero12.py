@@ -28,10 +28,10 @@ def fragments(engine: nn.Module, model: nn.Module) -> Iterator[Fragment]:
         engine: The engine, whose optimizer has the moments; or the model itself.
         model: The unwrapped model.
     """
-    states, seen = _states(engine), set()
+    states, visited = _states(engine), set()
     for role, name, tensor in named_tensors(model):
-        if role == "param" and hasattr(tensor, "_hp_mapping") and id(tensor) not in seen:
-            seen.add(id(tensor))
+        if role == "param" and hasattr(tensor, "_hp_mapping") and id(tensor) not in visited:
+            visited.add(id(tensor))
             yield _fragment(clean_name(name), tensor, states)
 
 
@@ -43,10 +43,12 @@ def _fragment(name: str, param: Any, of_buffers: Mapping[int, dict[str, torch.Te
         return Fragment(name, shape, ranks, 0, weight[:0].float(), weight, is_whole=True, group=group)
     address, at = mapping.lp_fragment_address, mapping.hp_fragment_address
     flat = mapping.hp_fragment._base
-    part = 0 if flat is None else flat.numel()
-    offset = ranks.index(distributed.get_rank()) * part + at.start - address.start if part else None
+    partition_size = 0 if flat is None else flat.numel()
+    offset = ranks.index(distributed.get_rank()) * partition_size + at.start - address.start if partition_size else None
     buffers = {
-        kind: state.detach().flatten() for kind, state in of_buffers.get(id(flat), {}).items() if state.numel() == part
+        kind: state.detach().flatten()
+        for kind, state in of_buffers.get(id(flat), {}).items()
+        if state.numel() == partition_size
     }
     values = mapping.hp_fragment.detach()
     return Fragment(
@@ -58,7 +60,7 @@ def _fragment(name: str, param: Any, of_buffers: Mapping[int, dict[str, torch.Te
         weight,
         is_whole=True,
         offset=offset,
-        part=part,
+        part=partition_size,
         states={kind: state[at.start : at.start + at.numel] for kind, state in buffers.items()},
         group=group,
         buffer=int(mapping.param_group_index),

@@ -54,11 +54,11 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
 
 def fragments(engine: nn.Module, model: nn.Module) -> Iterator[Fragment]:
     """Yield this rank's part of the master copy and the moments of every parameter that DeepSpeed has partitioned."""
-    seen = set()
+    visited = set()
     for _, name, tensor in named_tensors(model):
         optimizer = getattr(tensor, "_z3_optimizer", None)
-        if optimizer is not None and marks(tensor) and tensor.requires_grad and id(tensor) not in seen:
-            seen.add(id(tensor))
+        if optimizer is not None and marks(tensor) and tensor.requires_grad and id(tensor) not in visited:
+            visited.add(id(tensor))
             group, at, size = optimizer.grad_position[optimizer.get_param_id(tensor)]
             on_disk = optimizer.fp32_partitioned_groups_flat[group].numel() < at + size
             if not on_disk and not _reason(tensor.ds_tensor):  # type: ignore[attr-defined]
@@ -68,15 +68,15 @@ def fragments(engine: nn.Module, model: nn.Module) -> Iterator[Fragment]:
 def _fragment(name: str, param: Any, optimizer: Any) -> Fragment:
     """Describe a master copy: as the weight, it is split evenly over the group, and padded at the end."""
     ranks = tuple(distributed.get_process_group_ranks(param.ds_process_group))
-    group, at, part = optimizer.grad_position[optimizer.get_param_id(param)]
-    start = ranks.index(distributed.get_rank()) * part
-    size = max(0, min(part, param.ds_numel - start))
+    group, at, partition_size = optimizer.grad_position[optimizer.get_param_id(param)]
+    start = ranks.index(distributed.get_rank()) * partition_size
+    size = max(0, min(partition_size, param.ds_numel - start))
     flat = optimizer.fp32_partitioned_groups_flat[group]
     weight = param.ds_tensor.detach()[:size]
     buffers = {
-        kind: one.detach().flatten()
-        for kind, one in optimizer.optimizer.state.get(flat, {}).items()
-        if hasattr(one, "numel") and one.numel() == flat.numel() > 1
+        kind: state.detach().flatten()
+        for kind, state in optimizer.optimizer.state.get(flat, {}).items()
+        if hasattr(state, "numel") and state.numel() == flat.numel() > 1
     }
     values = flat.detach()[at : at + size]
     shape = tuple(int(one) for one in param.ds_shape)
@@ -89,7 +89,7 @@ def _fragment(name: str, param: Any, optimizer: Any) -> Fragment:
         weight,
         is_whole=len(ranks) == 1,
         offset=0,
-        part=part,
+        part=partition_size,
         states={kind: one[at : at + size] for kind, one in buffers.items()},
         buffer=int(group),
         buffers=buffers,

@@ -32,14 +32,16 @@ def names(model: nn.Module) -> dict[str, str]:
         experts = getattr(getattr(module, "experts", None), "local_experts", None)
         if numbers is not None and isinstance(experts, nn.ModuleList) and len(numbers) == len(experts):
             before = clean_name(f"{prefix}.experts{EXPERTS}").lstrip(".")
-            for own, (number, expert) in enumerate(zip(numbers, experts, strict=True)):
+            for local_number, (number, expert) in enumerate(zip(numbers, experts, strict=True)):
                 tensors = (*expert.named_parameters(remove_duplicate=False), *expert.named_buffers())
-                global_names |= {f"{before}{own}.{clean_name(name)}": f"{before}{number}.{name}" for name, _ in tensors}
+                global_names |= {
+                    f"{before}{local_number}.{clean_name(name)}": f"{before}{number}.{name}" for name, _ in tensors
+                }
     return global_names
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) -> Local | None:
-    """Return an expert's weight; None for any other tensor, and where all ranks have all experts."""
+    """Return an expert's weight; None for other tensors, or if all ranks have all experts."""
     if not is_up() or getattr(tensor, "allreduce", True) is not False:
         return None
     if len(ranks_of("get_expert_model_parallel_group")) == 1:

@@ -127,8 +127,12 @@ def group(get: str) -> Any:
 
 def ranks_of(get: str) -> tuple[int, ...]:
     """Return the ranks of the group that a function of `parallel_state` returns; this rank alone without one."""
-    found = getattr(_state(), get)(check_initialized=False) if get.startswith("get_expert") else group(get)
-    return tuple(distributed.get_process_group_ranks(found)) if found is not None else (distributed.get_rank(),)
+    process_group = getattr(_state(), get)(check_initialized=False) if get.startswith("get_expert") else group(get)
+    return (
+        tuple(distributed.get_process_group_ranks(process_group))
+        if process_group is not None
+        else (distributed.get_rank(),)
+    )
 
 
 def _state() -> Any:
@@ -177,8 +181,8 @@ def _parts(module: Any, prefix: str) -> Iterator[tuple[str, list[Any]]]:
         saved = module.sharded_state_dict(prefix=prefix)
     except Exception:  # a module of somebody else's, or one that needs what the job has not set up yet
         return
-    for name, one in saved.items():
-        parts = one.build() if hasattr(one, "build") else one
+    for name, saved_tensor in saved.items():
+        parts = saved_tensor.build() if hasattr(saved_tensor, "build") else saved_tensor
         listed = list(parts) if isinstance(parts, list | tuple) else [parts]
         if all(hasattr(part, "axis_fragmentations") for part in listed):
             yield name, listed

@@ -1,4 +1,4 @@
-"""What code gets that reads values, which a plan does not have: an answer to go on with, or a refusal."""
+"""Answers for code that reads values, which a plan does not have, or a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a router chooses in a step without values: every expert equally often, so that the rest of the step can be run.
+"""A router's choices in a step without values: every expert equally often.
 
 Numbers that follow from such choices alone are worked out beside the tensors without values: how many tokens an expert
 gets, where they go, how many arrive. Code may then read them. Other ranks are taken to choose the same as this one.
@@ -95,9 +95,9 @@ class Choices:
             return func(*args, **kwargs)
         if "c10d" in getattr(func, "namespace", ""):
             return self._exchanged(func, func(*args, **kwargs), args)
-        known = [self._of(one) for one in tensors_in((args, kwargs))]
-        if known and None not in known and _is_pure(func):
-            return self._worked_out(func, args, kwargs, [one for one in known if one])
+        inputs = [self._of(one) for one in tensors_in((args, kwargs))]
+        if inputs and None not in inputs and _is_pure(func):
+            return self._worked_out(func, args, kwargs, [one for one in inputs if one])
         self._lose(func, args)
         if func in GROUPED:
             return _grouped_product(func, *args, **kwargs)
@@ -118,7 +118,7 @@ class Choices:
         return returned
 
     def _filled(self, func: Any, returned: Tensor, args: Any, kwargs: Any) -> Tensor:
-        """Know the numbers of a new tensor, but for those of floating point, which nobody counts with."""
+        """Remember a new tensor's numbers unless they are of floating point."""
         if returned.numel() > MOST or returned.is_floating_point() or returned.is_complex():
             return returned
         with real_tensors():
@@ -131,22 +131,22 @@ class Choices:
         return returned
 
     def _exchanged(self, func: Any, returned: Any, args: Any) -> Any:
-        """Work out what is received if every rank sends what this one does."""
+        """Work out what this rank receives if every rank sends the same values."""
         ranks = ranks_of_operator(func, args)
         at = ranks.index(torch.distributed.get_rank())
         for sent, into in _flows(func, args, returned, at):
-            known = self._of(sent)
+            sent_values = self._of(sent)
             with real_tensors():
-                values = None if known is None else received(func, known.values, args, len(ranks), at)
-            if known is not None and values is not None and values.shape == into.shape:
-                self._known[into] = Known(values, Origin(known.origin.choices))
+                values = None if sent_values is None else received(func, sent_values.values, args, len(ranks), at)
+            if sent_values is not None and values is not None and values.shape == into.shape:
+                self._known[into] = Known(values, Origin(sent_values.origin.choices))
             else:
                 self._known.pop(into, None)
         return returned
 
-    def _worked_out(self, func: Any, args: Any, kwargs: Any, known: list[Known]) -> Any:
+    def _worked_out(self, func: Any, args: Any, kwargs: Any, inputs: list[Known]) -> Any:
         """Run an operator on numbers as well; if the size of its result depends on them, it is what they say."""
-        choices = {line: None for one in known for line in one.origin.choices}
+        choices = {line: None for one in inputs for line in one.origin.choices}
         returned = None if func is ATEN._local_scalar_dense.default else _unless_of_values(func, args, kwargs)
         if any(one.numel() > MOST for one in tensors_in(returned)):
             self._lose(func, args)
@@ -158,17 +158,17 @@ class Choices:
             self.read |= choices
             returned = tree_map_only(torch.Tensor, _without_values, values)
         for tensor, number in zip(tensors_in(returned), tensors_in(values), strict=True):
-            self._known[tensor] = Known(number, _origin(number, known, choices))
+            self._known[tensor] = Known(number, _origin(number, inputs, choices))
         return returned
 
     def _lose(self, func: Any, args: Any) -> None:
-        """Forget what an operator overwrites with what is not known."""
+        """Forget known values that an operator overwrites with unknown ones."""
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                for one in tensors_in(value):
-                    found = self._known.get(one)
-                    if found is not None:
-                        found.origin.is_lost = True
+                for tensor in tensors_in(value):
+                    known_values = self._known.get(tensor)
+                    if known_values is not None:
+                        known_values.origin.is_lost = True
 
     def _with_positions(self, func: Any, args: Any) -> Any:
         """Return arguments with the positions that known masks select in place of the masks."""
@@ -176,19 +176,19 @@ class Choices:
             return args
         indices: list[Any] = []
         for index in args[1]:
-            known = self._of(index) if index is not None and index.dtype == torch.bool else None
-            if known is None:
+            mask = self._of(index) if index is not None and index.dtype == torch.bool else None
+            if mask is None:
                 indices.append(index)
                 continue
-            self.read |= known.origin.choices
+            self.read |= mask.origin.choices
             with real_tensors():
-                positions = known.values.nonzero(as_tuple=True)
+                positions = mask.values.nonzero(as_tuple=True)
             indices += map(_without_values, positions)
         return (args[0], indices, *args[2:])
 
 
 def _unless_of_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an operator returns on tensors without values; None if that depends on their values."""
+    """Run an operator on tensors without values; return None if its result depends on values."""
     try:
         return func(*args, **kwargs)
     except Exception as error:
@@ -203,20 +203,20 @@ def _is_pure(func: Any) -> bool:
     return func.namespace in ("aten", "prims") and torch.Tag.nondeterministic_seeded not in func.tags
 
 
-def _grouped_product(func: Any, left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _grouped_product(func: Any, first: Tensor, second: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Return a grouped product in float32, which a CPU has and torch's shape function does not know."""
-    if left.dtype != torch.float32 or right.dtype != torch.float32:
-        return func(left, right, *args, **kwargs)
-    return func(left.bfloat16(), right.bfloat16(), *args, **kwargs).float()
+    if first.dtype != torch.float32 or second.dtype != torch.float32:
+        return func(first, second, *args, **kwargs)
+    return func(first.bfloat16(), second.bfloat16(), *args, **kwargs).float()
 
 
 def _without_values(values: Tensor) -> Tensor:
     return torch.empty_strided(values.shape, values.stride(), dtype=values.dtype)
 
 
-def _origin(values: Tensor, known: list[Known], choices: dict[str, None]) -> Origin:
+def _origin(values: Tensor, sources: list[Known], choices: dict[str, None]) -> Origin:
     """Return the origin of what an operator has returned: that of the input whose storage it is in."""
-    for source in known:
+    for source in sources:
         if source.values.untyped_storage().data_ptr() == values.untyped_storage().data_ptr():
             source.origin.choices |= choices
             return source.origin
@@ -224,7 +224,7 @@ def _origin(values: Tensor, known: list[Known], choices: dict[str, None]) -> Ori
 
 
 def _flows(func: Any, args: Any, returned: Any, at: int) -> Iterable[tuple[Tensor, Tensor]]:
-    """Return what a collective sends, each with the tensor that is filled with it, `at` a position in its group."""
+    """Return the tensors that a collective sends from position `at`, with those that they fill."""
     name = _name(func)
     if name in OUT_FIRST:
         return [(args[1], args[0])]
@@ -238,7 +238,7 @@ def _flows(func: Any, args: Any, returned: Any, at: int) -> Iterable[tuple[Tenso
 
 
 def received(func: Any, values: Tensor, args: Any, size: int, at: int) -> Tensor | None:
-    """Return what the rank at a position of a group receives if all of it send the same; None if that is not known."""
+    """Return what a rank receives if all of its group send the same; None if that is unknown."""
     name = _name(func)
     if name in ("allgather_", "alltoall_"):
         return values

@@ -1,4 +1,4 @@
-"""What a step holds beside its weights: every storage is followed from when it is made to when it is freed.
+"""Memory of a step besides its weights: each storage is followed until it is freed.
 
 The storages that an operator returns are followed by weak references, so that whatever keeps one counts: autograd, the
 inputs of a checkpoint, a list of the model's own. What they are is only known when the step has ended, so the step
@@ -92,8 +92,8 @@ class Attention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _followed(self, *args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
-        sizes = [tuple(given[name].shape[-2:]) for name in ("query", "key", "value")]
+        by_name = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+        sizes = [tuple(by_name[name].shape[-2:]) for name in ("query", "key", "value")]
         before = self._pairs, self._products, self._is_known_by_shape
         self._pairs, self._products = (sizes[0][0], sizes[1][0]), 0
         self._is_known_by_shape = self._pairs not in sizes
@@ -178,15 +178,15 @@ class Log:
         """Return the moment at which most was held."""
         activations = gathered = scores = fused = 0
         most = PeakRecord()
-        for made, size in filter(None, self.events):
-            if made.is_state:
+        for storage, size in filter(None, self.events):
+            if storage.is_state:
                 continue
-            gathered += size if made.of_fsdp else 0
-            activations += 0 if made.of_fsdp else size
-            scores += size if made.is_score else 0
+            gathered += size if storage.of_fsdp else 0
+            activations += 0 if storage.of_fsdp else size
+            scores += size if storage.is_score else 0
             fused = max(fused, activations + gathered - scores)
             if activations + gathered > most.activations + most.gathered:
-                most = PeakRecord(activations, gathered, made.module, made.in_backward, scores)
+                most = PeakRecord(activations, gathered, storage.module, storage.in_backward, scores)
         return replace(most, fused=fused) if most.scores else most
 
     def kept(self) -> Counter[str]:
@@ -257,8 +257,8 @@ class Watched(UnwrappedMode):
 
     def __enter__(self) -> Watched:
         self._mark_state()
-        for one in self._passes:
-            self._stack.callback(one.register_forward_hook(lambda *_: self.log.events.append(None)).remove)
+        for module_pass in self._passes:
+            self._stack.callback(module_pass.register_forward_hook(lambda *_: self.log.events.append(None)).remove)
         self._stack.enter_context(storages_resized(self._resized))
         self._stack.callback(register_optimizer_step_pre_hook(lambda *_: self._mark_state()).remove)
         self._stack.callback(
@@ -298,19 +298,19 @@ class Watched(UnwrappedMode):
         """Follow the storages that an operator made."""
         takes_all = getattr(func, "namespace", "") == "fsdp"
         is_of_fsdp = takes_all or self._reduces_flat()
-        for made in self._made_in([returned, args, kwargs] if takes_all else returned):
-            made.of_fsdp = made.of_fsdp or is_of_fsdp
-            made.is_score = made.is_score or self._attention.note(func, returned, in_backward=made.in_backward)
-            if func is ATEN.cat.default and made.in_backward:
-                made.parts = self._made_in(args)
+        for storage in self._made_in([returned, args, kwargs] if takes_all else returned):
+            storage.of_fsdp = storage.of_fsdp or is_of_fsdp
+            storage.is_score = storage.is_score or self._attention.note(func, returned, in_backward=storage.in_backward)
+            if func is ATEN.cat.default and storage.in_backward:
+                storage.parts = self._made_in(args)
 
     def _refuse_freed(self, func: Any, args: Any) -> None:
         """Refuse an operator in backward that reads what FSDP has freed: only with values does torch notice."""
         if not self._emptied or func in ALIASES or not in_backward():
             return
-        for one in args:
-            if isinstance(one, torch.Tensor) and one.layout == torch.strided and one.numel():
-                storage = one.untyped_storage()
+        for argument in args:
+            if isinstance(argument, torch.Tensor) and argument.layout == torch.strided and argument.numel():
+                storage = argument.untyped_storage()
                 if id_without_memory(storage) in self._emptied and not storage.nbytes():
                     raise ProbeError(FREED)
 
@@ -323,11 +323,11 @@ class Watched(UnwrappedMode):
                 raise RuntimeError(f"{func.__name__.partition('.')[0]}() of {' and '.join(dtypes)}")
 
     def _mark_flat(self, gradient: torch.Tensor | None) -> None:
-        """Mark a gradient that FSDP1 is about to reduce, and those of the weights that it is made of."""
-        for made in self._made_in(gradient):
-            made.of_fsdp = True
-            for part in made.parts:
-                part.of_fsdp = True
+        """Mark a flat gradient that FSDP1 is about to reduce, and its weights' gradients."""
+        for storage in self._made_in(gradient):
+            storage.of_fsdp = True
+            for bucket_part in storage.parts:
+                bucket_part.of_fsdp = True
 
     def _mark_state(self) -> None:
         """Mark weights and their gradients: those from before a step, and those that have replaced them."""
@@ -346,9 +346,9 @@ class Watched(UnwrappedMode):
     def _made(self, storage: torch.UntypedStorage) -> Made:
         key = id_without_memory(storage)
         if key not in self._followed:
-            made, size = Made(self._comms.module, in_backward()), storage.nbytes()
-            self._followed[key] = made, size, weakref.ref(storage, lambda _: self._freed(key))
-            self.log.events.append((made, size))
+            storage_record, size = Made(self._comms.module, in_backward()), storage.nbytes()
+            self._followed[key] = storage_record, size, weakref.ref(storage, lambda _: self._freed(key))
+            self.log.events.append((storage_record, size))
         return self._followed[key][0]
 
     def _freed(self, key: int) -> None:
@@ -356,11 +356,11 @@ class Watched(UnwrappedMode):
         self.log.events.append((made, -size))
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        """Note that a storage has another size: FSDP frees and fills what it gathers so, and nobody else does."""
+        """Note that a storage was resized, which only FSDP does to free and fill it."""
         key = id_without_memory(storage)
         (self._emptied.discard if storage.nbytes() else self._emptied.add)(key)
         if key in self._followed:
-            made, before, reference = self._followed[key]
-            made.of_fsdp = True
-            self.log.events.append((made, storage.nbytes() - before))
-            self._followed[key] = made, storage.nbytes(), reference
+            storage_record, before, reference = self._followed[key]
+            storage_record.of_fsdp = True
+            self.log.events.append((storage_record, storage.nbytes() - before))
+            self._followed[key] = storage_record, storage.nbytes(), reference

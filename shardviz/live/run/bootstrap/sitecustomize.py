@@ -23,8 +23,8 @@ def _run_the_next() -> None:
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
-    own = os.path.dirname(os.path.abspath(__file__))
-    elsewhere = [entry for entry in sys.path if os.path.abspath(entry or ".") != own]
+    own_folder = os.path.dirname(os.path.abspath(__file__))
+    elsewhere = [entry for entry in sys.path if os.path.abspath(entry or ".") != own_folder]
     spec = PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
         module = module_from_spec(spec)

@@ -30,7 +30,7 @@ def arm(visit: Callable[[nn.Module], None]) -> None:
 
 
 def disarm(visit: Callable[[nn.Module], None]) -> None:
-    """Call it no more. What others exchanged meanwhile stays: they will put back ours, which then only passes on."""
+    """Stop calling the hook; wrappers that others put around it meanwhile stay."""
     _VISITS.pop(visit, None)
     if not _VISITS and _OURS and nn.Module.__call__ is _OURS[0]:
         nn.Module.__call__ = _ORIGINAL.pop()  # type: ignore[method-assign]

@@ -26,7 +26,7 @@ _DEPTH = _Depth()
 
 @contextmanager
 def nested(*, counts: bool = True) -> Iterator[bool]:
-    """Say whether a call is the outermost of those that count: what torch's functions call of each other is theirs."""
+    """Yield whether a call is the outermost: calls between torch's own functions don't count."""
     is_outermost = _DEPTH.value == 0
     _DEPTH.value += counts
     try:

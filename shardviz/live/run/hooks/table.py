@@ -1,4 +1,4 @@
-"""What is wrapped of each module: functions that shard, load and step, and what the observer hears of each call.
+"""Functions of torch and libraries that are wrapped: those that shard, load and step.
 
 Wraps them as soon as their modules are imported, and imports nothing of them itself. A name that a script takes by
 `from torch... import fully_shard` is bound at its import, so what it binds has to be the wrapped function: the module's
@@ -19,7 +19,7 @@ from shardviz.live.run.hooks import wrapping
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.run.hooks.wrapping import Hook, argument
 from shardviz.live.run.options import Options
-from shardviz.live.run.stamped.table import STAMPED
+from shardviz.live.run.stamp_mode.table import STAMPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,35 +66,35 @@ def _loads(called: str) -> Callable[[Observer, Call], None]:
     return lambda seen, call: seen.loaded_state_dict(argument(call, 0, "model"), argument(call, 1, called))
 
 
-def _dcp(seen: Observer, call: Call, result: Any) -> None:
+def _dcp(observer: Observer, call: Call, loaded: Any) -> None:
     place = call[1].get("checkpoint_id") or getattr(call[1].get("storage_reader"), "path", None)
     if place is not None:
-        seen.session.loaded_dcp(argument(call, 0, "state_dict"), str(place))
+        observer.session.loaded_dcp(argument(call, 0, "state_dict"), str(place))
 
 
-def _pretrained(seen: Observer, call: Call, result: Any) -> None:
-    model = result[0] if isinstance(result, tuple) else result
+def _pretrained(observer: Observer, call: Call, loaded: Any) -> None:
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
     (kind, *args), kwargs = call
     alone = {name: value for name, value in kwargs.items() if name not in PARALLEL and name != "output_loading_info"}
     place = str(argument(call, 1, "pretrained_model_name_or_path"))
-    seen.loaded_pretrained(model, place, lambda: kind.from_pretrained(*args, **alone))
+    observer.loaded_pretrained(model, place, lambda: kind.from_pretrained(*args, **alone))
 
 
-def _torch_loads(seen: Observer, call: Call, result: Any) -> None:
+def _torch_loads(observer: Observer, call: Call, loaded: Any) -> None:
     file = argument(call, 0, "f")
     place = file if isinstance(file, os.PathLike) else getattr(file, "name", file)  # the job may have opened it itself
     if isinstance(place, str | os.PathLike):
-        seen.session.opened_file(os.fspath(place))
+        observer.session.opened_file(os.fspath(place))
 
 
 PARALLEL = frozenset({"tp_plan", "tp_size", "device_mesh", "distributed_config", "device_map"})
 """Arguments of `from_pretrained` that shard a model."""
 
 
-def _children_failed(seen: Observer, call: Call) -> None:
+def _children_failed(observer: Observer, call: Call) -> None:
     """Note which ranks torchrun's agent saw fail, and how: it only exits with 1 itself."""
     for rank, failure in dict(argument(call, 2, "failures")).items():
-        seen.rank_died(int(rank), int(failure.exitcode))
+        observer.rank_died(int(rank), int(failure.exitcode))
 
 
 HOOKS: dict[str, tuple[Hook, ...]] = {
@@ -182,7 +182,7 @@ TRACED = "torch.optim.optimizer"
 
 @cache
 def hooked() -> dict[str, tuple[Around, ...]]:
-    """Return what is wrapped in this process, by module; what `--stamp` changes is outermost."""
+    """Return the hooks of this process, by module; those of `--stamp` are outermost."""
     options = Options.of_environment()
     hooks: dict[str, tuple[Around, ...]] = dict(HOOKS)
     if options.trace == "off":
@@ -193,7 +193,7 @@ def hooked() -> dict[str, tuple[Around, ...]]:
 
 
 class _Finder(MetaPathFinder):
-    """Finds nothing by itself: it lets the others find a module, and has it wrapped once it has run."""
+    """Lets the other finders find a module, and wraps its functions once it has run."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the spec that the other finders have for a hooked module."""
@@ -220,7 +220,7 @@ def _wrap_after(loader: Any) -> None:
 
 
 def wrap(module: ModuleType) -> None:
-    """Wrap what is hooked of a module that was just imported; what goes wrong is reported and stops nothing."""
+    """Wrap the hooked functions of a newly imported module; failures are reported, not raised."""
     quietly(module.__name__, wrapping.wrap, module, hooked()[module.__name__])
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from shardviz.live.run.observer import Observer
-    from shardviz.live.run.stamped.table import Change
+    from shardviz.live.run.stamp_mode.table import Change
 
 Around: TypeAlias = "Hook | Change"
 """What is put around a function."""
@@ -68,16 +68,16 @@ class Hook:
 
         @functools.wraps(function, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = args, kwargs
-            if not is_awake() and not (self.wakes and quietly(self.name, self.wakes, given)):
+            arguments = args, kwargs
+            if not is_awake() and not (self.wakes and quietly(self.name, self.wakes, arguments)):
                 return function(*args, **kwargs)
             with nested(counts=self.hides) as is_outermost:
                 if is_outermost and self.before:
-                    quietly(self.name, _tell, self.before, given)
-                result = function(*args, **kwargs)
+                    quietly(self.name, _tell, self.before, arguments)
+                returned = function(*args, **kwargs)
                 if is_outermost and self.after:
-                    quietly(self.name, _tell, self.after, given, result)
-            return result
+                    quietly(self.name, _tell, self.after, arguments, returned)
+            return returned
 
         if not isinstance(function, type):
             call.__dict__.update(vars(function))

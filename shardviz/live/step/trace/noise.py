@@ -25,7 +25,7 @@ SEED = 3
 
 
 def moved(build: Callable[[], nn.Module], precision: float) -> Callable[[], nn.Module]:
-    """Return what builds a model with every weight moved by a random part of a relative precision."""
+    """Return a function that builds a model with weights moved by a random relative error."""
 
     def built() -> nn.Module:
         model = build()
@@ -43,25 +43,25 @@ def moved_tensor(tensor: torch.Tensor, precision: float, generator: torch.Genera
     if not tensor.is_floating_point():
         return tensor
     generator = torch.Generator().manual_seed(SEED) if generator is None else generator
-    part = torch.rand(tensor.shape, generator=generator, dtype=torch.float32) * 2 - 1
-    return (tensor.detach().double() * (1 + precision * part.to(tensor.device).double())).to(tensor.dtype)
+    direction = torch.rand(tensor.shape, generator=generator, dtype=torch.float32) * 2 - 1
+    return (tensor.detach().double() * (1 + precision * direction.to(tensor.device).double())).to(tensor.dtype)
 
 
-def noise_of(reference: UnshardedStep, other: UnshardedStep) -> Iterator[NoiseRecord]:
+def noise_of(reference: UnshardedStep, moved_step: UnshardedStep) -> Iterator[NoiseRecord]:
     """Yield how far the results of two steps of the unsharded model are apart."""
-    others = {local.name: local.grad for local in local_tensors(other.model) if local.role == "param"}
+    others = {local.name: local.grad for local in local_tensors(moved_step.model) if local.role == "param"}
     for local in local_tensors(reference.model):
         grad = others.get(local.name)
         if local.role == "param" and local.grad is not None and grad is not None:
             yield _between("grad", local.name, local.grad, grad)
-    yield _between("scalar", "loss", reference.step.loss, other.step.loss)
-    outputs = reference.step.output, other.step.output
+    yield _between("scalar", "loss", reference.step.loss, moved_step.step.loss)
+    outputs = reference.step.output, moved_step.step.output
     if outputs[0] is not None and outputs[1] is not None and outputs[0].shape == outputs[1].shape:
         yield _between("output", "output", outputs[0], outputs[1])
-    moved_outputs = wanted_outputs(other)
-    for name, wanted in wanted_outputs(reference).items():
-        if name in moved_outputs and moved_outputs[name].whole.shape == wanted.whole.shape:
-            yield _between("output", name, wanted.whole, moved_outputs[name].whole)
+    moved_outputs = wanted_outputs(moved_step)
+    for name, output in wanted_outputs(reference).items():
+        if name in moved_outputs and moved_outputs[name].whole.shape == output.whole.shape:
+            yield _between("output", name, output.whole, moved_outputs[name].whole)
 
 
 def _between(role: Role, name: str, first: torch.Tensor, second: torch.Tensor) -> NoiseRecord:

@@ -1,4 +1,4 @@
-"""Write the values of a trace into a capture: what this rank had at every place of a step, judged by nobody yet."""
+"""Write a trace's values into a capture: this rank's, at every place of a step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records.trace import What
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.step.trace.recorded import Call, Seen, Trace
+    from shardviz.live.step.trace.recorder import Call, Seen, Trace
 
 
-def add_points(seen: Capture, trace: Trace) -> None:
+def add_points(capture: Capture, trace: Trace) -> None:
     """Add the inputs and outputs of every call of a trace, and the gradients of both.
 
     Args:
-        seen: Where to; a tensor that goes through several modules is written once.
+        capture: Where to; a tensor that goes through several modules is written once.
         trace: This rank's.
     """
     names: dict[int, str] = {}
@@ -36,12 +36,12 @@ def add_points(seen: Capture, trace: Trace) -> None:
                 tensor_record = structs.replace(
                     record, index=index, tensor=max(tensor.number, 0), needs_grad=tensor.needs_grad
                 )
-                _add(seen, names, structs.replace(tensor_record, what=side[0]), (tensor, tensor.values, 0))
-                _add(seen, names, structs.replace(tensor_record, what=side[1]), (tensor, tensor.gradient, 1))
-    for number, given in enumerate(trace.given):
-        for index, (shape, values) in enumerate(given):
-            seen.kept.append(KeptRecord("", "batch", 0, number, index))
-            seen.add_values(Local(of_point("", "batch", number, index), "activation", shape, values), "step")
+                _add(capture, names, structs.replace(tensor_record, what=side[0]), (tensor, tensor.values, 0))
+                _add(capture, names, structs.replace(tensor_record, what=side[1]), (tensor, tensor.gradient, 1))
+    for number, batch in enumerate(trace.batches):
+        for index, (shape, values) in enumerate(batch):
+            capture.kept.append(KeptRecord("", "batch", 0, number, index))
+            capture.add_values(Local(of_point("", "batch", number, index), "activation", shape, values), "step")
 
 
 def _in_order(trace: Trace) -> Iterator[tuple[str, int, Call]]:
@@ -53,11 +53,13 @@ def _in_order(trace: Trace) -> Iterator[tuple[str, int, Call]]:
         yield name, number, trace.calls[name][number]
 
 
-def _add(seen: Capture, names: dict[int, str], record: KeptRecord, side: tuple[Seen, torch.Tensor | None, int]) -> None:
+def _add(
+    capture: Capture, names: dict[int, str], record: KeptRecord, side: tuple[Seen, torch.Tensor | None, int]
+) -> None:
     """Record a tensor, or its gradient, at a place; its values once, however many modules it goes through."""
     tensor, values, is_gradient = side
     name = of_point(record.module, record.what, record.call, record.index)
-    known = names.setdefault(2 * id(tensor) + is_gradient, name)
-    seen.kept.append(structs.replace(record, same_as=known if known != name else ""))
-    if values is not None and known == name:
-        seen.add_values(Local(name, "activation", tensor.shape, values), "step")
+    first_name = names.setdefault(2 * id(tensor) + is_gradient, name)
+    capture.kept.append(structs.replace(record, same_as=first_name if first_name != name else ""))
+    if values is not None and first_name == name:
+        capture.add_values(Local(name, "activation", tensor.shape, values), "step")

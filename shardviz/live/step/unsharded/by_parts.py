@@ -62,7 +62,7 @@ def gradients_of_micro_batches(
     Returns:
         The gradients; none if the step ran the model once, over parts of unequal size, or with a loss of its own.
     """
-    count = max(of_all_ranks(sum(output.ndim > 0 for output in step.seen.outputs)))
+    count = max(of_all_ranks(sum(output.ndim > 0 for output in step.observation.outputs)))
     rows = {len(tensor) for tensor in tensors_in(batch) if tensor.ndim}
     size = sum(one.numel() for one in reference.model.parameters()) * count
     if (
@@ -80,8 +80,8 @@ def gradients_of_micro_batches(
             local_batch = part_of(part_of(batch, rank, parts), number, count)
             torch.autograd.backward(loss_of(probe, model, local_batch) / parts)
         grads += [
-            replace(one, name=of_micro_batch(one.name, number), role="activation")
-            for one in gradients(list(local_tensors(model)))
+            replace(gradient, name=of_micro_batch(gradient.name, number), role="activation")
+            for gradient in gradients(list(local_tensors(model)))
         ]
     return grads
 
@@ -102,10 +102,10 @@ class _Scalars(TorchFunctionMode):
         self.values: dict[Any, torch.Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if torch.is_tensor(result) and result.ndim == 0 and result.grad_fn is not None:
-            self.values[result.grad_fn] = result.detach()
-        return result
+        output = func(*args, **(kwargs or {}))
+        if torch.is_tensor(output) and output.ndim == 0 and output.grad_fn is not None:
+            self.values[output.grad_fn] = output.detach()
+        return output
 
 
 def gradients_of_loss_terms(
@@ -127,8 +127,10 @@ def gradients_of_loss_terms(
         model.zero_grad()
         _backward(loss, [other for other in terms if other is not term])
         grads += [
-            replace(one, name=of_loss_term(one.name, number), role="activation", values=one.values.clone())
-            for one in gradients(list(local_tensors(model)))
+            replace(
+                gradient, name=of_loss_term(gradient.name, number), role="activation", values=gradient.values.clone()
+            )
+            for gradient in gradients(list(local_tensors(model)))
         ]
         if term in scalars.values:
             grads.append(of_tensor(of_loss_term("loss", number), "activation", scalars.values[term]))
@@ -140,8 +142,8 @@ def _terms(node: Any) -> Iterator[Any]:
     below = [one for one, _ in node.next_functions if one is not None] if node is not None else []
     name = type(node).__name__
     if name in SUMS:
-        for one in below:
-            yield from _terms(one)
+        for term in below:
+            yield from _terms(term)
     elif name in SCALED and len(below) == 1 and _is_sum(below[0]):
         yield from _terms(below[0])
     elif node is not None:

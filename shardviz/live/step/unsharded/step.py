@@ -20,13 +20,13 @@ from torch.distributed.tensor import DTensor
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat import quiet_redistribution
-from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.clipping import agreed_clips
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import StepResult, logged_by, loss_of
 from shardviz.live.step.trace.noise import moved, moved_tensor
-from shardviz.live.step.unsharded.own_loss import is_weighted_mean, why_apart
+from shardviz.live.step.unsharded.probe_loss import is_weighted_mean, why_apart
+from shardviz.live.trace_modules import NONE, Followed
 from shardviz.relate.tolerance import LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class UnshardedStep:
     def narrowed_to(self) -> set[torch.dtype]:
         """The dtypes that it computes with and that are narrower than float64."""
         dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
-        return {*self.step.seen.comms.narrowed_to, *(dtypes - {torch.float64})}
+        return {*self.step.observation.comms.narrowed_to, *(dtypes - {torch.float64})}
 
     @property
     def precision(self) -> float:
@@ -90,7 +90,7 @@ class UnshardedStep:
 
     def num_calls(self, module: str) -> int:
         """Return how often a module is called in one forward of the whole batch."""
-        return len(self.step.seen.trace.calls.get(module, ())) // self.parts
+        return len(self.step.observation.trace.calls.get(module, ())) // self.parts
 
     def once_more(
         self, step: StepResult, probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
@@ -101,7 +101,7 @@ class UnshardedStep:
             return None
         apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in batch)
         model = self.mode(moved(build, precision)())
-        return stepped(probe, model, apart, self.parts, self.dim, self.step.seen.trace.followed)
+        return stepped(probe, model, apart, self.parts, self.dim, self.step.observation.trace.followed)
 
     def clipped(self, step: StepResult, probe: ModuleType, batch: Batch) -> UnshardedStep:
         """Clip its gradients as the sharded step clipped its own. Every rank calls this."""
@@ -112,7 +112,7 @@ class UnshardedStep:
         logged = logged_by(probe, self.model, batch, self.step.loss) if clips else self.step.logged
         return replace(self, step=replace(self.step, logged=logged))
 
-    def beside(self, step: StepResult, judge: Callable[[UnshardedStep], StepAnswer]) -> UnshardedStep:
+    def compared_with(self, step: StepResult, judge: Callable[[UnshardedStep], StepAnswer]) -> UnshardedStep:
         """Return the reference whose loss equals the sharded step's over all ranks. Every rank calls this.
 
         Where neither's does, it is the one whose modules agree with the sharded step's for longer.
@@ -178,24 +178,24 @@ def stepped(
     states = _generators()
     losses = []
     restore = _buffers_of(model)
-    with observed(model, followed=followed) as seen:
+    with observed(model, followed=followed) as observation:
         for number in range(parts):
             restore()
             loss = loss_of(probe, model, part_of(batch, number, parts, dim)) / parts
             torch.autograd.backward(loss)
             losses.append(loss.detach())
     draws = any(not torch.equal(one, other) for one, other in zip(states, _generators(), strict=False))
-    outputs = [output for output in seen.outputs if output.ndim]
+    outputs = [output for output in observation.outputs if output.ndim]
     output = None if not outputs else torch.cat(outputs, dim) if parts > 1 else outputs[-1]
     loss = torch.stack(losses).sum()
-    runs, returned = max(len(outputs) // parts, 1), tuple(seen.returned)
-    step = StepResult(loss, output, logged_by(probe, model, batch, loss), seen, runs, returned=returned)
+    runs, returned = max(len(outputs) // parts, 1), tuple(observation.returned)
+    step = StepResult(loss, output, logged_by(probe, model, batch, loss), observation, runs, returned=returned)
     return UnshardedStep(model, before, step, draws=draws, parts=parts, dim=dim)
 
 
 def _buffers_of(model: nn.Module) -> Callable[[], None]:
     """Return a function that restores the model's current buffers, which a forward may advance."""
-    kept = [
+    saved = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
@@ -204,7 +204,7 @@ def _buffers_of(model: nn.Module) -> Callable[[], None]:
 
     @torch.no_grad()
     def restore() -> None:
-        for module, name, buffer, values in kept:
+        for module, name, buffer, values in saved:
             if getattr(module, name) is not buffer:
                 setattr(module, name, buffer)
             if not torch.equal(buffer, values):
@@ -230,7 +230,7 @@ def _in_parts(
     independent = _are_alike(outputs, whole.step.output, near)
     if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
         return whole
-    reference = stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.seen.trace.followed)
+    reference = stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.observation.trace.followed)
     reference = replace(reference, training=whole.training, notes=whole.notes, whole=whole)
     if (
         independent
@@ -254,15 +254,15 @@ def _run_in_parts(
     restore, losses, outputs = _buffers_of(model), [], []
     for number in range(parts):
         restore()
-        with observed(model) as seen:
+        with observed(model) as observation:
             losses.append(float(loss_of(probe, model, part_of(batch, number, parts, dim))))
-        outputs += [output for output in seen.outputs if output.ndim][-1:]
+        outputs += [output for output in observation.outputs if output.ndim][-1:]
     joined = torch.cat(outputs, dim if outputs[0].ndim > dim else 0) if len(outputs) == parts else None
     return losses, joined
 
 
 def _are_alike(parts: torch.Tensor | None, whole: torch.Tensor | None, precision: float) -> bool | None:
-    """Whether the parts' outputs are the whole batch's, so that rows are independent; None if that is not known."""
+    """Whether the parts' outputs equal the whole batch's: rows are independent; or None."""
     if parts is None or whole is None or parts.shape != whole.shape:
         return None
     allowed = max(LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP * precision) * max(
@@ -282,4 +282,4 @@ def _number(loss: torch.Tensor) -> float:
 
 
 def _precision(step: StepResult) -> float:
-    return max((torch.finfo(dtype).eps for dtype in step.seen.comms.narrowed_to), default=0.0)
+    return max((torch.finfo(dtype).eps for dtype in step.observation.comms.narrowed_to), default=0.0)

@@ -152,8 +152,10 @@ def _summary(root: Failed | Died, rank: int, num_same: int, coords: Sequence[str
 
 def _others_text(outcomes: Mapping[int, Outcome], named: Iterable[int], coords: Sequence[str]) -> str:
     bad = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, Failed | Died)}
-    rest = {rank: outcome for rank, outcome in bad.items() if rank not in named}
-    lines = [f"{name_rank(rank, coords)} {outcome.headline}" for rank, outcome in rest.items() if not is_echo(outcome)]
-    if echoes := [rank for rank, outcome in rest.items() if is_echo(outcome)]:
+    unnamed = {rank: outcome for rank, outcome in bad.items() if rank not in named}
+    lines = [
+        f"{name_rank(rank, coords)} {outcome.headline}" for rank, outcome in unnamed.items() if not is_echo(outcome)
+    ]
+    if echoes := [rank for rank, outcome in unnamed.items() if is_echo(outcome)]:
         lines.append(f"{named_ranks(echoes)} then lost the connection")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The one error for a world that does not finish: which ranks still run, where, and in which collective."""
+"""The error of a world that hangs: ranks that still run, their lines and collectives."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def _parse(text: str) -> dict[int, Stack]:
 
 
 def _read(body: str) -> Stack:
-    found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', body, flags=re.MULTILINE)
-    frames = [Frame(file, int(line), function) for file, line, function in reversed(found)]
-    ours = [index for index, frame in enumerate(frames) if frame.file in _RUNNERS and frame.function == "call"]
-    return tuple(frames[ours[-1] + 1 :] if ours else frames)
+    matches = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', body, flags=re.MULTILINE)
+    frames = [Frame(file, int(line), function) for file, line, function in reversed(matches)]
+    own_frames = [index for index, frame in enumerate(frames) if frame.file in _RUNNERS and frame.function == "call"]
+    return tuple(frames[own_frames[-1] + 1 :] if own_frames else frames)

@@ -76,10 +76,10 @@ def _group_ranks(frame: FrameType | None) -> list[int]:
 def _groups(frame: FrameType | None, kind: type) -> Iterator[Any]:
     while frame is not None:
         if "/torch/distributed/" in frame.f_code.co_filename:
-            seen = frame.f_locals
-            yield from (value for value in seen.values() if isinstance(value, kind))
-            mesh = next((seen[name] for name in _MESHES if hasattr(seen.get(name), "get_group")), None)
-            dim = next((seen[name] for name in _MESH_DIMS if isinstance(seen.get(name), int)), None)
+            variables = frame.f_locals
+            yield from (value for value in variables.values() if isinstance(value, kind))
+            mesh = next((variables[name] for name in _MESHES if hasattr(variables.get(name), "get_group")), None)
+            dim = next((variables[name] for name in _MESH_DIMS if isinstance(variables.get(name), int)), None)
             if mesh is not None and (dim is not None or mesh.ndim == 1):
                 with suppress(Exception):
                     yield mesh.get_group(dim or 0)

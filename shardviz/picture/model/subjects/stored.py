@@ -22,8 +22,8 @@ from shardviz.text import listed, natural_key, printable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardviz.checkpoint.beside.job import Job, Live, Piece
     from shardviz.checkpoint.comparing.outcome import Outcome
+    from shardviz.checkpoint.live_job.job import Job, Live, Piece
     from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
     from shardviz.layout.region import Ranges, Region
     from shardviz.picture.exhibits.exhibit import Exhibit

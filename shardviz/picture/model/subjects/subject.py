@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardviz.check.order.case import Case
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding, Kind
@@ -155,7 +155,7 @@ def of_tensor(
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
     """
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
 
     laid_out = (report.laid_out if report else laid_out) or LaidOut(dump)
     findings = report.findings_of.get(name, ()) if report else ()
@@ -196,7 +196,7 @@ def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
     """
-    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.check.order.cases import LaidOut
 
     laid_out = (report.laid_out if report else None) or LaidOut(dump)
     name = tensor.names[0]

@@ -50,9 +50,9 @@ def source_of(item: pytest.Function) -> Source:
 
 def load(source: Source) -> ModuleType:
     """Import a test module, unless that was done before it was forked."""
-    known = sys.modules.get(source.name)
-    if known is not None and getattr(known, "__file__", None) == str(source.path):
-        return known
+    module_here = sys.modules.get(source.name)
+    if module_here is not None and getattr(module_here, "__file__", None) == str(source.path):
+        return module_here
     if source.rewritten is not None:
         compat.rewrite(config(source.root), source.rewritten)
     return compat.import_path(

@@ -110,7 +110,7 @@ def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
     Raises:
         FixtureError: A value cannot be pickled, and is not a parameter of the test.
     """
-    values, indices, meshes, made = {}, {}, [], []
+    values, indices, meshes, fixture_names = {}, {}, [], []
     positions: Mapping[str, int] = item.callspec.indices if hasattr(item, "callspec") else {}
     for name in compat.argument_names(item):
         value = item.funcargs[name]
@@ -119,7 +119,7 @@ def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
             continue
         is_pytest_fixture = compat.is_from_pytest(item, name)
         if is_pytest_fixture and name in compat.HOMES:
-            made.append(name)
+            fixture_names.append(name)
             continue
         try:
             values[name] = pickle.dumps(value)
@@ -127,7 +127,7 @@ def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
             if name not in positions or name not in item.callspec.params:
                 raise (_stays(name) if is_pytest_fixture else _cannot_send(name, value, error)) from None
             indices[name] = positions[name]
-    return Arguments(values, indices, tuple(meshes), tuple(made))
+    return Arguments(values, indices, tuple(meshes), tuple(fixture_names))
 
 
 def pack_instance(item: pytest.Function) -> bytes:
@@ -165,8 +165,8 @@ def unpack_arguments(parcel: Parcel, module: ModuleType) -> dict[str, Any]:
 def owner_of(parcel: Parcel, module: ModuleType) -> Any:
     """Return the class that a test is in, or its module."""
     owner: Any = module
-    for part in parcel.owner.split(".") if parcel.owner else ():
-        owner = getattr(owner, part)
+    for attribute in parcel.owner.split(".") if parcel.owner else ():
+        owner = getattr(owner, attribute)
     return owner
 
 
@@ -250,10 +250,10 @@ def bind(sent: Parcel, module: ModuleType) -> None:
 
 
 def _bound_since(place: object, before: Collected) -> Iterator[tuple[str, Any]]:
-    known = before.names.get(place)
-    if known is None:
+    names_before = before.names.get(place)
+    if names_before is None:
         return
     for name, value in vars(place).items():
-        is_new = name not in known or known[name] is not value
+        is_new = name not in names_before or names_before[name] is not value
         if is_new and name.isidentifier() and not name.startswith("__") and not isinstance(value, ModuleType):
             yield name, value

@@ -21,8 +21,8 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from shardviz.live.world.failures.raised import pickled
-from shardviz.testing.assertions import current
+from shardviz.live.world.failures.exceptions import pickled
+from shardviz.testing.assertions import current_test
 from shardviz.testing.plugin import compat, debugging, outcome
 from shardviz.testing.plugin.on_ranks import modules, parcel
 
@@ -54,33 +54,33 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
         seed(sent.seed)
         debugging.give_terminal(sent.terminal, world.rank)
         config = modules.config(sent.source.root)
-        with _warnings(sent) as seen, _own_fixtures(sent.arguments.made, config, sent.log_level) as made:
-            call(partial(function, **values, **made), sent.function)
+        with _warnings(sent) as caught, _own_fixtures(sent.arguments.made, config, sent.log_level) as fixtures:
+            call(partial(function, **values, **fixtures), sent.function)
     except SystemExit:
         raise
     except BaseException as error:
         outcome.write(sent.folder, outcome.describe(world.rank, error, function, sent.style))
         debugging.post_mortem(error, sent.terminal, world.rank, sent.folder)
         raise
-    return list(dict.fromkeys(map(_warned, seen)))
+    return list(dict.fromkeys(map(_warned, caught)))
 
 
 def call(function: Callable[[], Any], name: str) -> None:
-    """Call a test, and run what it returns to its end if that is a coroutine; warn, as pytest does, of a result."""
-    result = function()
-    if inspect.iscoroutine(result):
-        result = asyncio.run(result)
-    if result is not None:
-        text = f"{name} returned {type(result)!r}: tests return None. Did you mean to use `assert`?"
+    """Call a test and run a returned coroutine; warn of any other result, as pytest does."""
+    returned = function()
+    if inspect.iscoroutine(returned):
+        returned = asyncio.run(returned)
+    if returned is not None:
+        text = f"{name} returned {type(returned)!r}: tests return None. Did you mean to use `assert`?"
         warnings.warn(pytest.PytestReturnNotNoneWarning(text), stacklevel=2)
 
 
 def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     """Make torch's mesh, the one that assertions go by. Every rank calls this."""
-    made = init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
-    current.device_mesh.set(made)
-    current.is_reported_once.set(True)
-    return made
+    torch_mesh = init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
+    current_test.device_mesh.set(torch_mesh)
+    current_test.is_reported_once.set(True)
+    return torch_mesh
 
 
 def seed(number: int) -> None:
@@ -100,23 +100,23 @@ def _function(sent: Parcel, module: Any) -> Callable[..., Any]:
 @contextmanager
 def _warnings(sent: Parcel) -> Iterator[list[warnings.WarningMessage]]:
     """Record warnings under the filters that pytest has for this test."""
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught:
         if not sys.warnoptions:
             warnings.filterwarnings("always", category=DeprecationWarning)
             warnings.filterwarnings("always", category=PendingDeprecationWarning)
         compat.filter_warnings(*sent.filters)
-        yield seen
+        yield caught
 
 
 def _warned(message: warnings.WarningMessage) -> Warned:
-    own = pickled(message.message) if isinstance(message.message, Warning) else b""
+    pickled_message = pickled(message.message) if isinstance(message.message, Warning) else b""
     plain = UserWarning(f"{message.category.__name__}: {message.message}")
-    return own or pickle.dumps(plain), message.filename, message.lineno
+    return pickled_message or pickle.dumps(plain), message.filename, message.lineno
 
 
 @contextmanager
 def _own_fixtures(names: Collection[str], config: pytest.Config, log_level: int | None) -> Iterator[dict[str, Any]]:
-    """Make those of pytest's own fixtures that act on the process that they are in, as `capsys`, and end them.
+    """Set up pytest's own fixtures that act on their process, such as `capsys`.
 
     They are made by pytest's own functions. Log records go to stderr, as in a report of pytest.
     """

@@ -20,7 +20,7 @@ NEEDED = (
     "shardviz.testing.assertions.calls",
     "shardviz.testing.assertions.copies",
     "shardviz.testing.assertions.rules",
-    "shardviz.testing.assertions.same",
+    "shardviz.testing.assertions.equality",
     "shardviz.live.api",
 )
 """Modules that every rank would otherwise import by itself, in every test."""

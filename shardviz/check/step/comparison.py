@@ -1,0 +1,254 @@
+"""One tensor after a step, compared with the same tensor of the unsharded model's step, as a dump has both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from shardviz.check.order.rules.intent import order_of
+from shardviz.layout.notation import write
+from shardviz.layout.region import Region
+from shardviz.relate.sides import Elements, Rounding, Sides
+from shardviz.relate.sums import REDUCTIONS
+from shardviz.relate.tolerance import EPSILON
+from shardviz.relate.values import padded_to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.dump.records.base import Moment, Role
+    from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
+    from shardviz.relate.pair import Related
+
+
+WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
+"""What a step computes, as sentences call it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared(Sides):
+    """One tensor after a step, on every rank, and its reference.
+
+    Attributes:
+        role: What it is in a step.
+        whose: What findings call the wanted values.
+        is_assumed: Whether nothing claims the layout, which is the one that a plain output should have.
+        padded: A dim that is padded so that all its parts are of one size, and that size; None if there is none.
+        wrappers: What reduces its gradient by itself on the first rank, and over which ranks; None if not known.
+    """
+
+    role: Role
+    whose: str = "the unsharded model's"
+    is_assumed: bool = False
+    padded: tuple[int, int] | None = None
+    wrappers: Mapping[str, tuple[int, ...]] | None = None
+
+    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "none"]:
+        """Return the wrapper that reduces its gradient along some axes; empty if unknown."""
+        if self.wrappers is None:
+            return ""
+        rank = min(self.values)
+        groups = [set(group) for axis in axes for group in self.mesh.groups(axis) if rank in group]
+        over = [kind for kind, ranks in self.wrappers.items() if groups and all(group <= {*ranks} for group in groups)]
+        return "ddp" if "ddp" in over else "fsdp" if over else "none"
+
+    @property
+    def may_be_of_fsdp(self) -> bool:
+        """Whether FSDP may reduce its gradient, as far as that is known."""
+        return self.wrappers is None or "fsdp" in self.wrappers
+
+    @property
+    def what(self) -> str:
+        """Its role, as sentences call it."""
+        return WHAT[self.role]
+
+    def finding(self, cause: Cause, sentence: str, ranks: tuple[int, ...] | None = None, **others: Any) -> Finding:
+        """Return the finding about this result that has a cause.
+
+        Args:
+            cause: The cause.
+            sentence: What is wrong, in numbers.
+            ranks: The ranks that it is about; None for those that are off.
+            others: More attributes of the finding.
+        """
+        claimed = write(self.claimed, equal=True) if self.claimed else ""
+        return cause.finding(self.name, self.wrong if ranks is None else ranks, sentence, claimed=claimed, **others)
+
+    @cached_property
+    def incomparable(self) -> str:
+        """Why it cannot be compared with its reference; empty if it can."""
+        if self.claimed is not None and not self.claimed.flat and self.claimed.shape != self.wanted.shape:
+            return f"it is {list(self.claimed.shape)} over all ranks, the unsharded model has {list(self.wanted.shape)}"
+        for rank, values in self.values.items():
+            if values.shape != self.regions[rank].shape:
+                return f"rank {rank} has {list(values.shape)}, and it is not known which part of the tensor that is"
+            if not self.regions[rank].is_within(self.wanted.shape):
+                whole = list(self.wanted.shape)
+                return f"rank {rank} claims a part that lies outside {whole}, the unsharded model's shape"
+        if num_odd := int(np.count_nonzero(~np.isfinite(self.wanted))):
+            return f"{num_odd:,} of {self.wanted.size:,} elements of {self.whose} are NaN or infinite"
+        unknown = [op for _, op in self.claimed.partial if op not in REDUCTIONS] if self.claimed else []
+        return f"shardviz cannot make up for a pending {unknown[0]}" if unknown else ""
+
+    @cached_property
+    def related(self) -> Related | None:
+        """Relations of each rank's values to the expected ones; None if too large or incomparable."""
+        return None if self.incomparable else super().related
+
+    @property
+    def is_told_right(self) -> bool:
+        """Whether what every rank holds was compared and is right, and zeros would not be."""
+        return (
+            not self.incomparable and self.reduced.keys() == self.values.keys() and not self.wrong and not self.is_lost
+        )
+
+
+def compared(
+    dump: Dump, roles: Sequence[str] = tuple(WHAT), *, at: Moment = "step", reference: Moment = "reference"
+) -> Iterator[Compared]:
+    """Yield every tensor of some roles that the unsharded model has too.
+
+    Args:
+        dump: The dump.
+        roles: The roles; those of what a step computes if not given.
+        at: When ranks had it.
+        reference: When the unsharded model had it.
+    """
+    rounding = rounding_of(dump)
+    for tensor in dump.at(at):
+        for name in tensor.names if tensor.role in roles else ():
+            reference_tensor = dump.find(reference, tensor.role, name)
+            if reference_tensor is not None:
+                yield laid_out(dump, tensor, name, dump.values(reference_tensor.first, name), rounding)
+
+
+def rounding_of(dump: Dump) -> Rounding:
+    """Return what the step allows for rounding, from the tensors that took part in it."""
+    dtypes = {shard.body.dtype for tensor in dump.at("step") for shard in tensor.shards.values()}
+    dtypes |= {dtype for record in dump.files.ranks.values() for dtype in record.narrowed_to}
+    epsilon = max((EPSILON.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+    whole = [tensor for tensor in dump.at("reference") if tensor.role != "activation"]
+    terms = max((math.prod(tensor.shape) for tensor in whole), default=1)
+    gradients = [
+        _largest(dump.values(tensor.first, name)) for tensor in whole for name in tensor.names if tensor.role == "grad"
+    ]
+    return Rounding(epsilon, max(terms, 1), max(gradients, default=0.0))
+
+
+def _largest(values: NDArray[np.float64]) -> float:
+    """Return the size of the largest finite number: NaN in one gradient says nothing of how others are rounded."""
+    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
+
+
+def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64], rounding: Rounding) -> Compared:
+    """Pair what every rank holds of a tensor with the values that are wanted."""
+    claimed, expected = tensor.claimed, in_order(dump, tensor.role, name, expected)
+    if claimed is not None and not claimed.flat and tensor.role != "output":
+        expected = padded_to(expected, claimed.shape)  # nothing reads padding: its gradient is zero, too
+    if claimed is not None and claimed.flat:
+        expected = expected.ravel()
+    values, regions = {}, {}
+    for rank, shard in tensor.shards.items():
+        values[rank] = dump.values(shard, name)
+        regions[rank] = _region(dump, shard, name, expected.shape)
+    mesh = claimed.mesh if claimed else dump.files.mesh
+    noise = dump.noises.get((tensor.role, name))
+    largest, typical = (noise.largest, noise.typical) if noise is not None else (0.0, 0.0)
+    return Compared(
+        name=name,
+        role=tensor.role,
+        mesh=mesh,
+        claimed=claimed,
+        wanted=expected,
+        values=values,
+        regions=regions,
+        rounding=rounding,
+        noise=largest,
+        typical=typical,
+        is_assumed=all(shard.body.assumed for shard in tensor.shards.values()),
+        wrappers=_wrappers_of(dump, min(tensor.shards), name) if tensor.role == "grad" else None,
+    )
+
+
+def _wrappers_of(dump: Dump, rank: int, name: str) -> dict[str, tuple[int, ...]] | None:
+    """Return the wrapper that reduces a parameter's gradient on a rank; None if unrecorded."""
+    record = dump.files.ranks.get(rank)
+    if record is None or record.wrappers is None:
+        return None
+    return {one.kind: one.ranks for one in record.wrappers if name in one.names}
+
+
+def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the unsharded model's values of a weight, its gradient or state, as its dim is meant to be ordered."""
+    weight = name.rpartition(".")[0] if role == "optim" else name
+    order = order_of(dump, weight) if role in ("grad", "param", "optim") else None
+    stamp = dump.stamps.get(weight)
+    if order is None or stamp is None or whole.shape != stamp.shape:
+        return whole
+    return order.of(whole).astype(np.float64)
+
+
+def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | Elements:
+    """Return the region that a rank holds: as claimed, or where its parameter's ids are."""
+    if shard.layout is not None:
+        return shard.layout.region(shard.layout.mesh.coord_of(shard.rank))
+    stamped = dump.find("stamped", "param", name) or dump.find("stamped", "buffer", name)
+    if shard.body.local_shape != shape and stamped is not None and shard.rank in stamped.shards:
+        ids = stamped.shards[shard.rank]
+        if ids.held is not None and ids.held.shape == shard.body.local_shape:
+            return ids.held
+        if ids.body.runs is not None and ids.body.local_shape == shard.body.local_shape:
+            numbers = dump.local_ids(ids, name) - 1
+            if numbers.min(initial=0) >= 0:
+                return Elements(tuple(numbers.ravel().tolist()), shard.body.local_shape)
+    return Region.whole(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A sharded step beside the unsharded model's.
+
+    Attributes:
+        loss: The loss of the sharded step over all ranks, or of the first rank that has a wrong one; NaN if it was not
+            captured.
+        odd_rank: The rank that `loss` is of, if others have the right one.
+        loss_wanted: The unsharded model's.
+        num_right: How many gradients are the unsharded model's.
+        largest_error_of_right: The largest difference of any element of them, on any rank.
+        num_wrong: How many gradients are not.
+        largest_error_of_wrong: The largest difference of any element of those, on any rank; infinite if one has NaN
+            or infinity.
+    """
+
+    loss: float
+    odd_rank: int | None
+    loss_wanted: float
+    num_right: int
+    largest_error_of_right: float
+    num_wrong: int
+    largest_error_of_wrong: float
+
+
+def agreement(dump: Dump) -> Agreement | None:
+    """Return how near the step came; None if the dump has none."""
+    results = [result for result in compared(dump) if not result.incomparable] if dump.at("reference") else []
+    losses = [result for result in results if result.role == "scalar" and result.name == "loss" and result.reduced]
+    gradients = [result for result in results if result.role == "grad"]
+    if not losses and not gradients:
+        return None
+    of_rank = {rank: float(value) for rank, value in losses[0].reduced.items()} if losses else {}
+    odd = losses[0].wrong if losses else ()
+    loss = of_rank[next(iter((*odd, *of_rank)))] if of_rank else math.nan
+    odd_rank = odd[0] if 0 < len(odd) < len(of_rank) else None
+    reference_loss = float(losses[0].wanted) if losses else math.nan
+    right, wrong = ([result for result in gradients if bool(result.wrong) == is_wrong] for is_wrong in (False, True))
+    near, far = (max((result.farthest for result in ones), default=0.0) for ones in (right, wrong))
+    return Agreement(loss, odd_rank, reference_loss, len(right), near, len(wrong), far)

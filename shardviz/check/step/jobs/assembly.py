@@ -1,0 +1,243 @@
+"""Two jobs' traces as one dump in memory, as a probe writes one: so the rules for a probe's step apply to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.trace.backward import blamed_by_weights, first_in_backward
+from shardviz.check.step.trace.forward import first_in_forward
+from shardviz.dump.dump import Dump, dump_of
+from shardviz.dump.read import DumpFiles
+from shardviz.dump.records.files import RankRecord
+from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
+from shardviz.relate.tolerance import TENSOR_FLOAT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.jobs.starts import Belonging
+    from shardviz.check.step.trace.divergence import Divergence
+    from shardviz.check.step.trace.judging import Judging
+    from shardviz.check.step.trace.traces import JobTrace, Weight
+    from shardviz.dump.records.base import Moment, Role
+    from shardviz.dump.records.trace import Place
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Region
+
+
+@dataclass(frozen=True)
+class InMemory(DumpFiles):
+    """The files of a dump that nobody wrote.
+
+    Attributes:
+        arrays: Its dense values, by rank and name.
+    """
+
+    arrays: dict[tuple[int, str], NDArray[np.float64]] = field(default_factory=dict)
+
+    def dense(self, rank: int, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
+        """Return one array."""
+        return self.arrays[rank, key].reshape(shape)
+
+
+@dataclass
+class _Rank:
+    """A rank's record in the making."""
+
+    bodies: list[Body] = field(default_factory=list)
+    tensors: list[TensorRecord] = field(default_factory=list)
+    layouts: dict[LayoutRecord, int] = field(default_factory=dict)
+    meshes: dict[MeshRecord, int] = field(default_factory=dict)
+
+
+@dataclass
+class Assembling:
+    """A dump in the making.
+
+    Attributes:
+        job: The trace of the job that is looked at.
+        mesh: Its mesh.
+        ranks: What is known of each rank.
+        arrays: Values, by rank and name.
+        narrowed_to: What rounds as much as the multiplications of a GPU may.
+    """
+
+    job: JobTrace
+    mesh: Mesh
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    arrays: dict[tuple[int, str], NDArray[np.float64]] = field(default_factory=dict)
+    narrowed_to: tuple[str, ...] = ()
+
+    def add(
+        self,
+        rank: int,
+        name: str,
+        place: tuple[Moment, Role],
+        shape: tuple[int, ...],
+        values: NDArray[np.float64],
+        dtype: str,
+        layout: Layout | None = None,
+    ) -> None:
+        """Add a tensor."""
+        moment, role = place
+        tables = self.ranks.setdefault(rank, _Rank())
+        index = None if layout is None else _layout(tables, layout)
+        body = Body(role, moment, shape, values.shape, dtype, layout=index, dense=True, grad=None)
+        tables.tensors.append(TensorRecord(name, len(tables.bodies)))
+        tables.bodies.append(body)
+        self.arrays[rank, f"{moment}/{role}/{name}"] = values
+
+    def add_region(self, rank: int, name: str, shape: tuple[int, ...], region: Region, weight: Weight) -> None:
+        """Add which elements of a weight a rank has."""
+        tables = self.ranks.setdefault(rank, _Rank())
+        dtype = weight.values.dtype if weight.values is not None else "float32"
+        tables.tensors.append(TensorRecord(name, len(tables.bodies)))
+        tables.bodies.append(Body("param", "stamped", shape, region.shape, dtype, held=region.dims))
+
+    def dump(self, judging: Judging) -> Dump:
+        """Return the dump, with every rank's values at every place."""
+        records = {}
+        for rank, record in self.job.dump.files.ranks.items():
+            tables = self.ranks.get(rank, _Rank())
+            records[rank] = RankRecord(
+                record.schema,
+                rank,
+                record.num_ranks,
+                record.hostname,
+                meshes=tuple(tables.meshes),
+                layouts=tuple(tables.layouts),
+                bodies=tuple(tables.bodies),
+                tensors=tuple(tables.tensors),
+                trace=tuple(judging.records(rank)),
+                narrowed_to=self.narrowed_to,
+            )
+        mesh = MeshRecord(self.mesh.axes, self.mesh.shape, self.mesh.ranks)
+        run = structs.replace(self.job.dump.files.run, mesh=mesh)
+        return dump_of(InMemory(self.job.dump.files.path, run, records, arrays=self.arrays))
+
+
+def _layout(tables: _Rank, layout: Layout) -> int:
+    """Return the index of a layout among a rank's."""
+    placements = layout.placements()
+    assert placements is not None, "it comes from placements"
+    mesh = MeshRecord(layout.mesh.axes, layout.mesh.shape, layout.mesh.ranks)
+    number = tables.meshes.setdefault(mesh, len(tables.meshes))
+    flat = FlatRecord(layout.flat.shape, layout.flat.offset) if layout.flat else None
+    record = LayoutRecord(number, tuple(map(str, placements)), layout.shape, flat, layout.own_axes)
+    return tables.layouts.setdefault(record, len(tables.layouts))
+
+
+@dataclass(frozen=True)
+class JobEvidence(Evidence):
+    """What two jobs' steps show: nobody wrote down a loss, and outputs are those of modules."""
+
+    @cached_property
+    def outputs_are_right(self) -> bool:
+        """Whether nothing goes wrong in forward."""
+        return first_in_forward(self.calls) is None
+
+    @cached_property
+    def loss_is_right(self) -> bool:
+        """Whether the loss is computed of what is right; nobody wrote it down."""
+        return self.outputs_are_right
+
+    @cached_property
+    def divergence(self) -> Divergence | None:
+        """The first wrong module: in forward; in backward where all of forward is right."""
+        backward = first_in_backward(self.calls)
+        return first_in_forward(self.calls) or blamed_by_weights(backward, self.calls, self.gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of both jobs.
+
+    Attributes:
+        params: Those of the job that the other is compared with, whole.
+        grads: Their gradients.
+        belongings: Where those of the other job's belong that claim nothing.
+    """
+
+    params: Mapping[str, Weight]
+    grads: Mapping[str, Weight]
+    belongings: Mapping[str, Belonging]
+
+
+def assembled(job: JobTrace, judging: Judging, weights: Weights) -> tuple[Dump, tuple[str, ...]]:
+    """Return a dump that compares two jobs, and the gradients that are incomplete.
+
+    Args:
+        job: The job.
+        judging: What each of its ranks has at every place.
+        weights: Both jobs' weights.
+    """
+    assembling = Assembling(job, judging.mesh)
+    sampled = _add_gradients(assembling, job, weights)
+    _add_vectors(assembling, weights.params)
+    for place in judging.wrong:
+        _add_place(assembling, judging, place)
+    return assembling.dump(judging), sampled
+
+
+def _add_gradients(assembling: Assembling, job: JobTrace, weights: Weights) -> tuple[str, ...]:
+    """Add the gradients of weights that are there whole."""
+    first = min(job.ranks)
+    parts = by_name(job.ranks, "grad")
+    sampled = []
+    for name, whole in weights.grads.items():
+        by_rank = parts.get(name, {})
+        all_values = [weight.values for weight in (whole, *by_rank.values())]
+        if any(values is None or not values.is_whole for values in all_values):
+            sampled.append(name)
+            continue
+        _add_weight(assembling, first, name, "reference", whole, None)
+        for rank, weight in by_rank.items():
+            belonging = weights.belongings.get(name)
+            layout = weight.layout or (belonging.layout if belonging is not None else None)
+            _add_weight(assembling, rank, name, "step", weight, layout)
+            if layout is None and belonging is not None:
+                assembling.add_region(rank, name, whole.shape, belonging.regions[rank], weight)
+    return tuple(sampled)
+
+
+def _add_vectors(assembling: Assembling, params: Mapping[str, Weight]) -> None:
+    """Add the weights that may be added to what a module returns: biases."""
+    for name, whole in params.items():
+        if whole.values is not None and whole.values.is_whole and len(whole.shape) == 1:
+            values = whole.values
+            assembling.add(
+                min(assembling.job.ranks), name, ("reference", "param"), whole.shape, values.values, values.dtype
+            )
+
+
+def _add_weight(
+    assembling: Assembling, rank: int, name: str, moment: Moment, weight: Weight, layout: Layout | None
+) -> None:
+    assert weight.values is not None
+    if weight.values.tolerance == TENSOR_FLOAT:
+        assembling.narrowed_to = ("float16",)
+    shape = weight.shape if layout is None or layout.flat else layout.shape
+    assembling.add(rank, name, (moment, "grad"), shape, weight.values.values, weight.values.dtype, layout)
+
+
+def _add_place(assembling: Assembling, judging: Judging, place: Place) -> None:
+    whole = judging.whole[place].values
+    by_rank = {rank: points[place].values for rank, points in judging.ranks.items() if place in points}
+    parts = {rank: values for rank, values in by_rank.items() if values is not None}
+    if whole is None or not whole.is_whole or not all(part.is_whole for part in parts.values()):
+        return
+    name = place.values_name
+    assembling.add(min(judging.ranks), name, ("reference", "activation"), whole.shape, whole.values, whole.dtype)
+    for rank, rank_part in parts.items():
+        values = rank_part.values / judging.scale(place, rank)
+        assembling.add(rank, name, ("step", "activation"), whole.shape, values, rank_part.dtype)

@@ -1,0 +1,366 @@
+"""Weights, optimizer state and buffers after the step, compared with the unsharded model's.
+
+`wrong-value` where they are not the same: a state taken from another rank's shard, moments in another order, another
+learning rate, weight decay of another group. `unreplicated` where each rank keeps a buffer of its own.
+
+Adam divides a gradient by its own size, so that a gradient of nearly zero moves a weight by as much as any other, in
+either direction: elements whose gradient is lost in rounding are left out. Buffers (running statistics) are compared
+where no axis splits the batch; where one does, each rank rightly has the statistics of its own part.
+
+A state may have started from zeros, or belong to another rank: what the gradient adds in the step is the same in both
+cases, so what is left says what it started from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.report import NotChecked, Place
+from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of
+from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.rules.all_gradients import multiplied
+from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, why_weight
+from shardviz.check.step.words import number
+from shardviz.explain.finding import Finding
+from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank, UnexplainedState
+from shardviz.explain.update import (
+    BufferOfParts,
+    OwnBufferRead,
+    RepeatedCount,
+    UnexplainedBuffer,
+    UnexplainedWeight,
+    UnreducedStatistics,
+)
+from shardviz.relate.measures import owner_of, ratio_of
+from shardviz.relate.tolerance import FEW, ROUNDINGS_OF_STEP, STEP, TELLING
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.comparison import Compared
+    from shardviz.dump.dump import Dump, Tensor
+
+WHAT = {"optim": "the optimizer's state", "param": "the weight", "buffer": "the buffer"}
+"""What is compared, causes before what comes of them."""
+
+
+def check_unsharded_update(
+    dump: Dump, judged: frozenset[str], told_right: dict[Place, bool] | None = None
+) -> Iterator[Finding | NotChecked]:
+    """Yield what differs from the unsharded model after the optimizer's step.
+
+    Args:
+        dump: The dump.
+        judged: Names that already have a finding or a note; the empty one stands for all.
+        told_right: Gets what was compared, and whether it is right (`Report.compared`).
+    """
+    told_right = {} if told_right is None else told_right
+    if "" in judged:
+        return
+    evidence = Evidence(dump, tuple(compared(dump)))
+    all_alike = multiplied(evidence)
+    if all_alike is not None and all_alike.clipped_to:
+        why = "the weights after the optimizer's step: they were stepped by gradients that the step had clipped"
+        yield NotChecked("", why, "step")
+        return
+    rounding = rounding_of(dump)
+    splitting = tuple(axis for axis, is_batch in (evidence.batch or {}).items() if is_batch)
+    settled = set(judged)
+    for role in WHAT:
+        for tensor, name in _of_role(dump, role):
+            reference = dump.find("updated", role, name)
+            weight = _weight(role, name)
+            if reference is not None and "complex" in reference.first.body.dtype:
+                told_right[Place("step", tensor.role, name)] = _is_bitwise(tensor, reference, name)
+                if not told_right[Place("step", tensor.role, name)]:
+                    yield NotChecked(name, f"{WHAT[role]} after the step: its numbers are complex", "step")
+            elif reference is not None and weight not in settled:
+                expected = dump.values(reference.first, name)
+                comparison = laid_out(dump, tensor, name, expected, rounding)
+                findings = list(_check(evidence, comparison, splitting))
+                yield from (
+                    finding.seen_in(comparison) if isinstance(finding, Finding) else finding for finding in findings
+                )
+                if not any(isinstance(finding, NotChecked) for finding in findings):
+                    told_right[Place("step", tensor.role, name)] = not findings
+                settled |= {weight} if findings else set()
+    yield from _not_kept(dump, settled)
+
+
+def _not_kept(dump: Dump, settled: Collection[str]) -> Iterator[NotChecked]:
+    """Yield states that the unsharded model's optimizer keeps of a weight, and no rank of the sharded one."""
+    for tensor in dump.at("updated"):
+        for name in tensor.names if tensor.role == "optim" else ():
+            weight = _weight("optim", name)
+            is_after = dump.find("step", "param", weight) is not None and weight not in settled
+            if is_after and dump.find("step", "optim", name) is None:
+                yield NotChecked(name, "the optimizer's state after the step: no rank has it", "step")
+
+
+def _is_bitwise(tensor: Tensor, reference: Tensor, name: str) -> bool:
+    """Whether every rank has exactly the unsharded model's bytes."""
+    expected = reference.first.digest(reference.index(name))
+    return all(shard.digest(tensor.index(name)) == expected for shard in tensor.shards.values())
+
+
+def _of_role(dump: Dump, role: str) -> Iterator[tuple[Tensor, str]]:
+    """Yield the step's tensors of a role, without complex ones, which a dump has as pairs."""
+    tensors = [tensor for tensor in dump.at("step") if tensor.role == role and not tensor.dtype.startswith("complex")]
+    yield from ((tensor, name) for tensor in tensors for name in tensor.names)
+
+
+def _weight(role: str, name: str) -> str:
+    """Return the weight that a state is of: a wrong state makes a wrong weight, and is the cause of it."""
+    return name.rpartition(".")[0] if role == "optim" else name
+
+
+def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...]) -> Iterator[Finding | NotChecked]:
+    dump, what = evidence.dump, WHAT[comparison.role]
+    if comparison.incomparable:
+        yield NotChecked(comparison.name, f"{what} after the step: {comparison.incomparable}", "step")
+        return
+    if comparison.role == "param" and _before(dump, comparison) is None:
+        yield NotChecked(comparison.name, f"{what} after the step: its value before the step was not captured", "step")
+        return
+    wrong = {rank: far for rank in comparison.reduced if (far := _distance(dump, comparison, rank)) is not None}
+    if not wrong:
+        if _is_lost(dump, comparison):
+            why = "it differs, and its gradient is so small compared with others that it may be rounding alone"
+            yield NotChecked(comparison.name, f"{what} after the step: {why}", "step")
+        return
+    if comparison.role == "buffer" and splitting and not _times_counted(comparison):
+        odd_axes = [axis for axis in comparison.copies_differ_along if axis not in splitting]
+        if odd_axes:
+            yield _copies_of_buffer(comparison, odd_axes)
+            return
+        is_saved = not any(comparison.name in record.not_saved for record in dump.files.ranks.values())
+        if is_saved and (reduction := _reduction(comparison, splitting)):
+            yield _not_reduced(comparison, *reduction)
+            return
+        differing = [axis for axis in comparison.copies_differ_along if axis in splitting]
+        if differing and is_read_by_forward(dump, comparison.name):
+            yield _steering(comparison, differing)
+            return
+        parts = f"each rank's is of its own part of the batch, which {', '.join(splitting)} splits"
+        why = parts if is_saved else f"{parts}, and no checkpoint has it"
+        yield NotChecked(comparison.name, f"{what} after the step: {why}", "step")
+        return
+    yield _finding(evidence, comparison, wrong)
+
+
+def _copies_of_buffer(comparison: Compared, axes: Sequence[str]) -> Finding:
+    along = " and ".join(axes)
+    sentence = f"copies of the buffer differ along {along} after the step, and all ranks see the same rows"
+    ranks = tuple(sorted(comparison.reduced))
+    return comparison.finding(BufferOfParts(along), sentence, ranks, held=f"different values along {along}")
+
+
+def _reduction(comparison: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """Return the reduction over axes of the batch that makes all buffers right; unnamed if that may be chance."""
+    axes = tuple(axis for axis in splitting if axis in comparison.copies_differ_along)
+    first, *others = comparison.reduced.values()
+    num_apart = max((np.count_nonzero(other != first) for other in others if other.shape == first.shape), default=0)
+    for op in ("max", "min", "avg", "sum") if axes else ():
+        values = comparison.over(axes, op)
+        if values and all(comparison.is_right(rank, value) for rank, value in values.items()):
+            is_chance = op in ("max", "min") and num_apart <= FEW and comparison.wanted.size > 1
+            return "" if is_chance else op, axes
+    return None
+
+
+def _not_reduced(comparison: Compared, op: str, axes: Sequence[str]) -> Finding:
+    along = " and ".join(axes)
+    sentence = f"each rank along {along} has its own value after the step"
+    if op:
+        sentence += f"; the {op} over {along} is the unsharded model's"
+    return comparison.finding(
+        UnreducedStatistics(along, op),
+        sentence,
+        tuple(sorted(comparison.reduced)),
+        severity="warning",
+        held=f"different values along {along}",
+    )
+
+
+def is_read_by_forward(dump: Dump, buffer: str) -> bool:
+    """Whether the forward reads a buffer in training, and nothing makes the copies equal before the next forward."""
+    records = dump.files.ranks.values()
+    is_sent_again = any(one.kind == "ddp" for record in records for one in record.wrappers or ())
+    return not is_sent_again and any(buffer in record.read_buffers for record in records)
+
+
+def _steering(comparison: Compared, axes: Sequence[str]) -> Finding:
+    along = " and ".join(axes)
+    sentence = f"each rank along {along} has its own value after the step, and the model's output depends on it"
+    ranks = tuple(sorted(comparison.reduced))
+    return comparison.finding(OwnBufferRead(along), sentence, ranks, held=f"different values along {along}")
+
+
+def _distance(dump: Dump, comparison: Compared, rank: int) -> tuple[float, float] | None:
+    """Return the element of a rank that is farthest off, and what it should be; None if all are right."""
+    values, expected, off = comparison.reduced[rank], comparison.wanted_of(rank), _beyond(dump, comparison, rank)
+    if comparison.role != "buffer":
+        off = np.where(_telling(dump, comparison, rank), off, -1.0)
+    if not (off > 0).any():
+        return None
+    at = np.unravel_index(np.argmax(off), off.shape)
+    return float(values[at]), float(expected[at])
+
+
+def _beyond(dump: Dump, comparison: Compared, rank: int) -> NDArray[np.float64]:
+    """Return each element's error on a rank; -1 within rounding, infinity for NaN."""
+    expected = comparison.wanted_of(rank)
+    allowed = comparison.rounding.tolerance(comparison.wanted, gradient=comparison.role == "optim")
+    before = _before(dump, comparison)
+    if before is not None:
+        moved = float(np.max(np.abs(expected - comparison.part(before, rank)), initial=0.0))
+        allowed += max(STEP, ROUNDINGS_OF_STEP * comparison.rounding.epsilon) * moved
+    off = np.abs(comparison.reduced[rank] - expected)
+    return np.where(off <= allowed, -1.0, np.nan_to_num(off, nan=np.inf))
+
+
+def _before(dump: Dump, comparison: Compared) -> NDArray[np.float64] | None:
+    """Return what a weight was before the step; None for all else, and if it was not captured."""
+    before = dump.find("reference", "param", comparison.name) if comparison.role == "param" else None
+    return (
+        in_order(dump, "param", comparison.name, dump.values(before.first, comparison.name))
+        if before is not None
+        else None
+    )
+
+
+def _is_lost(dump: Dump, comparison: Compared) -> bool:
+    """Whether a rank has elements that are off, and all gradients of its part may be rounding alone."""
+    return comparison.role != "buffer" and any(
+        (_beyond(dump, comparison, rank) > 0).any() and not _telling(dump, comparison, rank).any()
+        for rank in comparison.reduced
+    )
+
+
+def _telling(dump: Dump, comparison: Compared, rank: int) -> NDArray[np.bool_]:
+    """Return the elements whose gradient is exactly zero or not lost in rounding."""
+    name = _weight(comparison.role, comparison.name)
+    gradient = dump.find("reference", "grad", name)
+    if gradient is None:
+        return np.ones(comparison.reduced[rank].shape, bool)
+    whole = in_order(dump, "grad", name, dump.values(gradient.first, name))
+    if whole.size != comparison.wanted.size:
+        return np.ones(comparison.reduced[rank].shape, bool)
+    sizes = np.abs(comparison.part(whole, rank))
+    telling: NDArray[np.bool_] = (sizes > TELLING * comparison.rounding.tolerance(whole, gradient=True)) | (sizes == 0)
+    return telling
+
+
+def _finding(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:
+    ranks = tuple(sorted(wrong))
+    held, expected = wrong[ranks[0]]
+    texts = (number(held), number(expected)) if number(held) != number(expected) else (f"{held:.9g}", f"{expected:.9g}")
+    off = f"rank {ranks[0]} has {texts[0]} instead of {texts[1]}"
+    why = _why(evidence, comparison, ranks)
+    cause = why.cause if why else UnexplainedState() if comparison.role == "optim" else UnexplainedWeight()
+    where = f"on {len(ranks):,} of {len(comparison.reduced):,} ranks"
+    text = f"{WHAT[comparison.role]} is not the unsharded model's after the step {where}"
+    sentence = f"{why.sentence}; {off}" if why else f"{text}: {off}"
+    return comparison.finding(cause, sentence, ranks, kind="wrong-value", generic=why is None)
+
+
+def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Why | None:
+    """Return the most likely cause, by what ranks hold instead; None if nothing fits."""
+    if comparison.role == "buffer":
+        times = _times_counted(comparison)
+        if times:
+            return Why(f"the buffer is {times} times the unsharded model's after the step", RepeatedCount(times))
+        return Why("the buffer is not the unsharded model's after the step", UnexplainedBuffer())
+    others = {rank: owner_of(comparison, rank) for rank in ranks}
+    if all(other is not None for other in others.values()):
+        return _of_others({rank: other for rank, other in others.items() if other is not None})
+    if comparison.role != "optim":
+        return why_weight(evidence, comparison)
+    return _of_another_order(comparison, ranks) or _why_state(evidence.dump, comparison)
+
+
+def _times_counted(comparison: Compared) -> int:
+    """Return the whole number by which every rank's buffer is a multiple; 0 if it isn't."""
+    ratio = ratio_of(comparison) if comparison.wanted.size and np.ptp(comparison.wanted) else None
+    return ratio.numerator if ratio is not None and ratio > 1 and ratio.denominator == 1 else 0
+
+
+def _why_state(dump: Dump, comparison: Compared) -> Why | None:
+    """Return why an optimizer's state differs after the step, if it shows what it started from."""
+    gradient = dump.find("reference", "grad", comparison.name.rpartition(".")[0])
+    if gradient is None:
+        return None
+    whole = dump.values(gradient.first, comparison.name.rpartition(".")[0])
+    if whole.size != comparison.wanted.size:
+        return None
+    for added in (whole, whole**2):
+        parts = {rank: comparison.part(added, rank) for rank in comparison.reduced}
+        if _are_multiples(comparison, parts):
+            return Why(
+                "the optimizer's state is what the first step leaves that starts from zeros; the unsharded model's is "
+                "not",
+                StateNotLoaded(),
+            )
+        if others := _from_others(comparison, parts):
+            return _of_others(others)
+    return None
+
+
+def _are_multiples(comparison: Compared, parts: Mapping[int, NDArray[np.float64]]) -> bool:
+    """Whether all ranks' state is one multiple of what a step adds, and the wanted state is not a multiple."""
+    got = np.concatenate([comparison.reduced[rank].ravel() for rank in parts])
+    expected = np.concatenate([comparison.wanted_of(rank).ravel() for rank in parts])
+    added = np.concatenate([part.ravel() for part in parts.values()])
+    if np.count_nonzero(added) < FEW or not np.any(got):
+        return False
+    return factor_to(got, added) is not None and factor_to(expected, added) is None
+
+
+def _from_others(comparison: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dict[int, int]:
+    """Return for each wrong rank the rank from whose part of the state it started; empty if one has none."""
+    owners: dict[int, int] = {}
+    for rank in comparison.wrong:
+        owner = next((other for other in parts if _is_from(comparison, parts, rank, other)), None)
+        if owner is None:
+            return {}
+        owners[rank] = owner
+    return owners
+
+
+def _is_from(comparison: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int, source: int) -> bool:
+    """Whether a rank's state is another's, but for what the two ranks' own gradients add to it."""
+    got, expected = comparison.reduced[rank], comparison.wanted_of(source)
+    if comparison.regions[rank] == comparison.regions[source] or got.shape != expected.shape or got.size < FEW:
+        return False
+    off, added = got - expected, parts[rank] - parts[source]
+    return bool(np.any(added)) and factor_to(off, added) is not None
+
+
+def _of_another_order(comparison: Compared, ranks: Sequence[int]) -> Why | None:
+    """Return why ranks have the numbers of their own part of a state at other places; None if they have not."""
+    parts = [(comparison.reduced[rank].ravel(), comparison.wanted_of(rank).ravel()) for rank in ranks]
+    if any(got.size < 2 or not comparison.near(np.sort(got), np.sort(due)) for got, due in parts):
+        return None
+    got, expected = parts[0]
+    moved = int(np.count_nonzero(np.abs(got - expected) > comparison.tolerance))
+    return Why(
+        f"the optimizer's state is in another order within its part: {moved:,} of {got.size:,} elements of rank "
+        f"{ranks[0]} are out of place",
+        StateInAnotherOrder(),
+    )
+
+
+def _of_others(others: Mapping[int, int]) -> Why:
+    """Return why ranks have the state of other ranks."""
+    pairs = listed((f"rank {rank} has that of rank {other}" for rank, other in others.items()), MAX_LISTED)
+    if len(set(others.values())) == 1:
+        first = next(iter(others.values()))
+        return Why(
+            f"the optimizer's state is of the same part on every rank, rank {first}'s", StateOfAnotherRank(is_one=True)
+        )
+    return Why(f"the optimizer's state is of the part of another rank: {pairs}", StateOfAnotherRank())

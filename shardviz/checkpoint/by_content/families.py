@@ -1,0 +1,248 @@
+"""Tensors that differ by the numbers in their names, which of them belong together, and the lines of a map for them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING, TypeAlias
+
+from shardviz.checkpoint.maps.language import parse_rules
+from shardviz.checkpoint.maps.matching import NUMBER, pattern_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from shardviz.checkpoint.by_content.solving import Recipe
+    from shardviz.checkpoint.maps.language import Rule
+    from shardviz.checkpoint.records import Tensor
+
+MOST_EXTRA = 2
+"""Numbers that become dims: those of layers and of experts."""
+
+REPRESENTATIVES = 5
+"""Tensors of a family that are looked at."""
+
+Numbers: TypeAlias = tuple[int, ...]
+MOST_LINES = 2048
+"""Lines that are made shorter."""
+
+SOURCE = "the map that was inferred"
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Tensors of one shape whose names differ by their numbers.
+
+    Attributes:
+        pattern: Their name with `*` for each number; a name where it is a single one.
+        members: The tensors, by their numbers.
+    """
+
+    pattern: str
+    members: Mapping[Numbers, Tensor]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of each."""
+        return next(iter(self.members.values())).shape
+
+    @property
+    def some(self) -> list[Numbers]:
+        """The numbers of a few members: the first, the last, and some between."""
+        every = sorted(self.members)
+        last = len(every) - 1
+        return [every[at] for at in sorted({last * step // (REPRESENTATIVES - 1) for step in range(REPRESENTATIVES)})]
+
+    def alone(self) -> Iterator[Family]:
+        """Yield each member as a family of its own."""
+        for tensor in self.members.values():
+            yield Family(tensor.name, {(): tensor})
+
+
+def families_of(tensors: Iterable[Tensor]) -> list[Family]:
+    """Return families; tensors whose shapes differ, though only their numbers do, are by themselves."""
+    by_pattern: dict[str, dict[Numbers, Tensor]] = {}
+    for tensor in tensors:
+        numbers = tuple(map(int, NUMBER.findall(tensor.name)))
+        by_pattern.setdefault(NUMBER.sub("*", tensor.name), {})[numbers] = tensor
+    families: list[Family] = []
+    for pattern, members in by_pattern.items():
+        whole = Family(pattern, members)
+        is_one = len({one.shape for one in members.values()}) == 1
+        families += [whole] if is_one else whole.alone()
+    return families
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """Which tensors of one family belong to each of another.
+
+    Attributes:
+        family: The family that they are of.
+        parts: By the numbers of the other family: the tensors by the numbers that only this family has.
+        numbers: By the numbers of the other family: the numbers that stand in their place.
+        extra: Which of this family's numbers only this family has.
+    """
+
+    family: Family
+    parts: Mapping[Numbers, Mapping[Numbers, Tensor]] = field(repr=False)
+    numbers: Mapping[Numbers, Numbers]
+    extra: tuple[int, ...] = ()
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the same numbers stand on both sides, before those that only one has: a `*` says it."""
+        stars = self.family.pattern.count("*")
+        is_same = all(one == other for one, other in self.numbers.items())
+        return is_same and self.extra == tuple(range(stars - len(self.extra), stars))
+
+    def name(self, numbers: Numbers | None) -> str:
+        """Return the pattern of its tensors: with `*` for all numbers, or for those that only it has."""
+        if numbers is None:
+            return self.family.pattern
+        words = iter(map(str, self.numbers[numbers]))
+        pieces = self.family.pattern.split("*")
+        put = ["*" if at in self.extra else next(words) for at in range(len(pieces) - 1)]
+        return "".join(piece + word for piece, word in zip(pieces, [*put, ""], strict=True))
+
+
+def links(whole: Family, segment: Family) -> Iterator[Link]:
+    """Yield the ways in which the numbers of a family belong to those of another one."""
+    stars, others = whole.pattern.count("*"), segment.pattern.count("*")
+    more = others - stars
+    if 0 <= more <= MOST_EXTRA:
+        for extra in sorted(combinations(range(others), more), reverse=True):
+            parts: dict[Numbers, dict[Numbers, Tensor]] = {}
+            for numbers, tensor in segment.members.items():
+                shared = tuple(number for at, number in enumerate(numbers) if at not in extra)
+                parts.setdefault(shared, {})[tuple(numbers[at] for at in extra)] = tensor
+            for numbers_there in _aligned(whole.members, parts):
+                yield Link(segment, {own: parts[other] for own, other in numbers_there.items()}, numbers_there, extra)
+    if more and len(whole.members) == len(segment.members):
+        numbers_there = dict(zip(sorted(whole.members), sorted(segment.members), strict=True))
+        yield Link(segment, {own: {(): segment.members[other]} for own, other in numbers_there.items()}, numbers_there)
+
+
+def _aligned(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> Iterator[dict[Numbers, Numbers]]:
+    """Yield pairings of numbers: in order if one side starts elsewhere, then equal ones."""
+    own_numbers, their_numbers = sorted(numbers_of_side), sorted(others)
+    if own_numbers != their_numbers and len(own_numbers) == len(their_numbers):
+        pairs = zip(zip(*own_numbers, strict=True), zip(*their_numbers, strict=True), strict=True)
+        columns = [dict(zip(sorted({*own}), sorted({*other}), strict=False)) for own, other in pairs]
+        shifted = {
+            numbers: tuple(columns[at].get(one, -1) for at, one in enumerate(numbers)) for numbers in own_numbers
+        }
+        if sorted(shifted.values()) == their_numbers:
+            yield shifted
+    if shared := set(own_numbers) & set(their_numbers):
+        yield {numbers: numbers for numbers in sorted(shared)}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a family of tensors is found to be made of.
+
+    Attributes:
+        side: Which checkpoint has it: 0 or 1.
+        whole: The family.
+        recipe: How its tensors are made of the other side's.
+        why: Why, if it is not because the values are equal.
+    """
+
+    side: int
+    whole: Family
+    recipe: Recipe
+    why: str = ""
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield its lines of a map: one, or if numbers differ, one for each tensor."""
+        if all(link.is_direct for link in self.recipe.links):
+            yield self.whole.pattern, self.recipe.text()
+            return
+        for numbers, tensor in sorted(self.whole.members.items()):
+            if all(numbers in link.parts for link in self.recipe.links):
+                yield tensor.name, self.recipe.text(numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a map.
+
+    Attributes:
+        left: The pattern of its tensors.
+        right: How they are made.
+        why: Why, if it is not because the values are equal.
+    """
+
+    left: str
+    right: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.left} = {self.right}" + (f"  # {self.why}" if self.why else "")
+
+
+def lines_of(choices: Iterable[Choice], sides: tuple[Collection[str], Collection[str]]) -> tuple[Line, ...]:
+    """Return the lines of a map, the narrower patterns first where two fit one name.
+
+    Args:
+        choices: What was found.
+        sides: All names of both checkpoints.
+    """
+    place = {name: at for at, name in enumerate([*sides[0], *sides[1]])}
+    in_order = sorted(choices, key=lambda choice: min(place[one.name] for one in choice.whole.members.values()))
+    every = [Line(left, right, choice.why) for choice in in_order for left, right in choice.lines()]
+    if len(every) > MOST_LINES:
+        return tuple(every)
+    if not any(re.search(NUMBER, name) for line in every for name in (line.left, line.right)):
+        sides = tuple({NUMBER.sub("0", name) for name in names} for names in sides)  # type: ignore[assignment]
+    shortened = _shortened(every, sides)
+    fits = Counter(
+        name for line in shortened for side in sides for name in side if pattern_of(line.left).fullmatch(name)
+    )
+    if max(fits.values(), default=0) > 1:
+        shortened.sort(key=lambda line: -line.left.count("."))
+    return tuple(shortened)
+
+
+def rules_from(lines: Iterable[Line]) -> tuple[Rule, ...]:
+    """Return the rules of lines."""
+    return parse_rules("\n".join(f"{line.left} = {line.right}" for line in lines), SOURCE)
+
+
+def _shortened(every: list[Line], sides: tuple[Collection[str], Collection[str]]) -> list[Line]:
+    """Put lines together that only rename, and whose names end alike: `blocks.*.ffn.* = layers.*.mlp.*`."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in every:
+        for ends in _ends(line):
+            groups.setdefault(ends, []).append(line)
+    replaced: dict[Line, Line] = {}
+    for (left_pattern, right), some in sorted(groups.items(), key=lambda item: item[0][0].count(".")):
+        if len(some) > 1 and not any(line in replaced for line in some) and _are_all(left_pattern, right, some, sides):
+            replaced |= dict.fromkeys(some, Line(left_pattern, right))
+    return list(dict.fromkeys(replaced.get(line, line) for line in every))
+
+
+def _ends(line: Line) -> list[tuple[str, str]]:
+    """Return the patterns that a line is of if the last words of its names, which are the same, become one `*`."""
+    if "(" in line.right or line.why:
+        return []
+    left_words, right_words = line.left.split("."), line.right.split(".")
+    patterns = []
+    for count in range(1, min(len(left_words), len(right_words))):
+        if left_words[-count:] != right_words[-count:]:
+            break
+        patterns.append((".".join([*left_words[:-count], "*"]), ".".join([*right_words[:-count], "*"])))
+    return patterns
+
+
+def _are_all(left_pattern: str, right: str, lines: list[Line], sides: tuple[Collection[str], Collection[str]]) -> bool:
+    """Whether the names that two patterns fit are those of some lines, and no others."""
+    for pattern, names in ((left_pattern, [line.left for line in lines]), (right, [line.right for line in lines])):
+        each = [pattern_of(one) for one in names]
+        fit = [name for side in sides for name in side if pattern_of(pattern).fullmatch(name)]
+        if any(not any(one.fullmatch(name) for one in each) for name in fit):
+            return False
+    return True

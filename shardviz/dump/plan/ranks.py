@@ -1,0 +1,283 @@
+"""The records of a plan's ranks, each made from its representative's when it is asked for.
+
+What a stranger wrote is checked before anything is made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from shardviz.dump.plan.sizes import equally_full, is_even
+from shardviz.dump.records.files import RankRecord
+from shardviz.dump.records.tensors import MeshRecord, Position
+from shardviz.dump.validate import check_rank, layout_of, mesh_of
+from shardviz.errors import DumpError
+from shardviz.layout.mesh import Mesh
+from shardviz.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardviz.dump.records.files import RunRecord
+    from shardviz.dump.records.plan import PlanPart, PlanRecord
+    from shardviz.dump.records.step import CollectiveRecord
+    from shardviz.dump.records.tensors import Body
+    from shardviz.dump.validate import StampedShapes
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Coord
+
+
+MAX_SHIFTED = 1 << 12
+"""A mesh that is another one on every rank is kept for so many ranks at a time."""
+
+
+class PlannedPart:
+    """What the ranks of one part of a plan have.
+
+    Args:
+        part: The part's record.
+        mesh: The plan's mesh.
+
+    Attributes:
+        sizes: Elements on each rank, of every body by its layout and its shape, as `plan.sizes` has worked them out.
+    """
+
+    def __init__(self, plan_part: PlanPart, mesh: Mesh) -> None:
+        self.part = plan_part
+        self.mesh = mesh
+        self.sizes: dict[tuple[int | None, tuple[int, ...]], NDArray[np.int64]] = {}
+        self._bodies: dict[tuple[int, Coord], Body] = {}
+        self._claims: dict[int, dict[Layout | None, tuple[int, ...]]] = {}
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that it stands for, rising."""
+        return ranks_of(self.part, self.mesh)
+
+    @cached_property
+    def _meshes(self) -> list[Mesh]:
+        return [mesh_of(record) for record in self.part.record.meshes]
+
+    @cached_property
+    def _layouts(self) -> list[Layout]:
+        """The layouts on the meshes of the rank that was asked, which most others share."""
+        return [_layout(record, self._meshes[record.mesh]) for record in self.part.record.layouts]
+
+    @cached_property
+    def _even(self) -> list[bool]:
+        return [has_equal_parts(layout) for layout in self._layouts]
+
+    def layout(self, rank: int, index: int) -> Layout:
+        """Return one of the layouts that a rank claims."""
+        layout = self._layouts[index]
+        if rank in layout.mesh:
+            return layout
+        return _layout(self.part.record.layouts[index], mesh_for(rank, layout.mesh, self.part.record.rank, self.mesh))
+
+    def body(self, rank: int, index: int) -> Body:
+        """Return one of a rank's bodies, with the shape of the rank's own part."""
+        body = self.part.record.bodies[index]
+        if body.layout is None or rank == self.part.record.rank or self._even[body.layout]:
+            return body
+        layout = self.layout(rank, body.layout)
+        if rank not in layout.mesh:
+            return body
+        coord = layout.mesh.coord_of(rank)
+        if (index, coord) not in self._bodies:
+            shape = layout.region(coord).shape
+            self._bodies[index, coord] = body if shape == body.local_shape else structs.replace(body, local_shape=shape)
+        return self._bodies[index, coord]
+
+    def claims(self, index: int) -> dict[Layout | None, tuple[int, ...]]:
+        """Return its ranks, rising, by the layout that they claim for one of its bodies."""
+        number = self.part.record.bodies[index].layout
+        if number is None:
+            return {None: self.ranks}
+        if number not in self._claims:
+            self._claims[number] = self._claiming(number)
+        return self._claims[number]
+
+    def _claiming(self, number: int) -> dict[Layout | None, tuple[int, ...]]:
+        ranks_by_layout: dict[Layout | None, list[int]] = {}
+        ranks_left = dict.fromkeys(self.ranks)
+        while ranks_left:
+            rank = next(iter(ranks_left))
+            layout = self.layout(rank, number)
+            group = (
+                [rank] if rank not in layout.mesh else [member for member in layout.mesh.ranks if member in ranks_left]
+            )
+            ranks_by_layout.setdefault(layout, []).extend(group)
+            for member in group:
+                del ranks_left[member]
+        return {layout: tuple(sorted(ranks)) for layout, ranks in ranks_by_layout.items()}
+
+    def unlike(self, index: int) -> Iterator[int]:
+        """Yield the lowest rank of each claim and each shape of one of its bodies, and the rank that was asked."""
+        number = self.part.record.bodies[index].layout
+        for layout, ranks in self.claims(index).items():
+            if layout is None or number is None or self._even[number]:
+                yield ranks[0]
+                continue
+            members, shapes = set(ranks), layout.local_shapes().tolist()
+            by_rank = sorted(zip(layout.mesh.ranks, map(tuple, shapes), strict=True), reverse=True)
+            lowest = {shape: rank for rank, shape in by_rank if rank in members}
+            yield from {*lowest.values(), self.part.record.rank} & members or {ranks[0]}
+
+    def record(self, rank: int) -> RankRecord:
+        """Return a rank's record."""
+        planned = self.part.record
+        if rank == planned.rank:
+            return planned
+        meshes = [mesh_for(rank, mesh, planned.rank, self.mesh) for mesh in self._meshes]
+        positions = [Position(index, at, at) for index, mesh in enumerate(meshes) for at in _coord(mesh, rank)]
+        return structs.replace(
+            planned,
+            rank=rank,
+            meshes=tuple(MeshRecord(mesh.axes, mesh.shape, mesh.ranks) for mesh in meshes),
+            positions=tuple(positions),
+            bodies=tuple(self.body(rank, index) for index in range(len(planned.bodies))),
+            collectives=without_ranks(planned.collectives),
+        )
+
+
+def without_ranks(collectives: tuple[CollectiveRecord, ...]) -> tuple[CollectiveRecord, ...]:
+    """Return collectives as all ranks of a part have them: a group that runs along no axis has other ranks on each."""
+    return tuple(structs.replace(one, ranks=()) if one.ranks else one for one in collectives)
+
+
+def has_equal_parts(layout: Layout) -> bool:
+    """Whether every part of a tensor has the same shape."""
+    dims = zip(layout.shape, layout.chains, strict=True)
+    return layout.flat is None and all(is_even(layout.mesh, size, chain) for size, chain in dims)
+
+
+@lru_cache(maxsize=1 << 14)
+def _layout(record: object, mesh: Mesh) -> Layout:
+    return layout_of(record, mesh)  # type: ignore[arg-type]
+
+
+def _coord(mesh: Mesh, rank: int) -> Iterator[Coord]:
+    if rank in mesh:
+        yield mesh.coord_of(rank)
+
+
+class PlannedRanks(Mapping[int, RankRecord]):
+    """The records of all ranks of a plan, made when they are asked for.
+
+    Args:
+        plan: The plan.
+        mesh: Its mesh.
+    """
+
+    def __init__(self, plan: PlanRecord, mesh: Mesh) -> None:
+        self.plan = plan
+        self.mesh = mesh
+        self.parts = tuple(PlannedPart(part, mesh) for part in plan.parts)
+        self._part_of = {rank: part for part in self.parts for rank in part.ranks}
+        self._sorted = tuple(sorted(self._part_of))
+
+    def __getitem__(self, rank: int) -> RankRecord:
+        return self._part_of[rank].record(rank)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._sorted)
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._part_of
+
+    def alike(self) -> Iterator[tuple[RankRecord, tuple[int, ...]]]:
+        """Yield the record of one rank of each part, and the ranks that did the same in the step."""
+        for planned_part in self.parts:
+            yield planned_part.part.record, planned_part.ranks
+
+    def equally_full(self) -> Iterator[tuple[int, ...]]:
+        """Yield the ranks in groups that hold as much of every tensor as each other."""
+        for planned_part in self.parts:
+            yield from equally_full(planned_part)
+
+    def part_of(self, rank: int) -> PlannedPart:
+        """Return the part that a rank belongs to."""
+        return self._part_of[rank]
+
+
+def ranks_of(plan_part: PlanPart, mesh: Mesh) -> tuple[int, ...]:
+    """Return the ranks that a part stands for, rising.
+
+    Args:
+        plan_part: The part.
+        mesh: The plan's mesh.
+
+    Raises:
+        DumpError: It names an axis or a position that the mesh does not have.
+    """
+    for axis, positions in plan_part.at.items():
+        if axis not in mesh.axes:
+            raise DumpError(f"at names axis {axis}, expected one of {', '.join(mesh.axes)}")
+        if max(positions) >= mesh.axis_size(axis) or len(set(positions)) < len(positions):
+            raise DumpError(f"at {axis}: positions are 0 to {mesh.axis_size(axis) - 1}, each once")
+    ways = (plan_part.at.get(axis, range(size)) for axis, size in zip(mesh.axes, mesh.shape, strict=True))
+    return tuple(sorted(map(mesh.rank_at, product(*ways))))
+
+
+@lru_cache(maxsize=MAX_SHIFTED)
+def mesh_for(rank: int, mesh: Mesh, asked_rank: int, whole: Mesh) -> Mesh:
+    """Return the mesh on which a rank has what the rank that was asked has on its own.
+
+    Along the plan's axes on which all ranks of a mesh are at one position, the other rank's mesh is at its own one.
+
+    Args:
+        rank: The rank.
+        mesh: A mesh of the rank that was asked.
+        asked_rank: The rank that was asked.
+        whole: The plan's mesh.
+    """
+    if rank in mesh or asked_rank not in mesh or any(one not in whole for one in mesh.ranks):
+        return mesh
+    coords = [whole.coord_of(one) for one in mesh.ranks]
+    here = whole.coord_of(rank)
+    fixed = [len({coord[axis] for coord in coords}) == 1 for axis in range(whole.ndim)]
+    moved = (
+        tuple(mine if is_fixed else at for mine, at, is_fixed in zip(here, coord, fixed, strict=True))
+        for coord in coords
+    )
+    return Mesh(mesh.axes, mesh.shape, tuple(map(whole.rank_at, moved)))
+
+
+def check_plan(plan: PlanRecord, run: RunRecord, stamped: StampedShapes) -> PlannedRanks:
+    """Make sure that the parts of a plan fit each other and its run, and return its ranks.
+
+    Raises:
+        DumpError: They do not.
+    """
+    if run.mesh is None:
+        raise DumpError("run.json has no mesh, and a plan needs one")
+    mesh = mesh_of(run.mesh)
+    if mesh.size != run.num_ranks:
+        raise DumpError(f"the mesh has {counted(mesh.size, 'rank')}, expected {run.num_ranks:,}")
+    for index, plan_part in enumerate(plan.parts):
+        try:
+            _check_part(plan_part, run, stamped)
+        except DumpError as error:
+            raise DumpError(f"parts[{index}]: {error.message}") from error
+    ranks = PlannedRanks(plan, mesh)
+    counts = sum(len(part.ranks) for part in ranks.parts)
+    if counts != mesh.size or len(ranks) != mesh.size:
+        raise DumpError(f"its parts stand for {counts:,} ranks, {len(ranks):,} of them different, of {mesh.size:,}")
+    return ranks
+
+
+def _check_part(plan_part: PlanPart, run: RunRecord, stamped: StampedShapes) -> None:
+    check_rank(plan_part.record, run, stamped)
+    if any(body.held or body.runs or body.dense or body.values is not None for body in plan_part.record.bodies):
+        raise DumpError("a plan has no values and no ids, and a body of this part has some")

@@ -1,0 +1,210 @@
+"""Which of the values that are known of a tensor it is compared with. All ranks choose the same.
+
+What was surely loaded, or held before sharding, is taken, the newest first. A file that the job only opened may be what
+its weights were copied from: it is taken where a rank holds just what it claims of it, where a weight of another kind
+of it is held instead (`misfits`), or where nothing else is known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.lookup.by_reference import is_as_claimed
+from shardviz.live.capture.stamp import bits_of_tensor
+from shardviz.live.run.references.changes import all_rounded, notes_on_rounding, rounded_files
+from shardviz.live.run.references.misfits import is_of_another_kind, misfits, notes_on, notes_on_mixtures
+from shardviz.live.run.references.values import NAME, UNSEEN
+from shardviz.reference.files import Reference
+from shardviz.relate.values import is_alike
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from torch import nn
+
+    from shardviz.live.capture.locals import Local
+    from shardviz.live.run.references.sources import Source
+    from shardviz.live.run.references.values import Kept
+    from shardviz.reference.files import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Values that a tensor may have.
+
+    Attributes:
+        entry: Where they are.
+        path: What they are of, for messages.
+        is_snapshot: Whether the job may rightly have changed them since.
+        is_guess: Whether it is not known that the tensor has them.
+        session: The folder of the rank that says so, where its entry may be; empty if every rank reaches it.
+    """
+
+    entry: Entry
+    path: Path
+    is_snapshot: bool
+    is_guess: bool
+    session: str = ""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a model's values are compared with.
+
+    Attributes:
+        reference: Their places, by the model's names.
+        snapshots: Names of tensors that the job may rightly have changed since, each with where its values are.
+        before: The names of those whose values are from before sharding.
+        elsewhere: The names of those of which this rank does not reach the first rank's values, but another's.
+        notes: What a reader should know of files that the job opened.
+    """
+
+    reference: Reference
+    snapshots: Mapping[str, Path]
+    before: frozenset[str]
+    elsewhere: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+def chosen(
+    session: str,
+    sources: Sequence[Source],
+    model: nn.Module,
+    locals_: Sequence[Local],
+    kept_values: Mapping[str, Kept],
+    skipped: Collection[str] = (),
+) -> Chosen:
+    """Choose what each tensor of a model is compared with. Every rank calls this.
+
+    Args:
+        session: The folder that this rank writes to.
+        sources: What values may be compared with, the newest last.
+        model: The model, without wrappers.
+        locals_: Its tensors on this rank.
+        kept_values: What is known of them from before they were sharded.
+        skipped: Those that a load on this rank missed, though it was given their values under another prefix.
+    """
+    own_candidates = candidates(session, sources, model, [local.name for local in locals_])
+    why = {
+        name: kept_values[name].why or UNSEEN if name in kept_values else UNSEEN
+        for name in _names(locals_)
+        if name not in own_candidates
+    }
+    of_ranks = of_all_ranks((own_candidates, why))
+    reasons = {name: text for _, not_here in reversed(of_ranks) for name, text in not_here.items()}
+    of_all, elsewhere = _together([of_rank for of_rank, _ in of_ranks])
+    by_name, notes = fitting(of_all, locals_, skipped)
+    paths = sorted({one.path for one in by_name.values()}, key=str)
+    path = paths[0] if len(paths) == 1 else Path(" or ".join(one.name for one in paths) or "nothing")
+    return Chosen(
+        Reference(
+            path,
+            {name: one.entry for name, one in by_name.items()},
+            {name: text for name, text in reasons.items() if name not in by_name},
+        ),
+        {name: one.path for name, one in by_name.items() if one.is_snapshot},
+        frozenset(name for name, one in by_name.items() if str(one.path) == NAME),
+        elsewhere,
+        tuple(notes),
+    )
+
+
+def _together(of_ranks: Iterable[Mapping[str, list[Candidate]]]) -> tuple[dict[str, list[Candidate]], frozenset[str]]:
+    """Join all ranks' candidates by tensor; return also the names that this rank cannot read.
+
+    The paths are the same on all ranks, in one order; of each the first entry counts that is in reach.
+    """
+    of_all: dict[str, list[Candidate]] = {}
+    elsewhere: set[str] = set()
+    reached: dict[str, bool] = {}
+    for of_rank in of_ranks:
+        for name, some in of_rank.items():
+            candidates_so_far = of_all.setdefault(name, [])
+            for candidate in some:
+                at = next((at for at, other in enumerate(candidates_so_far) if other.path == candidate.path), None)
+                for session in {candidate.session} - reached.keys():
+                    reached[session] = not session or Path(session).is_dir()
+                if at is None:
+                    candidates_so_far.append(candidate)
+                elif reached[candidate.session] and not reached[candidates_so_far[at].session]:
+                    candidates_so_far[at] = candidate
+                    elsewhere.add(name)
+    return of_all, frozenset(elsewhere)
+
+
+def candidates(
+    session: str, sources: Sequence[Source], model: nn.Module, names: Sequence[str]
+) -> dict[str, list[Candidate]]:
+    """Return this rank's candidates for each tensor: opened files, newest first, then sure ones."""
+    by_name: dict[str, list[Candidate]] = {}
+    sure: dict[str, Candidate] = {}
+    for source in sources:
+        for name, stored in source.entries(model, names).items():
+            candidate = Candidate(stored, source.path, source.is_snapshot, source.is_guess, session)
+            if source.is_guess:
+                by_name.setdefault(name, []).insert(0, candidate)
+            else:
+                sure[name] = candidate
+    for name, candidate in sure.items():
+        by_name[name] = [guess for guess in by_name.get(name, []) if guess.path != candidate.path] + [candidate]
+    return by_name
+
+
+def fitting(
+    of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local], skipped: Collection[str] = ()
+) -> tuple[dict[str, Candidate], list[str]]:
+    """Choose each tensor's candidate, with notes on the opened files. Every rank calls this.
+
+    A tensor is compared with the first candidate that some rank holds its part of, else with the one that is sure.
+
+    Args:
+        of_all: What any rank knows of each tensor, the same on all ranks.
+        locals_: The tensors of this rank.
+        skipped: Those that a load on this rank missed, though it was given their values under another prefix.
+    """
+    fits = _fits(of_all, locals_)
+    unknown = {name: some for name, some in of_all.items() if name not in fits and all(one.is_guess for one in some)}
+    narrow = rounded_files(unknown, locals_)
+    of_all = all_rounded(of_all, unknown, narrow)
+    fits |= {name: (frozenset({at}), True) for name, (at, _) in narrow.items()}
+    held = {name: min(places) for name, (places, _) in fits.items()}
+    used = Counter(of_all[name][held[name]].path for name, (_, tells) in fits.items() if tells)
+    misfit = misfits(of_all, held, used, locals_)
+    unlike = {name for name, one in misfit.items() if one.state == "unlike"}
+    missed = unlike & {name for of_rank in of_all_ranks(set(skipped)) for name in of_rank}
+    mixed_up = {name: one.at for name, one in misfit.items() if name in missed or is_of_another_kind(name, one)}
+    guessed = mixed_up | held
+    sure = {name: next((one for one in some if not one.is_guess), some[0]) for name, some in of_all.items()}
+    by_name = {name: of_all[name][guessed[name]] if name in guessed else one for name, one in sure.items()}
+    by_name |= {name: replace(by_name[name], is_snapshot=False) for name in missed}  # the job meant to load them
+    notes = notes_on({name: one for name, one in misfit.items() if name not in guessed}, of_all, used)
+    notes += notes_on_mixtures(of_all, {name: places for name, (places, _) in fits.items()}, used)
+    return by_name, [*notes, *notes_on_rounding(of_all, narrow)]
+
+
+def _fits(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> dict[str, tuple[frozenset[int], bool]]:
+    """Return which opened files some rank holds each tensor of, by their places among its candidates.
+
+    Every rank calls this. With each is whether that says anything: a tensor of one value throughout may be of any file.
+    """
+    fits_here: dict[str, tuple[frozenset[int], bool]] = {}
+    for local in locals_:
+        guesses = [(at, one) for at, one in enumerate(of_all.get(local.name, [])) if one.is_guess]
+        if guesses and not local.values.is_meta and local.values.numel():
+            places = frozenset(at for at, one in guesses if is_as_claimed(local, one.entry))
+            if places:
+                fits_here[local.name] = places, not is_alike(bits_of_tensor(local.values))
+    fits: dict[str, tuple[frozenset[int], bool]] = {}
+    for of_rank in of_all_ranks(fits_here):
+        for name, (places, tells) in of_rank.items():
+            places_so_far, told_before = fits.get(name, (frozenset(), False))
+            fits[name] = places_so_far | places, told_before or tells
+    return fits
+
+
+def _names(locals_: Iterable[Local]) -> list[str]:
+    return [local.name for local in locals_]

@@ -1,0 +1,246 @@
+"""Sources of a job's values: whole tensors given to torch, checkpoints, and opened files."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shardviz.checkpoint.formats.headers import index_in
+from shardviz.checkpoint.optimizer import state_of
+from shardviz.errors import ShardvizError
+from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.capture.stamp import named_tensors
+from shardviz.live.claims.hooks import read_by
+from shardviz.live.compat import clean_name
+from shardviz.live.randomness import kept_random_states
+from shardviz.live.run.hooks.observing import report
+from shardviz.live.run.references.writing import is_first_here, is_plain, may_write, rank_here, write
+from shardviz.reference.files import Reference, open_reference
+from shardviz.reference.names import matched, wrapped_alone
+from shardviz.stamping.target import SAFETENSORS, json_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from torch import nn
+
+    from shardviz.live.run.options import Options
+    from shardviz.reference.files import Entry
+
+
+class Source(Protocol):
+    """Values that a model's may be compared with."""
+
+    @property
+    def path(self) -> Path:
+        """Where they are, for messages."""
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether the job may rightly have changed them since."""
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether it is not known that the model has them."""
+
+    def entries(self, root: nn.Module, names: Collection[str]) -> Mapping[str, Entry]:
+        """Return where the values of a model's tensors are, by their names in it."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that a module has loaded.
+
+    Attributes:
+        path: Where it is, for messages.
+        reference: Its tensors, by the module's names.
+        module: The module that loaded it; None if only the tensors are known.
+        pointers: The memory of the tensors that were loaded into, where the module is not known.
+        is_snapshot: Never: what a job loads is what it wants.
+        is_guess: Never.
+        has_states: Whether it was loaded into an optimizer's states, too.
+    """
+
+    path: Path
+    reference: Reference
+    module: weakref.ref[nn.Module] | None = None
+    pointers: frozenset[int] = frozenset()
+    is_snapshot: bool = False
+    is_guess: bool = False
+    has_states: bool = False
+
+    def entries(self, root: nn.Module, names: Collection[str]) -> dict[str, Entry]:
+        """Return the checkpoint's entries for a model that it, or a part of it, was loaded into."""
+        prefix = self._prefix(root)
+        if prefix is None:
+            return {}
+        full_names = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+        loaded = {
+            full_names[name]: self.reference.entries[other] for name, other in self._matched(list(full_names)).items()
+        }
+        return read_by(root, self.reference) | loaded
+
+    def _matched(self, names: list[str]) -> Mapping[str, str]:
+        return matched(names, self.reference.entries).names
+
+    def _prefix(self, root: nn.Module) -> str | None:
+        if self.module is None:
+            pointers = {local.values.data_ptr() for local in local_tensors(root)}
+            return "" if pointers & self.pointers else None
+        module = self.module()
+        for name, submodule in root.named_modules():
+            if module is not None and submodule is unwrapped(module):
+                return clean_name(f"{name}.") if name else ""
+        return "" if module is not None and any(part is root for part in module.modules()) else None
+
+
+def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Options, number: int) -> Loaded | None:
+    """Keep the whole tensors of a state dict that a sharded model is loading; DTensors have only pieces."""
+    tensors = {name: value for name, value in state_dict.items() if is_plain(value)}
+    size = sum(value.nbytes for value in tensors.values())
+    if not tensors or not may_write(options.session, size, "the values that were loaded"):
+        return None
+    path = Path(options.session) / f"loaded-{rank_here()}-{number}.safetensors"
+    entries = write(path, tensors)
+    return Loaded(Path("the state dict that was loaded"), Reference(path, entries), weakref.ref(model))
+
+
+def of_dcp(state_dict: Mapping[str, Any], folder: str) -> Loaded | None:
+    """Open the DCP folder that was loaded into a state dict's tensors."""
+    reference = _opened(folder)
+    pointers = frozenset(
+        (value.to_local() if isinstance(value, DTensor) else value).data_ptr()
+        for _, value in tensors_in(state_dict)
+        if not value.is_meta
+    )
+    has_states = any(state_of(name) for name, _ in tensors_in(state_dict))
+    return Loaded(Path(folder), reference, None, pointers, has_states=has_states) if reference else None
+
+
+def has_shards(state_dict: Mapping[str, Any]) -> bool:
+    """Whether a state dict has parts of tensors: those of a model, or copies of them."""
+    return any(isinstance(value, DTensor) for _, value in tensors_in(state_dict))
+
+
+def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
+    """Open the local folder that a model was loaded from."""
+    folder = Path(place)
+    if not folder.is_dir() or not any(folder.glob("*.safetensors")):
+        return None
+    reference = _opened(place)
+    return Loaded(folder, reference, weakref.ref(model)) if reference else None
+
+
+def loaded_whole(model: nn.Module, loaded: Loaded, load: Callable[[], nn.Module], options: Options) -> Loaded | None:
+    """Load a sharded model again, unsharded, to get the tensors that its library merges.
+
+    One rank on each disk does so alone, and only if the checkpoint lacks some of the model's tensors by their names,
+    and where the machine has memory for the whole model twice: the job needs some, too.
+    """
+    names = [name for name, _ in _named(model) if loaded.reference.find(name) is None]
+    if not names or not any(isinstance(one, DTensor) for one in model.parameters()):
+        return None
+    if not is_first_here(options.session) or not _has_memory(model, loaded.path):
+        return None
+    with kept_random_states():
+        tensors = dict(_named(load()))
+    path = Path(options.session) / f"whole-{id(model)}.safetensors"
+    entries = write(path, {name: tensors[name] for name in names if is_plain(tensors.get(name))})
+    return Loaded(loaded.path, Reference(path, entries), weakref.ref(model))
+
+
+def _has_memory(model: nn.Module, path: Path) -> bool:
+    """Whether a whole model fits here; reported where it does not."""
+    from shardviz.machine import free_memory
+
+    size = sum(tensor.numel() * tensor.element_size() for _, tensor in _named(model))  # a DTensor counts all elements
+    free = free_memory()
+    if free is None or size <= free // 2:
+        return True
+    report(
+        f"{path.name} is not loaded whole to know what its library makes of it: the model takes {size:,} bytes, and "
+        f"{free:,} bytes of memory are free: tensors that it merges are not compared"
+    )
+    return False
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _opened(place: str) -> Reference | None:
+    try:
+        return open_reference(place)
+    except ShardvizError as error:
+        report(f"what was loaded from {place} is not compared with it: {error.message}")
+        return None
+
+
+def tensors_in(nested: Any, before: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a nested state dict by the keys that lead to them."""
+    pairs = nested.items() if isinstance(nested, dict) else ()
+    for key, child in enumerate(nested) if isinstance(nested, list | tuple) else pairs:
+        if isinstance(child, torch.Tensor):
+            yield f"{before}{key}", child
+        else:
+            yield from tensors_in(child, f"{before}{key}.")
+
+
+MOST = 64
+"""Files that are remembered, the newest: a job may keep its data in safetensors files, too."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint that the job has opened a file of. Whether it loaded anything from it is not known.
+
+    Attributes:
+        path: The file, or the folder whose index names it.
+        is_snapshot: Always: the job may have changed what it read.
+        is_guess: Always: it is compared with only if some rank holds what it has, or nothing else is known.
+    """
+
+    path: Path
+    is_snapshot: bool = True
+    is_guess: bool = True
+
+    def entries(self, root: nn.Module, names: Collection[str]) -> dict[str, Entry]:
+        """Return the checkpoint's entries for a model, by the model's names."""
+        reference = self.opened()
+        if reference is None:
+            return {}
+        stored_names = dict(matched(names, reference.entries).names)
+        stored_names |= _wrapped(
+            root, [name for name in names if name not in stored_names], reference, set(stored_names.values())
+        )
+        return {name: reference.entries[other] for name, other in stored_names.items()}
+
+    def opened(self) -> Reference | None:
+        """Return what it has, if it can be read."""
+        with suppress(ShardvizError, OSError):  # it may be gone by now, and it was never asked for
+            return open_reference(self.path)
+        return None
+
+
+def _wrapped(root: nn.Module, names: Iterable[str], reference: Reference, used: set[str]) -> dict[str, str]:
+    """Return a checkpoint's names for weights whose modules were wrapped since, such as by LoRA."""
+    shapes = {clean_name(name): tuple(one.shape) for _, name, one in named_tensors(root)}
+    others = {name: one.shape for name, one in reference.entries.items() if name not in used}
+    return wrapped_alone(names, others, lambda name, other: shapes.get(name) == others[other])
+
+
+def checkpoint_of(file: str | Path) -> tuple[Path, str]:
+    """Return a file's checkpoint, and its name there; empty if the file is the checkpoint."""
+    path = Path(os.path.abspath(file))
+    index = index_in(path.parent) if path.suffix == SAFETENSORS and path.is_file() else None
+    named = json_object(index.read_bytes()).get("weight_map") if index else None
+    return (path.parent, path.name) if isinstance(named, dict) and path.name in named.values() else (path, "")

@@ -1,0 +1,252 @@
+"""The values that modules had just before they were sharded, kept on disk: what shards must be pieces of.
+
+Beside them, the memory that `Module.to_empty` gave to parameters and that nothing has written to since. A write shows
+in the values or in the version counter that torch keeps of a tensor: `.data` hides it from the counter, the same values
+again from the values. Memory that is the same number throughout, as fresh pages are zero, may have been written all the
+same: it counts if another rank shows that nothing was. Buffers are passed over: a cache is written before it is read.
+"""
+
+from __future__ import annotations
+
+import gc
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+from weakref import ref as weakref
+
+import torch
+from torch import nn
+
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.stamp import storage_key
+from shardviz.live.compat import clean_name, local_of, version_of
+from shardviz.live.run.references.writing import is_plain, may_write, rank_here, write
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Iterator
+
+    from shardviz.live.run.options import Options
+    from shardviz.reference.files import Entry
+
+NAME = "the values before sharding"
+
+SAMPLE = 4096
+"""Elements of a tensor that tell whether ranks had the same values: seeds that differ show in the first ones."""
+
+META = "it was on the meta device when it was sharded, and no checkpoint that was loaded afterwards has it"
+UNSEEN = "its values before sharding were not seen, and no checkpoint that was loaded afterwards has it"
+TOO_LARGE = "its values before sharding were not kept, and no checkpoint that was loaded afterwards has it"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is known of one tensor from before it was sharded.
+
+    Attributes:
+        entry: Where its values are; None if this rank did not write them.
+        sample: A checksum of its first values; None if it had none.
+        why: Why it has no values.
+        storage: The same for all parameters that shared storage.
+    """
+
+    entry: Entry | None
+    sample: int | None
+    why: str = ""
+    storage: Hashable = None
+
+
+class Values:
+    """Values from before sharding, by the module that owns each tensor."""
+
+    path = Path(NAME)
+    is_snapshot = True
+    is_guess = False
+
+    def __init__(self, options: Options) -> None:
+        self._session = Path(options.session)
+        self._owners: WeakKeyDictionary[nn.Module, dict[str, Kept]] = WeakKeyDictionary()
+        self._pointers: set[int] = set()
+        self._num_files = 0
+        self._num_looks = 0
+        self._tied: list[list[tuple[weakref[nn.Module], str]]] = []
+
+    def remember(self, module: nn.Module) -> None:
+        """Keep the values of the whole model that a module belongs to, as far as it has not been seen."""
+        if all(part in self._owners for part in module.modules()):
+            return
+        self._num_looks += 1
+        parts = [part for part in outermost(module).modules() if part not in self._owners]
+        tensors = {(part, name): tensor for part in parts for name, tensor in _own_tensors(part)}
+        plain = {where: tensor for where, tensor in tensors.items() if is_plain(tensor)}
+        entries = self._write(plain)
+        for submodule in parts:
+            self._owners[submodule] = {}
+        for (submodule, name), tensor in tensors.items():
+            here = (submodule, name) in plain
+            why = "" if (submodule, name) in entries else META if tensor.is_meta else TOO_LARGE if here else UNSEEN
+            entry_and_sample = entries.get((submodule, name)), sample(tensor) if here else None
+            self._owners[submodule][name] = Kept(*entry_and_sample, why, self._storage(tensor))
+
+    def knows(self, tensor: Any) -> bool:
+        """Whether a tensor's memory belongs to a module that is known."""
+        return isinstance(tensor, torch.Tensor) and not tensor.is_meta and tensor.data_ptr() in self._pointers
+
+    def owner_of(self, tensor: Any) -> nn.Module | None:
+        """Return the living module that has a tensor, or another view of its memory."""
+        if not is_plain(tensor):
+            return None
+        where = tensor.data_ptr()
+        return next(
+            (
+                module
+                for module in _living()
+                for _, tensor in _own_tensors(module)
+                if is_plain(tensor) and tensor.data_ptr() == where
+            ),
+            None,
+        )
+
+    def kept(self, root: nn.Module) -> dict[str, Kept]:
+        """Return what is known of a model's tensors, by their names in it."""
+        by_name: dict[str, Kept] = {}
+        for prefix, module in root.named_modules(remove_duplicate=False):
+            for name, values in self._owners.get(module, {}).items():
+                by_name[clean_name(f"{prefix}.{name}" if prefix else name)] = values
+        return by_name
+
+    def remember_ties(self, module: nn.Module) -> None:
+        """Keep which parameters are one, before `to_empty` gives each module that has it one of its own."""
+        groups: dict[int, list[tuple[weakref[nn.Module], str]]] = defaultdict(list)
+        for submodule in module.modules():
+            for name, parameter in submodule.named_parameters(recurse=False, remove_duplicate=False):
+                groups[id(parameter)].append((weakref(submodule), name))
+        self._tied += [group for group in groups.values() if len(group) > 1]
+
+    def tied(self, root: nn.Module) -> list[tuple[str, ...]]:
+        """Return the groups of a model's parameters that shared storage, as on the meta device too."""
+        groups: dict[Hashable, list[str]] = defaultdict(list)
+        for name, values in self.kept(root).items():
+            if values.storage is not None:
+                groups[values.storage].append(name)
+        tied_names = [tuple(names) for names in groups.values() if len(names) > 1]
+        return tied_names + [
+            group for group in self._tied_in(root) if not any(set(group) & set(other) for other in tied_names)
+        ]
+
+    def _tied_in(self, root: nn.Module) -> Iterator[tuple[str, ...]]:
+        prefixes = {id(module): prefix for prefix, module in root.named_modules(remove_duplicate=False)}
+        for group in self._tied:
+            owners = ((prefixes.get(id(module())), name) for module, name in group)
+            names = [
+                clean_name(f"{prefix}.{name}" if prefix else name) for prefix, name in owners if prefix is not None
+            ]
+            if len(names) > 1:
+                yield tuple(names)
+
+    def entries(self, root: nn.Module, names: Collection[str]) -> dict[str, Entry]:
+        """Return where a model's values are."""
+        return {name: kept.entry for name, kept in self.kept(root).items() if kept.entry is not None}
+
+    def _storage(self, tensor: torch.Tensor) -> Hashable:
+        """Return a key that only parameters on the same memory share while they live."""
+        is_own = type(tensor) is nn.Parameter and tensor.numel()
+        return (self._num_looks, storage_key(tensor)) if is_own else None
+
+    def _write(self, tensors: dict[tuple[nn.Module, str], torch.Tensor]) -> dict[tuple[nn.Module, str], Entry]:
+        """Write values where this rank writes and the disk has room; of tensors that share memory one."""
+        self._pointers |= {tensor.data_ptr() for tensor in tensors.values()}
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if not tensors or not may_write(self._session, size, "the values before sharding"):
+            return {}
+        by_memory = {where: _memory(tensor) for where, tensor in tensors.items()}
+        once = {memory: tensors[where] for where, memory in by_memory.items()}
+        numbers = {memory: str(number) for number, memory in enumerate(once)}
+        path = self._session / f"values-{rank_here()}-{self._num_files}.safetensors"
+        self._num_files += 1
+        written = write(path, {numbers[memory]: tensor for memory, tensor in once.items()})
+        return {where: written[numbers[memory]] for where, memory in by_memory.items()}
+
+
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(recurse=False, remove_duplicate=False)
+    yield from module.named_buffers(recurse=False, remove_duplicate=False)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def sample(tensor: torch.Tensor) -> int:
+    """Return a checksum of a tensor's first values."""
+    values = tensor.detach().reshape(-1)[:SAMPLE].contiguous().cpu()
+    return zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
+
+
+def _living() -> list[nn.Module]:
+    """Return every module of this process."""
+    # By type(): isinstance would run the code of lazy proxies that say that they are something else.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    return [one for one in modules if "_modules" in vars(one)]  # a wrapper that is being made has none yet
+
+
+def outermost(module: nn.Module) -> nn.Module:
+    """Return the largest living module that contains one: layers are sharded one by one, before the model is."""
+    around = (one for one in _living() if any(part is module for part in one.modules()))
+    return max(around, key=lambda one: sum(1 for _ in one.modules()), default=module)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A parameter's memory on this rank, and what tells whether anything wrote to it.
+
+    Attributes:
+        pointer: Its address.
+        versions: torch's counters of writes, of the parameter and of this rank's part.
+        sample: A checksum of its first values.
+        is_alike: Whether these are anyway, by their bits.
+    """
+
+    pointer: int
+    versions: tuple[int, int]
+    sample: int
+    is_alike: bool
+
+
+class Unwritten:
+    """What `to_empty` allocated, by the module that owns each parameter."""
+
+    def __init__(self) -> None:
+        self._owners: WeakKeyDictionary[nn.Module, dict[str, Memory]] = WeakKeyDictionary()
+
+    def remember(self, module: nn.Module) -> None:
+        """Look at a module's memory just after `to_empty`."""
+        for submodule in module.modules():
+            self._owners[submodule] = dict(_memories(submodule))
+
+    def names(self, root: nn.Module) -> frozenset[str]:
+        """Return a model's parameters that hold what their memory held when it was allocated. Every rank calls this."""
+        alike_here = {
+            clean_name(f"{prefix}.{name}" if prefix else name): memory.is_alike
+            for prefix, module in root.named_modules(remove_duplicate=False)
+            if module in self._owners
+            for name, memory in _memories(module)
+            if self._owners[module].get(name) == memory
+        }
+        written = {name for of_rank in of_all_ranks(alike_here) for name, is_alike in of_rank.items() if not is_alike}
+        return frozenset(alike_here) & written
+
+
+def _memories(module: nn.Module) -> Iterator[tuple[str, Memory]]:
+    """Yield the memory of a module's own parameters, as far as it has any."""
+    for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        local = local_of(parameter).detach()
+        if type(local) is torch.Tensor and not local.is_meta and local.layout == torch.strided and local.numel():
+            yield name, Memory(local.data_ptr(), version_of(parameter), sample(local), _is_alike(local))
+
+
+def _is_alike(local: torch.Tensor) -> bool:
+    bits = local.reshape(-1)[:SAMPLE].contiguous().view(torch.uint8).view(-1, local.element_size())
+    return bool((bits == bits[:1]).all())

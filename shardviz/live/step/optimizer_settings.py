@@ -1,0 +1,79 @@
+"""Optimizer settings and states besides arrays: step counts, lists, group settings.
+
+Arrays are recorded and compared by `check`. The rest is compared here with what the unsharded model's optimizer keeps.
+A difference is not a finding: nothing says how ranks should share a number that an optimizer keeps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.live.compat import clean_name
+from shardviz.live.step.return_values import Returned, numbers_of
+from shardviz.relate.tolerance import SINGLE
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import nn
+
+Kept = dict[str, dict[str, torch.Tensor]]
+"""Values by what they are (`step`, `hist[0]`), and by the name of their parameter, which is empty for a group's."""
+
+MAX_LISTED = 4
+
+
+def kept_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> Kept:
+    """Return what an optimizer keeps that is not recorded as a tensor."""
+    inner = getattr(optimizer, "optim", optimizer)
+    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
+    states: Kept = {}
+    for key, state in inner.state.items():
+        is_of_tensor = isinstance(state, dict) and torch.is_tensor(key)
+        for kind, value in state.items() if is_of_tensor else ((key, state),):
+            if not (is_of_tensor and torch.is_tensor(value) and value.ndim):
+                _add(states, str(kind), names.get(id(key), ""), value)
+    groups = getattr(inner, "param_groups", ())
+    for number, group in enumerate(groups):
+        for key, value in group.items():
+            if key != "params" and not isinstance(value, bool):
+                _add(states, f"{key} of group {number} of {len(groups)}", "", value)
+    return states
+
+
+def _add(states: Kept, kind: str, name: str, value: object) -> None:
+    for path, tensor in Returned.of(value).tensors.items():
+        numbers = numbers_of(tensor)
+        if numbers is not None:
+            states.setdefault(kind + path, {})[name] = numbers.cpu()
+
+
+def differing(sharded: Kept, unsharded: Kept) -> Iterator[tuple[str, str]]:
+    """Yield what both optimizers keep with different values, each with the reason why it is not checked.
+
+    Args:
+        sharded: What the sharded model's optimizer keeps on this rank.
+        unsharded: What the unsharded model's optimizer keeps.
+    """
+    for kind, of_params in sharded.items():
+        reference = unsharded.get(kind)
+        odd = [name for name, value in of_params.items() if reference and not _is_kept(name, value, reference)]
+        if odd:
+            of_names = f" of {listed(odd, MAX_LISTED)}" if any(odd) else ""
+            why = "after the step it differs from the unsharded model's, and nothing says how ranks share it"
+            yield kind, f"the optimizer's {kind}{of_names}: {why}"
+
+
+def _is_kept(name: str, value: torch.Tensor, reference: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the unsharded model's optimizer keeps a value for a parameter, or for any if it has no such name."""
+    candidates = [reference[name]] if name in reference else list(reference.values())
+    return any(one.shape == value.shape and _is_near(one, value) for one in candidates)
+
+
+def _is_near(candidate: torch.Tensor, value: torch.Tensor) -> bool:
+    finite = [side[torch.isfinite(side)].abs() for side in (candidate.double(), value.double())]
+    largest = max((float(side.max()) for side in finite if side.numel()), default=0.0)
+    return bool(torch.allclose(candidate.double(), value.double(), rtol=0.0, atol=SINGLE * largest, equal_nan=True))

@@ -1,0 +1,83 @@
+"""The probe's own optimizer, stepped for the unsharded model and for the sharded one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.live.capture.agreement import attempted
+from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.step.observe import adam_states, optimizer_states
+from shardviz.live.step.optimizer_settings import differing, kept_by
+from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shardviz.live.capture.locals import Local
+    from shardviz.live.probe import ProbeOnRank
+    from shardviz.live.step.optimizer_settings import Kept
+    from shardviz.live.step.step import StepResult
+    from shardviz.live.step.unsharded.step import UnshardedStep
+
+
+def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> tuple[list[Local], Kept | None]:
+    """Return the unsharded model's buffers after its step, and its weights after the optimizer.
+
+    Returns:
+        The tensors; and what else the optimizer keeps, None if it could not step.
+    """
+    model, buffers = reference.model, _buffers_after(reference)
+    if hasattr(on.probe, "optimizer") and not reference.has_own_loss:
+        what, observation = "optimizer of the unsharded model", reference.step.observation
+        optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, observation), what)
+        if optimizer is None:
+            on.capture.not_checked.append(("", f"the {what}: {failed}"))
+        else:
+            params = [local for local in local_tensors(model) if local.role == "param"]
+            return [*params, *optimizer_states(optimizer, model, params), *buffers], kept_by(optimizer, model)
+    return buffers, None
+
+
+def _buffers_after(reference: UnshardedStep) -> list[Local]:
+    """Return the unsharded model's buffers after a step on the whole batch; none if ranks' parts differ."""
+    whole = reference.whole if reference.is_mean_of_means and reference.whole is not None else reference
+    buffers = [local for local in local_tensors(whole.model) if local.role == "buffer"]
+    return buffers if whole.whole is None else []
+
+
+def updated_shards(
+    on: ProbeOnRank, model: nn.Module, before: list[Local], step: StepResult, unsharded: Kept | None
+) -> tuple[list[Local], list[Local]]:
+    """Let the optimizer step. A probe without an optimizer gets Adam, and only Adam's state is kept.
+
+    Args:
+        on: The probe.
+        model: The sharded model.
+        before: Its tensors before the step.
+        step: The step.
+        unsharded: What the unsharded model's optimizer keeps besides tensors; None if it could not step.
+
+    Returns:
+        The tensors with the gradients to check; and the optimizer's state with the updated weights.
+    """
+    if not hasattr(on.probe, "optimizer"):
+        return before, adam_states(model, before)
+    before = copied_gradients(before)
+    optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, step.observation), "optimizer")
+    if optimizer is None:
+        if unsharded is not None:
+            on.capture.raised.append(("optimizer", failed))
+        else:
+            alone = ("", f"the optimizer of the unsharded model: {failed}")
+            on.capture.not_checked = [note for note in on.capture.not_checked if note != alone]
+            on.capture.not_checked.append(("", f"the optimizer: {failed}"))
+        return before, []
+    after = list(local_tensors(unwrapped(model), on.job.mesh))
+    update = update_of(optimizer, unwrapped(model), before, after)
+    on.capture.not_checked += [("", why) for why in update.not_checked]
+    if unsharded is not None:
+        others = list(differing(kept_by(optimizer, unwrapped(model)), unsharded))
+        on.capture.not_checked += [("", why) for _, why in others]
+        on.capture.other_settings += [kind for kind, _ in others]
+    on.capture.not_stepped += update.not_stepped
+    return distinct_gradients(before, after), update.tensors

@@ -1,0 +1,251 @@
+"""Recorder of every module call's inputs and outputs in a step, with their gradients.
+
+A gradient is that of the tensor: where several modules read one, it is the sum of what they send back. Values are
+copied, so that a later in-place operation does not change them. Hooks only read; they do not wrap tensors, which would
+make in-place operations raise. Inside of what `torch.compile` compiled nothing is followed: a region is one module.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+
+from shardviz.live.capture.locals import of_tensor
+from shardviz.live.compat import clean_name, in_backward, is_compiled
+from shardviz.live.step.return_values import is_array
+from shardviz.live.step.running import tensors_in
+from shardviz.live.trace_modules import ALL, NONE, Followed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from torch import nn
+
+    from shardviz.live.capture.locals import Local
+
+MAX_ELEMENTS = 1 << 24
+"""Once this many elements are kept of one step on one rank, nothing more is: 64 MiB in float32."""
+
+MAX_TENSORS = 8
+"""Of what goes in or out of one call, the first tensors of floating point are kept."""
+
+
+@dataclass
+class Seen:
+    """One tensor, as it went in or out of a module.
+
+    Attributes:
+        values: This rank's part, copied; None if too much was kept before it.
+        needs_grad: Whether a gradient can flow back to it.
+        number: Counts the tensors of a trace.
+        gradient: This rank's part of its gradient; None if none came back.
+        shape: The shape of this rank's part, also where only a sample of it is kept.
+        local: The same values with the placements that the tensor claims.
+    """
+
+    values: torch.Tensor | None
+    needs_grad: bool
+    number: int
+    gradient: torch.Tensor | None = None
+    shape: tuple[int, ...] = ()
+    local: Local | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module in forward, with what went in and out of it.
+
+    Attributes:
+        inputs: What it was given.
+        outputs: What it returned.
+        is_tensor: Whether it returned one tensor, and not several.
+    """
+
+    inputs: list[Seen]
+    outputs: list[Seen]
+    is_tensor: bool = False
+
+
+@dataclass
+class Trace:
+    """What a step's modules were given and returned.
+
+    Attributes:
+        calls: The calls of every module in order, by name; the model itself is the empty name.
+        order: The names of modules as their calls ended.
+        types: The class of every module.
+        is_paused: Whether what runs now is not part of the step.
+        num_elements: How many elements are kept.
+        num_left_out: How many tensors are not, because too much was kept before them.
+        followed: Which modules are followed.
+        copied: Copies a tensor, or a part of a large one.
+        batches: The whole numbers that the model was given, call by call: tokens, which no gradient flows to.
+        draws: For every module whether each of its calls drew random numbers, if that was watched.
+    """
+
+    calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    order: list[str] = field(default_factory=list)
+    types: dict[str, str] = field(default_factory=dict)
+    is_paused: Callable[[], bool] = lambda: False
+    num_elements: int = 0
+    num_left_out: int = 0
+    followed: Followed = NONE
+    copied: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+    batches: list[list[tuple[tuple[int, ...], torch.Tensor]]] = field(default_factory=list)
+    draws: dict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
+    _open: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
+    _count: int = 0
+    _known: dict[int, tuple[Any, int, Seen]] = field(default_factory=dict)
+    _again: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more is kept."""
+        return self.num_elements >= MAX_ELEMENTS
+
+    @property
+    def left_out(self) -> str:
+        """What was not kept, in a sentence; empty if all that was asked for was."""
+        if self.followed not in (ALL, NONE) and not any(self.types):
+            return f"the step's modules: none of them is called {self.followed.pattern!r}, which --trace names"
+        if not self.num_left_out:
+            return ""
+        return (
+            f"{self.num_left_out:,} of the step's activations and gradients: {MAX_ELEMENTS:,} numbers were kept before "
+            "them; follow some modules with --trace 'modules=PATTERN'"
+        )
+
+    def follow(self, model: nn.Module, followed: Followed) -> Iterator[Any]:
+        """Hook a model's followed modules; yield the handles that remove the hooks."""
+        self.followed = followed
+        for name, module in _modules_of(model):
+            if not followed.includes(name):
+                continue
+            self.types[name] = type(module).__name__
+            yield module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True)
+            yield module.register_forward_hook(self._end(name))
+
+    def _begin(self, name: str) -> Callable[..., None]:
+        def begin(_module: Any, inputs: Any, named: Any) -> None:
+            if in_backward():
+                self._again[name].append([self._hooked(tensor) for tensor in _floating((inputs, named))])
+            elif not self.is_paused():
+                self._open[name].append(self._seen((inputs, named)))
+
+        return begin
+
+    def _end(self, name: str) -> Callable[..., None]:
+        def end(_module: Any, _inputs: Any, output: Any) -> None:
+            if in_backward():
+                self._recomputed(name, output)
+            elif self._open[name]:
+                self.calls[name].append(Call(self._open[name].pop(), self._seen(output), torch.is_tensor(output)))
+                self.order.append(name)
+
+        return end
+
+    def _seen(self, tensors: Any) -> list[Seen]:
+        return [self._one(tensor) for tensor in _floating(tensors)]
+
+    def _one(self, tensor: torch.Tensor) -> Seen:
+        """Return what is kept of a tensor, once if it goes through several modules unchanged."""
+        cached = self._known.get(id(tensor))
+        if cached is not None and cached[0]() is tensor and cached[1] == tensor._version:
+            return cached[2]
+        with torch.no_grad():
+            local = of_tensor("", "activation", tensor)
+            # Copied as a plain tensor, because cloning a DTensor with a pending sum makes the sum.
+            copied = None if self.is_full else self.copied(local.values)
+            local_copy = None if copied is None else replace(local, values=copied, grad=None)
+            tensor_seen = Seen(
+                copied, tensor.requires_grad, self._count, shape=tuple(local.values.shape), local=local_copy
+            )
+            self._count += 1
+        self.num_elements += 0 if copied is None else copied.numel()
+        self.num_left_out += tensor_seen.values is None
+        self._known[id(tensor)] = ref(tensor), tensor._version, tensor_seen
+        self._hook(tensor, tensor_seen)
+        return tensor_seen
+
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy these tensors anew when they come next: something wrote into them without a new version."""
+        for tensor in tensors:
+            self._known.pop(id(tensor), None)
+
+    def _hook(self, tensor: torch.Tensor, seen: Seen) -> None:
+        if tensor.requires_grad:
+            tensor.register_hook(partial(self.came_back, seen))  # type: ignore[no-untyped-call]
+
+    def came_back(self, tensor_seen: Seen, gradient: torch.Tensor) -> None:
+        """Keep the gradient of a tensor, or add it to what came back before."""
+        if self.is_full:
+            self.num_left_out += 1
+            return
+        with torch.no_grad():
+            addend = self.copied(of_tensor("", "activation", gradient).values)
+            tensor_seen.gradient = addend if tensor_seen.gradient is None else tensor_seen.gradient + addend
+        self.num_elements += addend.numel()
+
+    def _hooked(self, tensor: torch.Tensor) -> Seen:
+        """Follow the gradient of a tensor whose values are known already."""
+        tensor_seen = Seen(
+            None, tensor.requires_grad, -1, shape=tuple(of_tensor("", "activation", tensor).values.shape)
+        )
+        self._hook(tensor, tensor_seen)
+        return tensor_seen
+
+    def _recomputed(self, name: str, output: Any) -> None:
+        """Follow gradients of a call that activation checkpointing runs again."""
+        inputs = self._again[name].pop() if self._again[name] else []
+        outputs = list(_floating(output))
+        call = self._first_run(name, outputs)
+        if call is not None:
+            _complete(call.inputs, inputs)
+            _complete(call.outputs, [self._hooked(tensor) for tensor in outputs])
+
+    def _first_run(self, name: str, outputs: Sequence[torch.Tensor]) -> Call | None:
+        """Return the call that is run again: the last without gradients that returned the same numbers."""
+        without = [
+            call for call in reversed(self.calls.get(name, [])) if any(not one.needs_grad for one in call.outputs)
+        ]
+        values = [self.copied(of_tensor("", "activation", tensor).values) for tensor in outputs]
+        return next((call for call in without if _returned(call, values)), None)
+
+
+def _complete(sides: list[Seen], again: Sequence[Seen]) -> None:
+    """Put the tensors of a second run in the place of those of the first that had no graph."""
+    for at, (first, second) in enumerate(zip(sides, again, strict=False)):
+        if not first.needs_grad and second.needs_grad:
+            second.values, second.number = first.values, first.number
+            sides[at] = second
+
+
+def _returned(call: Call, values: Sequence[torch.Tensor]) -> bool:
+    """Whether a call returned some values, as far as these were kept."""
+    pairs = [(seen.values, value) for seen, value in zip(call.outputs, values, strict=False) if seen.values is not None]
+    return all(seen.shape == value.shape and torch.equal(seen, value) for seen, value in pairs)
+
+
+def _modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of a model by name, those inside of a compiled one left out.
+
+    A wrapper, as of FSDP1, has the name of what it wraps, whose calls are the unsharded model's.
+    """
+    compiled: tuple[str, ...] = ()
+    modules: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if not name.startswith(compiled or "\n"):
+            modules[clean_name(name)] = module
+        if is_compiled(module):
+            compiled = (*compiled, f"{name}." if name else "")
+    yield from modules.items()
+
+
+def _floating(tensors: Any) -> Iterable[torch.Tensor]:
+    found = [tensor for tensor in tensors_in(tensors) if tensor.is_floating_point() and is_array(tensor)]
+    return found[:MAX_TENSORS]

@@ -1,0 +1,154 @@
+"""Whether a probe's step has a loss of its own, which the unsharded model, that has no step, does not know.
+
+A probe may have a `step` and no `loss`: then the unsharded model's is the mean square of the output. It is the step's
+too where the step returns that of what its model returned, right or wrong. Of another loss nothing can be compared that
+comes after the output.
+
+The loss of a whole batch is a weighted mean of the losses of its parts where every part divides by a count of its own:
+tokens, labels that are not ignored. Its gradients then are the mean of the parts' gradients with the same weights,
+which no loss over pairs of rows has, wherever its value lies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.compat import quiet_redistribution
+from shardviz.live.step.batch import part_of
+from shardviz.live.step.step import loss_of
+from shardviz.relate.tolerance import ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, SINGLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
+
+    from shardviz.dump.records.trace import StepAnswer
+    from shardviz.live.step.batch import Batch
+    from shardviz.live.step.step import StepResult
+    from shardviz.live.step.unsharded.step import UnshardedStep
+
+
+LOSS = (
+    "the step's loss, gradients and logged values compared with the unsharded model's: the probe has a step and no "
+    "loss(model, batch), and the step returns another number than the mean square of the model's output, which stands "
+    "in for the loss; define loss"
+)
+INPUT = (
+    "the step: the probe has a step and no loss(model, batch), and the step calls the model with something else than "
+    "its batch, which the unsharded model is called with; define loss"
+)
+
+
+def with_own_loss(
+    probe: ModuleType, step: StepResult, reference: UnshardedStep, judge: Callable[[UnshardedStep], StepAnswer]
+) -> UnshardedStep:
+    """Return the reference with a note of what it has not in common with the sharded step. Every rank calls this.
+
+    Args:
+        probe: The probe.
+        step: The sharded step.
+        reference: The unsharded model's.
+        judge: Says what the sharded step has of a reference's values.
+    """
+    if not hasattr(probe, "step") or hasattr(probe, "loss") or not _is_another(step, reference):
+        return reference
+    forward = replace(reference, has_own_loss=True)
+    if judge(forward).is_called_otherwise:
+        return replace(forward, is_called_otherwise=True, notes=(INPUT,))
+    return replace(forward, notes=(*(reference.whole or reference).notes, LOSS))
+
+
+def _is_another(step: StepResult, reference: UnshardedStep) -> bool:
+    """Whether a sharded step's loss is another one than the mean square. Every rank calls this."""
+    of_all = of_all_ranks((_number(step.loss), _squares(step), _squares(step, torch.float64)))
+    losses = [loss for loss, *_ in of_all]
+    loss_ways = [(loss, ways) for loss, *ways in of_all if ways[0]]
+    near = max(SINGLE, ROUNDINGS_OF_ONE * reference.precision)
+
+    def are(actual: Sequence[float], wanted: Sequence[float]) -> bool:
+        return bool(np.allclose(actual, wanted, rtol=near, atol=0.0, equal_nan=True))
+
+    if not np.all(np.isfinite(losses)) or are([float(np.mean(losses))], [_number(reference.step.loss)]):
+        return False
+    own_losses = [loss for loss, _ in loss_ways]
+    candidates = [one for way in (0, 1) for one in _losses([ways[way] for _, ways in loss_ways])]
+    return not loss_ways or not any(are(own_losses, wanted) for wanted in candidates)
+
+
+def _losses(of_all: Sequence[Sequence[float]]) -> Iterator[list[float]]:
+    """Yield what ranks may return, made of the mean squares of each one's outputs."""
+    yield [float(np.mean([np.mean(squares) for squares in of_all]))] * len(of_all) if of_all else []
+    yield [float(np.mean(squares)) for squares in of_all]
+    yield [squares[-1] for squares in of_all]
+
+
+def _squares(step: StepResult, dtype: torch.dtype | None = None) -> list[float]:
+    """Return the mean square of every output that is this rank's to have, computed in its own dtype or in another.
+
+    Of a narrow output a step may compute either.
+    """
+    if step.output is None:
+        return []
+    outputs = [output.detach().to(dtype or output.dtype) for output in step.observation.outputs if output.ndim]
+    return [_number(output.square().mean()) for output in outputs]
+
+
+def _number(value: torch.Tensor) -> float:
+    """Return a tensor of one number, with any pending reduction computed."""
+    with quiet_redistribution():
+        return float(value.full_tensor() if isinstance(value, DTensor) else value)
+
+
+def is_weighted_mean(
+    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, dim: int, precision: float
+) -> bool:
+    """Return whether one set of weights that sum to 1 gives the whole batch's loss and gradients from the parts'.
+
+    Args:
+        probe: The probe, for its loss.
+        build: Builds the model, with the same values every time.
+        batch: The whole batch.
+        parts: The number of its parts.
+        dim: The dim of the batch that has the rows.
+        precision: The relative precision of the narrowest dtype in the step.
+    """
+    whole = _loss_and_gradients(probe, build(), batch)
+    columns = [_loss_and_gradients(probe, build(), part_of(batch, number, parts, dim)) for number in range(parts)]
+    ones = whole.norm().expand(parts + 1)
+    stacked = torch.cat((torch.stack([*columns, whole], 1), ones[None]))
+    matrix, target = stacked[:, :-1], stacked[:, -1:]
+    weights = torch.linalg.lstsq(matrix, target, driver="gelsd").solution
+    off = (matrix @ weights - target).norm() / target.norm().clamp(min=1e-30)
+    near = max(SINGLE, ROUNDINGS_OF_STEP * precision)
+    return bool(off <= near) and bool((weights >= -near).all()) and len(whole) > parts
+
+
+def _loss_and_gradients(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return a loss and all gradients of it in a row, in float64 on the CPU."""
+    torch.manual_seed(2)
+    loss = loss_of(probe, model, batch)
+    torch.autograd.backward(loss)
+    parts = [loss.detach(), *(one.grad for one in model.parameters() if one.grad is not None)]
+    return torch.cat([part.detach().reshape(-1).double().cpu() for part in parts])
+
+
+def why_apart(model: nn.Module, independent: bool | None) -> str:
+    """Say why the mean over parts of the batch is not the loss of the whole batch.
+
+    Args:
+        model: The model.
+        independent: Whether the outputs of the parts are the whole batch's; None if that is not known.
+    """
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    if any(isinstance(module, norms) and module.training for module in model.modules()):
+        return "BatchNorm in training"
+    if independent is False:
+        return "the output of a row depends on its number or on other rows: on purpose, or counted from 0 on each rank"
+    return "the loss is not a mean over rows"

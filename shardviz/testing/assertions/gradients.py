@@ -1,0 +1,107 @@
+"""Checks that copies of a gradient are equal: first their digests; if those differ, their values, up to rounding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.comparison import laid_out, rounding_of
+from shardviz.check.step.words import apart_text
+from shardviz.check.values.copies import copies_of
+from shardviz.dump.whole_tensors import whole_values
+from shardviz.explain.sums import GradientNotReduced
+from shardviz.layout.notation import write
+from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.step.step import gradients
+from shardviz.testing.assertions.message import ShardAssertionError
+from shardviz.testing.assertions.subjects import device_mesh_of, gather
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.check.step.comparison import Compared
+    from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.finding import Finding
+    from shardviz.live.capture.capture import Capture
+
+
+def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -> tuple[Dump, list[Finding]]:
+    """Return the gradients of all ranks, and findings for copies that differ. Every rank of the job calls this.
+
+    Args:
+        model: A module, after its backward.
+        axis: The mesh axis along which to compare; None for all of them.
+        mesh: The mesh of the job.
+
+    Raises:
+        MeshError: The mesh has no such axis.
+        ShardAssertionError: No rank has any gradient.
+    """
+    __tracebackhide__ = True
+    device_mesh = device_mesh_of(model, mesh)
+    gradient_locals = gradients(
+        list(local_tensors(unwrapped(model), plain_mesh(device_mesh) if device_mesh is not None else None))
+    )
+
+    def add_digests(seen: Capture) -> None:
+        for local in gradient_locals:
+            seen.add_values(local, "initial")
+
+    digests = gather(add_digests, device_mesh)
+    if axis is not None:
+        digests.files.mesh.axis_index(axis)
+    if not digests.tensors:
+        raise ShardAssertionError(
+            "no parameter has a gradient on any rank\n"
+            "  fix       call backward() first; if FSDP2 accumulates (set_requires_gradient_sync(False), "
+            "set_requires_all_reduce(False)), gradients appear after the last micro-batch"
+        )
+    suspects = {tensor.names[at] for tensor in digests.tensors for at in _differing(tensor)}
+    if not suspects:
+        return digests, []
+
+    def add_dense(capture: Capture) -> None:
+        for local in gradient_locals:
+            if local.name in suspects:
+                capture.add_values(local, "step")
+
+    values = gather(add_dense, device_mesh)
+    return values, [finding for tensor in values.tensors for finding in _findings(values, tensor, axis)]
+
+
+def _differing(tensor: Tensor) -> list[int]:
+    """Return the positions of the fold's names whose copies differ in any bit."""
+    groups = copies_of(tensor, None)
+    return [
+        at for at in range(len(tensor.names)) if any(len({shard.digest(at) for shard in group}) > 1 for group in groups)
+    ]
+
+
+def _findings(dump: Dump, tensor: Tensor, axis: str | None) -> list[Finding]:
+    rounding = rounding_of(dump)
+    findings = []
+    for name in tensor.names:
+        comparison = laid_out(dump, tensor, name, whole_values(dump, tensor, name), rounding)
+        if axes := tuple(along for along in comparison.copies_differ_along if axis in (None, along)):
+            findings.append(_finding(comparison, axes))
+    return findings
+
+
+def _finding(comparison: Compared, differing: tuple[str, ...]) -> Finding:
+    """Return the finding for copies that differ; without a reference, the right result may be their sum or mean."""
+    axes = " and ".join(differing)
+    neighbors = comparison.neighbors_apart([group for axis in differing for group in comparison.mesh.groups(axis)])
+    low, high, worst = max(neighbors, key=lambda pair: pair[2])
+    ranks = {
+        rank for first, second, apart in neighbors if not apart <= comparison.tolerance for rank in (first, second)
+    }
+    others = next((axis for axis in comparison.mesh.axes if axis not in differing), "")
+    return GradientNotReduced(differing, other_axis="" if comparison.claimed else others).finding(
+        comparison.name,
+        tuple(sorted(ranks)),
+        f"the gradient differs along {axes}: {apart_text(low, high, worst)}",
+        claimed=write(comparison.claimed, equal=True) if comparison.claimed else "",
+        held=f"each rank's own part (+{', +'.join(differing)})",
+        intended=" ".join(f"={axis}" for axis in differing),
+    )
