@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual.reactive import var
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from textual.binding import BindingType
-
     from .model.selection import Selection, Target
 
 
@@ -42,7 +40,7 @@ class ShardvizApp(Viewer[Document]):
         rank: The rank that it opens on.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "app",
         [
             ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
@@ -38,23 +38,12 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
     from textual.app import ComposeResult
-    from textual.binding import BindingType
 
     from .model.selection import Target
 
 
 FIX_FIRST = 1
 """Lines of a card that is too small for a finding's layouts above its fix."""
-
-
-class FileLines(Lines):
-    """The list of the files."""
-
-    HELP = """\
-## The files
-
-The number by which a file is drawn on the map, its size, that size beside the largest file's, and its name.
-"""
 
 
 class CheckpointApp(Viewer[StoredDocument], Searching):
@@ -69,10 +58,10 @@ class CheckpointApp(Viewer[StoredDocument], Searching):
 ## The checkpoint
 
 Its tensors on the left; the map of the chosen one shows which part of it is in which file. The files are numbered, and
-listed below with their sizes. Beside them is what is wrong.
+listed below with their sizes, each beside the largest one's. Beside them is what is wrong.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "checkpoint", [("x", "next_dims", "Next dims", "Draw the next two dims"), *SEARCHING], hidden=[TO_TREE]
     )
 
@@ -101,7 +90,7 @@ listed below with their sizes. Beside them is what is wrong.
                     yield Static(id="stored-at")
             with Horizontal(id="stored-below"):
                 with Box(id="files-box"):
-                    yield FileLines(id="files")
+                    yield Lines(id="files")
                 with ScrollBox(id="findings-box"):
                     yield Static(id="stored-findings")
         yield KeyBar(id="keys")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from textual import on
 from textual.app import App, SystemCommand
@@ -41,7 +41,6 @@ from .model.selection import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from textual.binding import BindingType
     from textual.filter import LineFilter
     from textual.screen import Screen
 
@@ -71,7 +70,7 @@ class Viewer(App[None], Generic[Opened]):
     CSS_PATH = Path(__file__).with_name("shardviz.tcss")
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "viewer",
         [
             ("g", "goto", "Go to", "Go to a rank, a tensor or an element, and see who has it"),

@@ -67,7 +67,7 @@ class TensorEntry:
 
     def title_of(self, name: str) -> str:
         """Return one of its names, or all of them, with its role unless it is a parameter."""
-        return printable(name or self.tensor.name) + (f" ({self.suffix})" if self.suffix else "")
+        return printable(name or self.tensor.name) + (f" ({self.role})" if self.role != "param" else "")
 
     @property
     def names(self) -> list[str]:
@@ -78,11 +78,6 @@ class TensorEntry:
     def role(self) -> str:
         """What it is to the model."""
         return self.tensor.role
-
-    @property
-    def suffix(self) -> str:
-        """Its role, unless it is a parameter."""
-        return "" if self.role == "param" else self.role
 
     @property
     def has_claim(self) -> bool:
@@ -99,11 +94,6 @@ class TensorEntry:
         local_shape = self.tensor.first.body.local_shape
         shape, size = str(list(local_shape)), bytes_text(math.prod(local_shape) * itemsize(self.dtype))
         return size if self.short_layout.startswith(shape) else f"{shape} {size}"
-
-    @property
-    def is_state(self) -> bool:
-        """Whether it is an optimizer's state."""
-        return self.tensor.role == "optim"
 
     @cached_property
     def layout(self) -> str:

@@ -44,9 +44,7 @@ class StoredEntry:
     tensor: Saved
     verdict: Verdict
     findings: tuple[int, ...] = ()
-    is_state: ClassVar[bool] = False
-    suffix: ClassVar[str] = ""
-    role: ClassVar[str] = ""
+    role: ClassVar[str] = "param"
     listed: ClassVar[bool] = True
     has_claim: ClassVar[bool] = True
     axes: ClassVar[frozenset[str]] = frozenset()

@@ -72,16 +72,6 @@ class UsageEntry:
     taken: dict[int, Bytes] = field(compare=False, repr=False)
     has: NDArray[np.bool_] = field(compare=False, repr=False)
 
-    @property
-    def suffix(self) -> str:
-        """Its role, unless it is a parameter."""
-        return "" if self.role == "param" else self.role
-
-    @property
-    def is_state(self) -> bool:
-        """Whether it is an optimizer's state."""
-        return self.role == "optim"
-
     def verdict_of(self, name: str) -> Verdict:
         """Return no verdict: layers differ in bytes alone here."""
         return "good"

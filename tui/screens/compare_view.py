@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import on
@@ -24,7 +24,6 @@ from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.binding import BindingType
 
     from shardviz.picture.model.holders import Plane
 
@@ -33,9 +32,13 @@ if TYPE_CHECKING:
     from ..model.selection import Selection
 
 
-class PairLines(Lines):
-    """The list of the tensors on both sides."""
+class CompareView(View):
+    """The tensors of two sides in a list, the maps of the chosen one, and of a checkpoint what ranks hold in words."""
 
+    NAME = "compare"
+    TITLE = "Compare"
+    TOOLTIP = "Both sides of a comparison"
+    FOCUS = "#pairs"
     HELP = """\
 ## Two sides
 
@@ -47,18 +50,7 @@ it. `✗` is where a rank holds something else than the checkpoint has; below is
 what it claims.
 """
 
-
-class CompareView(View):
-    """The tensors of two sides in a list, the maps of the chosen one, and of a checkpoint what ranks hold in words."""
-
-    NAME = "compare"
-    TITLE = "Compare"
-    TOOLTIP = "Both sides of a comparison"
-    FOCUS = "#pairs"
-
-    BINDINGS: ClassVar[list[BindingType]] = keys(
-        "compare", [("v", "next_side", "Claimed/held", "Show claimed, held, or their difference")]
-    )
+    BINDINGS = keys("compare", [("v", "next_side", "Claimed/held", "Show claimed, held, or their difference")])
 
     _of: Comparison | None = None
     _plane: Plane | None = None
@@ -68,7 +60,7 @@ class CompareView(View):
         """Put the pairs above, a map for each side below them under a line for its layout, and the words last."""
         with Box(id="pairs-box") as box:
             box.set_titles("comparing …")
-            yield PairLines(id="pairs")
+            yield Lines(id="pairs")
         with Horizontal(id="both"):
             for name in ("here", "there"):
                 with Box(id=f"{name}-box"):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Markdown, Static
 
+from ..keys import keys
 from ..model.selection import HOW, Target, parse_target
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ class GotoScreen(ModalScreen[Target | None]):
         about: Describes a target.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", "Back", id="goto.back", tooltip="Close without moving"),
-    ]
+    BINDINGS = keys("goto", [("escape", "dismiss(None)", "Back", "Close without moving")])
 
     def __init__(self, known: Known, about: Callable[[Target], str]) -> None:
         super().__init__()
@@ -87,9 +85,7 @@ class HelpScreen(ModalScreen[None]):
         keys: For each part of the table its keys with what they do.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,f1,q", "dismiss", "Back", key_display="esc", id="help.back", tooltip="Close the help"),
-    ]
+    BINDINGS = keys("help", [("escape,f1,q", "dismiss", "Back", "Close the help")])
 
     def __init__(self, text: str, keys: Mapping[str, Mapping[str, str]]) -> None:
         super().__init__()
@@ -99,9 +95,9 @@ class HelpScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """Show the text and the keys."""
         table = Table.grid(padding=(0, 2))
-        for part, keys in self.keys.items():
+        for part, listed in self.keys.items():
             table.add_row("", Text(part, "dim"))
-            for what, key in keys.items():
+            for what, key in listed.items():
                 table.add_row(Text(key, "bold"), what)
         with VerticalScroll(classes="dialog tall") as box:
             box.border_title, box.border_subtitle = "Help", "esc closes"

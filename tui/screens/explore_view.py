@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import on
@@ -35,7 +35,6 @@ from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.binding import BindingType
 
     from ..model.document import Document
     from ..model.selection import Selection, Target
@@ -59,7 +58,7 @@ class ExploreView(View, Searching):
     _listed: tuple[Document | None, int] = (None, 0)
     """A document, and how many tensors of it are listed."""
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "explore",
         [
             ("v", "next_side", "Claimed/held", "Show claimed, held, or their difference"),
@@ -154,7 +153,7 @@ one is to go to its place on the map.
         """Put the lines above, the whole finding below."""
         with Box(id="findings-box") as box:
             box.set_titles("Findings")
-            yield FindingLines(id="finding-lines")
+            yield Lines(id="finding-lines")
         with CardBox(id="full"):
             yield FindingCard(id="full-card")
 
@@ -179,12 +178,6 @@ one is to go to its place on the map.
         if self.state.document is not None:
             self.state.selection = of_finding(self.state.document, self.state.selection, message.index)
             await self.state.action_show_view("explore")
-
-
-class FindingLines(Lines):
-    """The list of findings."""
-
-    HELP = FindingsView.HELP
 
 
 def _line(document: Document, index: int) -> Text:

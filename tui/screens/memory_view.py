@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import on
@@ -24,7 +24,6 @@ from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.binding import BindingType
 
     from shardviz.layout.mesh import Mesh
 
@@ -67,7 +66,7 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
 1 if all hold the same. `!` marks those where the fullest rank holds a tenth more than the mean.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "usage", hidden=[("o", "largest_first", "Largest first", "Show the largest first, or the model's own order")]
     )
 
@@ -116,17 +115,6 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
         self.fill(self._usage)
 
 
-class RankBars(Lines):
-    """The ranks with their bytes as bars."""
-
-    HELP = """\
-## The memory of ranks
-
-All that each rank holds, beside the fullest rank. Ranks that hold as much as each other are one line. To open one is
-to see all tensors of its first rank, or of the one that was chosen before.
-"""
-
-
 class MemoryView(View):
     """Modules with their bytes above, ranks as bars below."""
 
@@ -134,8 +122,14 @@ class MemoryView(View):
     TITLE = "Memory"
     TOOLTIP = "The bytes of modules and ranks"
     FOCUS = "#usage"
+    HELP = """\
+## The memory of ranks
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+All that each rank holds, beside the fullest rank. Ranks that hold as much as each other are one line. To open one is
+to see all tensors of its first rank, or of the one that was chosen before.
+"""
+
+    BINDINGS = keys(
         "memory",
         [
             ("f", "switch('fullest_first')", "Fullest first", "Show the fullest ranks first, or all by number"),
@@ -160,7 +154,7 @@ class MemoryView(View):
             yield Static(id="usage-head", markup=False, classes="legend")
             yield UsageTree(id="usage")
         with Box(id="bars-box"):
-            yield RankBars(id="bars")
+            yield Lines(id="bars")
 
     def chosen(self, selection: Selection) -> object:
         """Return the chosen rank."""
@@ -174,7 +168,7 @@ class MemoryView(View):
             self.query_one(UsageTree).fill(usage)
             self.on_resize()
             self.query_one("#usage-box", Box).set_titles(_title(usage), _roles(document, self.app.size.width))
-        lines, ranks = self.query_one(RankBars), usage.lines(**self._order)
+        lines, ranks = self.query_one("#bars", Lines), usage.lines(**self._order)
         if ranks is not self._ranks:
             self._ranks = ranks
             most, mesh = usage.spread().most, document.mesh

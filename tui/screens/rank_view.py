@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import on
@@ -31,7 +31,6 @@ from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.binding import BindingType
     from textual.widgets import Input
 
     from shardviz.picture.text.paint import Side
@@ -83,7 +82,7 @@ class MeshView(View):
     TOOLTIP = "All ranks by their coordinates"
     FOCUS = "#mesh-grid"
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "mesh",
         [
             ("a", "next_axis", "Next group", "Underline the group along the next axis"),
@@ -157,8 +156,15 @@ class RankView(View):
     TITLE = "Rank"
     TOOLTIP = "Everything that one rank holds"
     FOCUS = "#held"
+    HELP = """\
+## One rank
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+Every tensor that the rank holds: its bytes, its name, and the rank's part of it in global indices. Layers that are
+alike are one line, `32 × 128 KiB`: the bytes and the part are those of one of them. `-` means that it takes no memory
+of its own: it is a result of the step, or is counted with the tensor that it shares storage with.
+"""
+
+    BINDINGS = keys(
         "rank",
         [
             ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
@@ -188,7 +194,7 @@ class RankView(View):
                 yield RankCard(id="rank-of")
             with Box(id="held-box"):
                 yield Search(id="rank-search")
-                yield HeldLines(id="held")
+                yield Lines(id="held")
         with Box(id="memory-box"):
             yield ValuesGrid(id="memory")
             yield TensorMap(id="rank-map")
@@ -203,7 +209,7 @@ class RankView(View):
 
     def _list(self, document: Document, selection: Selection, rank: int) -> None:
         """List the tensors, with the cursor on the chosen one, or on the first."""
-        lines, asked_for = self.query_one(HeldLines), (rank, *self._asked_for)
+        lines, asked_for = self.query_one(Lines), (rank, *self._asked_for)
         if self._listed is None or self._listed[0] is not document or self._listed[1] != asked_for:
             order, text, each_layer = self._asked_for
             self._listed = (document, asked_for)
@@ -250,7 +256,7 @@ class RankView(View):
 
     @on(Search.Closed)
     def _search_closed(self) -> None:
-        self.query_one(HeldLines).focus()
+        self.query_one(Lines).focus()
 
     def _list_again(self, order: Order, text: str, each_layer: bool) -> None:
         """List the tensors in another way; the numbers beside them stay."""
@@ -286,22 +292,10 @@ class RankView(View):
 
     def action_to_lines(self) -> None:
         """Go back to the tensors; if they have the focus, show all of them."""
-        lines = self.query_one(HeldLines)
+        lines = self.query_one(Lines)
         if lines.has_focus and self._asked_for[1]:
             self.query_one(Search).action_clear_and_close()
         lines.focus()
-
-
-class HeldLines(Lines):
-    """The list of the tensors on a rank."""
-
-    HELP = """\
-## One rank
-
-Every tensor that the rank holds: its bytes, its name, and the rank's part of it in global indices. Layers that are
-alike are one line, `32 × 128 KiB`: the bytes and the part are those of one of them. `-` means that it takes no memory
-of its own: it is a result of the step, or is counted with the tensor that it shares storage with.
-"""
 
 
 def _line(line: RankLine, width: int) -> Text:

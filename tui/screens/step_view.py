@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import on
@@ -25,7 +25,6 @@ from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.binding import BindingType
 
     from ..app import ShardvizApp
     from ..model.document import Document
@@ -53,23 +52,6 @@ four signs: what went in, what came out, and the gradients of what came out and 
 """
 
 
-class CollectiveLines(Lines):
-    """The list of collectives."""
-
-    HELP = """\
-## The step
-
-The collectives of one training step, in the order in which they began. Identical layers are one line.
-
-- `→` ran in the forward pass, `←` in the backward pass, `·` outside of all modules: the loop itself called it.
-- *bytes* is the size of the whole tensor that was gathered, reduced or sent; *received* is how much of it one rank
-  receives, counted for a ring.
-- The mesh below marks the ranks that take part with `●`; the group of the chosen rank is underlined.
-
-An axis along which ranks receive 0 B was never used: if gradients should be summed over it, they were not.
-"""
-
-
 class MomentLines(Lines):
     """The list of the ranks' values before and after."""
 
@@ -88,7 +70,19 @@ class StepView(View):
     TITLE = "Step"
     TOOLTIP = "The collectives of a training step"
     FOCUS = "#collectives"
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    HELP = """\
+## The step
+
+The collectives of one training step, in the order in which they began. Identical layers are one line.
+
+- `→` ran in the forward pass, `←` in the backward pass, `·` outside of all modules: the loop itself called it.
+- *bytes* is the size of the whole tensor that was gathered, reduced or sent; *received* is how much of it one rank
+  receives, counted for a ring.
+- The mesh below marks the ranks that take part with `●`; the group of the chosen rank is underlined.
+
+An axis along which ranks receive 0 B was never used: if gradients should be summed over it, they were not.
+"""
+    BINDINGS = keys(
         "step",
         [
             ("a", "next_axis", "Next axis", "Show only collectives along the next mesh axis, or all"),
@@ -116,7 +110,7 @@ class StepView(View):
                 yield Static("", id="module-card", markup=False)
         with Box(id="comms-box"):
             yield Static(id="comms-head", markup=False, classes="legend")
-            yield CollectiveLines(id="collectives")
+            yield Lines(id="collectives")
             yield Static(id="axis-bars", markup=False)
         with Box(id="schedule-box"):
             yield Static(LEGEND, id="schedule-legend", classes="legend", markup=False)
@@ -181,7 +175,7 @@ class StepView(View):
         width = max((len(axes_text(collective.record.axes)) for collective in step.collectives), default=4)
         head = f"  {'collective':<15} {'axis':<{width}} {'count':>6} {'bytes':>8} {'received':>8}  module"
         self.query_one("#comms-head", Static).update(head, layout=False)
-        self.query_one(CollectiveLines).show(len(self._listed), lambda at: self._listed[at].line(width))
+        self.query_one("#collectives", Lines).show(len(self._listed), lambda at: self._listed[at].line(width))
         title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
         order = ", most bytes received first" if self._by_bytes else ""
         self.query_one("#axis-bars", Static).update(axis_bars(step, self.app.size.width // 2))
@@ -191,7 +185,7 @@ class StepView(View):
     def _show_collective(self, document: Document, selection: Selection) -> None:
         if not self._listed:
             return
-        chosen, mesh = self._listed[self.query_one(CollectiveLines).cursor], document.mesh
+        chosen, mesh = self._listed[self.query_one("#collectives", Lines).cursor], document.mesh
         rank = rank_of(document, selection, chosen.ranks)
         self.query_one("#comm-box", Box).set_titles(chosen.title)
         self.query_one("#comm-card", Static).update(chosen.text(mesh, rank))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.segment import Segment
 from rich.style import Style
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from textual import events
-    from textual.binding import BindingType
 
 
 DIM = Style(dim=True)
@@ -103,7 +102,7 @@ class Lines(Grid):
     class Chosen(Highlighted):
         """A line was chosen."""
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "lines",
         hidden=[
             ("up,k", "move(-1)", "Up", "To the line above"),

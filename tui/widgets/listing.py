@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from textual import on
-from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 from textual.message import Message
 from textual.widgets import Input
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from textual import events
     from textual.app import ComposeResult
-    from textual.binding import BindingType
 
     from ..keys import KeySpec
     from ..model.tree import Apart, Entry, Kept, ModulePath, TreeLine
@@ -41,7 +39,7 @@ MOST_OPEN = 64
 class ModuleTree(Lines):
     """Modules with what is in them; the tree remembers which are open. Subclasses say what a line is about."""
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "tree",
         hidden=[
             ("right,l", "open(True)", "Open module", "Open this module"),
@@ -205,7 +203,7 @@ Layers that are alike all through are one line, `layers.[0-31]`. A layer that di
 them, and so does one that you search for or go to.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "tree", hidden=[("o", "errors_first", "Errors first", "Show what is wrong first, or the model's own order")]
     )
 
@@ -252,10 +250,13 @@ class Search(Input):
     class Closed(Message):
         """The search is over."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "clear_and_close", "All tensors", id="search.close", tooltip="Show all tensors again"),
-        Binding("enter,down", "close", "To the tensors", id="search.done", tooltip="Keep the tensors found"),
-    ]
+    BINDINGS = keys(
+        "search",
+        [
+            ("escape", "clear_and_close", "All tensors", "Show all tensors again"),
+            ("enter,down", "close", "To the tensors", "Keep the tensors found"),
+        ],
+    )
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(placeholder="part of a name", compact=True, id=id, select_on_focus=False)

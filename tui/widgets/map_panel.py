@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from rich.segment import Segment
 
@@ -20,7 +20,6 @@ from .tensor_map import Inspector, TensorMap, hovered
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.binding import BindingType
 
     from ..app import ShardvizApp
     from ..model.document import Document
@@ -93,7 +92,7 @@ class MapPanel(Box):
     _document: Document | None = None
     _selection = Selection()
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "panel",
         [
             ("x", "next_dims", "Next dims", "Draw the next two dims of a tensor with more than two"),

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.segment import Segment
 from rich.style import Style
@@ -17,7 +17,7 @@ from shardviz.picture.model.mesh import grids_of, one_grid
 from shardviz.picture.model.palette import WRONG, Coloring
 
 from ..colors import heat_style, rank_style
-from ..keys import arrows
+from ..keys import arrows, keys
 from ..model.selection import RankChosen
 from .grid import DIM, Grid
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from textual import events
-    from textual.binding import BindingType
     from textual.strip import Strip
 
     from shardviz.layout.mesh import Mesh
@@ -164,7 +163,7 @@ Heat is the bytes that ranks hold, the findings about them or the bytes that the
 most.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = arrows("grid", "move", "To the next rank {}")
+    BINDINGS = keys("grid", hidden=arrows("move", "To the next rank {}"))
 
     plan: MeshPlan | None = None
     rank: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.segment import Segment
 from rich.style import Style
@@ -18,7 +18,6 @@ from .grid import BOLD, DIM, Grid
 
 if TYPE_CHECKING:
     from textual import events
-    from textual.binding import BindingType
     from textual.strip import Strip
 
     from shardviz.dump.costs.timeline import Timeline
@@ -44,16 +43,14 @@ The order on each rank is the real one; each pass begins as early as it could. T
 through the stages is underlined.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *arrows("schedule", "move", "To the next pass {}"),
-        *keys(
-            "schedule",
-            hidden=[
-                ("home", "end(0)", "First", "To the rank's first pass"),
-                ("end", "end(-1)", "Last", "To the rank's last pass"),
-            ],
-        ),
-    ]
+    BINDINGS = keys(
+        "schedule",
+        hidden=[
+            *arrows("move", "To the next pass {}"),
+            ("home", "end(0)", "First", "To the rank's first pass"),
+            ("end", "end(-1)", "Last", "To the rank's last pass"),
+        ],
+    )
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

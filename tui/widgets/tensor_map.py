@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.segment import Segment
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from textual import events
-    from textual.binding import BindingType
 
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.holders import Plane
@@ -154,24 +153,22 @@ outermost split, the shade that along the next; the mesh has the same colors.
 - Of a tensor with more than two dims, two are drawn, at one place of the others.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *arrows("map", "move", "Move the cursor one cell {}"),
-        *arrows("map", "jump", "Move the cursor one block {}", modifier="shift+"),
-        *keys(
-            "map",
-            [
-                ("plus,equals_sign", "zoom(1)", "Zoom in", "Show fewer indices, larger"),
-                ("minus", "zoom(-1)", "Zoom out", "Show more indices, smaller"),
-            ],
-            hidden=[
-                ("0", "fit", "Whole tensor", "Show the whole tensor"),
-                ("pageup", "page(-1)", "Page up", "A screenful up"),
-                ("pagedown", "page(1)", "Page down", "A screenful down"),
-                ("home", "end(0)", "First", "To the first element"),
-                ("end", "end(-1)", "Last", "To the last element"),
-            ],
-        ),
-    ]
+    BINDINGS = keys(
+        "map",
+        [
+            ("plus,equals_sign", "zoom(1)", "Zoom in", "Show fewer indices, larger"),
+            ("minus", "zoom(-1)", "Zoom out", "Show more indices, smaller"),
+        ],
+        hidden=[
+            *arrows("move", "Move the cursor one cell {}"),
+            *arrows("jump", "Move the cursor one block {}", modifier="shift+"),
+            ("0", "fit", "Whole tensor", "Show the whole tensor"),
+            ("pageup", "page(-1)", "Page up", "A screenful up"),
+            ("pagedown", "page(1)", "Page down", "A screenful down"),
+            ("home", "end(0)", "First", "To the first element"),
+            ("end", "end(-1)", "Last", "To the last element"),
+        ],
+    )
 
     zoom: Zoom | None = None
     level = 0
