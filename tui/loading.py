@@ -108,7 +108,7 @@ def warm(document: Document) -> None:
     usage = document.usage
     _ = document.step, document.counted, document.heats
     for each in (False, True):
-        usage.lines(each=each, fullest_first=True)
+        usage.lines(each, True)
     lines_of(usage.tree, order=usage.largest_first)
     for entry in document.entries:
         _ = entry.layout, entry.facts, entry.title, entry.axes

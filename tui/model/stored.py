@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
@@ -16,16 +16,16 @@ from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import bytes_text, counted, nearest, printable
 
 from ..colors import rank_style, verdict_style
+from .document import Judged
 from .names import fitted, shortened
 from .selection import Known, Target, parse_target
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardviz.check.report import Report
     from shardviz.check.verdicts import Verdict
     from shardviz.checkpoint.records import Checkpoint, Saved
-    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.sides import Sides
     from shardviz.picture.model.subjects.stored import Stored, StoredPart
@@ -80,7 +80,7 @@ class StoredEntry:
 
 
 @dataclass(frozen=True)
-class StoredDocument:
+class StoredDocument(Judged):
     """A checkpoint, and its report once it is checked.
 
     Attributes:
@@ -92,65 +92,36 @@ class StoredDocument:
     report: Report | None = None
     mesh: ClassVar[Mesh | None] = None
     missing: ClassVar[frozenset[int]] = frozenset()
-    _drawn: dict[str, Stored] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def numbers(self) -> Mapping[str, int]:
         """The number of each file."""
         return numbered(self.checkpoint)
 
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What the check found."""
-        return self.report.findings if self.report else ()
-
     @cached_property
-    def by_finding(self) -> dict[int, int]:
-        """The entry of each finding."""
-        return {finding: index for index, entry in enumerate(self.entries) for finding in entry.findings}
-
-    @cached_property
-    def entries(self) -> tuple[StoredEntry, ...]:
+    def entries(self) -> tuple[StoredEntry, ...]:  # type: ignore[override]
         """The tensors in the order of their names."""
-        findings: dict[str, list[int]] = {}
-        for index, finding in enumerate(self.findings):
-            for name in finding.tensors:
-                findings.setdefault(name, []).append(index)
         unchecked = {reason.tensor for reason in self.report.not_checked} if self.report else set()
         entries = []
         for tensor in in_order(self.checkpoint):
-            indices = findings.get(tensor.name, [])
+            indices = self.findings_of.get(tensor.name, ())
             verdict: Verdict = "pending" if self.report is None else "unknown" if tensor.name in unchecked else "good"
             entries.append(
                 StoredEntry(tensor, self.findings[indices[0]].severity if indices else verdict, tuple(indices))
             )
         return tuple(entries)
 
-    def stored(self, entry: int) -> Stored:
-        """Return a tensor with its parts, made once.
-
-        Raises:
-            DumpError: It cannot be drawn.
-        """
-        tensor = self.entries[entry].tensor
-        if tensor.name not in self._drawn:
-            self._drawn[tensor.name] = stored(tensor, self.numbers)
-        return self._drawn[tensor.name]
+    @cached_property
+    def stored(self) -> Callable[[int], Stored]:
+        """Returns a tensor with its parts, made once; raises a DumpError if it cannot be drawn, as the next two do."""
+        return cache(lambda entry: stored(self.entries[entry].tensor, self.numbers))
 
     def sides(self, entry: int, name: str = "") -> Sides:
-        """Return which file holds what of a tensor.
-
-        Raises:
-            DumpError: It cannot be drawn.
-        """
+        """Return which file holds what of a tensor."""
         return self.stored(entry).sides
 
     def who(self, entry: int, place: Sequence[int], name: str = "") -> list[str]:
-        """Say which bytes of which file have an element.
-
-        Raises:
-            DumpError: It cannot be drawn.
-        """
+        """Say which bytes of which file have an element."""
         return where(self.stored(entry), place).plain.splitlines()
 
 

@@ -168,7 +168,7 @@ to see all tensors of its first rank, or of the one that was chosen before.
             self.query_one(UsageTree).fill(usage)
             self.on_resize()
             self.query_one("#usage-box", Box).set_titles(_title(usage), _roles(document, self.app.size.width))
-        lines, ranks = self.query_one("#bars", Lines), usage.lines(**self._order)
+        lines, ranks = self.query_one("#bars", Lines), usage.lines(self._order["each"], self._order["fullest_first"])
         if ranks is not self._ranks:
             self._ranks = ranks
             most, mesh = usage.spread().most, document.mesh
@@ -207,7 +207,7 @@ def _title(usage: Usage) -> str:
         return "Memory: the dump has no tensors that take any"
     if spread.most == spread.least:
         return f"Memory: {bytes_text(spread.most)} on every rank"
-    fullest, _ = usage.lines(each=False, fullest_first=True)[0]
+    fullest, _ = usage.lines(False, True)[0]
     who = f"{ranks_in_words(fullest, MOST_RANKS)} {'have' if len(fullest) > 1 else 'has'} most"
     mean = bytes_text(round(spread.mean))
     return f"Memory: {who}, {bytes_text(spread.most)}; mean {mean}, imbalance {spread.imbalance:.2f}"
