@@ -16,7 +16,7 @@ from shardviz.errors import ShardvizError
 from shardviz.tui import app as tui_app
 from shardviz.tui.app import ShardvizApp, view
 from shardviz.tui.export import screen_text
-from shardviz.tui.widgets.frame import Opened, title_text
+from shardviz.tui.widgets.frame import title_text
 from tests.tui.driving import PATIENCE, rest, settle, until, walk
 
 if TYPE_CHECKING:
@@ -140,5 +140,5 @@ def test_the_verdict_is_whole_on_a_small_screen_in_every_view(even_bug: Path, vi
 
 
 def test_a_long_name_leaves_room_for_the_verdict() -> None:
-    text = title_text(Opened(Path("x" * 300)), 50).plain
+    text = title_text(Path("x" * 300), room=50).plain
     assert re.fullmatch(r"x{21}…  ◌", text)

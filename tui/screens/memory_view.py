@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import on
+from textual.reactive import var
 from textual.widgets import Static
 
 from shardviz.picture.model.holders import mask_of, ranks_in_words
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
 
-    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.selection import Selection
     from ..model.tree import TreeLine
@@ -67,16 +67,17 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
 """
 
     BINDINGS = keys(
-        "usage", hidden=[("o", "largest_first", "Largest first", "Show the largest first, or the model's own order")]
+        "usage",
+        hidden=[("o", "toggle('largest_first')", "Largest first", "Show the largest first, or the model's own order")],
     )
 
+    largest_first = var(False, init=False)
     _usage: Usage
-    _largest_first = False
 
     def fill(self, usage: Usage) -> None:
         """Show the memory of a run; modules stay open or closed as they were."""
         self._usage = usage
-        self.show_tree(usage.tree, usage.largest_first if self._largest_first else None)
+        self.show_tree(usage.tree, usage.largest_first if self.largest_first else None)
 
     def sign(self, row: TreeLine) -> Text:
         """Return a mark where ranks hold very different amounts."""
@@ -109,10 +110,10 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
         """Return the heads of the columns."""
         return f"{'':>7} {'fullest':<9} {'mean':>9} {'imbalance':>9}  ".rjust(self.size.width - self._behind_numbers)
 
-    def action_largest_first(self) -> None:
+    def watch_largest_first(self) -> None:
         """Put the largest first, or go back to the model's own order."""
-        self._largest_first = not self._largest_first
-        self.fill(self._usage)
+        if self.count:
+            self.fill(self._usage)
 
 
 class MemoryView(View):
@@ -132,21 +133,17 @@ to see all tensors of its first rank, or of the one that was chosen before.
     BINDINGS = keys(
         "memory",
         [
-            ("f", "switch('fullest_first')", "Fullest first", "Show the fullest ranks first, or all by number"),
-            (
-                "e",
-                "switch('each')",
-                "Each rank",
-                "Show each rank on a line of its own, or equally full ones on one",
-            ),
+            ("f", "toggle('fullest_first')", "Fullest first", "Show the fullest ranks first, or all by number"),
+            ("e", "toggle('each')", "Each rank", "Show each rank on a line of its own, or equally full ones on one"),
         ],
     )
 
-    def __init__(self, state: ShardvizApp) -> None:
-        super().__init__(state)
-        self._of: Usage | None = None
-        self._order = {"fullest_first": True, "each": False}
-        self._ranks: tuple[EquallyFull, ...] = ()
+    fullest_first = var(True, init=False)
+    each = var(False, init=False)
+    watch_fullest_first = watch_each = View.show_again
+
+    _of: Usage | None = None
+    _ranks: tuple[EquallyFull, ...] = ()
 
     def compose(self) -> ComposeResult:
         """Put the modules above, the ranks below."""
@@ -168,12 +165,12 @@ to see all tensors of its first rank, or of the one that was chosen before.
             self.query_one(UsageTree).fill(usage)
             self.on_resize()
             self.query_one("#usage-box", Box).set_titles(_title(usage), _roles(document, self.app.size.width))
-        lines, ranks = self.query_one("#bars", Lines), usage.lines(self._order["each"], self._order["fullest_first"])
+        lines, ranks = self.query_one("#bars", Lines), usage.lines(self.each, self.fullest_first)
         if ranks is not self._ranks:
             self._ranks = ranks
             most, mesh = usage.spread().most, document.mesh
             lines.show(len(ranks), lambda at: rank_bar(ranks[at], most, mesh, lines.size.width))
-            order = "fullest first" if self._order["fullest_first"] else "by number"
+            order = "fullest first" if self.fullest_first else "by number"
             folded = f"{counted(len(usage.total), 'rank')} on {counted(len(ranks), 'line')}: e shows each"
             below = folded if len(ranks) < len(usage.total) else ""
             self.query_one("#bars-box", Box).set_titles(f"Ranks, {order}", below)
@@ -193,11 +190,6 @@ to see all tensors of its first rank, or of the one that was chosen before.
     @on(Lines.Chosen, "#bars")
     async def _rank_opened(self) -> None:
         await self.state.action_show_view("rank")
-
-    def action_switch(self, name: str) -> None:
-        """Sort the ranks by their bytes or by their numbers; list each, or those that hold as much on one line."""
-        self._order[name] = not self._order[name]
-        self.show_again()
 
 
 def _title(usage: Usage) -> str:

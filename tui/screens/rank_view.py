@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual import on
 from textual.containers import Vertical
+from textual.reactive import var
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
@@ -93,7 +94,7 @@ class MeshView(View):
 
     def __init__(self, state: ShardvizApp) -> None:
         super().__init__(state)
-        self._axis = -1
+        self._axis = ""
         self._heat = 0
 
     def compose(self) -> ComposeResult:
@@ -110,7 +111,7 @@ class MeshView(View):
     def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen rank, and the ranks that hold the element under the map's cursor."""
         mesh, rank = document.mesh, rank_of(document, selection)
-        axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
+        axis = self._axis if self._axis in mesh.axes else ""
         heat = document.heats[self._heat - 1] if 0 < self._heat <= len(document.heats) else None
         lights, coloring = lights_of(document, selection, rank, axis), document.coloring_of(selection.entry)
         self.query_one(MeshGrid).show(mesh, rank, lights, coloring, heat)
@@ -131,7 +132,7 @@ class MeshView(View):
     def action_next_axis(self) -> None:
         """Underline the group along the next axis, or none."""
         if self.state.document is not None:
-            self._axis = (self._axis + 2) % (self.state.document.mesh.ndim + 1) - 1
+            self._axis = after(["", *self.state.document.mesh.axes], self._axis)
             self.show_again()
 
     def action_next_heat(self) -> None:
@@ -169,21 +170,26 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
         [
             ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
             ("right_square_bracket", "step(1)", "Next rank", "Go to the next rank"),
-            ("v", "values", "Ids/values", "Show elements beside those claimed, or values beside a copy's"),
+            ("v", "toggle('values')", "Ids/values", "Show elements beside those claimed, or values beside a copy's"),
             ("o", "order", "Sort", "Sort in model order, by bytes, by what is wrong, or by name"),
             ("slash", "search", "Search", "Find tensors of this rank by name"),
         ],
         hidden=[
-            ("u", "each_layer", "Each layer", "Show each layer on a line of its own, or alike ones on one"),
+            ("u", "toggle('each_layer')", "Each layer", "Show each layer on a line of its own, or alike ones on one"),
             ("escape", "to_lines", "To the tensors", "Go back to the tensors, and show all of them"),
         ],
     )
 
+    values = var(False, init=False)
+    """Whether values are shown instead of elements."""
+    order: var[Order] = var("", init=False)
+    text = var("", init=False)
+    """A part of the names that are listed."""
+    each_layer = var(False, init=False)
+    """Whether each layer has a line."""
+
     def __init__(self, state: ShardvizApp) -> None:
         super().__init__(state)
-        self._values = False
-        self._asked_for: tuple[Order, str, bool] = ("", "", False)
-        """The order, a part of the names, and whether each layer has a line."""
         self._lines: list[RankLine] = []
         self._listed: tuple[Document, object] | None = None
 
@@ -209,21 +215,20 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
 
     def _list(self, document: Document, selection: Selection, rank: int) -> None:
         """List the tensors, with the cursor on the chosen one, or on the first."""
-        lines, asked_for = self.query_one(Lines), (rank, *self._asked_for)
+        lines, asked_for = self.query_one(Lines), (rank, self.order, self.text, self.each_layer)
         if self._listed is None or self._listed[0] is not document or self._listed[1] != asked_for:
-            order, text, each_layer = self._asked_for
             self._listed = (document, asked_for)
-            self._lines = rank_lines(document, rank, order=order, text=text, each_layer=each_layer)
+            self._lines = rank_lines(document, *asked_for)
             lines.show(len(self._lines), lambda at: _line(self._lines[at], lines.text_width))
-            title = "Tensors on this rank" + (f", {order}" if order else "")
-            below = f"{len(self._lines):,} found: {printable(text)}" if text else ""
+            title = "Tensors on this rank" + (f", {self.order}" if self.order else "")
+            below = f"{len(self._lines):,} found: {printable(self.text)}" if self.text else ""
             self.query_one("#held-box", Box).set_titles(title, below)
         name = name_of(document, selection)
         chosen = [at for at, line in enumerate(self._lines) if line.entry == selection.entry]
         lines.put_cursor(next((at for at in chosen if self._lines[at].name == name), chosen[0] if chosen else 0))
 
     def _show_memory(self, document: Document, selection: Selection, rank: int) -> None:
-        beside, why = _memory(document, selection, rank, values=self._values)
+        beside, why = _memory(document, selection, rank, values=self.values)
         grid, part = self.query_one(ValuesGrid), self.query_one(TensorMap)
         sides = document.drawn(selection.entry, selection.name) if beside is None else None
         grid.show(beside)
@@ -251,18 +256,21 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
 
     @on(Search.Changed)
     def _searched(self, message: Input.Changed) -> None:
-        order, _, each_layer = self._asked_for
-        self._list_again(order, message.value.strip(), each_layer)
+        self.text = message.value.strip()
 
     @on(Search.Closed)
     def _search_closed(self) -> None:
         self.query_one(Lines).focus()
 
-    def _list_again(self, order: Order, text: str, each_layer: bool) -> None:
+    watch_values = View.show_again
+
+    def watch_order(self) -> None:
         """List the tensors in another way; the numbers beside them stay."""
-        self._asked_for, document, selection = (order, text, each_layer), self.state.document, self.state.selection
+        document, selection = self.state.document, self.state.selection
         if document is not None:
             self._list(document, selection, rank_of(document, selection))
+
+    watch_text = watch_each_layer = watch_order
 
     def action_step(self, step: int) -> None:
         """Go to another rank, in the mesh's order; after the last comes the first."""
@@ -271,20 +279,9 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
             at = ranks.index(rank) if rank in ranks else 0
             self.state.selection = replace(self.state.selection, rank=ranks[(at + step) % len(ranks)])
 
-    def action_values(self) -> None:
-        """Switch between elements and values."""
-        self._values = not self._values
-        self.show_again()
-
     def action_order(self) -> None:
         """Sort in another way."""
-        order, text, each_layer = self._asked_for
-        self._list_again(after(ORDERS, order), text, each_layer)
-
-    def action_each_layer(self) -> None:
-        """Show each layer on a line of its own, or alike ones on one."""
-        order, text, each_layer = self._asked_for
-        self._list_again(order, text, not each_layer)
+        self.order = after(ORDERS, self.order)
 
     def action_search(self) -> None:
         """Open the search line."""
@@ -293,7 +290,7 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
     def action_to_lines(self) -> None:
         """Go back to the tensors; if they have the focus, show all of them."""
         lines = self.query_one(Lines)
-        if lines.has_focus and self._asked_for[1]:
+        if lines.has_focus and self.text:
             self.query_one(Search).action_clear_and_close()
         lines.focus()
 

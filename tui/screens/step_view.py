@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual import on
 from textual.containers import Horizontal
+from textual.reactive import var
 from textual.widgets import Static
 
 from shardviz.text import bytes_text, counted, printable
@@ -86,15 +87,17 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
         "step",
         [
             ("a", "next_axis", "Next axis", "Show only collectives along the next mesh axis, or all"),
-            ("o", "order", "Sort", "Sort by start, or by bytes received"),
+            ("o", "toggle('by_bytes')", "Sort", "Sort by start, or by bytes received"),
             ("m", "modules", "Modules", "The step by module, or its collectives"),
         ],
     )
 
+    by_bytes = var(False, init=False)
+    watch_by_bytes = View.show_again
+
     def __init__(self, state: ShardvizApp) -> None:
         super().__init__(state)
         self._axes: tuple[str, ...] = ()
-        self._by_bytes = False
         self._listed: list[Collective] = []
         self._moments: list[Moment] = []
         self._modules: Modules | None = None
@@ -170,14 +173,14 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
     def _list(self, step: Step) -> None:
         """List the collectives that pass the filter, in the chosen order, and the bytes received along each axis."""
         self._listed = [item for item in step.collectives if not self._axes or item.record.axes == self._axes]
-        if self._by_bytes:
+        if self.by_bytes:
             self._listed.sort(key=lambda collective: -collective.received)
         width = max((len(axes_text(collective.record.axes)) for collective in step.collectives), default=4)
         head = f"  {'collective':<15} {'axis':<{width}} {'count':>6} {'bytes':>8} {'received':>8}  module"
         self.query_one("#comms-head", Static).update(head, layout=False)
         self.query_one("#collectives", Lines).show(len(self._listed), lambda at: self._listed[at].line(width))
         title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
-        order = ", most bytes received first" if self._by_bytes else ""
+        order = ", most bytes received first" if self.by_bytes else ""
         self.query_one("#axis-bars", Static).update(axis_bars(step, self.app.size.width // 2))
         totals = f": {axis_totals(step)}" if self.screen.has_class("-short") else ""
         self.query_one("#comms-box", Box).set_titles(title + order, f"received per rank, at most{totals}")
@@ -215,7 +218,7 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
         if action == "modules":
             return bool(self._modules and self._modules.tree.num_calls)
         is_listed = bool(document and document.step.collectives and not self._by_module)
-        return action not in ("next_axis", "order") or is_listed
+        return action not in ("next_axis", "toggle") or is_listed
 
     @property
     def focus_first(self) -> str:
@@ -255,11 +258,6 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
             groups = dict.fromkeys(collective.record.axes for collective in self.state.document.step.collectives)
             self._axes = after([(), *groups], self._axes)
             self.show_again()
-
-    def action_order(self) -> None:
-        """Sort by start or by bytes received."""
-        self._by_bytes = not self._by_bytes
-        self.show_again()
 
 
 def axis_bars(step: Step, width: int) -> Text:

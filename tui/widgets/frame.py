@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardviz.check.verdicts import Verdict
     from shardviz.dump.records.files import RunRecord
 
+    from ..app import ShardvizApp
     from ..model.document import Document
 
 
@@ -242,30 +243,20 @@ class ViewTabs(WordLine):
         ]
 
 
-@dataclass(frozen=True)
-class Opened:
-    """What the title is about: a dump's folder, what is known of it by now, and how far it is read."""
-
-    path: Path
-    run: RunRecord | None = None
-    document: Document | None = None
-    note: str = ""
-
-
 class Title(Static):
     """The dump's name, its verdict, and counts of ranks and tensors; a note shows how far it has been read."""
 
-    _about: Opened | None = None
-
-    def show(self, about: Opened) -> None:
-        """Describe the dump."""
-        self._about = about
-        self.update(title_text(about, self.size.width or MOST_NAME), layout=False)
+    def on_mount(self) -> None:
+        """Follow what is known of the dump."""
+        for name in ("run_record", "document", "note", "changed"):
+            self.watch(self.app, name, self.on_resize)
 
     def on_resize(self) -> None:
-        """Cut the name to its new room, so that the verdict is always in view."""
-        if self._about is not None:
-            self.show(self._about)
+        """Describe the dump, its name cut to the room there is: the verdict is always in view."""
+        state = cast("ShardvizApp", self.app)
+        note = state.note or (f"changed {state.changed}" if state.changed else "")
+        room = self.size.width or MOST_NAME
+        self.update(title_text(state.path, state.run_record, state.document, note, room), layout=False)
 
 
 MOST_NAME = 80
@@ -275,24 +266,25 @@ SHORT = 40
 """Columns of a line that names what was not checked in a dump without findings."""
 
 
-def title_text(about: Opened, room: int = MOST_NAME) -> Text:
+def title_text(
+    path: Path, run: RunRecord | None = None, document: Document | None = None, note: str = "", room: int = MOST_NAME
+) -> Text:
     """Write the name, the verdict and the counts, as far as they are known, for a line of so many columns.
 
     The name gives way to the rest: a line too short for both has the rest alone.
     """
-    document = about.document
     state = _verdict(document, is_short=room < SHORT)
     if document is not None and (missing := len(document.missing)):
         state.append(f" · {counted(missing, 'rank')} missing", verdict_style("warning"))
-    if about.note:
-        state.append(f" · {about.note}", "dim")
-    name = printable((about.path.name or about.path.resolve().name).removesuffix(".shardviz"))
+    if note:
+        state.append(f" · {note}", "dim")
+    name = printable((path.name or path.resolve().name).removesuffix(".shardviz"))
     for_name = max(room - FOR_VERDICT, min(room - 2 - state.cell_len, LEAST_NAME))
     text = Text(no_wrap=True, overflow="ellipsis")
     if for_name >= min(LEAST_NAME, len(name)):
         text.append(f"{shortened(name, for_name)}  ", "bold")
     text.append_text(state)
-    run, entries = about.run, document.entries if document is not None else ()
+    entries = document.entries if document is not None else ()
     weights = len({name for entry in entries if entry.tensor.role in WEIGHTS for name in entry.names})
     counts = [f" · {counted(run.num_ranks, 'rank')}"] if run is not None else []
     counts += [f" {mesh_of(run.mesh)}"] if run is not None and run.mesh else []
