@@ -23,7 +23,7 @@ from shardviz.text import counted, printable
 from .colors import verdict_style
 from .keys import keys
 from .model.names import shortened
-from .model.selection import Selection, TensorOpened, carried_over, of_entry
+from .model.selection import Selection, TensorOpened, carried_over, next_plane, of_entry
 from .model.stored import StoredDocument, file_line, named, title_text, where
 from .viewer import Viewer, run
 from .widgets.finding_card import Room, finding_body
@@ -188,7 +188,8 @@ listed below with their sizes, each beside the largest one's. Beside them is wha
 
     def action_next_dims(self) -> None:
         """Draw the next two dims."""
-        self._plane_turned()
+        if (plane := self.selection.plane) is not None:
+            self.selection = replace(self.selection, plane=next_plane(plane))
 
     def picture(self) -> str:
         """Draw which file holds which part of the chosen tensor, as `shardviz show` does."""

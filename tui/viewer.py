@@ -23,20 +23,7 @@ from .colors import ON_DARK_16, ON_LIGHT, THEMES, Inks, PlainCharacters, shows_u
 from .export import copy, remember_theme, remembered_theme, save, screen_svg, screen_text
 from .keys import AT_CURSOR, keys
 from .loading import Stamps, stamps_of
-from .model.selection import (
-    Known,
-    PlaceChosen,
-    PlaneTurned,
-    RankChosen,
-    Selection,
-    SideChosen,
-    TensorChosen,
-    about,
-    at_target,
-    name_of,
-    next_plane,
-    of_entry,
-)
+from .model.selection import Picked, Selection, TensorChosen, about, at_target, name_of, of_entry, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -185,16 +172,9 @@ class Viewer(App[None], Generic[Opened]):
                     await self.go(target)
 
         if (document := self.document) is not None:
-            entries = document.entries
-            known = Known(
-                entries,
-                lambda entry: entries[entry].tensor.shape,
-                self.selection.entry,
-                self.chosen_name,
-                document.mesh,
-            )
+            read = partial(parse_target, document=document, entry=self.selection.entry, name=self.chosen_name)
             with self.batch_update():  # or the screen below would be painted again with each layout of the dialog
-                await self.push_screen(GotoScreen(known, partial(about, document)), leave)
+                await self.push_screen(GotoScreen(read, partial(about, document)), leave)
 
     @on(TensorChosen)
     def _tensor_chosen(self, message: TensorChosen) -> None:
@@ -203,23 +183,11 @@ class Viewer(App[None], Generic[Opened]):
         else:
             self.selection = replace(self.selection, name=message.name)
 
-    @on(PlaceChosen)
-    def _place_chosen(self, message: PlaceChosen) -> None:
-        if (plane := self.selection.plane) is not None:
-            self.selection = replace(self.selection, plane=replace(plane, at=message.place))
-
-    @on(PlaneTurned)
-    def _plane_turned(self) -> None:
-        if (plane := self.selection.plane) is not None:
-            self.selection = replace(self.selection, plane=next_plane(plane))
-
-    @on(RankChosen)
-    def _rank_chosen(self, message: RankChosen) -> None:
-        self.selection = replace(self.selection, rank=message.rank)
-
-    @on(SideChosen)
-    def _side_chosen(self, message: SideChosen) -> None:
-        self.selection = replace(self.selection, side=message.side)
+    @on(Picked)
+    def _picked(self, message: Picked) -> None:
+        now = self.selection
+        rank = now.rank if message.rank is None else message.rank
+        self.selection = replace(now, rank=rank, side=message.side or now.side, plane=message.plane or now.plane)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer nothing that needs a document before there is one, and nothing below a dialog."""

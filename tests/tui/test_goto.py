@@ -7,34 +7,43 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardviz.layout.mesh import parse_mesh
-from shardviz.tui.model.selection import Known, Target, parse_place, parse_target
+from shardviz.layout.region import Region
+from shardviz.tui.model.selection import Target, parse_place, parse_target
+from tests.tui.conftest import MESH
 from tests.tui.driving import walk, walk_on
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shardviz.layout.mesh import Mesh
     from shardviz.tui.app import ShardvizApp
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor, or identical layers of one."""
+    """A tensor, or identical layers of one; `tensor` has its shape alone."""
 
     names: tuple[str, ...]
+    tensor: Region
 
 
 ENTRIES = (
-    Entry(("embed.weight",)),
-    Entry(tuple(f"layers.{layer}.wq.weight" for layer in range(40))),
-    Entry(("norm",)),
+    Entry(("embed.weight",), Region.whole((4, 5))),
+    Entry(tuple(f"layers.{layer}.wq.weight" for layer in range(40)), Region.whole((6, 4))),
+    Entry(("norm",), Region.whole((9,))),
 )
-SHAPES = ((4, 5), (6, 4), (9,))
 
 
-def known(entry: int = 0, *, ranks: bool = True) -> Known:
-    mesh = parse_mesh("fsdp=2,tp=4") if ranks else None
-    return Known(ENTRIES, SHAPES.__getitem__, entry, ENTRIES[entry].names[0], mesh)
+@dataclass(frozen=True)
+class Known:
+    """What is known of a document."""
+
+    mesh: Mesh | None
+    entries: tuple[Entry, ...] = ENTRIES
+
+
+def parsed(text: str, entry: int = 0, mesh: Mesh | None = MESH) -> Target | str:
+    return parse_target(text, Known(mesh), entry, ENTRIES[entry].names[0])
 
 
 @pytest.mark.parametrize(
@@ -60,12 +69,12 @@ def known(entry: int = 0, *, ranks: bool = True) -> Known:
     ],
 )
 def test_a_short_text_says_where_to_go(text: str, target: Target) -> None:
-    assert parse_target(text, known()) == target
+    assert parsed(text) == target
 
 
 def test_a_number_alone_is_an_element_of_a_tensor_with_one_dim() -> None:
-    assert parse_target("3", known(2)) == Target(2, "norm", (3,))
-    assert parse_target("rank 3", known(2)) == Target(rank=3)
+    assert parsed("3", 2) == Target(2, "norm", (3,))
+    assert parsed("rank 3", 2) == Target(rank=3)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +92,14 @@ def test_a_number_alone_is_an_element_of_a_tensor_with_one_dim() -> None:
     ],
 )
 def test_what_is_nowhere_is_answered_with_what_there_is(text: str, answer: str) -> None:
-    found = parse_target(text, known())
+    found = parsed(text)
     assert isinstance(found, str)
     assert answer in found
 
 
 def test_a_checkpoint_has_no_ranks() -> None:
-    assert parse_target("rank 3", known(ranks=False)) == "a checkpoint has no ranks"
-    assert isinstance(parse_target("3", known(ranks=False)), str)
+    assert parsed("rank 3", mesh=None) == "a checkpoint has no ranks"
+    assert isinstance(parsed("3", mesh=None), str)
 
 
 def test_a_tensor_without_elements_and_a_scalar() -> None:

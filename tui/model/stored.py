@@ -18,7 +18,7 @@ from shardviz.text import bytes_text, counted, nearest, printable
 from ..colors import rank_style, verdict_style
 from .document import Judged
 from .names import fitted, shortened
-from .selection import Known, Target, parse_target
+from .selection import Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -144,8 +144,7 @@ def named(checkpoint: Checkpoint, text: str) -> str:
     Raises:
         ShardvizError: No tensor has it in its name.
     """
-    entries = StoredDocument(checkpoint).entries
-    target = parse_target(text, Known(entries, lambda entry: entries[entry].tensor.shape))
+    target = parse_target(text, StoredDocument(checkpoint))
     if isinstance(target, Target) and target.name and target.place is None:
         return target.name
     close = nearest(text, checkpoint.tensors)

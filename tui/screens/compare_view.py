@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -16,7 +15,7 @@ from shardviz.picture.text.table import padded
 from ..colors import ink
 from ..keys import keys
 from ..model.names import shortened
-from ..model.selection import PlaceChosen, PlaneTurned, Zoomed, next_plane, of_entry
+from ..model.selection import Picked, Zoomed, of_entry
 from ..widgets.frame import Box, ScrollBox
 from ..widgets.grid import Lines
 from ..widgets.tensor_map import TensorMap
@@ -152,14 +151,12 @@ what it claims.
         for tensor_map in self.query(TensorMap):
             tensor_map.zoom_to(message.level)
 
-    @on(PlaceChosen)
-    @on(PlaneTurned)
-    def _moved(self, message: PlaceChosen | PlaneTurned) -> None:
+    @on(Picked)
+    def _moved(self, message: Picked) -> None:
         """Move on both maps of a pair that has a plane of its own."""
         if self._plane is not None and self._of is not None and self._pair is not None:
             message.stop()
-            turned = next_plane(self._plane) if isinstance(message, PlaneTurned) else self._plane
-            self._plane = replace(turned, at=message.place) if isinstance(message, PlaceChosen) else turned
+            self._plane = message.plane
             self._show_maps(self._of, self._pair)
 
 

@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Markdown, Static
 
 from ..keys import keys
-from ..model.selection import HOW, Target, parse_target
+from ..model.selection import HOW, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,24 +20,21 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.screen import Screen
 
-    from ..model.selection import Known
-
 
 class GotoScreen(ModalScreen[Target | None]):
     """A dialog that takes a rank, a name or an index, and returns where to go.
 
     Args:
-        known: What can be gone to.
+        read: Reads where a text leads, or why it leads nowhere.
         about: Describes a target.
     """
 
     BINDINGS = keys("goto", [("escape", "dismiss(None)", "Back", "Close without moving")])
 
-    def __init__(self, known: Known, about: Callable[[Target], str]) -> None:
+    def __init__(self, read: Callable[[str], Target | str], about: Callable[[Target], str]) -> None:
         super().__init__()
         self._about = about
-        self._target = lru_cache(maxsize=1)(lambda text: parse_target(text, known))
-        """Reads where a text leads, once: of many tensors all names are looked at."""
+        self._target = lru_cache(maxsize=1)(read)  # once for a text: of many tensors all names are looked at
 
     def compose(self) -> ComposeResult:
         """Put the input above the lines that say where it leads, or why it leads nowhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast, get_args
 
 from rich.segment import Segment
@@ -12,7 +13,7 @@ from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.picture.text.paint import Side
 
 from ..keys import keys
-from ..model.selection import PlaneTurned, Selection, SideChosen, name_of, next_slice
+from ..model.selection import Picked, Selection, name_of, next_plane, next_slice
 from .frame import CHOSEN, Box, Word, WordLine
 from .grid import DIM
 from .mesh_grid import LEGEND, MeshGrid, drawn_side, lights_of
@@ -68,7 +69,7 @@ class SideBar(WordLine):
 
     def action_show_side(self, side: Side) -> None:
         """Ask for another side, after a click."""
-        self.post_message(SideChosen(side))
+        self.post_message(Picked(side=side))
 
     def words(self) -> list[Word]:
         """Return one word per side, and the legend."""
@@ -158,7 +159,9 @@ class MapPanel(Box):
 
     def action_next_dims(self) -> None:
         """Draw the next two dims."""
-        self.post_message(PlaneTurned())
+        if (plane := self._selection.plane) is not None:
+            self._selection = replace(self._selection, plane=next_plane(plane))
+            self.post_message(Picked(plane=self._selection.plane))
 
     def action_step(self, step: int) -> None:
         """Go to the next or the previous slice."""

@@ -18,7 +18,7 @@ from shardviz.picture.model.palette import WRONG, Coloring
 
 from ..colors import heat_style, rank_style
 from ..keys import arrows, keys
-from ..model.selection import RankChosen
+from ..model.selection import Picked
 from .grid import DIM, Grid
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ most.
             row, col = grid.row_and_col(self.rank if self.rank is not None and self.rank in mesh else mesh.ranks[0])
             row = min(max(row + down, 0), grid.num_rows - 1)
             col = min(max(col + right, 0), grid.num_cols - 1)
-            self.post_message(RankChosen(grid.rank_at(row, col)))
+            self.post_message(Picked(grid.rank_at(row, col)))
 
     def scroll_to_cursor(self) -> None:
         """Keep the cursor in view."""
@@ -274,7 +274,7 @@ most.
             return
         row, col = self.plan.row_at(event.y - self._heads + top), self.plan.col_at(event.x - self._gutter + left)
         if row is not None and col is not None:
-            self.post_message(RankChosen(self.plan.grid.rank_at(row, col)))
+            self.post_message(Picked(self.plan.grid.rank_at(row, col)))
 
 
 @lru_cache(maxsize=8)

@@ -23,7 +23,7 @@ from shardviz.text import cut_at_comma, printable
 from ..colors import block_style, verdict_style
 from ..keys import arrows, keys
 from ..model.rank import holders_at, named
-from ..model.selection import PlaceChosen, Zoomed
+from ..model.selection import Picked, Zoomed
 from ..model.zoom import Zoom, column_names, cuts_label, pointed_at, row_name
 from .grid import BOLD, DIM, Grid
 
@@ -334,7 +334,7 @@ outermost split, the shade that along the next; the mesh has the same colors.
         """Put the cursor on an element, bring it into view, and say so."""
         if self.zoom is not None:
             self._move_to(place)
-            self.post_message(PlaceChosen(place))
+            self.post_message(Picked(plane=self.zoom.plane))
 
     def _move_to(self, place: tuple[int, ...]) -> None:
         if self.zoom is not None and place != self.place:
