@@ -24,7 +24,6 @@ from .names import shortened
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.dump.records.step import StageRecord
     from shardviz.picture.text.paint import Side
 
     from .document import Document
@@ -176,11 +175,8 @@ class TensorChosen(Message):
     name: str = ""
 
 
-@dataclass
 class TensorOpened(Message):
-    """The user asked for a tensor's map."""
-
-    entry: int
+    """The user asked for the map of the chosen tensor."""
 
 
 @dataclass
@@ -197,15 +193,6 @@ class Zoomed(Message):
     """A map was zoomed to a level."""
 
     level: int
-
-
-@dataclass
-class PassChosen(Message):
-    """A pass of a pipeline's schedule was chosen: its rank, and when it began, in forward passes of one stage."""
-
-    rank: int
-    record: StageRecord
-    begin: int
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ them, and so does one that you search for or go to.
 
     def opened(self, row: TreeLine) -> None:
         """Go to the map of a tensor."""
-        self.post_message(TensorOpened(row.entry or 0))
+        self.post_message(TensorOpened())
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
