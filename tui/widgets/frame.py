@@ -132,9 +132,8 @@ class WordLine(Widget):
 
     def render_line(self, y: int) -> Strip:
         """Paint the line."""
-        segments = [segment for word in self.words() for segment in word.segments]
-        strip = Strip(segments).apply_style(self.rich_style)
-        return strip.adjust_cell_length(self.size.width, self.rich_style)
+        segments, style = [segment for word in self.words() for segment in word.segments], self.rich_style
+        return Strip(segments).apply_style(style).adjust_cell_length(self.size.width, style)
 
     def _at(self, x: int) -> Word | None:
         words = self.words()
@@ -182,12 +181,12 @@ class KeyBar(WordLine):
 
     def words(self) -> list[Word]:
         """Return the keys that fit in the line."""
-        plain, bold = self.rich_style, self.get_component_rich_style("key-bar--key")
+        bold = self.get_component_rich_style("key-bar--key")
         words = [
             Word(
                 (
                     Segment(f" {self.app.get_key_display(active.binding)} ", bold),
-                    Segment(f"{active.binding.description} ", plain),
+                    Segment(f"{active.binding.description} "),
                 ),
                 f"press({number})",
                 active.tooltip,
