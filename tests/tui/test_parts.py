@@ -302,7 +302,7 @@ def test_in_tmux_a_copy_goes_through_tmux_which_swallows_what_programs_ask_of_th
     tmux.chmod(0o755)
     monkeypatch.setenv("TMUX", "somewhere")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    walk(bug, "c")
+    assert "_StridedShard(0, split_factor=4), Shard(0)" in walk(bug, "c").clipboard
     assert (tmp_path / "asked").read_text() == "load-buffer -w -\n"
     assert "_StridedShard(0, split_factor=4)" in (tmp_path / "copied").read_text()
 
