@@ -16,6 +16,7 @@ from shardviz.check.report import Report
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.checkpoint.records import Checkpoint
 from shardviz.errors import ShardvizError
+from shardviz.picture.text.checkpoint import total
 from shardviz.picture.text.report import not_checked_lines
 from shardviz.picture.text.terminal import UNICODE, Terminal
 from shardviz.text import counted, printable
@@ -24,10 +25,10 @@ from .colors import verdict_style
 from .keys import keys
 from .model.names import shortened
 from .model.selection import Selection, TensorOpened, carried_over, next_plane, of_entry
-from .model.stored import StoredDocument, file_line, named, title_text, where
+from .model.stored import StoredDocument, file_line, named, where
 from .viewer import Viewer, run
 from .widgets.finding_card import Room, finding_body
-from .widgets.frame import Box, KeyBar, ScrollBox
+from .widgets.frame import Box, KeyBar, ScrollBox, verdict_text
 from .widgets.grid import Lines
 from .widgets.listing import SEARCHING, TO_TREE, Listing, Searching
 from .widgets.tensor_map import TensorMap
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
     from .model.selection import Target
 
+
+MOST_NAME = 60
 
 FIX_FIRST = 1
 """Lines of a card that is too small for a finding's layouts above its fix."""
@@ -142,8 +145,11 @@ listed below with their sizes, each beside the largest one's. Beside them is wha
             self.note = printable(item.message)
 
     def _entitle(self) -> None:
-        changed = f"changed {self.changed}" if self.changed else ""
-        title = title_text(self._document, changed, unread=self.note)
+        """Write the checkpoint's name, its verdict, when it changed, and its sum; or why it can no longer be read."""
+        checkpoint, note = self._document.checkpoint, f" · changed {self.changed}" if self.changed else ""
+        verdict = Text.assemble(verdict_text(self._document), (f"{note} · {total(checkpoint)}", "dim"))
+        title = Text.assemble((shortened(printable(checkpoint.path.name), MOST_NAME), "bold"), "  ", no_wrap=True)
+        title.append_text(Text(self.note, verdict_style("warning")) if self.note else verdict)
         for static in self.query("#stored-title").results(Static):
             static.update(title)
 

@@ -119,6 +119,8 @@ class Judged:
 
     report: Report | None
     entries: Sequence[Entry]
+    is_partial = False
+    failed = ""
 
     @property
     def findings(self) -> tuple[Finding, ...]:

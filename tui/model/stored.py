@@ -11,13 +11,12 @@ from rich.text import Text
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import rank_color
 from shardviz.picture.model.subjects.stored import numbered, stored
-from shardviz.picture.text.checkpoint import in_order, total
-from shardviz.picture.text.terminal import UNICODE
-from shardviz.text import bytes_text, counted, nearest, printable
+from shardviz.picture.text.checkpoint import in_order
+from shardviz.text import bytes_text, nearest, printable
 
 from ..colors import rank_style, verdict_style
 from .document import Judged
-from .names import fitted, shortened
+from .names import fitted
 from .selection import Target, parse_target
 
 if TYPE_CHECKING:
@@ -152,25 +151,9 @@ def named(checkpoint: Checkpoint, text: str) -> str:
     raise ShardvizError(f"{checkpoint.path} has no tensor {printable(text)}", hint)
 
 
-MOST_NAME, LEAST_NAME = 60, 8
+LEAST_NAME = 8
 WITH_BAR = 26
 """Columns behind a file's size from which on a bar stands before its name."""
-
-
-def title_text(document: StoredDocument, note: str = "", unread: str = "") -> Text:
-    """Write the checkpoint's name, its verdict and its sum, with a note; or why it can no longer be read."""
-    checkpoint, report = document.checkpoint, document.report
-    text = Text.assemble((shortened(printable(checkpoint.path.name), MOST_NAME), "bold"), no_wrap=True)
-    text.overflow = "ellipsis"
-    if unread:
-        return text.append(f"  {unread}", verdict_style("warning"))
-    verdict: Verdict = "pending" if report is None else "unknown" if report.not_checked else "good"
-    words = {"pending": "checking", "unknown": f"no findings, {len(report.not_checked) if report else 0:,} not checked"}
-    if document.findings:
-        verdict, words = document.findings[0].severity, {}
-    what = words.get(verdict, counted(len(document.findings), "finding") if document.findings else "no findings")
-    text.append(f"  {UNICODE.of(verdict)} {what}", verdict_style(verdict))
-    return text.append(f" · {note}" if note else "", "dim").append(f" · {total(checkpoint)}", "dim")
 
 
 def file_line(at: int, name: str, size: int | None, most: int, colors: str, width: int) -> Text:

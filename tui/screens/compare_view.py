@@ -154,7 +154,7 @@ what it claims.
     @on(Picked)
     def _moved(self, message: Picked) -> None:
         """Move on both maps of a pair that has a plane of its own."""
-        if self._plane is not None and self._of is not None and self._pair is not None:
+        if self._plane is not None and message.plane is not None and self._of is not None and self._pair is not None:
             message.stop()
             self._plane = message.plane
             self._show_maps(self._of, self._pair)

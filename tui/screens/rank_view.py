@@ -34,13 +34,14 @@ from ..widgets.tensor_map import TensorMap
 from .view import View
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from textual.app import ComposeResult
     from textual.strip import Strip
     from textual.widgets import Input
 
     from shardviz.picture.text.paint import Side
 
-    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.rank import Beside, Memory
     from ..model.selection import Selection
@@ -70,11 +71,8 @@ Instead of elements there are the model's own values, if the dump has them, besi
 differs, if any does.
 """
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.beside: Beside | None = None
-        self._cell = 1
-        self._gutter = 0
+    beside: Beside | None = None
+    _cell, _gutter = 1, 0
 
     def show(self, beside: Beside | None) -> None:
         """Show numbers, and scroll to the chosen one."""
@@ -209,10 +207,8 @@ class MeshView(View):
         ],
     )
 
-    def __init__(self, state: ShardvizApp) -> None:
-        super().__init__(state)
-        self._axis = ""
-        self._heat = 0
+    _axis = ""
+    _heat = 0
 
     def compose(self) -> ComposeResult:
         """Put the grid on the left, the rank's card over its map on the right."""
@@ -305,10 +301,8 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
     each_layer = var(False, init=False)
     """Whether each layer has a line."""
 
-    def __init__(self, state: ShardvizApp) -> None:
-        super().__init__(state)
-        self._lines: list[RankLine] = []
-        self._listed: tuple[Document, object] | None = None
+    _lines: Sequence[RankLine] = ()
+    _listed: tuple[Document, object] | None = None
 
     def compose(self) -> ComposeResult:
         """Put the card over the lines on the left, the numbers on the right."""

@@ -31,6 +31,8 @@ from ..widgets.mesh_grid import MeshGrid, takes_part
 from .view import View
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from textual import events
     from textual.app import ComposeResult
     from textual.strip import Strip
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from shardviz.dump.records.step import StageRecord
     from shardviz.layout.mesh import Mesh
 
-    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.selection import Selection
     from ..model.step import Moment
@@ -75,13 +76,11 @@ through the stages is underlined.
         ],
     )
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.timeline: Timeline | None = None
-        self._mesh: Mesh | None = None
-        self.row = self.at = 0
-        self._ranks: list[int] = []
-        self._cell = self._gutter = 1
+    timeline: Timeline | None = None
+    row = at = 0
+    _mesh: Mesh | None = None
+    _ranks: Sequence[int] = ()
+    _cell = _gutter = 1
 
     def show(self, times: Timeline | None, mesh: Mesh) -> None:
         """Show a schedule of ranks of a mesh."""
@@ -276,14 +275,12 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
     by_bytes = var(False, init=False)
     watch_by_bytes = View.show_again
 
-    def __init__(self, state: ShardvizApp) -> None:
-        super().__init__(state)
-        self._axes: tuple[str, ...] = ()
-        self._listed: list[Collective] = []
-        self._moments: list[Moment] = []
-        self._modules: Modules | None = None
-        self._of: Document | None = None
-        self._by_module = False
+    _axes: tuple[str, ...] = ()
+    _listed: Sequence[Collective] = ()
+    _moments: Sequence[Moment] = ()
+    _modules: Modules | None = None
+    _of: Document | None = None
+    _by_module = False
 
     def compose(self) -> ComposeResult:
         """Put the collectives above, the schedule below them, the chosen collective and its mesh at the bottom."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.files import RunRecord
 
     from ..app import ShardvizApp
-    from ..model.document import Document
+    from ..model.document import Document, Judged
 
 
 LEAST_NAME = 8
@@ -161,9 +161,7 @@ class KeyBar(WordLine):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"key-bar--key"}
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._keys: list[ActiveBinding] = []
+    _keys: Sequence[ActiveBinding] = ()
 
     def on_mount(self) -> None:
         """Follow the focus."""
@@ -272,7 +270,7 @@ def title_text(
 
     The name gives way to the rest: a line too short for both has the rest alone.
     """
-    state = _verdict(document, is_short=room < SHORT)
+    state = verdict_text(document, is_short=room < SHORT)
     if document is not None and (missing := len(document.missing)):
         state.append(f" · {counted(missing, 'rank')} missing", verdict_style("warning"))
     if note:
@@ -295,7 +293,8 @@ def title_text(
     return text
 
 
-def _verdict(document: Document | None, *, is_short: bool = False) -> Text:
+def verdict_text(document: Judged | None, *, is_short: bool = False) -> Text:
+    """Write the glyph and the words of a document's verdict; in short what was not checked alone."""
     if document is None or document.is_partial:
         return Text(UNICODE.of("pending"), verdict_style("pending"))
     if document.report is None:

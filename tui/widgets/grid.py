@@ -28,11 +28,9 @@ BOLD = Style(bold=True)
 class Grid(ScrollView, can_focus=True):
     """A widget that scrolls, and paints only the lines on screen; `base` is looked up once for all of them."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.base = Style()
-        """The style of plain text here."""
-        self._last_size = Size(0, 0)
+    base = Style()
+    """The style of plain text here."""
+    _last_size = Size(0, 0)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Paint some lines."""
@@ -115,11 +113,8 @@ class Lines(Grid):
         ],
     )
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.count = 0
-        self.cursor = 0
-        self._line: Callable[[int], Text] | None = None
+    count = cursor = 0
+    _line: Callable[[int], Text] | None = None
 
     def show(self, count: int, line: Callable[[int], Text], cursor: int | None = None) -> None:
         """Show lines.
