@@ -131,6 +131,7 @@ def _reason(sides: Sides, ranks: int, words: str) -> str:
 CURSOR_LEAST = 4
 """Columns from which on the cursor points at its element from both sides; a smaller one is reversed."""
 
+BY_BLOCKS = arrows("jump", "Move the cursor one block {}", modifier="shift+")
 HEADER = 1
 REVERSE = Style(reverse=True, bold=True)
 
@@ -153,15 +154,13 @@ outermost split, the shade that along the next; the mesh has the same colors.
 - Of a tensor with more than two dims, two are drawn, at one place of the others.
 """
 
-    BINDINGS = keys(
+    BINDINGS = keys("map", hidden=[*arrows("move", "Move the cursor one cell {}"), *BY_BLOCKS]) + keys(
         "map",
         [
             ("plus,equals_sign", "zoom(1)", "Zoom in", "Show fewer indices, larger"),
             ("minus", "zoom(-1)", "Zoom out", "Show more indices, smaller"),
         ],
         hidden=[
-            *arrows("move", "Move the cursor one cell {}"),
-            *arrows("jump", "Move the cursor one block {}", modifier="shift+"),
             ("0", "fit", "Whole tensor", "Show the whole tensor"),
             ("pageup", "page(-1)", "Page up", "A screenful up"),
             ("pagedown", "page(1)", "Page down", "A screenful down"),
