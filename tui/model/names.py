@@ -13,6 +13,9 @@ from shardviz.text import printable
 Part = tuple[str, int | None]
 """A module's name, and its number where it is one of several."""
 
+LEAST_NAME = 8
+"""The columns of a name, however narrow its place is."""
+
 MOST_NAME = 48
 """The most columns of a name in a line with other texts."""
 

@@ -16,7 +16,7 @@ from shardviz.text import bytes_text, nearest, printable
 
 from ..colors import rank_style, verdict_style
 from .document import Judged
-from .names import fitted
+from .names import LEAST_NAME, fitted
 from .selection import Target, parse_target
 
 if TYPE_CHECKING:
@@ -151,7 +151,6 @@ def named(checkpoint: Checkpoint, text: str) -> str:
     raise ShardvizError(f"{checkpoint.path} has no tensor {printable(text)}", hint)
 
 
-LEAST_NAME = 8
 WITH_BAR = 26
 """Columns behind a file's size from which on a bar stands before its name."""
 

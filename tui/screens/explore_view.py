@@ -31,8 +31,8 @@ from ..widgets.finding_card import (
     lines_to_fix,
     most_of_card,
 )
-from ..widgets.frame import CHOSEN, Box, Word, WordLine
-from ..widgets.grid import DIM, Lines
+from ..widgets.frame import Box, Word, WordLine
+from ..widgets.grid import CHOSEN, DIM, Lines
 from ..widgets.listing import SEARCHING, TO_TREE, Listing, Searching
 from ..widgets.mesh_grid import LEGEND, MeshGrid, drawn_side, lights_of
 from ..widgets.tensor_map import Inspector, TensorMap, hovered

@@ -16,6 +16,7 @@ from shardviz.picture.model.palette import Coloring
 from shardviz.text import bytes_text, counted
 
 from ..keys import keys
+from ..model.names import LEAST_NAME
 from ..model.selection import rank_of
 from ..model.usage import bar
 from ..widgets.frame import Box
@@ -39,8 +40,6 @@ MARGIN = 6
 
 BAR, SHORT_BAR, WIDE = 12, 4, 100
 """Columns of the longest bar, and of that in a tree narrower than so many: names need the room."""
-
-LEAST_NAME = 8
 
 UNEVEN = 1.1
 """An imbalance from which on a line is marked: the fullest rank holds a tenth more than the mean."""

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.segment import Segment
-from rich.style import Style
 from rich.text import Text
 from textual import on
 from textual.containers import Vertical
@@ -22,12 +21,12 @@ from shardviz.text import bytes_text, counted, printable
 
 from ..colors import ink, verdict_style
 from ..keys import keys
-from ..model.names import fitted
+from ..model.names import LEAST_NAME, fitted
 from ..model.rank import ORDERS, Order, RankLine, ids_beside, rank_lines, values_beside
 from ..model.selection import name_of, of_entry, rank_of
 from ..model.tree import after
 from ..widgets.frame import Box, ScrollBox
-from ..widgets.grid import DIM, Grid, Lines
+from ..widgets.grid import CHOSEN, DIM, Grid, Lines
 from ..widgets.listing import Search
 from ..widgets.mesh_grid import LEGEND, MeshGrid, drawn_side, lights_of
 from ..widgets.tensor_map import TensorMap
@@ -36,6 +35,7 @@ from .view import View
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.style import Style
     from textual.app import ComposeResult
     from textual.strip import Strip
     from textual.widgets import Input
@@ -54,7 +54,6 @@ HEADS = 2
 """Lines above the numbers: what they are, and the local indices of columns."""
 
 BETWEEN = " │ "
-CURSOR = Style(reverse=True, bold=True)
 
 
 class ValuesGrid(Grid):
@@ -152,7 +151,7 @@ differs, if any does.
             is_wrong = at < len(marks) and marks[at]
             text = f"{WRONG if is_wrong else ''}{number}".rjust(self._cell)[skip:][:room]
             style = marked if is_wrong else self.base
-            segments.append(Segment(text, style + CURSOR if cursor == (row, first + at) else style))
+            segments.append(Segment(text, style + CHOSEN if cursor == (row, first + at) else style))
             room, skip = room - len(text), 0
         return [*segments, Segment(" " * room, self.base)]
 
@@ -259,8 +258,8 @@ class MeshView(View):
         await self.state.action_show_view("rank")
 
 
-LEAST_NAME, LEAST_PART = 8, 6
-"""Characters of a name at least, and of what is shown of the part behind it, if anything is."""
+LEAST_PART = 6
+"""Characters that are shown of the part behind a name, if anything is."""
 
 
 class RankView(View):

@@ -26,7 +26,7 @@ from ..model.step import Collective, Modules, Step, axes_text, modules_of, momen
 from ..model.tree import after
 from ..model.usage import bar
 from ..widgets.frame import Box, ScrollBox
-from ..widgets.grid import BOLD, DIM, Grid, Lines
+from ..widgets.grid import BOLD, CHOSEN, DIM, Grid, Lines
 from ..widgets.mesh_grid import MeshGrid, takes_part
 from .view import View
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 
 LEGEND = "a0 forward of micro-batch 0 through the first stage, b0 the second  A0=== backward  · idle"
-CURSOR = Style(reverse=True, bold=True)
 SAME = Style(underline=True, bold=True)
 """The passes of the micro-batch that the cursor is on, so that its way through the stages shows."""
 
@@ -148,7 +147,7 @@ through the stages is underlined.
         chosen = self.chosen
         if chosen is None or record.microbatch != chosen[0].microbatch:
             return style
-        return style + (CURSOR if row == self.row and record is chosen[0] else SAME)
+        return style + (CHOSEN if row == self.row and record is chosen[0] else SAME)
 
     def action_move(self, down: int, right: int) -> None:
         """Go to another rank, to what it does at that time, or to the pass before or after."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from rich.cells import cell_len
 from rich.segment import Segment
-from rich.style import Style
 from rich.text import Text
 from textual.containers import Vertical, VerticalScroll
 from textual.strip import Strip
@@ -21,8 +20,8 @@ from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, printable
 
 from ..colors import verdict_style
-from ..model.names import fitted, shortened
-from .grid import DIM
+from ..model.names import LEAST_NAME, fitted, shortened
+from .grid import CHOSEN, DIM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     from ..app import ShardvizApp
     from ..model.document import Document, Judged
 
-
-LEAST_NAME = 8
-"""Columns of a name in the title of a narrow box, or of a narrow terminal."""
 
 CORNERS = 6
 """Columns of a border above that have no title."""
@@ -99,10 +95,6 @@ class ScrollBox(VerticalScroll, Titled):
 
 def _text(title: str | Text) -> Text:
     return Text(title) if isinstance(title, str) else title
-
-
-CHOSEN = Style(bold=True, reverse=True)
-"""The style of the word that is chosen among several."""
 
 
 @dataclass(frozen=True)

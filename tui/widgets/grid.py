@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DIM = Style(dim=True)
 BOLD = Style(bold=True)
+CHOSEN = Style(bold=True, reverse=True)
+"""What the cursor is on, or the chosen one of several words."""
 
 
 class Grid(ScrollView, can_focus=True):

@@ -15,7 +15,7 @@ from shardviz.picture.text.terminal import UNICODE
 
 from ..colors import verdict_style
 from ..keys import keys
-from ..model.names import shortened
+from ..model.names import LEAST_NAME, shortened
 from ..model.selection import TensorChosen, TensorOpened
 from ..model.tree import Filters, Node, TreeLines, errors_first, layer_of, tree_of
 from .frame import Box
@@ -179,9 +179,6 @@ class ModuleTree(Lines):
         self._opened[row.path] = not self._is_open(row)
         self._list(row)
 
-
-LEAST_NAME = 8
-"""Columns of a name in the narrowest tree."""
 
 LEAST_LAYOUT = 0.6
 """The part of a layout that is shown where not all of it fits; with less of it the name stands alone."""

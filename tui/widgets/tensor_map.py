@@ -25,7 +25,7 @@ from ..keys import arrows, keys
 from ..model.rank import holders_at, named
 from ..model.selection import Picked, Zoomed
 from ..model.zoom import Zoom, column_names, cuts_label, pointed_at, row_name
-from .grid import BOLD, DIM, Grid
+from .grid import BOLD, CHOSEN, DIM, Grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,7 +133,6 @@ CURSOR_LEAST = 4
 
 BY_BLOCKS = arrows("jump", "Move the cursor one block {}", modifier="shift+")
 HEADER = 1
-REVERSE = Style(reverse=True, bold=True)
 
 
 class TensorMap(Grid):
@@ -288,7 +287,7 @@ outermost split, the shade that along the next; the mesh has the same colors.
             return segments
         before, here, behind = Strip(segments).divide([low, high, len(text)])
         exchanged = self.base.color is not None and self.base.bgcolor is not None
-        reverse = Style(color=self.base.bgcolor, bgcolor=self.base.color, bold=True) if exchanged else REVERSE
+        reverse = Style(color=self.base.bgcolor, bgcolor=self.base.color, bold=True) if exchanged else CHOSEN
         cursor = BOLD if is_pointed else reverse
         return [*before, *(Segment(part, (style or self.base) + cursor) for part, style, _ in here), *behind]
 
