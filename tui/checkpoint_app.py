@@ -145,7 +145,7 @@ listed below with their sizes, each beside the largest one's. Beside them is wha
             self.note = printable(item.message)
 
     def _entitle(self) -> None:
-        """Write the checkpoint's name, its verdict, when it changed, and its sum; or why it can no longer be read."""
+        """Write the name, the verdict, when it changed, and the sum; or why it cannot be read."""
         checkpoint, note = self._document.checkpoint, f" · changed {self.changed}" if self.changed else ""
         verdict = Text.assemble(verdict_text(self._document), (f"{note} · {total(checkpoint)}", "dim"))
         title = Text.assemble((shortened(printable(checkpoint.path.name), MOST_NAME), "bold"), "  ", no_wrap=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def walk_on(
     checkpoint: Checkpoint, walks: Mapping[str, Sequence[str]], size: tuple[int, int] = (120, 40)
 ) -> dict[str, Shown]:
-    """Open a checkpoint, make several walks one after the other, and return what is shown at the end of each."""
+    """Open a checkpoint, make several walks, and return what is shown at the end of each."""
 
     async def run() -> dict[str, Shown]:
         app, shown = CheckpointApp(checkpoint), {}

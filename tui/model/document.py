@@ -124,7 +124,7 @@ class Judged:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings, worst first; one that many tensors have is one. None while there is no report."""
+        """The findings, worst first; one that many tensors have is one."""
         return self.report.findings if self.report else ()
 
     @cached_property

@@ -51,9 +51,10 @@ def shortened(name: str, most: int = MOST_NAME) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def place_of(name: str, role: str = "param") -> tuple[tuple[Part, ...], Part]:
-    """Return the modules around a name, split at its dots, and its own part; a number stays with the module before it.
+    """Split a name at its dots; return the modules around it, and its own part.
 
-    An optimizer's state of a parameter, `weight.exp_avg`, is beside that parameter.
+    A number stays with the module before it. An optimizer's state of a parameter, `weight.exp_avg`, is beside that
+    parameter.
     """
     parts = _split(name) or [("(no name)", None)]
     if role == "optim" and len(parts) > 1:

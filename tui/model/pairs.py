@@ -176,9 +176,9 @@ def compared_with_checkpoint(document: Document, job: Job, checkpoint: Checkpoin
     def both(name: str) -> tuple[Marked, Marked] | None:
         try:
             sides = drawn(name).sides
+            return (sides, sides.turned()) if sides is not None else None
         except ShardvizError:
             return None
-        return (sides, sides.turned()) if sides is not None else None
 
     def maps(pair: Pair, side: str) -> tuple[SideMap, SideMap]:
         def describe(place: tuple[int, ...]) -> str:
@@ -186,7 +186,7 @@ def compared_with_checkpoint(document: Document, job: Job, checkpoint: Checkpoin
 
         if (sides := both(pair.name)) is None:
             return SideMap(), SideMap()
-        left, right = (SideMap(of.titles[0], "", "", of if of.has_claimed else None, describe) for of in sides)
+        left, right = (SideMap(at.titles[0], "", "", at if at.has_claimed else None, describe) for at in sides)
         return left, right
 
     def plane(pair: Pair) -> Plane | None:

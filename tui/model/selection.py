@@ -181,7 +181,7 @@ class TensorOpened(Message):
 
 @dataclass
 class Picked(Message):
-    """A rank, a side, or a plane was chosen, or another element on the same plane; what is None stays."""
+    """A rank, a side, a plane or an element on it was chosen; what is None stays."""
 
     rank: int | None = None
     side: Side | None = None

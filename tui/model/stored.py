@@ -112,7 +112,7 @@ class StoredDocument(Judged):
 
     @cached_property
     def stored(self) -> Callable[[int], Stored]:
-        """Returns a tensor with its parts, made once; raises a DumpError if it cannot be drawn, as the next two do."""
+        """Returns a tensor with its parts, made once; raises a DumpError if it cannot be drawn."""
         return cache(lambda entry: stored(self.entries[entry].tensor, self.numbers))
 
     def sides(self, entry: int, name: str = "") -> Sides:

@@ -105,7 +105,7 @@ class Usage:
 
     @cached_property
     def lines(self) -> Callable[[bool, bool], tuple[EquallyFull, ...]]:
-        """Returns the ranks, each alone or those with as many bytes together, the fullest first or by number."""
+        """Returns the ranks, each alone or equally full ones together, fullest first or by number."""
         return cache(self._lines)
 
     def _lines(self, each: bool, fullest_first: bool) -> tuple[EquallyFull, ...]:

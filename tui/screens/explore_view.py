@@ -1,4 +1,4 @@
-"""The first view, of the tensors, the map of the chosen one and its finding; and the view of all findings."""
+"""The first view: the tensors, the map with its sides, the finding; and all findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All ranks by their coordinates, with the chosen one's card; and everything that one rank holds."""
+"""All ranks by their coordinates; and everything that one rank holds, with its numbers."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def title_text(
 
 
 def verdict_text(document: Judged | None, *, is_short: bool = False) -> Text:
-    """Write the glyph and the words of a document's verdict; in short what was not checked alone."""
+    """Write the glyph and the words of a document's verdict, in few words if asked for."""
     if document is None or document.is_partial:
         return Text(UNICODE.of("pending"), verdict_style("pending"))
     if document.report is None:
