@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual.reactive import var
 
@@ -21,13 +21,10 @@ from .screens.compare_view import CompareView
 from .screens.explore_view import ExploreView
 from .screens.main import KEYS, VIEWS, MainScreen
 from .viewer import Viewer, run
-from .widgets.frame import Opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from textual.binding import BindingType
 
     from .model.selection import Selection, Target
 
@@ -42,7 +39,7 @@ class ShardvizApp(Viewer[Document]):
         rank: The rank that it opens on.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "app",
         [
             ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
@@ -76,8 +73,7 @@ class ShardvizApp(Viewer[Document]):
         return self._main
 
     def on_mount(self) -> None:
-        """Show the name, and start reading."""
-        self._entitle()
+        """Start reading."""
         self.call_after_refresh(self.read_again)
 
     def read_again(self) -> None:
@@ -196,17 +192,9 @@ class ShardvizApp(Viewer[Document]):
         return svg(of_tensor(document.dump, tensor, self.chosen_name, document.report))
 
     def watch_document(self) -> None:
-        """Show the title, and offer the keys that need a report."""
-        self._entitle()
+        """Offer the keys that need a report, and compare."""
         self.refresh_bindings()
         self._compare()
-
-    def _entitle(self) -> None:
-        """Show the title again."""
-        changed = f"changed {self.changed}" if self.changed else ""
-        self._main.set_title(Opened(self.path, self.run_record, self.document, self.note or changed))
-
-    watch_note = watch_changed = watch_run_record = _entitle
 
     def _compare(self) -> None:
         """Compare the dump with the other in a thread, once both are checked, or with a checkpoint."""

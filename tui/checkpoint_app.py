@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
@@ -16,6 +16,7 @@ from shardviz.check.report import Report
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.checkpoint.records import Checkpoint
 from shardviz.errors import ShardvizError
+from shardviz.picture.text.checkpoint import total
 from shardviz.picture.text.report import not_checked_lines
 from shardviz.picture.text.terminal import UNICODE, Terminal
 from shardviz.text import counted, printable
@@ -23,11 +24,11 @@ from shardviz.text import counted, printable
 from .colors import verdict_style
 from .keys import keys
 from .model.names import shortened
-from .model.selection import Selection, TensorOpened, carried_over, of_entry
-from .model.stored import StoredDocument, file_line, named, title_text, where
+from .model.selection import Selection, TensorOpened, carried_over, next_plane, of_entry
+from .model.stored import StoredDocument, file_line, named, where
 from .viewer import Viewer, run
 from .widgets.finding_card import Room, finding_body
-from .widgets.frame import Box, KeyBar, ScrollBox
+from .widgets.frame import Box, KeyBar, ScrollBox, verdict_text
 from .widgets.grid import Lines
 from .widgets.listing import SEARCHING, TO_TREE, Listing, Searching
 from .widgets.tensor_map import TensorMap
@@ -38,23 +39,14 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
     from textual.app import ComposeResult
-    from textual.binding import BindingType
 
     from .model.selection import Target
 
 
+MOST_NAME = 60
+
 FIX_FIRST = 1
 """Lines of a card that is too small for a finding's layouts above its fix."""
-
-
-class FileLines(Lines):
-    """The list of the files."""
-
-    HELP = """\
-## The files
-
-The number by which a file is drawn on the map, its size, that size beside the largest file's, and its name.
-"""
 
 
 class CheckpointApp(Viewer[StoredDocument], Searching):
@@ -69,10 +61,10 @@ class CheckpointApp(Viewer[StoredDocument], Searching):
 ## The checkpoint
 
 Its tensors on the left; the map of the chosen one shows which part of it is in which file. The files are numbered, and
-listed below with their sizes. Beside them is what is wrong.
+listed below with their sizes, each beside the largest one's. Beside them is what is wrong.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "checkpoint", [("x", "next_dims", "Next dims", "Draw the next two dims"), *SEARCHING], hidden=[TO_TREE]
     )
 
@@ -101,7 +93,7 @@ listed below with their sizes. Beside them is what is wrong.
                     yield Static(id="stored-at")
             with Horizontal(id="stored-below"):
                 with Box(id="files-box"):
-                    yield FileLines(id="files")
+                    yield Lines(id="files")
                 with ScrollBox(id="findings-box"):
                     yield Static(id="stored-findings")
         yield KeyBar(id="keys")
@@ -153,8 +145,11 @@ listed below with their sizes. Beside them is what is wrong.
             self.note = printable(item.message)
 
     def _entitle(self) -> None:
-        changed = f"changed {self.changed}" if self.changed else ""
-        title = title_text(self._document, changed, unread=self.note)
+        """Write the name, the verdict, when it changed, and the sum; or why it cannot be read."""
+        checkpoint, note = self._document.checkpoint, f" · changed {self.changed}" if self.changed else ""
+        verdict = Text.assemble(verdict_text(self._document), (f"{note} · {total(checkpoint)}", "dim"))
+        title = Text.assemble((shortened(printable(checkpoint.path.name), MOST_NAME), "bold"), "  ", no_wrap=True)
+        title.append_text(Text(self.note, verdict_style("warning")) if self.note else verdict)
         for static in self.query("#stored-title").results(Static):
             static.update(title)
 
@@ -199,7 +194,8 @@ listed below with their sizes. Beside them is what is wrong.
 
     def action_next_dims(self) -> None:
         """Draw the next two dims."""
-        self._plane_turned()
+        if (plane := self.selection.plane) is not None:
+            self.selection = replace(self.selection, plane=next_plane(plane))
 
     def picture(self) -> str:
         """Draw which file holds which part of the chosen tensor, as `shardviz show` does."""

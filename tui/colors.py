@@ -138,12 +138,13 @@ class Inks(LineFilter):
     def __init__(self, inks: Mapping[str, str]) -> None:
         super().__init__()
         self._inks = inks
+        self._changed = lru_cache(maxsize=1 << 10)(self._change)
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         """Return the segments of a line with other inks."""
         return [Segment(text, style and self._changed(style), control) for text, style, control in segments]
 
-    def _changed(self, style: Style) -> Style:
+    def _change(self, style: Style) -> Style:
         ink_of = self._inks.get(style.color.get_truecolor().hex) if style.color is not None else None
         return style + Style(color=ink_of) if ink_of else style
 

@@ -54,9 +54,9 @@ LETTERS = {"up": "k", "down": "j", "left": "h", "right": "l"}
 """The keys beside the arrows that move as they do; with shift they are capitals."""
 
 
-def arrows(place: str, action: str, tooltip: str, modifier: str = "") -> list[BindingType]:
+def arrows(action: str, tooltip: str, modifier: str = "") -> list[KeySpec]:
     """Return four arrow keys for an action that takes steps down and right; `{}` in the tooltip is the direction."""
-    rows = [
+    return [
         (
             f"{modifier}{way},{LETTERS[way].upper() if modifier else LETTERS[way]}",
             f"{action}({down}, {right})",
@@ -65,4 +65,3 @@ def arrows(place: str, action: str, tooltip: str, modifier: str = "") -> list[Bi
         )
         for way, (down, right) in ARROWS.items()
     ]
-    return keys(place, hidden=rows)

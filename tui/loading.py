@@ -62,9 +62,6 @@ def _files(path: str) -> Iterator[str]:
             folders.clear()
 
 
-DIALOGS = (".screens.dialogs",)
-"""Modules that are read while the user reads: the one that reads Markdown takes as long as three frames."""
-
 MOST_WARM = 32
 """How many lines of the tree have the holders of their tensors worked out before they are looked at."""
 
@@ -98,8 +95,7 @@ def load(path: Path, show: Show) -> None:
     gc.freeze()  # a dump of a thousand ranks is a million objects that the collector would walk at every frame
     show(document)
     warm(document)
-    for name in DIALOGS:
-        import_module(name, __package__)
+    import_module(".screens.dialogs", __package__)  # the module that reads Markdown takes as long as three frames
     gc.freeze()
 
 
@@ -108,7 +104,7 @@ def warm(document: Document) -> None:
     usage = document.usage
     _ = document.step, document.counted, document.heats
     for each in (False, True):
-        usage.lines(each=each, fullest_first=True)
+        usage.lines(each, True)
     lines_of(usage.tree, order=usage.largest_first)
     for entry in document.entries:
         _ = entry.layout, entry.facts, entry.title, entry.axes

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from textual import on
 from textual.app import App, SystemCommand
@@ -23,25 +23,11 @@ from .colors import ON_DARK_16, ON_LIGHT, THEMES, Inks, PlainCharacters, shows_u
 from .export import copy, remember_theme, remembered_theme, save, screen_svg, screen_text
 from .keys import AT_CURSOR, keys
 from .loading import Stamps, stamps_of
-from .model.selection import (
-    Known,
-    PlaceChosen,
-    PlaneTurned,
-    RankChosen,
-    Selection,
-    SideChosen,
-    TensorChosen,
-    about,
-    at_target,
-    name_of,
-    next_plane,
-    of_entry,
-)
+from .model.selection import Picked, Selection, TensorChosen, about, at_target, name_of, of_entry, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from textual.binding import BindingType
     from textual.filter import LineFilter
     from textual.screen import Screen
 
@@ -71,7 +57,7 @@ class Viewer(App[None], Generic[Opened]):
     CSS_PATH = Path(__file__).with_name("shardviz.tcss")
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "viewer",
         [
             ("g", "goto", "Go to", "Go to a rank, a tensor or an element, and see who has it"),
@@ -186,16 +172,9 @@ class Viewer(App[None], Generic[Opened]):
                     await self.go(target)
 
         if (document := self.document) is not None:
-            entries = document.entries
-            known = Known(
-                entries,
-                lambda entry: entries[entry].tensor.shape,
-                self.selection.entry,
-                self.chosen_name,
-                document.mesh,
-            )
+            read = partial(parse_target, document=document, entry=self.selection.entry, name=self.chosen_name)
             with self.batch_update():  # or the screen below would be painted again with each layout of the dialog
-                await self.push_screen(GotoScreen(known, partial(about, document)), leave)
+                await self.push_screen(GotoScreen(read, partial(about, document)), leave)
 
     @on(TensorChosen)
     def _tensor_chosen(self, message: TensorChosen) -> None:
@@ -204,23 +183,11 @@ class Viewer(App[None], Generic[Opened]):
         else:
             self.selection = replace(self.selection, name=message.name)
 
-    @on(PlaceChosen)
-    def _place_chosen(self, message: PlaceChosen) -> None:
-        if (plane := self.selection.plane) is not None:
-            self.selection = replace(self.selection, plane=replace(plane, at=message.place))
-
-    @on(PlaneTurned)
-    def _plane_turned(self) -> None:
-        if (plane := self.selection.plane) is not None:
-            self.selection = replace(self.selection, plane=next_plane(plane))
-
-    @on(RankChosen)
-    def _rank_chosen(self, message: RankChosen) -> None:
-        self.selection = replace(self.selection, rank=message.rank)
-
-    @on(SideChosen)
-    def _side_chosen(self, message: SideChosen) -> None:
-        self.selection = replace(self.selection, side=message.side)
+    @on(Picked)
+    def _picked(self, message: Picked) -> None:
+        now = self.selection
+        rank = now.rank if message.rank is None else message.rank
+        self.selection = replace(now, rank=rank, side=message.side or now.side, plane=message.plane or now.plane)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer nothing that needs a document before there is one, and nothing below a dialog."""

@@ -31,7 +31,8 @@ def sides(tmp_path_factory):
 
 
 def test_the_viewer_opens_on_what_differs_with_marks_on_both_maps_and_what_ranks_hold(sides):
-    shown = walk(sides[0], other=sides[1])
+    walks = walk_on(sides[0], {"opened": (), "theirs": ["down"], "right": ["down"]}, other=sides[1])
+    shown = walks["opened"]
     lines = [line for line in shown.text.splitlines() if line.startswith("│  ")]
     assert [line[3:12].strip() for line in lines if line[3] in "≠<>=?"] == ["≠ wrong", "> theirs", "= right"]
     assert "the job, by rank" in shown.text
@@ -40,13 +41,9 @@ def test_the_viewer_opens_on_what_differs_with_marks_on_both_maps_and_what_ranks
     assert "✗ 0" in shown.text
     assert "✗ [12:18, 0:16]" in shown.text
     assert "of ckpt.safetensors" in shown.text
-
-
-def test_equal_tensors_and_those_of_one_side_have_no_mark(sides):
-    shown = walk_on(sides[0], {"theirs": ["down"], "right": ["down"]}, other=sides[1])
-    assert "only the checkpoint has it" in shown["theirs"].text
-    for one in shown.values():
-        assert not any("≠" in line for line in one.text.splitlines()[13:])
+    assert "only the checkpoint has it" in walks["theirs"].text
+    for unmarked in ("theirs", "right"):
+        assert not any("≠" in line for line in walks[unmarked].text.splitlines()[13:])
 
 
 def test_the_cursor_moves_on_both_maps_and_the_mouse_is_told_rank_and_file(sides):

@@ -9,7 +9,8 @@ import pytest
 from rich.cells import cell_len
 from textual.app import App
 
-from shardviz.tui.widgets.frame import CORNERS, LEAST_NAME, Box
+from shardviz.tui.model.names import LEAST_NAME
+from shardviz.tui.widgets.frame import CORNERS, Box
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

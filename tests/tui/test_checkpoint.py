@@ -24,23 +24,33 @@ from tests.picture.test_stored import GRID, ROWS, made
 from tests.tui.driving import Shown, assert_golden, press, rest, settle, settled, until
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from tests.picture.test_stored import Parts
 
 
-def walk(checkpoint: Checkpoint, *keys: str, size: tuple[int, int] = (120, 40)) -> Shown:
-    """Open a checkpoint, press keys, and return what is shown then."""
+def walk_on(
+    checkpoint: Checkpoint, walks: Mapping[str, Sequence[str]], size: tuple[int, int] = (120, 40)
+) -> dict[str, Shown]:
+    """Open a checkpoint, make several walks, and return what is shown at the end of each."""
 
-    async def run() -> Shown:
-        app = CheckpointApp(checkpoint)
+    async def run() -> dict[str, Shown]:
+        app, shown = CheckpointApp(checkpoint), {}
         async with app.run_test(size=size) as pilot:
             await rest(pilot)
-            await press(pilot, *keys)
-            picture = await settled(pilot)
-            return Shown(text_of(picture), picture, "", app.return_code, app.focused)
+            for name, keys in walks.items():
+                await press(pilot, *keys)
+                picture = await settled(pilot)
+                shown[name] = Shown(text_of(picture), picture, "", app.return_code, app.focused)
+        return shown
 
     return asyncio.run(run())
+
+
+def walk(checkpoint: Checkpoint, *keys: str, size: tuple[int, int] = (120, 40)) -> Shown:
+    """Open a checkpoint, press keys, and return what is shown then."""
+    return walk_on(checkpoint, {"": keys}, size)[""]
 
 
 def several(folder: Path, tensors: dict[str, tuple[tuple[int, ...], Parts]]) -> Checkpoint:
@@ -74,55 +84,55 @@ def test_a_checkpoint_opens_on_its_first_tensor(tmp_path: Path, size: tuple[int,
     assert_golden(walk(whole(tmp_path), size=size), f"checkpoint_{size[0]}x{size[1]}")
 
 
-def test_the_line_below_the_map_names_file_and_bytes(tmp_path: Path) -> None:
-    shown = walk(whole(tmp_path), "down", "down", "enter", "end")
-    assert re.search(r"\[7, 7\]  file 0 a-2 .*\n.*bytes 128 to 160: part", shown.text)
-    assert "part [6:8, 0:8]" in shown.text
-
-
-def test_what_no_file_has_is_reported_and_is_a_finding(tmp_path: Path) -> None:
-    shown = walk(whole(tmp_path), "end", "up", "up", "enter", "end")
-    assert "[7, 7]  in no file" in shown.text
-    assert "1 finding" in shown.text
-    assert "missing" in shown.text
+def test_the_line_below_the_map_names_file_and_bytes_or_that_no_file_has_it(tmp_path: Path) -> None:
+    walks = {"held": ("down", "down", "enter", "end"), "lost": ("escape", "end", "up", "up", "enter", "end")}
+    shown = walk_on(whole(tmp_path), walks)
+    assert re.search(r"\[7, 7\]  file 0 a-2 .*\n.*bytes 128 to 160: part", shown["held"].text)
+    assert "part [6:8, 0:8]" in shown["held"].text
+    assert "[7, 7]  in no file" in shown["lost"].text
+    assert "1 finding" in shown["lost"].text
+    assert "missing" in shown["lost"].text
 
 
 def test_other_dims_are_drawn_and_keys_quit(tmp_path: Path) -> None:
     experts = made(tmp_path, (4, 6, 8), [((at, 0, 0), (1, 6, 8), f"r{at}") for at in range(4)])
-    assert "file 3 r3" in walk(experts, "enter", "end").text
-    assert walk(experts, "x", "x", "x").text == walk(experts).text
-    assert walk(experts, "q").exited == 0
+    shown = walk_on(experts, {"opened": (), "turned": "xxx", "end": ("enter", "end"), "left": "q"})
+    assert shown["turned"].text == shown["opened"].text
+    assert "file 3 r3" in shown["end"].text
+    assert shown["left"].exited == 0
 
 
 def test_search_and_wrong_only_list_what_was_asked_for(tmp_path: Path) -> None:
-    checkpoint = whole(tmp_path)
-    found = walk(checkpoint, "slash", "type layers.1", "enter").text
-    assert "Tensors: 1 of 4" in found
-    assert "layers.1.wq.weight  float32[8, 8]" in found
-    wrong = walk(checkpoint, "f").text
-    assert "Tensors: 1 of 4" in wrong
-    assert "layers.1.wq.weight  float32[8, 8]" in wrong
-    assert " of 4" not in walk(checkpoint, "f", "escape").text.splitlines()[1]
+    found = ("slash", "type layers.1", "enter")
+    shown = walk_on(whole(tmp_path), {"found": found, "all": ("escape",), "wrong": "f", "again": ("escape",)})
+    for name in ("found", "wrong"):
+        assert "Tensors: 1 of 4" in shown[name].text
+        assert "layers.1.wq.weight  float32[8, 8]" in shown[name].text
+    for name in ("all", "again"):
+        assert " of 4" not in shown[name].text.splitlines()[1]
 
 
 def test_a_tensor_and_an_element_are_gone_to_and_shown_while_typed(tmp_path: Path) -> None:
-    checkpoint = whole(tmp_path)
-    typed = walk(checkpoint, "g", "type norm[3]").text
-    assert "norm.weight  float32[8]" in typed
-    assert re.search(r"\[3\]  file 0 a-2 .*\n.*bytes 0 to 32: part", typed)
-    gone = walk(checkpoint, "g", "type layers.1.wq.weight[6, 2]", "enter").text
-    assert "[6, 2]  in no file" in gone
-    assert "layers.1.wq.weight  float32[8, 8]" in gone
-    assert "a checkpoint has no ranks" in walk(checkpoint, "g", "type rank 3").text
+    walks = {
+        "typed": ("g", "type norm[3]"),
+        "gone": ("escape", "g", "type layers.1.wq.weight[6, 2]", "enter"),
+        "rank": ("g", "type rank 3"),
+    }
+    shown = walk_on(whole(tmp_path), walks)
+    assert "norm.weight  float32[8]" in shown["typed"].text
+    assert re.search(r"\[3\]  file 0 a-2 .*\n.*bytes 0 to 32: part", shown["typed"].text)
+    assert "[6, 2]  in no file" in shown["gone"].text
+    assert "layers.1.wq.weight  float32[8, 8]" in shown["gone"].text
+    assert "a checkpoint has no ranks" in shown["rank"].text
 
 
 def test_help_names_are_copied_and_pictures_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = whole(tmp_path)
     monkeypatch.chdir(tmp_path)
-    helped = walk(checkpoint, "f1", size=(120, 60)).text
-    assert "Every tensor of the model under its module" in helped
-    assert "Find tensors by name" in helped
-    assert walk(checkpoint, "j", "j", "j", "s", "S").exited is None
+    walks = walk_on(checkpoint, {"help": ("f1",), "saved": ("escape", *"jjjsS")}, (120, 60))
+    assert "Every tensor of the model under its module" in walks["help"].text
+    assert "Find tensors by name" in walks["help"].text
+    assert walks["saved"].exited is None
     assert "layers.0.wq.weight" in (tmp_path / "layers.0.wq.weight-1.svg").read_text()
     assert (tmp_path / "shardviz-1.svg").read_text().startswith("<svg")
 
@@ -168,23 +178,31 @@ def test_a_file_that_changes_is_read_again_and_one_that_is_damaged_is_reported(
     assert "third" in damaged
 
 
-@pytest.mark.parametrize("name", [HOSTILE, "[red]up[/red].[bold", "\x1b[2J\nup", "a" * 5000, "", ".", "…\u202e"])
-def test_names_of_strangers_are_text(tmp_path: Path, name: str) -> None:
+def test_names_of_strangers_are_text(tmp_path: Path) -> None:
     chunk = Chunk((0, 0), (4, 4), Place("f\x1b[31m[bold]", 0, 64))
-    shown = walk(Checkpoint(tmp_path, "DCP", {name: Saved(name, (4, 4), "f\x1b[1m", (chunk,), tmp_path)}))
-    assert "\x1b" not in shown.text
-    assert "[bold]" in shown.text
-    assert all(len(line) <= 120 for line in shown.text.splitlines())
+    names = [HOSTILE, "[red]up[/red].[bold", "\x1b[2J\nup", "a" * 5000, "", ".", "…\u202e"]
+    tensors = {name: Saved(name, (4, 4), "f\x1b[1m", (chunk,), tmp_path) for name in names}
+    walks = {f"{at}": ("down",) if at else ("home",) for at in range(2 * len(names))}
+    titles = set()
+    for shown in walk_on(Checkpoint(tmp_path, "DCP", tensors), walks).values():
+        titles.add(shown.text.splitlines()[1])
+        assert "\x1b" not in shown.text
+        assert "[bold]" in shown.text
+        assert all(len(line) <= 120 for line in shown.text.splitlines())
+    assert len(titles) == len(names)
 
 
-@pytest.mark.parametrize("shape", [(1 << 50, 1 << 50), (0, 4), (), (1,) * 12, (1 << 53,)])
-def test_shapes_beyond_belief_are_shown(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    chunk = Chunk((0,) * len(shape), shape, Place("f", 0, 64))
-    shown = walk(
-        Checkpoint(tmp_path, "DCP", {"w": Saved("w", shape, "float32", (chunk,), tmp_path)}), "enter", "end", "x"
-    )
-    assert shown.exited is None
-    assert "missing" in shown.text
+def test_shapes_beyond_belief_are_shown(tmp_path: Path) -> None:
+    shapes = ((1 << 50, 1 << 50), (0, 4), (), (1,) * 12, (1 << 53,))
+    tensors = {
+        f"w{at}": Saved(f"w{at}", shape, "float32", (Chunk((0,) * len(shape), shape, Place("f", 0, 64)),), tmp_path)
+        for at, shape in enumerate(shapes)
+    }
+    walks = {name: (*("home", *["down"] * at), "enter", "end", "x", "escape") for at, name in enumerate(tensors)}
+    for name, shown in walk_on(Checkpoint(tmp_path, "DCP", tensors), walks).items():
+        assert shown.exited is None
+        assert f"─ {name}  float32" in shown.text
+        assert "missing" in shown.text
 
 
 def test_a_tensor_opens_on_the_dims_that_files_split(tmp_path: Path) -> None:

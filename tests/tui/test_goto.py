@@ -7,34 +7,47 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardviz.layout.mesh import parse_mesh
-from shardviz.tui.model.selection import Known, Target, parse_place, parse_target
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+from shardviz.layout.region import Region
+from shardviz.tui.loading import checked
+from shardviz.tui.model.document import Document
+from shardviz.tui.model.selection import Target, about, parse_place, parse_target
+from tests.tui.conftest import MESH
 from tests.tui.driving import walk, walk_on
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shardviz.layout.mesh import Mesh
     from shardviz.tui.app import ShardvizApp
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor, or identical layers of one."""
+    """A tensor, or identical layers of one; `tensor` has its shape alone."""
 
     names: tuple[str, ...]
+    tensor: Region
 
 
 ENTRIES = (
-    Entry(("embed.weight",)),
-    Entry(tuple(f"layers.{layer}.wq.weight" for layer in range(40))),
-    Entry(("norm",)),
+    Entry(("embed.weight",), Region.whole((4, 5))),
+    Entry(tuple(f"layers.{layer}.wq.weight" for layer in range(40)), Region.whole((6, 4))),
+    Entry(("norm",), Region.whole((9,))),
 )
-SHAPES = ((4, 5), (6, 4), (9,))
 
 
-def known(entry: int = 0, *, ranks: bool = True) -> Known:
-    mesh = parse_mesh("fsdp=2,tp=4") if ranks else None
-    return Known(ENTRIES, SHAPES.__getitem__, entry, ENTRIES[entry].names[0], mesh)
+@dataclass(frozen=True)
+class Known:
+    """What is known of a document."""
+
+    mesh: Mesh | None
+    entries: tuple[Entry, ...] = ENTRIES
+
+
+def parsed(text: str, entry: int = 0, mesh: Mesh | None = MESH) -> Target | str:
+    return parse_target(text, Known(mesh), entry, ENTRIES[entry].names[0])
 
 
 @pytest.mark.parametrize(
@@ -60,12 +73,12 @@ def known(entry: int = 0, *, ranks: bool = True) -> Known:
     ],
 )
 def test_a_short_text_says_where_to_go(text: str, target: Target) -> None:
-    assert parse_target(text, known()) == target
+    assert parsed(text) == target
 
 
 def test_a_number_alone_is_an_element_of_a_tensor_with_one_dim() -> None:
-    assert parse_target("3", known(2)) == Target(2, "norm", (3,))
-    assert parse_target("rank 3", known(2)) == Target(rank=3)
+    assert parsed("3", 2) == Target(2, "norm", (3,))
+    assert parsed("rank 3", 2) == Target(rank=3)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +96,14 @@ def test_a_number_alone_is_an_element_of_a_tensor_with_one_dim() -> None:
     ],
 )
 def test_what_is_nowhere_is_answered_with_what_there_is(text: str, answer: str) -> None:
-    found = parse_target(text, known())
+    found = parsed(text)
     assert isinstance(found, str)
     assert answer in found
 
 
 def test_a_checkpoint_has_no_ranks() -> None:
-    assert parse_target("rank 3", known(ranks=False)) == "a checkpoint has no ranks"
-    assert isinstance(parse_target("3", known(ranks=False)), str)
+    assert parsed("rank 3", mesh=None) == "a checkpoint has no ranks"
+    assert isinstance(parsed("3", mesh=None), str)
 
 
 def test_a_tensor_without_elements_and_a_scalar() -> None:
@@ -127,26 +140,37 @@ def test_ranks_tensors_and_elements_are_reached_from_every_view(even_bug: Path) 
     }
 
 
+def said(path: Path, text: str) -> str:
+    """Return what the dialog says of a text."""
+    document = checked(Document(path, dump_of(read_files(path))))
+    target = parse_target(text, document, 0, document.entries[0].names[0])
+    assert isinstance(target, Target)
+    return about(document, target)
+
+
 def test_the_dialog_says_where_an_element_is_and_who_has_it_while_it_is_typed(bug: Path, healthy: Path) -> None:
-    text = walk(bug, "g", "type [4, 3]").text
+    typed = walk(bug, "g", "type [4, 3]").text
+    assert "[4, 3] of weight  float32[12/fsdp/tp, 12]" in typed
+    assert "✗ it is not where the placements claim" in typed
+    text = said(bug, "[4, 3]")
     assert "[4, 3] of weight  float32[12/fsdp/tp, 12]" in text
     assert "claimed  by rank 2 (fsdp=0 tp=2), there at [0, 3]" in text
     assert "held     by rank 1 (fsdp=0 tp=1), there at [1, 3]" in text
     assert "✗ it is not where the placements claim" in text
-    text = walk(healthy, "g", "type up.bias[23]").text
+    text = said(healthy, "up.bias[23]")
     assert "claimed  by rank 7 (fsdp=1 tp=3), there at [2]" in text
     assert "held     by rank 7 (fsdp=1 tp=3), there at [2]" in text
     assert "not where" not in text
 
 
 def test_an_element_with_copies_is_on_all_of_their_ranks(shapes: Path) -> None:
-    text = walk(shapes, "g", "type uneven[6, 4]").text
+    text = said(shapes, "uneven[6, 4]")
     assert "claimed  by ranks 2,5,8,11, there at [0, 4]" in text
     assert "held     by ranks 2,5,8,11, there at [0, 4]" in text
 
 
 def test_scattered_elements_are_found_one_by_one(shapes: Path) -> None:
-    text = walk(shapes, "g", "type scattered[1, 2]").text
+    text = said(shapes, "scattered[1, 2]")
     assert "held     by ranks 0,3,6,9, there at [0, 0]" in text
 
 
@@ -157,6 +181,6 @@ def test_a_layer_that_the_filters_leave_out_is_shown_when_gone_to(even_bug: Path
 
 
 def test_the_ranks_numbers_scroll_to_the_element_gone_to(bug: Path) -> None:
-    assert "11" not in walk(bug, "3", size=(80, 24)).text.splitlines()[3]
-    shown = walk(bug, "3", "g", "type [4, 11]", "enter", size=(80, 24)).text
-    assert "✗4,11" in shown
+    walks = walk_on(bug, {"first": "3", "gone": ("g", "type [4, 11]", "enter")}, size=(80, 24))
+    assert "11" not in walks["first"].text.splitlines()[3]
+    assert "✗4,11" in walks["gone"].text

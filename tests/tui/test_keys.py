@@ -10,38 +10,44 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.screens.dialogs import HelpScreen
+from shardviz.tui.keys import LETTERS
+from shardviz.tui.screens.dialogs import HelpScreen, help_for
+from shardviz.tui.screens.step_view import ScheduleGrid
+from shardviz.tui.widgets.grid import Lines
+from shardviz.tui.widgets.listing import ModuleTree
+from shardviz.tui.widgets.mesh_grid import MeshGrid
+from shardviz.tui.widgets.tensor_map import TensorMap
 from tests.lanes import at_night
-from tests.tui.driving import press, rest, walk, walk_on
+from tests.tui.driving import press, rest, walk_on
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from textual.pilot import Pilot
-
-
-def place(app: ShardvizApp) -> tuple[object, ...]:
-    chosen = app.selection
-    return chosen.entry, chosen.plane and chosen.plane.at, chosen.rank, type(app.focused).__name__
+    from textual.widget import Widget
 
 
 @pytest.mark.parametrize(
-    ("first", "arrows", "letters"),
-    [
-        ([], ["down", "down", "up"], ["j", "j", "k"]),
-        (["enter"], ["down", "right", "right", "left"], ["j", "l", "l", "h"]),
-        (["2"], ["right", "down", "left"], ["l", "j", "h"]),
-        *at_night([(["enter"], ["shift+down", "shift+right"], ["J", "L"]), (["3"], ["down", "down"], ["j", "j"])]),
-    ],
-    ids=["tree", "map", "mesh", "blocks", "rank"],
+    ("widget", "ways"),
+    [(ModuleTree, "hjkl"), (Lines, "jk"), (TensorMap, "hjklHJKL"), (MeshGrid, "hjkl"), (ScheduleGrid, "hjkl")],
 )
-def test_letters_move_as_the_arrows_do(healthy: Path, first: list[str], arrows: list[str], letters: list[str]) -> None:
-    assert walk(healthy, *first, *arrows, look=place).result == walk(healthy, *first, *letters, look=place).result
+def test_letters_are_bound_to_what_the_arrows_do(widget: type[Widget], ways: str) -> None:
+    actions = {key: bindings[0].action for key, bindings in widget._merged_bindings.key_to_bindings.items()}
+    arrows = {letter: arrow for arrow, letter in LETTERS.items()}
+    for way in ways:
+        assert actions[way] == actions[f"shift+{arrows[way.lower()]}" if way.isupper() else arrows[way]]
+
+
+def test_letters_move_the_cursor(healthy: Path) -> None:
+    walks = walk_on(healthy, {"tree": "jjj", "map": ("enter", *"jll"), "mesh": "2lj"}, look=lambda app: app.selection)
+    chosen = [shown.result for shown in walks.values()]
+    assert (chosen[0].entry, chosen[1].plane.at, chosen[2].rank) == (2, (1, 2), 5)
 
 
 def test_letters_are_text_where_text_is_typed(healthy: Path) -> None:
-    assert "Tensors: 2 of 4" in walk(healthy, "slash", *"down").text
-    assert "no tensor has hjkl" in walk(healthy, "g", *"hjkl").text
+    walks = walk_on(healthy, {"search": ("slash", *"down"), "goto": ("escape", "g", *"hjkl")})
+    assert "Tensors: 2 of 4" in walks["search"].text
+    assert "no tensor has hjkl" in walks["goto"].text
 
 
 @pytest.mark.parametrize("files", ["stepped", *at_night(["pipelined"])])
@@ -51,12 +57,8 @@ def test_help_lists_each_key_once_in_every_part(files: str, request: pytest.Fixt
     async def ask(pilot: Pilot[None], view: str, parts: int) -> None:
         await press(pilot, view)
         for _ in range(parts):
-            await press(pilot, "f1")
-            await rest(pilot)
-            screen = pilot.app.screen
-            assert isinstance(screen, HelpScreen)
-            await press(pilot, "escape", "tab")
-            found[f"{view} {pilot.app.focused} {len(found)}"] = screen
+            found[f"{view} {pilot.app.focused} {len(found)}"] = help_for(pilot.app.screen)
+            await press(pilot, "tab")
 
     async def run(path: Path) -> None:
         app = ShardvizApp(path)
@@ -73,6 +75,10 @@ def test_help_lists_each_key_once_in_every_part(files: str, request: pytest.Fixt
         assert not re.search(r"\*\*", screen.text), name
 
 
-def test_help_is_about_the_view_first_and_then_about_all(healthy: Path) -> None:
-    text = walk_on(healthy, {"help": ("f1",)}, size=(120, 70))["help"].text
+def test_help_is_about_what_is_focused_first_and_then_about_all(healthy: Path) -> None:
+    walks = walk_on(healthy, {"tree": ("f1",), "map": ("escape", "enter", "f1")}, size=(120, 70))
+    text = walks["tree"].text
+    assert "Every tensor of the model" in text
+    assert "Find tensors by name" in text
+    assert "rows downwards, columns to the right" in walks["map"].text
     assert text.index("Here") < text.index("↑ k") < text.index("In all views") < text.index("Go to a rank, a tensor")

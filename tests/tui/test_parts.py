@@ -38,8 +38,8 @@ from shardviz.tui.model.pairs import RELATIONS, pairs
 from shardviz.tui.model.rank import ids_beside, ids_in_memory, part_text, rank_lines, values_beside
 from shardviz.tui.model.selection import Selection, carried_over, of_entry
 from shardviz.tui.screens.rank_view import rank_text
+from shardviz.tui.screens.view import SIDES
 from shardviz.tui.widgets.finding_card import Room, finding_body, most_of_card, verdict_text
-from shardviz.tui.widgets.map_panel import SIDES
 from shardviz.tui.widgets.mesh_grid import MeshPlan, drawn_side
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
@@ -302,7 +302,7 @@ def test_in_tmux_a_copy_goes_through_tmux_which_swallows_what_programs_ask_of_th
     tmux.chmod(0o755)
     monkeypatch.setenv("TMUX", "somewhere")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    walk(bug, "c")
+    assert "_StridedShard(0, split_factor=4), Shard(0)" in walk(bug, "c").clipboard
     assert (tmp_path / "asked").read_text() == "load-buffer -w -\n"
     assert "_StridedShard(0, split_factor=4)" in (tmp_path / "copied").read_text()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.tui.model.names import parts_of
+from shardviz.tui.model.names import place_of
 from shardviz.tui.model.tree import TreeLines, errors_first, layer_of, lines_of, tree_of
 from tests.lanes import cases
 from tests.tui.driving import walk, walk_on
@@ -28,8 +28,7 @@ class Entry:
 
     names: tuple[str, ...]
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    suffix: str = ""
-    is_state: bool = False
+    role: str = "param"
     short_layout: str = ""
     facts: str = ""
 
@@ -157,7 +156,7 @@ def test_lines_are_the_same_whatever_was_open_before(
 def test_names_are_split_at_dots_and_numbers_stay_with_their_module(
     name: str, parts: tuple[tuple[str, int | None], ...]
 ) -> None:
-    assert parts_of(name) == parts
+    assert place_of(name) == (parts[:-1], parts[-1])
 
 
 def test_a_tensor_and_a_module_of_one_name_are_both_there() -> None:
@@ -166,7 +165,7 @@ def test_a_tensor_and_a_module_of_one_name_are_both_there() -> None:
 
 
 def test_a_states_name_stays_beside_its_parameter() -> None:
-    assert parts_of("m.weight.exp_avg", "optim", is_state=True) == (("m", None), ("weight.exp_avg (optim)", None))
+    assert place_of("m.weight.exp_avg", "optim") == ((("m", None),), ("weight.exp_avg (optim)", None))
 
 
 def test_the_first_number_of_a_name_is_its_layer() -> None:

@@ -126,16 +126,16 @@ def test_the_theme_that_was_chosen_is_there_the_next_time(healthy: Path) -> None
             app.theme = "shardviz-light"
             await rest(pilot)
 
-    assert walk(healthy, look=lambda app: app.theme).result == "shardviz-dark"
+    assert ShardvizApp(healthy).theme == "shardviz-dark"
     asyncio.run(choose())
-    assert walk(healthy, look=lambda app: app.theme).result == "shardviz-light"
+    assert ShardvizApp(healthy).theme == "shardviz-light"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"theme": 3}', '{"theme": "no such theme"}', "\x00" * 9])
 def test_damaged_settings_are_ignored(settings: Path, healthy: Path, content: str) -> None:
     (settings / "shardviz").mkdir()
     (settings / "shardviz" / "viewer.json").write_text(content)
-    assert walk(healthy, look=lambda app: app.theme).result == "shardviz-dark"
+    assert ShardvizApp(healthy).theme == "shardviz-dark"
     remember_theme("shardviz-light")
     assert remembered_theme() == "shardviz-light"
 

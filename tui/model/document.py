@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import captured, is_listed, verdict_on
@@ -23,7 +23,7 @@ from .step import Step, step_of
 from .usage import Usage, usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from pathlib import Path
 
     from shardviz.check.report import Report
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.exhibits.exhibit import Exhibit
     from shardviz.picture.model.sides import Sides
+
+    from .tree import Entry
 
 
 MOST_KEPT = 128
@@ -67,7 +69,7 @@ class TensorEntry:
 
     def title_of(self, name: str) -> str:
         """Return one of its names, or all of them, with its role unless it is a parameter."""
-        return printable(name or self.tensor.name) + (f" ({self.suffix})" if self.suffix else "")
+        return printable(name or self.tensor.name) + (f" ({self.role})" if self.role != "param" else "")
 
     @property
     def names(self) -> list[str]:
@@ -78,11 +80,6 @@ class TensorEntry:
     def role(self) -> str:
         """What it is to the model."""
         return self.tensor.role
-
-    @property
-    def suffix(self) -> str:
-        """Its role, unless it is a parameter."""
-        return "" if self.role == "param" else self.role
 
     @property
     def has_claim(self) -> bool:
@@ -99,11 +96,6 @@ class TensorEntry:
         local_shape = self.tensor.first.body.local_shape
         shape, size = str(list(local_shape)), bytes_text(math.prod(local_shape) * itemsize(self.dtype))
         return size if self.short_layout.startswith(shape) else f"{shape} {size}"
-
-    @property
-    def is_state(self) -> bool:
-        """Whether it is an optimizer's state."""
-        return self.tensor.role == "optim"
 
     @cached_property
     def layout(self) -> str:
@@ -122,8 +114,36 @@ class TensorEntry:
         return frozenset(a for layout in layouts for a in (*layout.split_axes, *(axis for axis, _ in layout.partial)))
 
 
+class Judged:
+    """What a check found, by tensor: of a dump or of a checkpoint."""
+
+    report: Report | None
+    entries: Sequence[Entry]
+    is_partial = False
+    failed = ""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings, worst first; one that many tensors have is one."""
+        return self.report.findings if self.report else ()
+
+    @cached_property
+    def findings_of(self) -> Mapping[str, Sequence[int]]:
+        """The indices of the findings that name each tensor."""
+        indices: dict[str, list[int]] = {}
+        for index, finding in enumerate(self.findings):
+            for name in finding.tensors:
+                indices.setdefault(name, []).append(index)
+        return indices
+
+    @cached_property
+    def by_finding(self) -> dict[int, int]:
+        """The first entry of each finding; findings about no tensor are left out."""
+        return {finding: index for index, entry in reversed([*enumerate(self.entries)]) for finding in entry.findings}
+
+
 @dataclass(frozen=True)
-class Document:
+class Document(Judged):
     """A dump, as far as it could be read.
 
     Attributes:
@@ -141,7 +161,6 @@ class Document:
     is_partial: bool = False
     _sides: dict[Hashable, Sides] = field(default_factory=dict, compare=False, repr=False)
     _layouts: dict[int, tuple[Layout, frozenset[int]] | None] = field(default_factory=dict, compare=False, repr=False)
-    _exhibits: dict[int, Exhibit | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def mesh(self) -> Mesh:
@@ -158,35 +177,21 @@ class Document:
         """Whether all is read and checked, so that nothing that is shown as wrong goes away."""
         return self.report is not None or bool(self.failed)
 
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """The findings, worst first; one that many tensors have is one."""
-        return self.report.findings if self.report else ()
-
     @cached_property
-    def entries(self) -> tuple[TensorEntry, ...]:
+    def entries(self) -> tuple[TensorEntry, ...]:  # type: ignore[override]
         """The tensors in model order, each once."""
-        findings: dict[str, list[int]] = {}
-        for index, finding in enumerate(self.findings):
-            for name in finding.tensors:
-                findings.setdefault(name, []).append(index)
-        return tuple(self._entry(tensor, findings) for tensor in captured(self.dump))
+        return tuple(map(self._entry, captured(self.dump)))
 
-    def _entry(self, tensor: Tensor, findings: Mapping[str, Sequence[int]]) -> TensorEntry:
+    def _entry(self, tensor: Tensor) -> TensorEntry:
         dump, report, names = self.dump, self.report, tensor.names
         dtype, listed = own_dtype(dump, tensor, names[0]), is_listed(dump, tensor, names, report)
         if report is None:
             return TensorEntry(tensor, dtype, "unknown" if self.failed else "pending", listed)
-        indices = tuple(sorted({index for name in names for index in findings.get(name, ())}))
+        indices = tuple(sorted({index for name in names for index in self.findings_of.get(name, ())}))
         verdict = verdict_on(dump, tensor, names, report)
         is_mixed = verdict != "good" and len(names) > 1
         verdicts = {name: verdict_on(dump, tensor, [name], report) for name in names} if is_mixed else {}
         return TensorEntry(tensor, dtype, verdict, listed, indices, verdicts)
-
-    @cached_property
-    def by_finding(self) -> dict[int, int]:
-        """The entry of each finding; findings about the whole dump are left out."""
-        return {finding: index for index, entry in reversed([*enumerate(self.entries)]) for finding in entry.findings}
 
     def is_about(self, finding: int, entry: int) -> bool:
         """Whether a finding is about an entry, or about the whole dump."""
@@ -287,11 +292,10 @@ class Document:
         """
         return who_has(self.dump, self.entries[entry].tensor, self.sides(entry, name), place, name)
 
-    def exhibit(self, finding: int) -> Exhibit | None:
-        """Return what a finding is seen by, made once."""
+    @cached_property
+    def exhibit(self) -> Callable[[int], Exhibit | None]:
+        """Returns what a finding is seen by, made once."""
         from shardviz.picture.exhibits.of_finding import exhibit_of
 
-        if finding not in self._exhibits:
-            laid_out = self.report.laid_out if self.report else None
-            self._exhibits[finding] = exhibit_of(self.dump, self.findings[finding], laid_out)
-        return self._exhibits[finding]
+        laid_out = self.report.laid_out if self.report else None
+        return cache(lambda finding: exhibit_of(self.dump, self.findings[finding], laid_out))

@@ -13,6 +13,9 @@ from shardviz.text import printable
 Part = tuple[str, int | None]
 """A module's name, and its number where it is one of several."""
 
+LEAST_NAME = 8
+"""The columns of a name, however narrow its place is."""
+
 MOST_NAME = 48
 """The most columns of a name in a line with other texts."""
 
@@ -47,24 +50,18 @@ def shortened(name: str, most: int = MOST_NAME) -> str:
 
 
 @lru_cache(maxsize=1 << 16)
-def parts_of(name: str, suffix: str = "", *, is_state: bool = False) -> tuple[Part, ...]:
-    """Split a name into modules at its dots; a number stays with the module before it.
+def place_of(name: str, role: str = "param") -> tuple[tuple[Part, ...], Part]:
+    """Split a name at its dots; return the modules around it, and its own part.
 
-    An optimizer's state of a parameter, `weight.exp_avg`, is beside that parameter.
+    A number stays with the module before it. An optimizer's state of a parameter, `weight.exp_avg`, is beside that
+    parameter.
     """
-    parts = _split(name)
-    if is_state and len(parts) > 1:
+    parts = _split(name) or [("(no name)", None)]
+    if role == "optim" and len(parts) > 1:
         parts[-2:] = [(".".join(map(label, parts[-2:])), None)]
-    if suffix and parts:
-        parts[-1] = (f"{label(parts[-1])} ({suffix})", None)
-    return tuple(parts) or (("(no name)", None),)
-
-
-@lru_cache(maxsize=1 << 16)
-def place_of(name: str, suffix: str, is_state: bool) -> tuple[tuple[Part, ...], Part]:
-    """Return the modules around a name, and its own part."""
-    *path, part = parts_of(name, suffix, is_state=is_state)
-    return tuple(path), part
+    if role != "param":
+        parts[-1] = (f"{label(parts[-1])} ({role})", None)
+    return tuple(parts[:-1]), parts[-1]
 
 
 def _split(name: str) -> list[Part]:

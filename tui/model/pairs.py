@@ -51,7 +51,7 @@ class Pair:
         what: The same in words.
         here: Its entry in the dump; None if it has none.
         there: Its entry in the second dump; None if it has none.
-        outcome: What became of it in a checkpoint, if that is the second side.
+        name: The name of its outcome, if the second side is a checkpoint.
     """
 
     title: str
@@ -59,7 +59,7 @@ class Pair:
     what: str
     here: int | None
     there: int | None = None
-    outcome: Outcome | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -169,47 +169,40 @@ def compared_with_checkpoint(document: Document, job: Job, checkpoint: Checkpoin
     numbers = numbered(checkpoint)
 
     @cache
-    def drawn(name: str) -> tuple[Beside, Marked | None, Marked | None]:
-        picture = beside(by_name[name], job, checkpoint, numbers)
-        sides = picture.sides
-        both = (sides, sides.turned()) if sides is not None else (None, None)
-        return picture, *both
+    def drawn(name: str) -> Beside:
+        return beside(by_name[name], job, checkpoint, numbers)
 
-    def named(pair: Pair) -> str:
-        assert pair.outcome is not None, "a pair with a checkpoint has one"
-        return pair.outcome.name
+    @cache
+    def both(name: str) -> tuple[Marked, Marked] | None:
+        try:
+            sides = drawn(name).sides
+            return (sides, sides.turned()) if sides is not None else None
+        except ShardvizError:
+            return None
 
     def maps(pair: Pair, side: str) -> tuple[SideMap, SideMap]:
-        try:
-            picture, *both = drawn(named(pair))
-        except ShardvizError:
+        def describe(place: tuple[int, ...]) -> str:
+            return _described(drawn(pair.name), place)
+
+        if (sides := both(pair.name)) is None:
             return SideMap(), SideMap()
-        describe = None if picture.sides is None else lambda place: _described(picture, place)
-        left, right = (
-            SideMap(sides.titles[0], sides=sides if sides.has_claimed else None, describe=describe)
-            if sides is not None
-            else SideMap()
-            for sides in both
-        )
+        left, right = (SideMap(at.titles[0], "", "", at if at.has_claimed else None, describe) for at in sides)
         return left, right
 
     def plane(pair: Pair) -> Plane | None:
-        try:
-            picture, sides, _ = drawn(named(pair))
-        except ShardvizError:
-            return None
-        return _plane_of(sides, picture.shape) if sides is not None else None
+        sides = both(pair.name)
+        return _plane_of(sides[0], drawn(pair.name).shape) if sides is not None else None
 
     def words(pair: Pair, width: int) -> Text:
         try:
-            return _words_on(drawn(named(pair))[0], width)
+            return _words_on(drawn(pair.name), width)
         except ShardvizError as error:
             return Text(f"? not drawn: {printable(error.message)}")
 
     def picture_of(pair: Pair) -> str:
         from shardviz.picture.svg.stored import beside_svg
 
-        return beside_svg(drawn(named(pair))[0])
+        return beside_svg(drawn(pair.name))
 
     by_name = {outcome.name: outcome for outcome in outcomes.outcomes}
     return Comparison(
@@ -235,8 +228,7 @@ def _outcome_pairs(document: Document, job: Job, outcomes: dict[str, Outcome]) -
         verdict = outcome.verdict
         sign = {"missing": "<", "added": ">"}.get(verdict, "≠") if verdict in DIFFERENT else "?"
         sign = "=" if verdict == "equal" else sign
-        first = outcomes[names.names()[0]]
-        yield Pair(printable(str(names)), sign, verdict, entry if entry >= 0 else None, outcome=first)
+        yield Pair(printable(str(names)), sign, verdict, entry if entry >= 0 else None, name=names.names()[0])
 
 
 def _plane_of(sides: Marked, shape: tuple[int, ...]) -> Plane | None:

@@ -340,7 +340,7 @@ class RankLine:
 
 
 def rank_lines(
-    document: Document, rank: int, *, order: Order = "", text: str = "", each_layer: bool = False
+    document: Document, rank: int, order: Order = "", text: str = "", each_layer: bool = False
 ) -> list[RankLine]:
     """Return the lines of a rank.
 

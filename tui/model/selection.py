@@ -22,10 +22,8 @@ from shardviz.text import counted, nearest, printable
 from .names import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from shardviz.dump.records.step import StageRecord
-    from shardviz.layout.mesh import Mesh
     from shardviz.picture.text.paint import Side
 
     from .document import Document
@@ -48,25 +46,6 @@ _COORD = re.compile(r"([A-Za-z_]\w*)\s*=\s*(\d{1,9})")
 
 
 @dataclass(frozen=True)
-class Known:
-    """What can be gone to.
-
-    Attributes:
-        entries: The tensors.
-        shape_of: The shape of an entry.
-        entry: The entry that is chosen now.
-        name: Its name.
-        mesh: The mesh of the ranks; None if there are none.
-    """
-
-    entries: Sequence[Entry]
-    shape_of: Callable[[int], tuple[int, ...]]
-    entry: int = 0
-    name: str = ""
-    mesh: Mesh | None = None
-
-
-@dataclass(frozen=True)
 class Target:
     """Where to go; what is None stays as it is.
 
@@ -85,8 +64,8 @@ class Target:
     others: int = 0
 
 
-def parse_target(text: str, known: Known) -> Target | str:
-    """Read where to go.
+def parse_target(text: str, document: AnyDocument, entry: int = 0, name: str = "") -> Target | str:
+    """Read where to go, from an entry and one of its names.
 
     Returns:
         Where to go, or one line that says why the text is not a place.
@@ -94,24 +73,26 @@ def parse_target(text: str, known: Known) -> Target | str:
     text = text.strip()
     if not text:
         return HOW
-    for index, entry in enumerate(known.entries):
-        if text in entry.names:
+    entries: Sequence[Entry] = document.entries
+    for index, known in enumerate(entries):
+        if text in known.names:
             return Target(index, text)
-    if (rank := _rank(text, known)) is not None:
+    if (rank := _rank(text, document, entry)) is not None:
         return rank
     if _FLAT.fullmatch(text) or _NUMBERS.fullmatch(text):
-        return _element(text, known, Target(known.entry, known.name))
-    if (inside := _IN_TENSOR.fullmatch(text)) and isinstance(tensor := _tensor(inside[1], known), Target):
-        return _element(inside[2], known, tensor)
-    return _tensor(text, known)
+        return _element(text, document, Target(entry, name))
+    if (inside := _IN_TENSOR.fullmatch(text)) and isinstance(tensor := _tensor(inside[1], document), Target):
+        return _element(inside[2], document, tensor)
+    return _tensor(text, document)
 
 
-def _rank(text: str, known: Known) -> Target | str | None:
+def _rank(text: str, document: AnyDocument, entry: int) -> Target | str | None:
     """Read a rank, or its coordinates; None if it is neither. A single number is a rank unless it is an index."""
-    mesh, match = known.mesh, _RANK.fullmatch(text)
+    mesh, match = document.mesh, _RANK.fullmatch(text)
     if mesh is None:
         return "a checkpoint has no ranks" if match else None
-    if match is None and text.isdigit() and (not known.entries or len(known.shape_of(known.entry)) != 1):
+    entries = document.entries
+    if match is None and text.isdigit() and (not entries or len(entries[entry].tensor.shape) != 1):
         match = re.fullmatch(r"(\d{1,9})", text)
     if match is not None:
         rank = int(match[1])
@@ -127,13 +108,12 @@ def _rank(text: str, known: Known) -> Target | str | None:
     return Target(rank=mesh.rank_at(tuple(coord.get(axis, 0) for axis in mesh.axes)))
 
 
-def _tensor(text: str, known: Known) -> Target | str:
+def _tensor(text: str, document: AnyDocument) -> Target | str:
     """Find a tensor by its name, the end of it, its module, or a part of it; the first of several in model order."""
     lower, fits = text.lower(), []
-    for index, entry in enumerate(known.entries):
+    entries: Sequence[Entry] = document.entries
+    for index, entry in enumerate(entries):
         for name in entry.names:
-            if name == text:
-                return Target(index, name)
             if f".{text}." in f".{name}":
                 fits.append((0, index, name))
             elif name.endswith(f".{text}"):
@@ -143,16 +123,16 @@ def _tensor(text: str, known: Known) -> Target | str:
     if fits:
         _, index, name = min(fits, key=lambda fit: fit[0])
         return Target(index, name, others=len(fits) - 1)
-    close = nearest(text, [name for entry in known.entries for name in entry.names])
+    close = nearest(text, [name for entry in entries for name in entry.names])
     meant = f"; did you mean {printable(close)}?" if close else ""
     return f"no tensor has {printable(text)} in its name{meant}"
 
 
-def _element(text: str, known: Known, target: Target) -> Target | str:
+def _element(text: str, document: AnyDocument, target: Target) -> Target | str:
     """Add an element, given by its index or by its number, to a tensor."""
-    if not known.entries or target.entry is None:
+    if not document.entries or target.entry is None:
         return "there are no tensors"
-    place = parse_place(text, known.shape_of(target.entry))
+    place = parse_place(text, document.entries[target.entry].tensor.shape)
     return place if isinstance(place, str) else replace(target, place=place)
 
 
@@ -195,30 +175,17 @@ class TensorChosen(Message):
     name: str = ""
 
 
-@dataclass
 class TensorOpened(Message):
-    """The user asked for a tensor's map."""
-
-    entry: int
+    """The user asked for the map of the chosen tensor."""
 
 
 @dataclass
-class SideChosen(Message):
-    """A side was chosen: claimed, held or their difference."""
+class Picked(Message):
+    """A rank, a side, a plane or an element on it was chosen; what is None stays."""
 
-    side: Side
-
-
-@dataclass
-class PlaceChosen(Message):
-    """The cursor came to an element of the map: its index in the shape of the holders, which has two dims at least."""
-
-    place: tuple[int, ...]
-
-
-@dataclass
-class PlaneTurned(Message):
-    """The user asked for the next two dims of the tensor."""
+    rank: int | None = None
+    side: Side | None = None
+    plane: Plane | None = None
 
 
 @dataclass
@@ -226,22 +193,6 @@ class Zoomed(Message):
     """A map was zoomed to a level."""
 
     level: int
-
-
-@dataclass
-class RankChosen(Message):
-    """A rank was chosen."""
-
-    rank: int
-
-
-@dataclass
-class PassChosen(Message):
-    """A pass of a pipeline's schedule was chosen: its rank, and when it began, in forward passes of one stage."""
-
-    rank: int
-    record: StageRecord
-    begin: int
 
 
 @dataclass(frozen=True)

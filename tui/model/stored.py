@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
@@ -11,21 +11,20 @@ from rich.text import Text
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import rank_color
 from shardviz.picture.model.subjects.stored import numbered, stored
-from shardviz.picture.text.checkpoint import in_order, total
-from shardviz.picture.text.terminal import UNICODE
-from shardviz.text import bytes_text, counted, nearest, printable
+from shardviz.picture.text.checkpoint import in_order
+from shardviz.text import bytes_text, nearest, printable
 
 from ..colors import rank_style, verdict_style
-from .names import fitted, shortened
-from .selection import Known, Target, parse_target
+from .document import Judged
+from .names import LEAST_NAME, fitted
+from .selection import Target, parse_target
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardviz.check.report import Report
     from shardviz.check.verdicts import Verdict
     from shardviz.checkpoint.records import Checkpoint, Saved
-    from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.sides import Sides
     from shardviz.picture.model.subjects.stored import Stored, StoredPart
@@ -44,9 +43,7 @@ class StoredEntry:
     tensor: Saved
     verdict: Verdict
     findings: tuple[int, ...] = ()
-    is_state: ClassVar[bool] = False
-    suffix: ClassVar[str] = ""
-    role: ClassVar[str] = ""
+    role: ClassVar[str] = "param"
     listed: ClassVar[bool] = True
     has_claim: ClassVar[bool] = True
     axes: ClassVar[frozenset[str]] = frozenset()
@@ -82,7 +79,7 @@ class StoredEntry:
 
 
 @dataclass(frozen=True)
-class StoredDocument:
+class StoredDocument(Judged):
     """A checkpoint, and its report once it is checked.
 
     Attributes:
@@ -94,65 +91,36 @@ class StoredDocument:
     report: Report | None = None
     mesh: ClassVar[Mesh | None] = None
     missing: ClassVar[frozenset[int]] = frozenset()
-    _drawn: dict[str, Stored] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def numbers(self) -> Mapping[str, int]:
         """The number of each file."""
         return numbered(self.checkpoint)
 
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What the check found."""
-        return self.report.findings if self.report else ()
-
     @cached_property
-    def by_finding(self) -> dict[int, int]:
-        """The entry of each finding."""
-        return {finding: index for index, entry in enumerate(self.entries) for finding in entry.findings}
-
-    @cached_property
-    def entries(self) -> tuple[StoredEntry, ...]:
+    def entries(self) -> tuple[StoredEntry, ...]:  # type: ignore[override]
         """The tensors in the order of their names."""
-        findings: dict[str, list[int]] = {}
-        for index, finding in enumerate(self.findings):
-            for name in finding.tensors:
-                findings.setdefault(name, []).append(index)
         unchecked = {reason.tensor for reason in self.report.not_checked} if self.report else set()
         entries = []
         for tensor in in_order(self.checkpoint):
-            indices = findings.get(tensor.name, [])
+            indices = self.findings_of.get(tensor.name, ())
             verdict: Verdict = "pending" if self.report is None else "unknown" if tensor.name in unchecked else "good"
             entries.append(
                 StoredEntry(tensor, self.findings[indices[0]].severity if indices else verdict, tuple(indices))
             )
         return tuple(entries)
 
-    def stored(self, entry: int) -> Stored:
-        """Return a tensor with its parts, made once.
-
-        Raises:
-            DumpError: It cannot be drawn.
-        """
-        tensor = self.entries[entry].tensor
-        if tensor.name not in self._drawn:
-            self._drawn[tensor.name] = stored(tensor, self.numbers)
-        return self._drawn[tensor.name]
+    @cached_property
+    def stored(self) -> Callable[[int], Stored]:
+        """Returns a tensor with its parts, made once; raises a DumpError if it cannot be drawn."""
+        return cache(lambda entry: stored(self.entries[entry].tensor, self.numbers))
 
     def sides(self, entry: int, name: str = "") -> Sides:
-        """Return which file holds what of a tensor.
-
-        Raises:
-            DumpError: It cannot be drawn.
-        """
+        """Return which file holds what of a tensor."""
         return self.stored(entry).sides
 
     def who(self, entry: int, place: Sequence[int], name: str = "") -> list[str]:
-        """Say which bytes of which file have an element.
-
-        Raises:
-            DumpError: It cannot be drawn.
-        """
+        """Say which bytes of which file have an element."""
         return where(self.stored(entry), place).plain.splitlines()
 
 
@@ -175,8 +143,7 @@ def named(checkpoint: Checkpoint, text: str) -> str:
     Raises:
         ShardvizError: No tensor has it in its name.
     """
-    entries = StoredDocument(checkpoint).entries
-    target = parse_target(text, Known(entries, lambda entry: entries[entry].tensor.shape))
+    target = parse_target(text, StoredDocument(checkpoint))
     if isinstance(target, Target) and target.name and target.place is None:
         return target.name
     close = nearest(text, checkpoint.tensors)
@@ -184,25 +151,8 @@ def named(checkpoint: Checkpoint, text: str) -> str:
     raise ShardvizError(f"{checkpoint.path} has no tensor {printable(text)}", hint)
 
 
-MOST_NAME, LEAST_NAME = 60, 8
 WITH_BAR = 26
 """Columns behind a file's size from which on a bar stands before its name."""
-
-
-def title_text(document: StoredDocument, note: str = "", unread: str = "") -> Text:
-    """Write the checkpoint's name, its verdict and its sum, with a note; or why it can no longer be read."""
-    checkpoint, report = document.checkpoint, document.report
-    text = Text.assemble((shortened(printable(checkpoint.path.name), MOST_NAME), "bold"), no_wrap=True)
-    text.overflow = "ellipsis"
-    if unread:
-        return text.append(f"  {unread}", verdict_style("warning"))
-    verdict: Verdict = "pending" if report is None else "unknown" if report.not_checked else "good"
-    words = {"pending": "checking", "unknown": f"no findings, {len(report.not_checked) if report else 0:,} not checked"}
-    if document.findings:
-        verdict, words = document.findings[0].severity, {}
-    what = words.get(verdict, counted(len(document.findings), "finding") if document.findings else "no findings")
-    text.append(f"  {UNICODE.of(verdict)} {what}", verdict_style(verdict))
-    return text.append(f" · {note}" if note else "", "dim").append(f" · {total(checkpoint)}", "dim")
 
 
 def file_line(at: int, name: str, size: int | None, most: int, colors: str, width: int) -> Text:

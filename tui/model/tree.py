@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from shardviz.check.verdicts import worst
 from shardviz.text import join_numbers, printable
 
-from .names import label, parts_of, place_of
+from .names import label, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -157,9 +157,9 @@ def tree_of(entries: Sequence[Entry | UsageEntry], shown: Mapping[int, Sequence[
     modules: dict[tuple[Part, ...], Node] = {(): root}
     for index, names in shown.items():
         entry = entries[index]
-        suffix, is_state, verdict_of = entry.suffix, entry.is_state, entry.verdict_of
+        role, verdict_of = entry.role, entry.verdict_of
         for name in names:
-            path, part = place_of(name, suffix, is_state)
+            path, part = place_of(name, role)
             module, tensor = modules.get(path) or _module(modules, path), Node({}, index, [name], verdict_of(name))
             if module.parts.setdefault(part, tensor) is not tensor:
                 _put(module, part, tensor)
@@ -306,7 +306,8 @@ def _groups(module: Node, path: ModulePath, apart: Apart) -> list[list[Part]]:
 
 def layer_of(name: str) -> tuple[ModulePath, int] | None:
     """Return where a name's first numbered module stands, and its number, for it to stand apart; None without one."""
-    parts = parts_of(name)
+    path, part = place_of(name)
+    parts = (*path, part)
     for depth, (prefix, number) in enumerate(parts):
         if number is not None:
             return (*map(label, parts[:depth]), prefix), number

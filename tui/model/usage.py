@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,7 @@ from shardviz.dump.costs.memory import memory_table
 from .tree import Node, tree_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -72,16 +72,6 @@ class UsageEntry:
     taken: dict[int, Bytes] = field(compare=False, repr=False)
     has: NDArray[np.bool_] = field(compare=False, repr=False)
 
-    @property
-    def suffix(self) -> str:
-        """Its role, unless it is a parameter."""
-        return "" if self.role == "param" else self.role
-
-    @property
-    def is_state(self) -> bool:
-        """Whether it is an optimizer's state."""
-        return self.role == "optim"
-
     def verdict_of(self, name: str) -> Verdict:
         """Return no verdict: layers differ in bytes alone here."""
         return "good"
@@ -102,7 +92,6 @@ class Usage:
     table: MemoryTable
     _sums: dict[int, Bytes] = field(default_factory=dict, compare=False, repr=False)
     _flags: dict[int, NDArray[np.bool_]] = field(default_factory=dict, compare=False, repr=False)
-    _listed: dict[tuple[bool, bool], tuple[EquallyFull, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def tree(self) -> Node:
@@ -114,17 +103,17 @@ class Usage:
         """The bytes of each rank."""
         return {rank: sum(sizes) for rank, sizes in self.table.by_rank.items()}
 
-    def lines(self, *, each: bool, fullest_first: bool) -> tuple[EquallyFull, ...]:
-        """Return the ranks, one by one or those with as many bytes together, by number or the fullest first."""
-        if (each, fullest_first) not in self._listed:
-            groups: dict[int, list[int]] = {}
-            for rank, taken in self.total.items():
-                groups.setdefault(rank if each else taken, []).append(rank)
-            lines = [(tuple(ranks), self.total[ranks[0]]) for ranks in groups.values()]
-            if fullest_first:
-                lines.sort(key=lambda line: -line[1])
-            self._listed[each, fullest_first] = tuple(lines)
-        return self._listed[each, fullest_first]
+    @cached_property
+    def lines(self) -> Callable[[bool, bool], tuple[EquallyFull, ...]]:
+        """Returns the ranks, each alone or equally full ones together, fullest first or by number."""
+        return cache(self._lines)
+
+    def _lines(self, each: bool, fullest_first: bool) -> tuple[EquallyFull, ...]:
+        groups: dict[int, list[int]] = {}
+        for rank, taken in self.total.items():
+            groups.setdefault(rank if each else taken, []).append(rank)
+        lines = [(tuple(ranks), self.total[ranks[0]]) for ranks in groups.values()]
+        return tuple(sorted(lines, key=lambda line: -line[1]) if fullest_first else lines)
 
     def _of(self, node: Node) -> Bytes:
         """Return the bytes of a module on a rank of each group, worked out once."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import on
@@ -16,7 +15,7 @@ from shardviz.picture.text.table import padded
 from ..colors import ink
 from ..keys import keys
 from ..model.names import shortened
-from ..model.selection import PlaceChosen, PlaneTurned, Zoomed, next_plane, of_entry
+from ..model.selection import Picked, Zoomed, of_entry
 from ..widgets.frame import Box, ScrollBox
 from ..widgets.grid import Lines
 from ..widgets.tensor_map import TensorMap
@@ -24,7 +23,6 @@ from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.binding import BindingType
 
     from shardviz.picture.model.holders import Plane
 
@@ -33,9 +31,13 @@ if TYPE_CHECKING:
     from ..model.selection import Selection
 
 
-class PairLines(Lines):
-    """The list of the tensors on both sides."""
+class CompareView(View):
+    """The tensors of two sides in a list, the maps of the chosen one, and of a checkpoint what ranks hold in words."""
 
+    NAME = "compare"
+    TITLE = "Compare"
+    TOOLTIP = "Both sides of a comparison"
+    FOCUS = "#pairs"
     HELP = """\
 ## Two sides
 
@@ -47,18 +49,7 @@ it. `✗` is where a rank holds something else than the checkpoint has; below is
 what it claims.
 """
 
-
-class CompareView(View):
-    """The tensors of two sides in a list, the maps of the chosen one, and of a checkpoint what ranks hold in words."""
-
-    NAME = "compare"
-    TITLE = "Compare"
-    TOOLTIP = "Both sides of a comparison"
-    FOCUS = "#pairs"
-
-    BINDINGS: ClassVar[list[BindingType]] = keys(
-        "compare", [("v", "next_side", "Claimed/held", "Show claimed, held, or their difference")]
-    )
+    BINDINGS = keys("compare", [("v", "next_side", "Claimed/held", "Show claimed, held, or their difference")])
 
     _of: Comparison | None = None
     _plane: Plane | None = None
@@ -68,7 +59,7 @@ class CompareView(View):
         """Put the pairs above, a map for each side below them under a line for its layout, and the words last."""
         with Box(id="pairs-box") as box:
             box.set_titles("comparing …")
-            yield PairLines(id="pairs")
+            yield Lines(id="pairs")
         with Horizontal(id="both"):
             for name in ("here", "there"):
                 with Box(id=f"{name}-box"):
@@ -160,14 +151,12 @@ class CompareView(View):
         for tensor_map in self.query(TensorMap):
             tensor_map.zoom_to(message.level)
 
-    @on(PlaceChosen)
-    @on(PlaneTurned)
-    def _moved(self, message: PlaceChosen | PlaneTurned) -> None:
+    @on(Picked)
+    def _moved(self, message: Picked) -> None:
         """Move on both maps of a pair that has a plane of its own."""
-        if self._plane is not None and self._of is not None and self._pair is not None:
+        if self._plane is not None and message.plane is not None and self._of is not None and self._pair is not None:
             message.stop()
-            turned = next_plane(self._plane) if isinstance(message, PlaneTurned) else self._plane
-            self._plane = replace(turned, at=message.place) if isinstance(message, PlaceChosen) else turned
+            self._plane = message.plane
             self._show_maps(self._of, self._pair)
 
 

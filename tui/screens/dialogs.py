@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Markdown, Static
 
-from ..model.selection import HOW, Target, parse_target
+from ..keys import keys
+from ..model.selection import HOW, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,26 +20,21 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.screen import Screen
 
-    from ..model.selection import Known
-
 
 class GotoScreen(ModalScreen[Target | None]):
     """A dialog that takes a rank, a name or an index, and returns where to go.
 
     Args:
-        known: What can be gone to.
+        read: Reads where a text leads, or why it leads nowhere.
         about: Describes a target.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", "Back", id="goto.back", tooltip="Close without moving"),
-    ]
+    BINDINGS = keys("goto", [("escape", "dismiss(None)", "Back", "Close without moving")])
 
-    def __init__(self, known: Known, about: Callable[[Target], str]) -> None:
+    def __init__(self, read: Callable[[str], Target | str], about: Callable[[Target], str]) -> None:
         super().__init__()
         self._about = about
-        self._target = lru_cache(maxsize=1)(lambda text: parse_target(text, known))
-        """Reads where a text leads, once: of many tensors all names are looked at."""
+        self._target = lru_cache(maxsize=1)(read)  # once for a text: of many tensors all names are looked at
 
     def compose(self) -> ComposeResult:
         """Put the input above the lines that say where it leads, or why it leads nowhere."""
@@ -87,9 +82,7 @@ class HelpScreen(ModalScreen[None]):
         keys: For each part of the table its keys with what they do.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,f1,q", "dismiss", "Back", key_display="esc", id="help.back", tooltip="Close the help"),
-    ]
+    BINDINGS = keys("help", [("escape,f1,q", "dismiss", "Back", "Close the help")])
 
     def __init__(self, text: str, keys: Mapping[str, Mapping[str, str]]) -> None:
         super().__init__()
@@ -99,9 +92,9 @@ class HelpScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """Show the text and the keys."""
         table = Table.grid(padding=(0, 2))
-        for part, keys in self.keys.items():
+        for part, listed in self.keys.items():
             table.add_row("", Text(part, "dim"))
-            for what, key in keys.items():
+            for what, key in listed.items():
                 table.add_row(Text(key, "bold"), what)
         with VerticalScroll(classes="dialog tall") as box:
             box.border_title, box.border_subtitle = "Help", "esc closes"

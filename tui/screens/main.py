@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ..app import ShardvizApp
-    from ..widgets.frame import Opened
     from .view import View
 
 
@@ -95,8 +94,3 @@ class MainScreen(Screen[None]):
                 self.query_one(ContentSwitcher).current = name
                 self._views[name].enter()
                 self.query_one(ViewTabs).show(name)
-
-    def set_title(self, about: Opened) -> None:
-        """Show the dump's title, and how far it has been read."""
-        for title in self.query(Title):
-            title.show(about)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import on
+from textual.reactive import var
 from textual.widgets import Static
 
 from shardviz.picture.model.holders import mask_of, ranks_in_words
@@ -15,6 +16,7 @@ from shardviz.picture.model.palette import Coloring
 from shardviz.text import bytes_text, counted
 
 from ..keys import keys
+from ..model.names import LEAST_NAME
 from ..model.selection import rank_of
 from ..model.usage import bar
 from ..widgets.frame import Box
@@ -24,11 +26,9 @@ from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.binding import BindingType
 
     from shardviz.layout.mesh import Mesh
 
-    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.selection import Selection
     from ..model.tree import TreeLine
@@ -40,8 +40,6 @@ MARGIN = 6
 
 BAR, SHORT_BAR, WIDE = 12, 4, 100
 """Columns of the longest bar, and of that in a tree narrower than so many: names need the room."""
-
-LEAST_NAME = 8
 
 UNEVEN = 1.1
 """An imbalance from which on a line is marked: the fullest rank holds a tenth more than the mean."""
@@ -67,17 +65,18 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
 1 if all hold the same. `!` marks those where the fullest rank holds a tenth more than the mean.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
-        "usage", hidden=[("o", "largest_first", "Largest first", "Show the largest first, or the model's own order")]
+    BINDINGS = keys(
+        "usage",
+        hidden=[("o", "toggle('largest_first')", "Largest first", "Show the largest first, or the model's own order")],
     )
 
+    largest_first = var(False, init=False)
     _usage: Usage
-    _largest_first = False
 
     def fill(self, usage: Usage) -> None:
         """Show the memory of a run; modules stay open or closed as they were."""
         self._usage = usage
-        self.show_tree(usage.tree, usage.largest_first if self._largest_first else None)
+        self.show_tree(usage.tree, usage.largest_first if self.largest_first else None)
 
     def sign(self, row: TreeLine) -> Text:
         """Return a mark where ranks hold very different amounts."""
@@ -110,21 +109,10 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
         """Return the heads of the columns."""
         return f"{'':>7} {'fullest':<9} {'mean':>9} {'imbalance':>9}  ".rjust(self.size.width - self._behind_numbers)
 
-    def action_largest_first(self) -> None:
+    def watch_largest_first(self) -> None:
         """Put the largest first, or go back to the model's own order."""
-        self._largest_first = not self._largest_first
-        self.fill(self._usage)
-
-
-class RankBars(Lines):
-    """The ranks with their bytes as bars."""
-
-    HELP = """\
-## The memory of ranks
-
-All that each rank holds, beside the fullest rank. Ranks that hold as much as each other are one line. To open one is
-to see all tensors of its first rank, or of the one that was chosen before.
-"""
+        if self.count:
+            self.fill(self._usage)
 
 
 class MemoryView(View):
@@ -134,25 +122,27 @@ class MemoryView(View):
     TITLE = "Memory"
     TOOLTIP = "The bytes of modules and ranks"
     FOCUS = "#usage"
+    HELP = """\
+## The memory of ranks
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+All that each rank holds, beside the fullest rank. Ranks that hold as much as each other are one line. To open one is
+to see all tensors of its first rank, or of the one that was chosen before.
+"""
+
+    BINDINGS = keys(
         "memory",
         [
-            ("f", "switch('fullest_first')", "Fullest first", "Show the fullest ranks first, or all by number"),
-            (
-                "e",
-                "switch('each')",
-                "Each rank",
-                "Show each rank on a line of its own, or equally full ones on one",
-            ),
+            ("f", "toggle('fullest_first')", "Fullest first", "Show the fullest ranks first, or all by number"),
+            ("e", "toggle('each')", "Each rank", "Show each rank on a line of its own, or equally full ones on one"),
         ],
     )
 
-    def __init__(self, state: ShardvizApp) -> None:
-        super().__init__(state)
-        self._of: Usage | None = None
-        self._order = {"fullest_first": True, "each": False}
-        self._ranks: tuple[EquallyFull, ...] = ()
+    fullest_first = var(True, init=False)
+    each = var(False, init=False)
+    watch_fullest_first = watch_each = View.show_again
+
+    _of: Usage | None = None
+    _ranks: tuple[EquallyFull, ...] = ()
 
     def compose(self) -> ComposeResult:
         """Put the modules above, the ranks below."""
@@ -160,7 +150,7 @@ class MemoryView(View):
             yield Static(id="usage-head", markup=False, classes="legend")
             yield UsageTree(id="usage")
         with Box(id="bars-box"):
-            yield RankBars(id="bars")
+            yield Lines(id="bars")
 
     def chosen(self, selection: Selection) -> object:
         """Return the chosen rank."""
@@ -174,12 +164,12 @@ class MemoryView(View):
             self.query_one(UsageTree).fill(usage)
             self.on_resize()
             self.query_one("#usage-box", Box).set_titles(_title(usage), _roles(document, self.app.size.width))
-        lines, ranks = self.query_one(RankBars), usage.lines(**self._order)
+        lines, ranks = self.query_one("#bars", Lines), usage.lines(self.each, self.fullest_first)
         if ranks is not self._ranks:
             self._ranks = ranks
             most, mesh = usage.spread().most, document.mesh
             lines.show(len(ranks), lambda at: rank_bar(ranks[at], most, mesh, lines.size.width))
-            order = "fullest first" if self._order["fullest_first"] else "by number"
+            order = "fullest first" if self.fullest_first else "by number"
             folded = f"{counted(len(usage.total), 'rank')} on {counted(len(ranks), 'line')}: e shows each"
             below = folded if len(ranks) < len(usage.total) else ""
             self.query_one("#bars-box", Box).set_titles(f"Ranks, {order}", below)
@@ -200,11 +190,6 @@ class MemoryView(View):
     async def _rank_opened(self) -> None:
         await self.state.action_show_view("rank")
 
-    def action_switch(self, name: str) -> None:
-        """Sort the ranks by their bytes or by their numbers; list each, or those that hold as much on one line."""
-        self._order[name] = not self._order[name]
-        self.show_again()
-
 
 def _title(usage: Usage) -> str:
     """Write the fullest rank, the mean and the imbalance."""
@@ -213,7 +198,7 @@ def _title(usage: Usage) -> str:
         return "Memory: the dump has no tensors that take any"
     if spread.most == spread.least:
         return f"Memory: {bytes_text(spread.most)} on every rank"
-    fullest, _ = usage.lines(each=False, fullest_first=True)[0]
+    fullest, _ = usage.lines(False, True)[0]
     who = f"{ranks_in_words(fullest, MOST_RANKS)} {'have' if len(fullest) > 1 else 'has'} most"
     mean = bytes_text(round(spread.mean))
     return f"Memory: {who}, {bytes_text(spread.most)}; mean {mean}, imbalance {spread.imbalance:.2f}"

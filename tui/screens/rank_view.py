@@ -1,45 +1,159 @@
-"""All ranks by their coordinates, with the chosen one's card; and everything that one rank holds."""
+"""All ranks by their coordinates; and everything that one rank holds, with its numbers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
+from rich.segment import Segment
 from rich.text import Text
 from textual import on
 from textual.containers import Vertical
+from textual.geometry import Size
+from textual.reactive import var
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import ranks_in_words
+from shardviz.picture.model.palette import VERMILLION, WRONG
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import bytes_text, counted, printable
 
-from ..colors import verdict_style
+from ..colors import ink, verdict_style
 from ..keys import keys
-from ..model.names import fitted
+from ..model.names import LEAST_NAME, fitted
 from ..model.rank import ORDERS, Order, RankLine, ids_beside, rank_lines, values_beside
 from ..model.selection import name_of, of_entry, rank_of
 from ..model.tree import after
 from ..widgets.frame import Box, ScrollBox
-from ..widgets.grid import Lines
+from ..widgets.grid import CHOSEN, DIM, Grid, Lines
 from ..widgets.listing import Search
 from ..widgets.mesh_grid import LEGEND, MeshGrid, drawn_side, lights_of
 from ..widgets.tensor_map import TensorMap
-from ..widgets.values_grid import ValuesGrid
 from .view import View
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.style import Style
     from textual.app import ComposeResult
-    from textual.binding import BindingType
+    from textual.strip import Strip
     from textual.widgets import Input
 
     from shardviz.picture.text.paint import Side
 
-    from ..app import ShardvizApp
     from ..model.document import Document
-    from ..model.rank import Beside
+    from ..model.rank import Beside, Memory
     from ..model.selection import Selection
+
+
+SAMPLE = 64
+"""How many rows decide the width of their titles."""
+
+HEADS = 2
+"""Lines above the numbers: what they are, and the local indices of columns."""
+
+BETWEEN = " │ "
+
+
+class ValuesGrid(Grid):
+    """A local tensor's elements or values in columns of one width, under its local indices, and beside what is due."""
+
+    HELP = """\
+## The rank's memory
+
+The local tensor, row by row; the last dim runs to the right. The numbers on the left and above are local indices.
+
+The elements are those of the whole tensor: `6,0` in row 0 and column 2 says that this rank keeps element [6, 0] there.
+On the left is what the placements claim, on the right what the rank holds; `✗` marks each that is another one.
+Instead of elements there are the model's own values, if the dump has them, beside those of another copy: of one that
+differs, if any does.
+"""
+
+    beside: Beside | None = None
+    _cell, _gutter = 1, 0
+
+    def show(self, beside: Beside | None) -> None:
+        """Show numbers, and scroll to the chosen one."""
+        self.beside = beside
+        self.scroll_to(0, 0, animate=False)
+        if beside is not None and beside.memory.num_rows and beside.memory.num_columns:
+            memories = [beside.memory, *([beside.due] if beside.due else [])]
+            self._cell = max(memory.width for memory in memories) + 2
+            self._cell = max(self._cell, len(str(beside.memory.num_columns - 1)) + 1)
+            ends = {0, beside.memory.num_rows - 1, *range(min(SAMPLE, beside.memory.num_rows))}
+            self._gutter = max(map(len, map(beside.memory.row_title, ends))) + 1
+            self.fit()
+        self.refresh()
+
+    @property
+    def _half(self) -> int:
+        """The columns that the numbers have, or those that they are compared with."""
+        room = self.room.width - self.scrollbar_size_vertical - self._gutter
+        if self.beside and self.beside.due:
+            room = (room - len(BETWEEN)) // 2
+        return max(room // self._cell, 1) * self._cell
+
+    def fit(self) -> None:
+        """Fit the numbers into their room: both halves scroll together."""
+        if self.beside is None or not self.room:
+            return
+        memory = self.beside.memory
+        beyond = max(self._cell * memory.num_columns - self._half, 0)
+        width = self.room.width - self.scrollbar_size_vertical
+        self.virtual_size = Size(width + beyond if beyond else 0, memory.num_rows + HEADS)
+        self.scroll_to_cursor()
+
+    def scroll_to_cursor(self) -> None:
+        """Scroll as far as is needed to show the chosen number in its half."""
+        if self.beside is None or self.beside.cursor is None:
+            return
+        (row, column), (left, top) = self.beside.cursor, self.scroll_offset
+        begin, height = column * self._cell, max(self.size.height - HEADS - 1, 1)
+        left = min(max(left, begin + self._cell - self._half), begin)
+        top = min(max(top, row + 1 - height), row)
+        if (left, top) != self.scroll_offset:
+            self.scroll_to(left, top, animate=False, force=True)
+
+    def render_line(self, y: int) -> Strip:
+        """Write one line of the screen."""
+        beside, (left, top) = self.beside, self.scroll_offset
+        row = y - HEADS + top
+        if beside is None or not beside.memory.num_columns or row >= beside.memory.num_rows:
+            return self.blank
+        memory, due = beside.memory, beside.due
+        if y < HEADS:
+            heads = [self._head(half, y, left) for half in (*([due] if due else []), memory)]
+            return self.strip_of([Segment(" " * self._gutter + BETWEEN.join(heads), self.base + DIM)])
+        first, count = left // self._cell, self._half // self._cell + 2
+        marks = beside.wrong(row, first, count)
+        line = [Segment(memory.row_title(row).rjust(self._gutter), self.base + DIM)]
+        if due is not None:
+            line += [*self._numbers(due, row, [], self.base + DIM), Segment(BETWEEN, self.base + DIM)]
+        return self.strip_of([*line, *self._numbers(memory, row, marks, self.base + ink(VERMILLION, bold=True))])
+
+    def _head(self, memory: Memory, line: int, left: int) -> str:
+        if not line:
+            return memory.title[: self._half].ljust(self._half)
+        first = left // self._cell
+        stop = min(first + self._half // self._cell + 2, memory.num_columns)
+        text = "".join(str(column).rjust(self._cell) for column in range(first, stop))
+        return text[left % self._cell :][: self._half].ljust(self._half)
+
+    def _numbers(self, memory: Memory, row: int, marks: list[bool], marked: Style) -> list[Segment]:
+        """Write a row's numbers that are on screen, cut at both ends."""
+        assert self.beside is not None
+        left = self.scroll_offset.x
+        first, count = left // self._cell, self._half // self._cell + 2
+        cursor = self.beside.cursor if memory is self.beside.memory else None
+        segments, skip, room = list[Segment](), left % self._cell, self._half
+        for at, number in enumerate(memory.row(row, first, count)):
+            is_wrong = at < len(marks) and marks[at]
+            text = f"{WRONG if is_wrong else ''}{number}".rjust(self._cell)[skip:][:room]
+            style = marked if is_wrong else self.base
+            segments.append(Segment(text, style + CHOSEN if cursor == (row, first + at) else style))
+            room, skip = room - len(text), 0
+        return [*segments, Segment(" " * room, self.base)]
 
 
 class RankCard(Static):
@@ -83,7 +197,7 @@ class MeshView(View):
     TOOLTIP = "All ranks by their coordinates"
     FOCUS = "#mesh-grid"
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "mesh",
         [
             ("a", "next_axis", "Next group", "Underline the group along the next axis"),
@@ -92,10 +206,8 @@ class MeshView(View):
         ],
     )
 
-    def __init__(self, state: ShardvizApp) -> None:
-        super().__init__(state)
-        self._axis = -1
-        self._heat = 0
+    _axis = ""
+    _heat = 0
 
     def compose(self) -> ComposeResult:
         """Put the grid on the left, the rank's card over its map on the right."""
@@ -111,7 +223,7 @@ class MeshView(View):
     def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen rank, and the ranks that hold the element under the map's cursor."""
         mesh, rank = document.mesh, rank_of(document, selection)
-        axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
+        axis = self._axis if self._axis in mesh.axes else ""
         heat = document.heats[self._heat - 1] if 0 < self._heat <= len(document.heats) else None
         lights, coloring = lights_of(document, selection, rank, axis), document.coloring_of(selection.entry)
         self.query_one(MeshGrid).show(mesh, rank, lights, coloring, heat)
@@ -132,7 +244,7 @@ class MeshView(View):
     def action_next_axis(self) -> None:
         """Underline the group along the next axis, or none."""
         if self.state.document is not None:
-            self._axis = (self._axis + 2) % (self.state.document.mesh.ndim + 1) - 1
+            self._axis = after(["", *self.state.document.mesh.axes], self._axis)
             self.show_again()
 
     def action_next_heat(self) -> None:
@@ -146,8 +258,8 @@ class MeshView(View):
         await self.state.action_show_view("rank")
 
 
-LEAST_NAME, LEAST_PART = 8, 6
-"""Characters of a name at least, and of what is shown of the part behind it, if anything is."""
+LEAST_PART = 6
+"""Characters that are shown of the part behind a name, if anything is."""
 
 
 class RankView(View):
@@ -157,29 +269,39 @@ class RankView(View):
     TITLE = "Rank"
     TOOLTIP = "Everything that one rank holds"
     FOCUS = "#held"
+    HELP = """\
+## One rank
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+Every tensor that the rank holds: its bytes, its name, and the rank's part of it in global indices. Layers that are
+alike are one line, `32 × 128 KiB`: the bytes and the part are those of one of them. `-` means that it takes no memory
+of its own: it is a result of the step, or is counted with the tensor that it shares storage with.
+"""
+
+    BINDINGS = keys(
         "rank",
         [
             ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
             ("right_square_bracket", "step(1)", "Next rank", "Go to the next rank"),
-            ("v", "values", "Ids/values", "Show elements beside those claimed, or values beside a copy's"),
+            ("v", "toggle('values')", "Ids/values", "Show elements beside those claimed, or values beside a copy's"),
             ("o", "order", "Sort", "Sort in model order, by bytes, by what is wrong, or by name"),
             ("slash", "search", "Search", "Find tensors of this rank by name"),
         ],
         hidden=[
-            ("u", "each_layer", "Each layer", "Show each layer on a line of its own, or alike ones on one"),
+            ("u", "toggle('each_layer')", "Each layer", "Show each layer on a line of its own, or alike ones on one"),
             ("escape", "to_lines", "To the tensors", "Go back to the tensors, and show all of them"),
         ],
     )
 
-    def __init__(self, state: ShardvizApp) -> None:
-        super().__init__(state)
-        self._values = False
-        self._asked_for: tuple[Order, str, bool] = ("", "", False)
-        """The order, a part of the names, and whether each layer has a line."""
-        self._lines: list[RankLine] = []
-        self._listed: tuple[Document, object] | None = None
+    values = var(False, init=False)
+    """Whether values are shown instead of elements."""
+    order: var[Order] = var("", init=False)
+    text = var("", init=False)
+    """A part of the names that are listed."""
+    each_layer = var(False, init=False)
+    """Whether each layer has a line."""
+
+    _lines: Sequence[RankLine] = ()
+    _listed: tuple[Document, object] | None = None
 
     def compose(self) -> ComposeResult:
         """Put the card over the lines on the left, the numbers on the right."""
@@ -188,7 +310,7 @@ class RankView(View):
                 yield RankCard(id="rank-of")
             with Box(id="held-box"):
                 yield Search(id="rank-search")
-                yield HeldLines(id="held")
+                yield Lines(id="held")
         with Box(id="memory-box"):
             yield ValuesGrid(id="memory")
             yield TensorMap(id="rank-map")
@@ -203,21 +325,20 @@ class RankView(View):
 
     def _list(self, document: Document, selection: Selection, rank: int) -> None:
         """List the tensors, with the cursor on the chosen one, or on the first."""
-        lines, asked_for = self.query_one(HeldLines), (rank, *self._asked_for)
+        lines, asked_for = self.query_one(Lines), (rank, self.order, self.text, self.each_layer)
         if self._listed is None or self._listed[0] is not document or self._listed[1] != asked_for:
-            order, text, each_layer = self._asked_for
             self._listed = (document, asked_for)
-            self._lines = rank_lines(document, rank, order=order, text=text, each_layer=each_layer)
+            self._lines = rank_lines(document, *asked_for)
             lines.show(len(self._lines), lambda at: _line(self._lines[at], lines.text_width))
-            title = "Tensors on this rank" + (f", {order}" if order else "")
-            below = f"{len(self._lines):,} found: {printable(text)}" if text else ""
+            title = "Tensors on this rank" + (f", {self.order}" if self.order else "")
+            below = f"{len(self._lines):,} found: {printable(self.text)}" if self.text else ""
             self.query_one("#held-box", Box).set_titles(title, below)
         name = name_of(document, selection)
         chosen = [at for at, line in enumerate(self._lines) if line.entry == selection.entry]
         lines.put_cursor(next((at for at in chosen if self._lines[at].name == name), chosen[0] if chosen else 0))
 
     def _show_memory(self, document: Document, selection: Selection, rank: int) -> None:
-        beside, why = _memory(document, selection, rank, values=self._values)
+        beside, why = _memory(document, selection, rank, values=self.values)
         grid, part = self.query_one(ValuesGrid), self.query_one(TensorMap)
         sides = document.drawn(selection.entry, selection.name) if beside is None else None
         grid.show(beside)
@@ -245,18 +366,21 @@ class RankView(View):
 
     @on(Search.Changed)
     def _searched(self, message: Input.Changed) -> None:
-        order, _, each_layer = self._asked_for
-        self._list_again(order, message.value.strip(), each_layer)
+        self.text = message.value.strip()
 
     @on(Search.Closed)
     def _search_closed(self) -> None:
-        self.query_one(HeldLines).focus()
+        self.query_one(Lines).focus()
 
-    def _list_again(self, order: Order, text: str, each_layer: bool) -> None:
+    watch_values = View.show_again
+
+    def watch_order(self) -> None:
         """List the tensors in another way; the numbers beside them stay."""
-        self._asked_for, document, selection = (order, text, each_layer), self.state.document, self.state.selection
+        document, selection = self.state.document, self.state.selection
         if document is not None:
             self._list(document, selection, rank_of(document, selection))
+
+    watch_text = watch_each_layer = watch_order
 
     def action_step(self, step: int) -> None:
         """Go to another rank, in the mesh's order; after the last comes the first."""
@@ -265,20 +389,9 @@ class RankView(View):
             at = ranks.index(rank) if rank in ranks else 0
             self.state.selection = replace(self.state.selection, rank=ranks[(at + step) % len(ranks)])
 
-    def action_values(self) -> None:
-        """Switch between elements and values."""
-        self._values = not self._values
-        self.show_again()
-
     def action_order(self) -> None:
         """Sort in another way."""
-        order, text, each_layer = self._asked_for
-        self._list_again(after(ORDERS, order), text, each_layer)
-
-    def action_each_layer(self) -> None:
-        """Show each layer on a line of its own, or alike ones on one."""
-        order, text, each_layer = self._asked_for
-        self._list_again(order, text, not each_layer)
+        self.order = after(ORDERS, self.order)
 
     def action_search(self) -> None:
         """Open the search line."""
@@ -286,22 +399,10 @@ class RankView(View):
 
     def action_to_lines(self) -> None:
         """Go back to the tensors; if they have the focus, show all of them."""
-        lines = self.query_one(HeldLines)
-        if lines.has_focus and self._asked_for[1]:
+        lines = self.query_one(Lines)
+        if lines.has_focus and self.text:
             self.query_one(Search).action_clear_and_close()
         lines.focus()
-
-
-class HeldLines(Lines):
-    """The list of the tensors on a rank."""
-
-    HELP = """\
-## One rank
-
-Every tensor that the rank holds: its bytes, its name, and the rank's part of it in global indices. Layers that are
-alike are one line, `32 × 128 KiB`: the bytes and the part are those of one of them. `-` means that it takes no memory
-of its own: it is a result of the step, or is counted with the tensor that it shares storage with.
-"""
 
 
 def _line(line: RankLine, width: int) -> Text:

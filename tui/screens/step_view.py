@@ -3,34 +3,213 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
+from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 from textual import on
 from textual.containers import Horizontal
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.reactive import var
 from textual.widgets import Static
 
+from shardviz.dump.costs.timeline import duration
+from shardviz.picture.model.palette import rank_color
 from shardviz.text import bytes_text, counted, printable
 
-from ..keys import keys
-from ..model.selection import PassChosen, rank_of
+from ..colors import rank_style
+from ..keys import arrows, keys
+from ..model.selection import rank_of
 from ..model.step import Collective, Modules, Step, axes_text, modules_of, moment_line, moments, numbers_text
 from ..model.tree import after
 from ..model.usage import bar
 from ..widgets.frame import Box, ScrollBox
-from ..widgets.grid import Lines
+from ..widgets.grid import BOLD, CHOSEN, DIM, Grid, Lines
 from ..widgets.mesh_grid import MeshGrid, takes_part
-from ..widgets.schedule_grid import LEGEND, ScheduleGrid, pass_text, pipeline_text
 from .view import View
 
 if TYPE_CHECKING:
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
+    from collections.abc import Sequence
 
-    from ..app import ShardvizApp
+    from textual import events
+    from textual.app import ComposeResult
+    from textual.strip import Strip
+
+    from shardviz.dump.costs.timeline import Timeline
+    from shardviz.dump.records.step import StageRecord
+    from shardviz.layout.mesh import Mesh
+
     from ..model.document import Document
     from ..model.selection import Selection
     from ..model.step import Moment
+
+
+LEGEND = "a0 forward of micro-batch 0 through the first stage, b0 the second  A0=== backward  · idle"
+SAME = Style(underline=True, bold=True)
+"""The passes of the micro-batch that the cursor is on, so that its way through the stages shows."""
+
+
+class ScheduleGrid(Grid):
+    """Forward and backward passes as cells to scale in time, one line per rank, with a cursor on one pass."""
+
+    class Moved(Message):
+        """The cursor came to a pass."""
+
+    HELP = """\
+## The pipeline
+
+One line per rank, time to the right. `a3` is the forward pass of micro-batch 3 through the rank's first stage (`b3`
+through its second), `A3` is the backward pass, which counts as twice as long; `·` is a rank with nothing to do.
+The order on each rank is the real one; each pass begins as early as it could. The way of the chosen micro-batch
+through the stages is underlined.
+"""
+
+    BINDINGS = keys(
+        "schedule",
+        hidden=[
+            *arrows("move", "To the next pass {}"),
+            ("home", "end(0)", "First", "To the rank's first pass"),
+            ("end", "end(-1)", "Last", "To the rank's last pass"),
+        ],
+    )
+
+    timeline: Timeline | None = None
+    row = at = 0
+    _mesh: Mesh | None = None
+    _ranks: Sequence[int] = ()
+    _cell = _gutter = 1
+
+    def show(self, times: Timeline | None, mesh: Mesh) -> None:
+        """Show a schedule of ranks of a mesh."""
+        if times is self.timeline:
+            return
+        self._mesh = mesh
+        self.timeline, self.row, self.at = times, 0, 0
+        if times is not None:
+            self._ranks = list(times.begins)
+            self._gutter = len(f"rank {max(self._ranks)}") + 1
+            self.styles.height = len(self._ranks)
+        self.fit()
+
+    def fit(self) -> None:
+        """Leave a space between passes where there is room for it."""
+        if (times := self.timeline) is not None:
+            self._cell = 1 + len(str(times.num_microbatches - 1))
+            self._cell += self._gutter + (self._cell + 1) * times.length <= self.room.width
+            self.virtual_size = Size(self._gutter + self._cell * times.length, len(self._ranks))
+        self.refresh()
+
+    @property
+    def rank(self) -> int:
+        """The rank that the cursor is on."""
+        return self._ranks[self.row]
+
+    @property
+    def chosen(self) -> tuple[StageRecord, int] | None:
+        """The pass under the cursor, and the time at which it begins."""
+        passes = self.timeline.begins[self.rank] if self.timeline else ()
+        return passes[min(self.at, len(passes) - 1)] if passes else None
+
+    def render_line(self, y: int) -> Strip:
+        """Paint the line of one rank."""
+        left, top = self.scroll_offset
+        row = y + top
+        if self.timeline is None or row >= len(self._ranks):
+            return self.blank
+        name = Segment(f"rank {self._ranks[row]}".ljust(self._gutter), self.base + (BOLD if row == self.row else DIM))
+        return self.strip_of([name, *self._cells(self.timeline, row, left)])
+
+    def _cells(self, times: Timeline, row: int, left: int) -> list[Segment]:
+        """Paint the passes of a rank and the gaps between them, as far as they are on screen."""
+        rank, end = self._ranks[row], left + self.size.width - self._gutter
+        passes = times.begins[rank]
+        segments, at = [], left
+        for record, begin in [*passes, (None, times.length)]:
+            first = begin * self._cell
+            if at < min(first, end):
+                dots = "".join("·" if column % self._cell == 0 else " " for column in range(at, min(first, end)))
+                segments.append(Segment(dots, self.base + DIM))
+                at = min(first, end)
+            if record is None or at >= end:
+                break
+            width = duration(record) * self._cell
+            if (last := first + width) > at:
+                name = times.label(rank, record)
+                text = f"{name.ljust(width - (width > len(name)), '=') if record.backward else name:<{width}}"
+                segments.append(Segment(text[at - first : min(last, end) - first], self._style(row, rank, record)))
+                at = min(last, end)
+        return segments
+
+    def _style(self, row: int, rank: int, record: StageRecord) -> Style:
+        style = rank_style(rank_color(rank, self._mesh), self.palette)
+        chosen = self.chosen
+        if chosen is None or record.microbatch != chosen[0].microbatch:
+            return style
+        return style + (CHOSEN if row == self.row and record is chosen[0] else SAME)
+
+    def action_move(self, down: int, right: int) -> None:
+        """Go to another rank, to what it does at that time, or to the pass before or after."""
+        chosen = self.chosen
+        if self.timeline is None or chosen is None:
+            return
+        if down:
+            self.row = min(max(self.row + down, 0), len(self._ranks) - 1)
+            self.at = _at(self.timeline.begins[self.rank], chosen[1])
+        else:
+            self._go(self.at + right)
+        self._say()
+
+    def action_end(self, index: int) -> None:
+        """Go to the rank's first or last pass."""
+        if self.timeline is not None:
+            self._go(index % max(len(self.timeline.begins[self.rank]), 1))
+            self._say()
+
+    def _go(self, at: int) -> None:
+        if self.timeline is not None:
+            self.at = min(max(at, 0), max(len(self.timeline.begins[self.rank]) - 1, 0))
+
+    def _say(self) -> None:
+        """Show the cursor, and post the pass that it is on."""
+        if (chosen := self.chosen) is not None:
+            box = Region(chosen[1] * self._cell, self.row, duration(chosen[0]) * self._cell + self._gutter, 1)
+            self.bring_into_view(box)
+            self.refresh()
+            self.post_message(self.Moved())
+
+    def on_click(self, event: events.Click) -> None:
+        """Put the cursor under the mouse."""
+        left, top = self.scroll_offset
+        row = event.y + top
+        if self.timeline is not None and row < len(self._ranks) and event.x >= self._gutter:
+            self.row = row
+            self.at = _at(self.timeline.begins[self.rank], (event.x - self._gutter + left) // self._cell)
+            self._say()
+
+
+def pipeline_text(times: Timeline | None) -> str:
+    """Write the title of a schedule: its sizes, and the bubble compared with the closed formula."""
+    if times is None:
+        return "Pipeline"
+    stages = f" × {times.stages_per_rank} stages" if times.stages_per_rank > 1 else ""
+    return (
+        f"Pipeline of {len(times.begins)} ranks{stages}, {times.num_microbatches} micro-batches: "
+        f"idle {times.bubble:.1%}, by the formula {times.formula:.1%}"
+    )
+
+
+def pass_text(rank: int, record: StageRecord, begin: int) -> str:
+    """Describe one pass."""
+    way = "backward" if record.backward else "forward"
+    end = begin + duration(record)
+    return f"rank {rank}  stage {record.stage}, micro-batch {record.microbatch} {way}, from {begin} to {end}"
+
+
+def _at(passes: tuple[tuple[StageRecord, int], ...], time: int) -> int:
+    """Return the last pass that has begun at a time."""
+    return max(sum(begin <= time for _, begin in passes) - 1, 0)
 
 
 MOST_LOOKED_AT = 64
@@ -53,23 +232,6 @@ four signs: what went in, what came out, and the gradients of what came out and 
 """
 
 
-class CollectiveLines(Lines):
-    """The list of collectives."""
-
-    HELP = """\
-## The step
-
-The collectives of one training step, in the order in which they began. Identical layers are one line.
-
-- `→` ran in the forward pass, `←` in the backward pass, `·` outside of all modules: the loop itself called it.
-- *bytes* is the size of the whole tensor that was gathered, reduced or sent; *received* is how much of it one rank
-  receives, counted for a ring.
-- The mesh below marks the ranks that take part with `●`; the group of the chosen rank is underlined.
-
-An axis along which ranks receive 0 B was never used: if gradients should be summed over it, they were not.
-"""
-
-
 class MomentLines(Lines):
     """The list of the ranks' values before and after."""
 
@@ -88,24 +250,36 @@ class StepView(View):
     TITLE = "Step"
     TOOLTIP = "The collectives of a training step"
     FOCUS = "#collectives"
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    HELP = """\
+## The step
+
+The collectives of one training step, in the order in which they began. Identical layers are one line.
+
+- `→` ran in the forward pass, `←` in the backward pass, `·` outside of all modules: the loop itself called it.
+- *bytes* is the size of the whole tensor that was gathered, reduced or sent; *received* is how much of it one rank
+  receives, counted for a ring.
+- The mesh below marks the ranks that take part with `●`; the group of the chosen rank is underlined.
+
+An axis along which ranks receive 0 B was never used: if gradients should be summed over it, they were not.
+"""
+    BINDINGS = keys(
         "step",
         [
             ("a", "next_axis", "Next axis", "Show only collectives along the next mesh axis, or all"),
-            ("o", "order", "Sort", "Sort by start, or by bytes received"),
+            ("o", "toggle('by_bytes')", "Sort", "Sort by start, or by bytes received"),
             ("m", "modules", "Modules", "The step by module, or its collectives"),
         ],
     )
 
-    def __init__(self, state: ShardvizApp) -> None:
-        super().__init__(state)
-        self._axes: tuple[str, ...] = ()
-        self._by_bytes = False
-        self._listed: list[Collective] = []
-        self._moments: list[Moment] = []
-        self._modules: Modules | None = None
-        self._of: Document | None = None
-        self._by_module = False
+    by_bytes = var(False, init=False)
+    watch_by_bytes = View.show_again
+
+    _axes: tuple[str, ...] = ()
+    _listed: Sequence[Collective] = ()
+    _moments: Sequence[Moment] = ()
+    _modules: Modules | None = None
+    _of: Document | None = None
+    _by_module = False
 
     def compose(self) -> ComposeResult:
         """Put the collectives above, the schedule below them, the chosen collective and its mesh at the bottom."""
@@ -116,7 +290,7 @@ class StepView(View):
                 yield Static("", id="module-card", markup=False)
         with Box(id="comms-box"):
             yield Static(id="comms-head", markup=False, classes="legend")
-            yield CollectiveLines(id="collectives")
+            yield Lines(id="collectives")
             yield Static(id="axis-bars", markup=False)
         with Box(id="schedule-box"):
             yield Static(LEGEND, id="schedule-legend", classes="legend", markup=False)
@@ -176,14 +350,14 @@ class StepView(View):
     def _list(self, step: Step) -> None:
         """List the collectives that pass the filter, in the chosen order, and the bytes received along each axis."""
         self._listed = [item for item in step.collectives if not self._axes or item.record.axes == self._axes]
-        if self._by_bytes:
+        if self.by_bytes:
             self._listed.sort(key=lambda collective: -collective.received)
         width = max((len(axes_text(collective.record.axes)) for collective in step.collectives), default=4)
         head = f"  {'collective':<15} {'axis':<{width}} {'count':>6} {'bytes':>8} {'received':>8}  module"
         self.query_one("#comms-head", Static).update(head, layout=False)
-        self.query_one(CollectiveLines).show(len(self._listed), lambda at: self._listed[at].line(width))
+        self.query_one("#collectives", Lines).show(len(self._listed), lambda at: self._listed[at].line(width))
         title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
-        order = ", most bytes received first" if self._by_bytes else ""
+        order = ", most bytes received first" if self.by_bytes else ""
         self.query_one("#axis-bars", Static).update(axis_bars(step, self.app.size.width // 2))
         totals = f": {axis_totals(step)}" if self.screen.has_class("-short") else ""
         self.query_one("#comms-box", Box).set_titles(title + order, f"received per rank, at most{totals}")
@@ -191,7 +365,7 @@ class StepView(View):
     def _show_collective(self, document: Document, selection: Selection) -> None:
         if not self._listed:
             return
-        chosen, mesh = self._listed[self.query_one(CollectiveLines).cursor], document.mesh
+        chosen, mesh = self._listed[self.query_one("#collectives", Lines).cursor], document.mesh
         rank = rank_of(document, selection, chosen.ranks)
         self.query_one("#comm-box", Box).set_titles(chosen.title)
         self.query_one("#comm-card", Static).update(chosen.text(mesh, rank))
@@ -210,7 +384,10 @@ class StepView(View):
         grid.show(step.pipeline, document.mesh)
         grid.display = self.query_one("#schedule-legend").display = step.pipeline is not None
         self.query_one("#schedule-box", Box).set_titles(pipeline_text(step.pipeline))
-        text = f"? not drawn: {step.undrawn}" if step.undrawn else ""
+        self._show_pass(step)
+
+    def _show_pass(self, step: Step) -> None:
+        grid, text = self.query_one(ScheduleGrid), f"? not drawn: {step.undrawn}" if step.undrawn else ""
         if step.pipeline is not None and grid.chosen is not None:
             text = pass_text(grid.rank, *grid.chosen)
         self.query_one("#pass", Static).update(text)
@@ -221,7 +398,7 @@ class StepView(View):
         if action == "modules":
             return bool(self._modules and self._modules.tree.num_calls)
         is_listed = bool(document and document.step.collectives and not self._by_module)
-        return action not in ("next_axis", "order") or is_listed
+        return action not in ("next_axis", "toggle") or is_listed
 
     @property
     def focus_first(self) -> str:
@@ -250,10 +427,11 @@ class StepView(View):
     def _moment_chosen(self, message: Lines.Highlighted) -> None:
         self.state.selection = replace(self.state.selection, rank=self._moments[message.index][0])
 
-    @on(PassChosen)
-    def _pass_chosen(self, message: PassChosen) -> None:
-        self.query_one("#pass", Static).update(pass_text(message.rank, message.record, message.begin))
-        self.state.selection = replace(self.state.selection, rank=message.rank)
+    @on(ScheduleGrid.Moved)
+    def _pass_chosen(self) -> None:
+        if self.state.document is not None:
+            self._show_pass(self.state.document.step)
+        self.state.selection = replace(self.state.selection, rank=self.query_one(ScheduleGrid).rank)
 
     def action_next_axis(self) -> None:
         """List only collectives along the next axis, or all again."""
@@ -261,11 +439,6 @@ class StepView(View):
             groups = dict.fromkeys(collective.record.axes for collective in self.state.document.step.collectives)
             self._axes = after([(), *groups], self._axes)
             self.show_again()
-
-    def action_order(self) -> None:
-        """Sort by start or by bytes received."""
-        self._by_bytes = not self._by_bytes
-        self.show_again()
 
 
 def axis_bars(step: Step, width: int) -> Text:

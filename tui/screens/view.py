@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from textual.containers import Vertical
 from textual.widget import Widget
 
+from shardviz.picture.text.paint import Side
+
 from ..model.tree import after
-from ..widgets.map_panel import SIDES
 
 if TYPE_CHECKING:
     from textual.geometry import Size
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.selection import Selection
+
+
+SIDES: tuple[Side, ...] = get_args(Side)
 
 
 class View(Vertical):

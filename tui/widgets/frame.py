@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from rich.cells import cell_len
 from rich.segment import Segment
-from rich.style import Style
 from rich.text import Text
 from textual.containers import Vertical, VerticalScroll
 from textual.strip import Strip
@@ -21,8 +20,8 @@ from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, printable
 
 from ..colors import verdict_style
-from ..model.names import fitted, shortened
-from .grid import DIM
+from ..model.names import LEAST_NAME, fitted, shortened
+from .grid import CHOSEN, DIM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,11 +35,9 @@ if TYPE_CHECKING:
     from shardviz.check.verdicts import Verdict
     from shardviz.dump.records.files import RunRecord
 
-    from ..model.document import Document
+    from ..app import ShardvizApp
+    from ..model.document import Document, Judged
 
-
-LEAST_NAME = 8
-"""Columns of a name in the title of a narrow box, or of a narrow terminal."""
 
 CORNERS = 6
 """Columns of a border above that have no title."""
@@ -100,10 +97,6 @@ def _text(title: str | Text) -> Text:
     return Text(title) if isinstance(title, str) else title
 
 
-CHOSEN = Style(bold=True, reverse=True)
-"""The style of the word that is chosen among several."""
-
-
 @dataclass(frozen=True)
 class Word:
     """One word of the line: its characters with their styles, the action that a click runs, and its tooltip."""
@@ -131,9 +124,8 @@ class WordLine(Widget):
 
     def render_line(self, y: int) -> Strip:
         """Paint the line."""
-        segments = [segment for word in self.words() for segment in word.segments]
-        strip = Strip(segments).apply_style(self.rich_style)
-        return strip.adjust_cell_length(self.size.width, self.rich_style)
+        segments, style = [segment for word in self.words() for segment in word.segments], self.rich_style
+        return Strip(segments).apply_style(style).adjust_cell_length(self.size.width, style)
 
     def _at(self, x: int) -> Word | None:
         words = self.words()
@@ -161,9 +153,7 @@ class KeyBar(WordLine):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"key-bar--key"}
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._keys: list[ActiveBinding] = []
+    _keys: Sequence[ActiveBinding] = ()
 
     def on_mount(self) -> None:
         """Follow the focus."""
@@ -181,12 +171,12 @@ class KeyBar(WordLine):
 
     def words(self) -> list[Word]:
         """Return the keys that fit in the line."""
-        plain, bold = self.rich_style, self.get_component_rich_style("key-bar--key")
+        bold = self.get_component_rich_style("key-bar--key")
         words = [
             Word(
                 (
                     Segment(f" {self.app.get_key_display(active.binding)} ", bold),
-                    Segment(f"{active.binding.description} ", plain),
+                    Segment(f"{active.binding.description} "),
                 ),
                 f"press({number})",
                 active.tooltip,
@@ -242,30 +232,20 @@ class ViewTabs(WordLine):
         ]
 
 
-@dataclass(frozen=True)
-class Opened:
-    """What the title is about: a dump's folder, what is known of it by now, and how far it is read."""
-
-    path: Path
-    run: RunRecord | None = None
-    document: Document | None = None
-    note: str = ""
-
-
 class Title(Static):
     """The dump's name, its verdict, and counts of ranks and tensors; a note shows how far it has been read."""
 
-    _about: Opened | None = None
-
-    def show(self, about: Opened) -> None:
-        """Describe the dump."""
-        self._about = about
-        self.update(title_text(about, self.size.width or MOST_NAME), layout=False)
+    def on_mount(self) -> None:
+        """Follow what is known of the dump."""
+        for name in ("run_record", "document", "note", "changed"):
+            self.watch(self.app, name, self.on_resize)
 
     def on_resize(self) -> None:
-        """Cut the name to its new room, so that the verdict is always in view."""
-        if self._about is not None:
-            self.show(self._about)
+        """Describe the dump, its name cut to the room there is: the verdict is always in view."""
+        state = cast("ShardvizApp", self.app)
+        note = state.note or (f"changed {state.changed}" if state.changed else "")
+        room = self.size.width or MOST_NAME
+        self.update(title_text(state.path, state.run_record, state.document, note, room), layout=False)
 
 
 MOST_NAME = 80
@@ -275,24 +255,25 @@ SHORT = 40
 """Columns of a line that names what was not checked in a dump without findings."""
 
 
-def title_text(about: Opened, room: int = MOST_NAME) -> Text:
+def title_text(
+    path: Path, run: RunRecord | None = None, document: Document | None = None, note: str = "", room: int = MOST_NAME
+) -> Text:
     """Write the name, the verdict and the counts, as far as they are known, for a line of so many columns.
 
     The name gives way to the rest: a line too short for both has the rest alone.
     """
-    document = about.document
-    state = _verdict(document, is_short=room < SHORT)
+    state = verdict_text(document, is_short=room < SHORT)
     if document is not None and (missing := len(document.missing)):
         state.append(f" · {counted(missing, 'rank')} missing", verdict_style("warning"))
-    if about.note:
-        state.append(f" · {about.note}", "dim")
-    name = printable((about.path.name or about.path.resolve().name).removesuffix(".shardviz"))
+    if note:
+        state.append(f" · {note}", "dim")
+    name = printable((path.name or path.resolve().name).removesuffix(".shardviz"))
     for_name = max(room - FOR_VERDICT, min(room - 2 - state.cell_len, LEAST_NAME))
     text = Text(no_wrap=True, overflow="ellipsis")
     if for_name >= min(LEAST_NAME, len(name)):
         text.append(f"{shortened(name, for_name)}  ", "bold")
     text.append_text(state)
-    run, entries = about.run, document.entries if document is not None else ()
+    entries = document.entries if document is not None else ()
     weights = len({name for entry in entries if entry.tensor.role in WEIGHTS for name in entry.names})
     counts = [f" · {counted(run.num_ranks, 'rank')}"] if run is not None else []
     counts += [f" {mesh_of(run.mesh)}"] if run is not None and run.mesh else []
@@ -304,7 +285,8 @@ def title_text(about: Opened, room: int = MOST_NAME) -> Text:
     return text
 
 
-def _verdict(document: Document | None, *, is_short: bool = False) -> Text:
+def verdict_text(document: Judged | None, *, is_short: bool = False) -> Text:
+    """Write the glyph and the words of a document's verdict, in few words if asked for."""
     if document is None or document.is_partial:
         return Text(UNICODE.of("pending"), verdict_style("pending"))
     if document.report is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.segment import Segment
 from rich.style import Style
@@ -19,21 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from textual import events
-    from textual.binding import BindingType
 
 
 DIM = Style(dim=True)
 BOLD = Style(bold=True)
+CHOSEN = Style(bold=True, reverse=True)
+"""What the cursor is on, or the chosen one of several words."""
 
 
 class Grid(ScrollView, can_focus=True):
     """A widget that scrolls, and paints only the lines on screen; `base` is looked up once for all of them."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.base = Style()
-        """The style of plain text here."""
-        self._last_size = Size(0, 0)
+    base = Style()
+    """The style of plain text here."""
+    _last_size = Size(0, 0)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Paint some lines."""
@@ -103,7 +102,7 @@ class Lines(Grid):
     class Chosen(Highlighted):
         """A line was chosen."""
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "lines",
         hidden=[
             ("up,k", "move(-1)", "Up", "To the line above"),
@@ -116,11 +115,8 @@ class Lines(Grid):
         ],
     )
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.count = 0
-        self.cursor = 0
-        self._line: Callable[[int], Text] | None = None
+    count = cursor = 0
+    _line: Callable[[int], Text] | None = None
 
     def show(self, count: int, line: Callable[[int], Text], cursor: int | None = None) -> None:
         """Show lines.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from textual import on
-from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 from textual.message import Message
 from textual.widgets import Input
@@ -16,7 +15,7 @@ from shardviz.picture.text.terminal import UNICODE
 
 from ..colors import verdict_style
 from ..keys import keys
-from ..model.names import shortened
+from ..model.names import LEAST_NAME, shortened
 from ..model.selection import TensorChosen, TensorOpened
 from ..model.tree import Filters, Node, TreeLines, errors_first, layer_of, tree_of
 from .frame import Box
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from textual import events
     from textual.app import ComposeResult
-    from textual.binding import BindingType
 
     from ..keys import KeySpec
     from ..model.tree import Apart, Entry, Kept, ModulePath, TreeLine
@@ -41,7 +39,7 @@ MOST_OPEN = 64
 class ModuleTree(Lines):
     """Modules with what is in them; the tree remembers which are open. Subclasses say what a line is about."""
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "tree",
         hidden=[
             ("right,l", "open(True)", "Open module", "Open this module"),
@@ -182,9 +180,6 @@ class ModuleTree(Lines):
         self._list(row)
 
 
-LEAST_NAME = 8
-"""Columns of a name in the narrowest tree."""
-
 LEAST_LAYOUT = 0.6
 """The part of a layout that is shown where not all of it fits; with less of it the name stands alone."""
 
@@ -205,7 +200,7 @@ Layers that are alike all through are one line, `layers.[0-31]`. A layer that di
 them, and so does one that you search for or go to.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
+    BINDINGS = keys(
         "tree", hidden=[("o", "errors_first", "Errors first", "Show what is wrong first, or the model's own order")]
     )
 
@@ -232,7 +227,7 @@ them, and so does one that you search for or go to.
 
     def opened(self, row: TreeLine) -> None:
         """Go to the map of a tensor."""
-        self.post_message(TensorOpened(row.entry or 0))
+        self.post_message(TensorOpened())
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
@@ -252,10 +247,13 @@ class Search(Input):
     class Closed(Message):
         """The search is over."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "clear_and_close", "All tensors", id="search.close", tooltip="Show all tensors again"),
-        Binding("enter,down", "close", "To the tensors", id="search.done", tooltip="Keep the tensors found"),
-    ]
+    BINDINGS = keys(
+        "search",
+        [
+            ("escape", "clear_and_close", "All tensors", "Show all tensors again"),
+            ("enter,down", "close", "To the tensors", "Keep the tensors found"),
+        ],
+    )
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(placeholder="part of a name", compact=True, id=id, select_on_focus=False)

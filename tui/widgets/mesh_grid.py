@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.segment import Segment
 from rich.style import Style
@@ -17,15 +17,14 @@ from shardviz.picture.model.mesh import grids_of, one_grid
 from shardviz.picture.model.palette import WRONG, Coloring
 
 from ..colors import heat_style, rank_style
-from ..keys import arrows
-from ..model.selection import RankChosen
+from ..keys import arrows, keys
+from ..model.selection import Picked
 from .grid import DIM, Grid
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from textual import events
-    from textual.binding import BindingType
     from textual.strip import Strip
 
     from shardviz.layout.mesh import Mesh
@@ -164,7 +163,7 @@ Heat is the bytes that ranks hold, the findings about them or the bytes that the
 most.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = arrows("grid", "move", "To the next rank {}")
+    BINDINGS = keys("grid", hidden=arrows("move", "To the next rank {}"))
 
     plan: MeshPlan | None = None
     rank: int | None = None
@@ -258,7 +257,7 @@ most.
             row, col = grid.row_and_col(self.rank if self.rank is not None and self.rank in mesh else mesh.ranks[0])
             row = min(max(row + down, 0), grid.num_rows - 1)
             col = min(max(col + right, 0), grid.num_cols - 1)
-            self.post_message(RankChosen(grid.rank_at(row, col)))
+            self.post_message(Picked(grid.rank_at(row, col)))
 
     def scroll_to_cursor(self) -> None:
         """Keep the cursor in view."""
@@ -275,7 +274,7 @@ most.
             return
         row, col = self.plan.row_at(event.y - self._heads + top), self.plan.col_at(event.x - self._gutter + left)
         if row is not None and col is not None:
-            self.post_message(RankChosen(self.plan.grid.rank_at(row, col)))
+            self.post_message(Picked(self.plan.grid.rank_at(row, col)))
 
 
 @lru_cache(maxsize=8)

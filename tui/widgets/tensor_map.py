@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.segment import Segment
@@ -23,15 +23,14 @@ from shardviz.text import cut_at_comma, printable
 from ..colors import block_style, verdict_style
 from ..keys import arrows, keys
 from ..model.rank import holders_at, named
-from ..model.selection import PlaceChosen, Zoomed
+from ..model.selection import Picked, Zoomed
 from ..model.zoom import Zoom, column_names, cuts_label, pointed_at, row_name
-from .grid import BOLD, DIM, Grid
+from .grid import BOLD, CHOSEN, DIM, Grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from textual import events
-    from textual.binding import BindingType
 
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.holders import Plane
@@ -132,8 +131,8 @@ def _reason(sides: Sides, ranks: int, words: str) -> str:
 CURSOR_LEAST = 4
 """Columns from which on the cursor points at its element from both sides; a smaller one is reversed."""
 
+BY_BLOCKS = arrows("jump", "Move the cursor one block {}", modifier="shift+")
 HEADER = 1
-REVERSE = Style(reverse=True, bold=True)
 
 
 class TensorMap(Grid):
@@ -154,24 +153,20 @@ outermost split, the shade that along the next; the mesh has the same colors.
 - Of a tensor with more than two dims, two are drawn, at one place of the others.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *arrows("map", "move", "Move the cursor one cell {}"),
-        *arrows("map", "jump", "Move the cursor one block {}", modifier="shift+"),
-        *keys(
-            "map",
-            [
-                ("plus,equals_sign", "zoom(1)", "Zoom in", "Show fewer indices, larger"),
-                ("minus", "zoom(-1)", "Zoom out", "Show more indices, smaller"),
-            ],
-            hidden=[
-                ("0", "fit", "Whole tensor", "Show the whole tensor"),
-                ("pageup", "page(-1)", "Page up", "A screenful up"),
-                ("pagedown", "page(1)", "Page down", "A screenful down"),
-                ("home", "end(0)", "First", "To the first element"),
-                ("end", "end(-1)", "Last", "To the last element"),
-            ],
-        ),
-    ]
+    BINDINGS = keys("map", hidden=[*arrows("move", "Move the cursor one cell {}"), *BY_BLOCKS]) + keys(
+        "map",
+        [
+            ("plus,equals_sign", "zoom(1)", "Zoom in", "Show fewer indices, larger"),
+            ("minus", "zoom(-1)", "Zoom out", "Show more indices, smaller"),
+        ],
+        hidden=[
+            ("0", "fit", "Whole tensor", "Show the whole tensor"),
+            ("pageup", "page(-1)", "Page up", "A screenful up"),
+            ("pagedown", "page(1)", "Page down", "A screenful down"),
+            ("home", "end(0)", "First", "To the first element"),
+            ("end", "end(-1)", "Last", "To the last element"),
+        ],
+    )
 
     zoom: Zoom | None = None
     level = 0
@@ -292,7 +287,7 @@ outermost split, the shade that along the next; the mesh has the same colors.
             return segments
         before, here, behind = Strip(segments).divide([low, high, len(text)])
         exchanged = self.base.color is not None and self.base.bgcolor is not None
-        reverse = Style(color=self.base.bgcolor, bgcolor=self.base.color, bold=True) if exchanged else REVERSE
+        reverse = Style(color=self.base.bgcolor, bgcolor=self.base.color, bold=True) if exchanged else CHOSEN
         cursor = BOLD if is_pointed else reverse
         return [*before, *(Segment(part, (style or self.base) + cursor) for part, style, _ in here), *behind]
 
@@ -337,7 +332,7 @@ outermost split, the shade that along the next; the mesh has the same colors.
         """Put the cursor on an element, bring it into view, and say so."""
         if self.zoom is not None:
             self._move_to(place)
-            self.post_message(PlaceChosen(place))
+            self.post_message(Picked(plane=self.zoom.plane))
 
     def _move_to(self, place: tuple[int, ...]) -> None:
         if self.zoom is not None and place != self.place:
