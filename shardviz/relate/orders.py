@@ -188,7 +188,7 @@ def nearest(points: Values, among: Values, nears: Sequence[float]) -> list[Order
 
 
 def _nearest_in_cells(points: Values, among: Values, near: float) -> Order:
-    """Compare many points by hashed cells of a grid. A point near its cell's edge is inside a cell at the next shift."""
+    """Compare many points by hashed cells of a grid: one near an edge of its cell is inside after the next shift."""
     places = np.full(len(points), -1)
     if len(points) == len(among):
         places = np.where(np.abs(points - among).max(1) <= near, np.arange(len(points)), -1)
