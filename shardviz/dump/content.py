@@ -104,6 +104,8 @@ def _check_values(body: Body) -> None:
         if any(type(item) is not list or len(item) != size for item in level):
             raise DumpError(f"values are not nested lists of shape {list(shape)}")
         level = [inner for item in level for inner in item]
+    if set(map(type, level)) <= {float, bool}:
+        return
     for value in level:
         number = type(value) in (float, bool) or (type(value) is int and -(1 << 63) <= value < 1 << 64)
         if not number and not (type(value) is str and value in NOT_FINITE):
@@ -123,9 +125,11 @@ def digests_of(body: Body) -> tuple[str, ...]:
     """
     if body.values is None:
         return ()
-    numbers = [float(value) if isinstance(value, str) else value for value in _flat(body)]
-    if any(number != number for number in numbers):
-        return ()
+    numbers = _flat(body)
+    if str in set(map(type, numbers)):  # what JSON has no number for
+        numbers = [float(value) if isinstance(value, str) else value for value in numbers]
+        if any(number != number for number in numbers):
+            return ()
     try:
         with np.errstate(over="ignore"):
             stored = np.frombuffer(_stored(numbers, body.dtype), np.uint8)

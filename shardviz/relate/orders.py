@@ -173,22 +173,35 @@ def features(slices: Values) -> Values:
     return np.stack([values.sum(1) for values in sums], 1) / math.sqrt(max(slices.shape[1], 1))
 
 
-def nearest(points: Values, among: Values, near: float) -> Order:
+def nearest(points: Values, among: Values, nears: Sequence[float]) -> list[Order]:
     """Return for each point the index of the nearest one, its own index if that is near; -1 if none is near.
 
-    Many points are compared by hashed cells of a grid. A point near its cell's edge is inside a cell at the next shift.
+    Args:
+        points: What is looked for.
+        among: Where it is looked for.
+        nears: How far the nearest one may be off; each gives its own indices.
     """
+    if len(points) * len(among) > 1 << 17:
+        return [_nearest_in_cells(points, among, near) for near in nears]
+    apart, own = np.abs(points[:, None] - among).max(2), np.arange(len(points))
+    best = apart.argmin(1)
+    places = [np.where(apart[own, best] <= near, best, -1) for near in nears]
+    if len(points) == len(among):
+        places = [np.where(apart.diagonal() <= near, own, at) for near, at in zip(nears, places, strict=True)]
+    return places
+
+
+def _nearest_in_cells(points: Values, among: Values, near: float) -> Order:
+    """Compare many points by hashed cells of a grid: one near an edge of its cell is inside after the next shift."""
     places = np.full(len(points), -1)
     if len(points) == len(among):
         places = np.where(np.abs(points - among).max(1) <= near, np.arange(len(points)), -1)
-    generator, is_large = np.random.default_rng(1), len(points) * len(among) > 1 << 17
-    for _ in range(8 if is_large else 1):
+    generator = np.random.default_rng(1)
+    for _ in range(8):
         unplaced = np.flatnonzero(places < 0)
         if not len(unplaced):
             break
-        choices = np.broadcast_to(np.arange(len(among)), (len(unplaced), len(among)))
-        if is_large:
-            choices = _neighbors_in_cells(points[unplaced], among, near, generator)
+        choices = _neighbors_in_cells(points[unplaced], among, near, generator)
         apart = np.abs(points[unplaced][:, None] - among[choices]).max(2)
         best, rows = apart.argmin(1), np.arange(len(unplaced))
         places[unplaced] = np.where(apart[rows, best] <= near, choices[rows, best], -1)
@@ -266,7 +279,7 @@ def _ballots(
         rows = is_known[:, picked].all(1)
         if picked.any() and rows.any():
             points, among = features(whole[:, picked]), features(source[:, picked])
-            yield [np.where(rows, nearest(points, among, near), -1) for near in nears]
+            yield [np.where(rows, places, -1) for places in nearest(points, among, nears)]
             if picked.sum() == 1 and rows.all():
                 yield [_sorted_alike(whole[:, picked].ravel(), source[:, picked].ravel())] * len(nears)
 

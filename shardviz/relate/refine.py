@@ -94,7 +94,12 @@ def _numbers(sides: list[tuple[Values, ...]]) -> Iterator[float]:
     common = [] if together is None else [together]
     if alone and len(sides) > 2:
         common += [sorted(alone)[len(alone) // 2]]
-    yield from dict.fromkeys(number for times in common for number in factors.ratios(times))
+    likely = [times for times in common if any(_look_alike(held, due + times) for held, due, _ in sides)]
+    yield from dict.fromkeys(number for times in likely for number in factors.ratios(times))
+
+
+def _look_alike(actual: Values, wanted: Values) -> bool:
+    return next(factors.candidates(actual, wanted), None) is not None
 
 
 def permute(search: Search, context: Context, layout: Layout) -> None:

@@ -106,7 +106,7 @@ def sources_of(
             sources |= dict.fromkeys(alike, holders[regions[0]][0])
             continue
         points = _points([actual[rank] for rank in alike]), _points([part_of(source, region) for region in regions])
-        close, coarse = (nearest(*points, apart) for apart in (near, ALIKE))
+        close, coarse = nearest(*points, (near, ALIKE))
         for rank, place in zip(alike, np.where(close < 0, coarse, close).tolist(), strict=True):
             owners = holders[regions[place]] if place >= 0 else (rank,)
             sources[rank] = max(owners, key=lambda owner: sum(map(int.__eq__, coord_of(rank), coord_of(owner))))

@@ -98,7 +98,7 @@ class Search:
             return
         for factor in (1.0, *factors.candidates(actual, shard)):
             scaled: Numbers = (Scaled(factor),) if factor != 1 else ()
-            error = error_of(actual, shard * factor, size)
+            error = error_of(actual, shard * factor, size, COARSE)
             if scaled and error > (COARSE if self.limit else EXACT):
                 break  # not even nearly the part times a number
             if scaled:
@@ -198,6 +198,8 @@ class Search:
 def error_within(bound: Bound, actual: Values, expected: Values, sizes: tuple[float, float]) -> float:
     """Return the relative error; if the bound is that of elements, the farthest one's in units of the bound's limit.
 
+    Beyond the limit it may be that of the whole, which is less than that of its worst slice.
+
     Args:
         bound: The bound.
         actual: What is held.
@@ -205,7 +207,7 @@ def error_within(bound: Bound, actual: Values, expected: Values, sizes: tuple[fl
         sizes: The norm of the terms of a sum, and the factor that is found, which multiplies the rounding as well.
     """
     if not bound.element:
-        return error_of(actual, expected, sizes[0])
+        return error_of(actual, expected, sizes[0], bound.limit)
     return bound.limit * farthest(actual, expected) / (bound.element * max(1.0, abs(sizes[1])))
 
 

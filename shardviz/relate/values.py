@@ -96,13 +96,15 @@ def farthest(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     if actual.shape != expected.shape:
         return math.inf
     with np.errstate(invalid="ignore"):  # the difference of two infinities
-        equal = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-        apart = np.where(equal, 0.0, np.abs(actual - expected))
-    worst = float(np.max(apart, initial=0.0))
+        apart = np.abs(actual - expected)
+        worst = float(np.max(apart, initial=0.0))
+        if math.isnan(worst):
+            equal = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+            worst = float(np.max(np.where(equal, 0.0, apart), initial=0.0))
     return math.inf if math.isnan(worst) else worst
 
 
-def error_of(actual: NDArray[Any], expected: NDArray[Any], size: float = 0.0) -> float:
+def error_of(actual: NDArray[Any], expected: NDArray[Any], size: float = 0.0, enough: float = math.inf) -> float:
     """Return the larger relative error: of the whole, or of the worst slice along any dim.
 
     A norm of the whole hides one exchanged pair in 600 slices, which moves it by 2 / sqrt(n); a slice does not. A slice
@@ -112,6 +114,7 @@ def error_of(actual: NDArray[Any], expected: NDArray[Any], size: float = 0.0) ->
         actual: What is held.
         expected: What is wanted.
         size: The norm of a sum's terms. A sum that cancels is rounded as its terms are.
+        enough: Slices are not looked at if the whole is farther off than this.
 
     Returns:
         The error; infinite if shapes differ, or if one side has NaN or infinity at places where the other does not.
@@ -125,20 +128,24 @@ def error_of(actual: NDArray[Any], expected: NDArray[Any], size: float = 0.0) ->
         return math.inf
     if np.array_equal(actual, expected):
         return 0.0
-    finite = np.isfinite(expected)
-    if not (finite.all() and np.isfinite(actual).all()):
+    with np.errstate(over="ignore", invalid="ignore"):
+        apart, square = np.square(actual - expected), np.square(expected)
+        off, total = float(apart.sum()), max(float(square.sum()), size * size)
+    if not math.isfinite(off + total):
+        finite = np.isfinite(expected)
+        if finite.all() and np.isfinite(actual).all():  # their squares are not
+            return math.inf if apart.any() else 0.0
         if (
             not np.array_equal(actual[~finite], expected[~finite], equal_nan=True)
             or not np.isfinite(actual[finite]).all()
         ):
             return math.inf
-        actual, expected = np.where(finite, actual, 0), np.where(finite, expected, 0)
-    with np.errstate(over="ignore"):
-        apart, square = np.square(actual - expected), np.square(expected)
-        total = max(float(square.sum()), size * size)
-        if not total or not math.isfinite(total):
-            return math.inf if apart.any() else 0.0
-        worst = float(apart.sum()) / total
+        return error_of(np.where(finite, actual, 0), np.where(finite, expected, 0), size, enough)
+    if not total:
+        return math.inf if off else 0.0
+    worst = off / total
+    if math.sqrt(worst) > enough:
+        return math.sqrt(worst)
     for dim in range(expected.ndim):
         others, typical = tuple(other for other in range(expected.ndim) if other != dim), total / expected.shape[dim]
         room = typical if size else np.maximum(square.sum(others), LEAST_SLICE**2 * typical)

@@ -147,6 +147,63 @@ def conversions() -> Iterator[Conversion]:
     )
     w = _numbers(12, 10, seed=6)
     yield Conversion("take(a, 3, 1)", {"a": w}, w[:, 3], {"the next": w[:, 4]})
+    yield from along_others()
+    yield from of_several()
+
+
+def along_others() -> Iterator[Conversion]:
+    """Yield conversions along another dim than the first, and of parts that differ in size along it."""
+    a, b, c = _numbers(6, 8, seed=20), _numbers(6, 8, seed=21), _numbers(6, 4, seed=22)
+    both, three = {"a": a, "b": b}, {"a": a, "b": b, "c": c}
+    turns = interleave(a, b, dim=1)
+    slips = {"one after the other": cat(a, b, dim=1), "other order": interleave(b, a, dim=1)}
+    slips |= {"rows in turns": interleave(a, b).reshape(6, 16), "first twice": interleave(a, a, dim=1)}
+    yield Conversion("interleave(a, b, 1)", both, turns, {**slips, "in blocks": interleave(a, b, dim=1, blocks=4)})
+    blocks = interleave(a, b, dim=1, blocks=2)
+    yield Conversion("interleave(a, b, 1, 4)", both, blocks, {**slips, "in turns": turns})
+    yield Conversion(
+        "interleave(a, b)", both, interleave(a, b), {"other dim": turns.reshape(12, 8), "other": cat(a, b)}
+    )
+    joined = cat(a, b, c, dim=1)
+    slips = {"other order": cat(b, a, c, dim=1), "last first": cat(c, a, b, dim=1), "reversed": cat(c, b, a, dim=1)}
+    slips |= {"one part halved": cat(a, b / 2, c, dim=1), "one part of zeros": cat(a, b * 0, c, dim=1)}
+    slips |= {"in turns": interleave(a, b, c, dim=1, blocks=2), "one twice": cat(a, a, c, dim=1)}
+    yield Conversion("cat(a, b, c, 1)", three, joined, slips)
+    yield Conversion(
+        "stack(a, b, 1)", both, np.stack([a, b], 1), {"other": np.stack([b, a], 1), "same": np.stack([a, a], 1)}
+    )
+    yield Conversion("slice(a, 1, 4)", {"a": a}, a[1:4], {"every other": a[::2], "reversed": a[3:0:-1]})
+
+
+def of_several() -> Iterator[Conversion]:
+    """Yield conversions of several functions, and of parts that are numbered."""
+    a, b = _numbers(8, 6, seed=23), _numbers(4, 6, seed=24)
+    both, turned = {"a": a, "b": b}, rotary(a, 4)
+    slips = {"left out": cat(a, b), "other heads": cat(rotary(a, 8), b), "undone": cat(unrotary(a, 4), b)}
+    slips |= {"other order": cat(b, turned), "one halved": cat(turned, b / 2), "of both": rotary(cat(a, b), 4)}
+    yield Conversion("cat(rotary(a, 4), b)", both, cat(turned, b), slips)
+    slips = {"left out": cat(a, b).reshape(6, 12), "other order": cat(b, a).T, "one halved": cat(a, b / 2).T}
+    yield Conversion("transpose(cat(a, b))", both, cat(a, b).T, slips)
+    halves = cat(a[4:], a[:4])
+    yield Conversion(
+        "cat(split(a, 2, 1), split(a, 2, 0))", {"a": a}, halves, {"left out": a, "first twice": cat(a[:4], a[:4])}
+    )
+    more = padded(cat(a, b), 16, 0)
+    slips = {"in between": cat(padded(a, 12, 0), b), "other order": padded(cat(b, a), 16, 0), "too few": cat(a, b)}
+    yield Conversion("pad(cat(a, b), 16)", both, more, slips)
+    numbered = {f"e.{at}": _numbers(4, 6, seed=30 + at) for at in range(4)}
+    parts = list(numbered.values())
+    orders = {
+        "reversed": parts[::-1],
+        "two exchanged": [parts[at] for at in (0, 2, 1, 3)],
+        "one for all": parts[:1] * 4,
+    }
+    orders |= {"shifted": [*parts[1:], parts[0]], "one changed": [*parts[:3], parts[3] + 1]}
+    orders["one turned"] = [*parts[:3], parts[3][::-1]]
+    for name, join in (("cat", cat), ("stack", lambda *every: np.stack(every))):
+        slips = {slip: join(*order) for slip, order in orders.items()}
+        yield Conversion(f"{name}(e.*)", numbered, join(*parts), slips)
+    yield Conversion("cat(e.*, 1)", numbered, cat(*parts, dim=1), {"reversed": cat(*parts[::-1], dim=1)})
 
 
 MISFITS = (

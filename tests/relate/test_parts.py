@@ -241,8 +241,8 @@ def test_features_find_rows_whose_elements_are_in_another_order_among_thousands(
     rows = drawn((2000, 16))
     order = np.random.default_rng(1).permutation(2000)
     shuffled = rows[order][:, ::-1]
-    assert np.array_equal(nearest(features(shuffled), features(rows), 1e-9), order)
-    assert (nearest(features(drawn((50, 16), seed=9)), features(rows), 1e-9) == -1).all()
+    assert np.array_equal(nearest(features(shuffled), features(rows), [1e-9])[0], order)
+    assert (nearest(features(drawn((50, 16), seed=9)), features(rows), [1e-9])[0] == -1).all()
 
 
 # How far values may be off.
