@@ -87,10 +87,7 @@ class UnexpectedPlacement(Cause):
     how = "place it by {placements}, or expect {held}"
 
 
-# Copies and ties
-
-
-# Shapes beside a reference's
+# Shapes compared with a reference's
 
 
 class WrongLocalShape(Cause):
@@ -136,8 +133,8 @@ class PartWithoutPlacements(Cause):
     is_plain: bool
     kinds = ("wrong-shape",)
     why = (
-        "The sharded side{is_plain:?|'s whole} is smaller: dim {dim} has {size} of the reference's {wanted}, as one "
-        "rank's part has"
+        "Dim {dim} of the sharded side{is_plain:?|'s whole} has {size} of the reference's {wanted}: it is one rank's "
+        "part"
     )
     how = "attach placements to the local tensor with DTensor.from_local"
 

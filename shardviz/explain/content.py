@@ -23,7 +23,7 @@ class OtherTensor(Disorder):
     kinds = ("foreign",)
     why = (
         "The loader, or a rename of modules, mixed up the names",
-        "{may_be_copy:?The buffer was filled with a weight on purpose, such as an average of the weights at its start}",
+        "{may_be_copy:?Code filled the buffer with a weight on purpose, such as a moving average that starts there}",
     )
     how = (
         "load each tensor under its own name: compare the keys of the two state_dicts",

@@ -154,8 +154,8 @@ class DamagedHeader(Cause):
 class MixedZeroFiles(Cause):
     """DeepSpeed's files belong to several saves: buffers or numbers of ranks don't match.
 
-    The files of a save have fixed names, so those of an earlier save with another model or more ranks stay beside the
-    new ones.
+    The files of a save have fixed names, so those of an earlier save with another model or more ranks stay next to
+    the new ones.
     """
 
     kinds = ("wrong-shape", "incomplete")

@@ -145,7 +145,7 @@ class RepeatedBackwardSum(Cause):
     why = (
         (
             "The backward of {module} sums equal gradients{axes:? over {axes}} once too often: "
-            "torch.distributed.nn.functional.all_reduce sums in backward, too"
+            "torch.distributed.nn.functional.all_reduce sums in backward too"
         ),
         "{axes:?|The backward of {module} multiplies the gradient}",
     )

@@ -44,8 +44,8 @@ class UngatheredInput(Cause):
     dim: int
     kinds = ("wrong-value",)
     why = (
-        "Each rank along {axis} has only its own part of dim {dim} of the input of {module}, whose result needs the "
-        "other parts: keys and values, statistics, a halo, or positions in the whole"
+        "{module} computes with each rank's own part of dim {dim} along {axis}, but needs the other parts too: keys "
+        "and values, statistics, a halo, or positions in the whole"
     )
     how = (
         "in {module}, gather over {axis} what the result needs, in the order of the ranks' coordinates, and count "
@@ -82,22 +82,25 @@ class UnexplainedBetweenModules(Cause):
     collective, or the transfer between two stages.
 
     Attributes:
-        module: The module that is given the wrong gradient.
-        after: The module, or what, reads its output and gives back a right one.
+        module: The module that gets the wrong gradient.
+        after: What reads its output and sends back a right gradient.
     """
 
     module: str
     after: str
     kinds = ("wrong-value",)
     why = (
-        "The gradient goes wrong in backward between {after} and {module}: a collective without a backward or with the "
-        "wrong one, or a transfer between stages that scales or cuts the gradient"
+        (
+            "In backward, the gradient goes wrong between {after} and {module}, in a collective without a backward or "
+            "with a wrong one"
+        ),
+        "A transfer between stages scales or cuts the gradient",
     )
     how = "look at the code that takes the output of {module} to {after}, and at the backward of its collectives"
 
 
 class UnexplainedModuleBackward(Cause):
-    """A module is given the right gradient and gives back a wrong one, and no rule explains how.
+    """A module gets the right gradient and sends back a wrong one, and no rule explains how.
 
     Its forward is right. The usual reason is a collective whose backward does something else than the forward needs.
     """
@@ -142,26 +145,26 @@ class ScaledByMicroBatches(Cause):
 class ScaledBetweenModules(Cause):
     """An output is multiplied by a number on its way to the next module.
 
-    Both modules are right by themselves. The code between them, for instance that which sends from one stage to the
-    next, scales what it passes on.
+    Both modules are right. The code between them, for instance the transfer from one stage to the next, scales what it
+    passes on.
 
     Attributes:
         after: The module that returns the right output.
-        module: The module that receives another.
+        module: The module that receives a wrong one.
     """
 
     after: str
     module: str
     kinds = ("wrong-scale",)
     why = (
-        "The output of {after} is right, and {module} receives it multiplied by a number: the code between them scales "
-        "it, such as the transfer between two stages"
+        "The code between {after} and {module}, such as a transfer between stages, multiplies the output of {after} by "
+        "a number"
     )
     how = "look for code between {after} and {module} that sends, receives or divides"
 
 
 class RepeatedForwardSum(Cause):
-    """A module sums over ranks what is the whole value already.
+    """A module sums over ranks a value that is already the whole.
 
     Its weights were never split, or another layer has summed before. The output is too large by the size of the axis.
 
@@ -218,14 +221,14 @@ class AveragedForward(Cause):
 
 
 class UnlikeLayers(Cause):
-    """One layer's weight is in another order than the same weight of the other layers.
+    """One layer's weight is in a different order than the same weight of the other layers.
 
     A permuted weight is right if the tensors that it meets are permuted too. If a single layer differs, its shapes
     still fit and its result is wrong.
 
     Attributes:
         tensor: The weight.
-        dim: The dim whose parts are in another order.
+        dim: The dim whose parts are in a different order.
     """
 
     tensor: str

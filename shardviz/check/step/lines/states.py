@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 Moved = Literal["", "order", "rank"]
 MOVED: Mapping[Moved, str] = {
     "": "a rearranged or shifted part of",
-    "order": "in another order its part of",
-    "rank": "another rank's part of",
+    "order": "in a different order its part of",
+    "rank": "a different rank's part of",
 }
 Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")

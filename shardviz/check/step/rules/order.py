@@ -94,7 +94,7 @@ def _in_another_order(result: Compared, dim: int, moved: Slices) -> Finding:
     first, there = next((at, index) for at, index in moved.items() if at != index)
     return result.finding(
         JoinedOutOfOrder(),
-        f"the {result.what} is {result.whose} with dim {dim} in another order: on rank {result.wrong[0]} "
+        f"the {result.what} is {result.whose} with dim {dim} in a different order: on rank {result.wrong[0]} "
         f"{sum(at != index for at, index in moved.items())} of {len(moved)} slices are out of place, position {first} "
         f"holds the slice that belongs at {there}",
     )

@@ -31,7 +31,7 @@ def check_other_layers(evidence: Evidence, result: Compared) -> Finding | None:
         for other in evidence.wrong_gradients.near(result, axis):
             if other.name not in tied and other.mesh == result.mesh and is_shared_with(result, other, axis):
                 others = tuple(name for name in result.mesh.axes if name != axis and result.mesh.axis_size(name) > 1)
-                which = f"that of {other.name}, another weight, which other ranks along {axis} have"
+                which = f"that of {other.name}, a different weight, on other ranks along {axis}"
                 return result.finding(MixedLayers(axis, others), f"the gradient is equal to {which}")
     return None
 
@@ -51,12 +51,12 @@ def check_tied(evidence: Evidence, result: Compared) -> Finding | None:
             UnsummedTiedGradients(uses),
             f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
             kind="wrong-scale",
-            details=(f"it was one tensor with {listed}, which other ranks have",),
+            details=(f"it is tied to {listed} on other ranks",),
         )
     return result.finding(
         UnsummedTiedGradients(),
-        f"the gradient is of this name's use only: it was one tensor with {listed}, which other ranks have, and the "
-        "sum of their gradients is the unsharded model's",
+        f"the gradient counts this name's use only: it is tied to {listed} on other ranks, and the sum of their "
+        "gradients is the unsharded model's",
     )
 
 

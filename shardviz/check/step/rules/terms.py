@@ -127,7 +127,7 @@ def mixed_shards(result: Compared) -> Finding | None:
     if mixed is None:
         return None
     axis, kind = mixed
-    parts = f"all parts of the {result.what}, which are different parts"
+    parts = f"different parts of the {result.what}"
     return result.finding(MixedShards(axis), f"every rank has the {kind} over {axis} of {parts}")
 
 
@@ -179,7 +179,7 @@ def _text(result: Compared, link: Relation) -> str:
         return f"0 in every element, and the largest of {result.whose} is {number(largest)}"
     if isinstance(link, Rounded):
         return f"{result.whose} rounded to {link.dtype}"
-    return f"{result.whose} with its dims in another order"
+    return f"{result.whose} with its dims in a different order"
 
 
 def check_own_statistics(result: Compared) -> Finding | None:

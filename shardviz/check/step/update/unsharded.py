@@ -344,7 +344,7 @@ def _of_another_order(result: Compared, ranks: Sequence[int]) -> Why | None:
     got, due = parts[0]
     moved = int(np.count_nonzero(np.abs(got - due) > result.tolerance))
     return Why(
-        f"the optimizer's state is in another order within its part: {moved:,} of {got.size:,} elements of rank "
+        f"the optimizer's state is in a different order within its part: {moved:,} of {got.size:,} elements of rank "
         f"{ranks[0]} are out of place",
         StateInAnotherOrder(),
     )
