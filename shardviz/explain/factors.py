@@ -72,7 +72,7 @@ class FsdpSumsGradients(FactorOfAxes):
         "FSDP sums over {over} instead of averaging: set_gradient_divide_factor was called{of_all:?| on these modules}",
         (
             "{or_else:?|The code multiplies {of_all:?the loss that backward runs on|a loss term of only these weights, "
-            "or their gradient,} by the size of {over}}"
+            "or their gradient,} by {size}, the size of {over}}"
         ),
     )
     how = (
@@ -157,10 +157,7 @@ class FsdpDividedAgain(FactorOfAxes):
             "FSDP averages over {over}, and {of_all:?the training loop divides the loss or the gradient|the code "
             "divides a loss term of only these weights} by {size} again"
         ),
-        (
-            "{of_all:?|set_gradient_divide_factor of these modules, or code after backward, divides the gradient by "
-            "{size} again}"
-        ),
+        "{of_all:?|set_gradient_divide_factor, or code after backward, divides these gradients by {size} again}",
     )
     how = (
         "remove that division by {size}",
@@ -289,8 +286,8 @@ class ScaledBackward(Cause):
     factor: Fraction | float
     kinds = ("wrong-scale",)
     why = (
-        "Backward runs on {factor:times} the returned loss: {is_larger:?a loss scale, or losses of micro-batches that "
-        "nothing divides by their number|the code divides by the number of micro-batches twice}"
+        "Backward runs on {factor:times} the returned loss: {is_larger:?a loss scale, or undivided losses of "
+        "micro-batches|the code divides by the number of micro-batches twice}"
     )
     how = (
         "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "

@@ -105,11 +105,11 @@ class PositionsStartAgain(Cause):
     axis: str
     kinds = ("wrong-value",)
     why = (
-        "Every rank along {axis} counts the positions for {module} from 0",
+        "Every rank along {axis} counts the positions for {module:called} from 0",
         "Every rank gets the same part of the sequence",
     )
     how = (
-        "give {module} the tokens' positions in the whole sequence",
+        "give {module:called} the tokens' positions in the whole sequence",
         "cut the sequence by the rank's own coordinate along {axis}",
     )
 
@@ -131,7 +131,7 @@ class UngatheredKeys(Cause):
     axis: str
     kinds = ("wrong-value",)
     why = (
-        "If attention runs between {before} and {module}, it uses only each rank's own keys and values",
+        "If attention runs between {before:called} and {module:called}, it uses only each rank's own keys and values",
         "Rotary positions or the mask don't match the order of the gathered keys",
     )
     how = (
@@ -173,7 +173,7 @@ class SegmentsInOneStretch(Cause):
             "weight.{has_equal_segments:?chunk({count})|split({sizes:list})}]){has_equal_segments:?|, and split each "
             "rank's output by the sizes of its own segments}"
         ),
-        "look at {reader} and its input",
+        "look at {reader:called} and its input",
     )
 
     @property

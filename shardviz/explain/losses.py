@@ -187,7 +187,7 @@ class PartialVocabularyLoss(Cause):
         "Labels outside a rank's words aren't masked, or nothing subtracts the rank's first word",
     )
     how = (
-        "use loss_parallel(), or all_reduce the maximum, the sum of exponentials and the chosen logit over {axes}",
+        "use loss_parallel(), or all_reduce maximum, sum of exponentials and chosen logit over {axes}",
         "subtract the shard's first word from the labels, and mask labels outside the shard",
     )
 

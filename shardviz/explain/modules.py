@@ -20,10 +20,13 @@ class UnsummedModule(Cause):
     reader: str
     axis: str
     kinds = ("unreduced-output", "wrong-value")
-    why = "The output of {module} is not summed over {axis}: {reader} reads one rank's term as if it were the whole"
+    why = (
+        "The output of {module:called} is not summed over {axis}: {reader:called} reads one rank's term as if it were "
+        "the whole"
+    )
     how = (
-        "all_reduce the output of {module} over {axis} before {reader} reads it, with a backward that returns the "
-        "gradient unchanged (RowwiseParallel)"
+        "all_reduce the output of {module:called} over {axis} before {reader:called} reads it, with a backward that "
+        "returns the gradient unchanged (RowwiseParallel)"
     )
 
 
@@ -44,12 +47,12 @@ class UngatheredInput(Cause):
     dim: int
     kinds = ("wrong-value",)
     why = (
-        "{module} computes with each rank's own part of dim {dim} along {axis}, but needs the other parts too: keys "
-        "and values, statistics, a halo, or positions in the whole"
+        "{module:called} computes with each rank's own part of dim {dim} along {axis}, but needs the other parts too: "
+        "keys and values, statistics, a halo, or positions in the whole"
     )
     how = (
-        "in {module}, gather over {axis} what the result needs, in the order of the ranks' coordinates, and count "
-        "positions in the whole sequence"
+        "in {module:called}, gather over {axis} what the result needs, in the order of the ranks' coordinates, and "
+        "count positions in the whole sequence"
     )
 
 
@@ -70,8 +73,8 @@ class UnexplainedModule(Cause):
     kinds = ("wrong-value",)
     why = "{module:called} goes wrong although its inputs are right. No rule explains how"
     how = (
-        "look at {module:called} first: {summed:?check that it sums the output of {summed} over {axis} before it uses "
-        "the output|at its collectives, and at code that differs from the unsharded model's}"
+        "look at {module:called} first: {summed:?check that it sums the output of {summed:called} over {axis} before "
+        "it uses the output|at its collectives, and at code that differs from the unsharded model's}"
     )
 
 
@@ -91,12 +94,15 @@ class UnexplainedBetweenModules(Cause):
     kinds = ("wrong-value",)
     why = (
         (
-            "In backward, the gradient goes wrong between {after} and {module}, in a collective without a backward or "
-            "with a wrong one"
+            "In backward, the gradient goes wrong between {after:called} and {module:called}, in a collective without "
+            "a backward or with a wrong one"
         ),
         "A transfer between stages scales or cuts the gradient",
     )
-    how = "look at the code that takes the output of {module} to {after}, and at the backward of its collectives"
+    how = (
+        "look at the code that takes the output of {module:called} to {after:called}, and at the backward of its "
+        "collectives"
+    )
 
 
 class UnexplainedModuleBackward(Cause):
@@ -112,7 +118,7 @@ class UnexplainedModuleBackward(Cause):
         "backward, or with one that doesn't match its forward"
     )
     how = (
-        "look at the collectives in {module}: those of torch.distributed have no backward; those of "
+        "look at the collectives in {module:called}: those of torch.distributed have no backward; those of "
         "torch.distributed.nn.functional sum over all ranks in backward"
     )
 
@@ -136,8 +142,8 @@ class ScaledByMicroBatches(Cause):
     is_divided: bool
     kinds = ("wrong-scale",)
     why = (
-        "The code {is_divided:?divides|multiplies} {direction:forward?activations|gradients} at {module} by {parts}, "
-        "the number of micro-batches. Only the loss should be divided"
+        "The code {is_divided:?divides|multiplies} {direction:forward?activations|gradients} at {module:called} by "
+        "{parts}, the number of micro-batches. Only the loss should be divided"
     )
     how = "divide only the loss by {parts}, and not what stages send to each other"
 
@@ -157,10 +163,10 @@ class ScaledBetweenModules(Cause):
     module: str
     kinds = ("wrong-scale",)
     why = (
-        "The code between {after} and {module}, such as a transfer between stages, multiplies the output of {after} by "
-        "a number"
+        "The code between {after:called} and {module:called}, such as a transfer between stages, multiplies the output "
+        "of {after:called} by a number"
     )
-    how = "look for code between {after} and {module} that sends, receives or divides"
+    how = "look for code between {after:called} and {module:called} that sends, receives or divides"
 
 
 class RepeatedForwardSum(Cause):
@@ -180,14 +186,17 @@ class RepeatedForwardSum(Cause):
     kinds = ("wrong-scale",)
     why = (
         (
-            "{vector:?The code sums over {axes} a tensor that is already the whole, and then adds {vector}|{module} "
-            "sums{axes:? over {axes}} a value that is already the whole}"
+            "{vector:?The code sums over {axes} a tensor that is already the whole, and then adds {vector}|The code of "
+            "{module:called} sums{axes:? over {axes}} a value that is already the whole}"
         ),
-        "{vector:?|{module} multiplies by a number that changes with sharding, such as a local size}",
+        (
+            "{vector:?|The code of {module:called} multiplies by a number that changes with sharding, such as a local "
+            "size}"
+        ),
     )
     how = (
         "sum{axes:? over {axes}} once, and only terms that differ between ranks{vector:?; then add {vector}}",
-        "{vector:?|multiply by the whole model's number in {module}}",
+        "{vector:?|multiply by the whole model's number in {module:called}}",
     )
 
 
@@ -210,13 +219,13 @@ class AveragedForward(Cause):
     why = (
         (
             "{vector:?The code averages the ranks' terms over {axes} instead of summing them, and then adds "
-            "{vector}|{module} averages{axes:? over {axes}} the terms of a sum}"
+            "{vector}|The code of {module:called} averages{axes:? over {axes}} the terms of a sum}"
         ),
-        "{vector:?|{module} divides by a number that changes with sharding, such as a local size}",
+        "{vector:?|The code of {module:called} divides by a number that changes with sharding, such as a local size}",
     )
     how = (
         "sum{axes:? over {axes}} with ReduceOp.SUM, and don't divide{vector:?; then add {vector}}",
-        "{vector:?|divide by the whole model's number in {module}}",
+        "{vector:?|divide by the whole model's number in {module:called}}",
     )
 
 

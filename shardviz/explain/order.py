@@ -82,8 +82,8 @@ class Interleaved(Disorder):
     """
 
     undo: str
-    why = "The loader interleaves the rows of segments (gate/up, q/k/v or heads) or shards"
-    how = "restore the order where the weight is loaded: {undo}"
+    why = "The loader interleaves the rows of segments (gate/up or q/k/v), heads or shards"
+    how = "restore the order on load: {undo}"
     references = SWIGLU
 
 
@@ -96,7 +96,7 @@ class Rotary(Disorder):
 
     undo: str
     why = "The loader orders q and k for the wrong rotary convention (halves or interleaved pairs)"
-    how = "restore the order where the weight is loaded: {undo}"
+    how = "restore the order on load: {undo}"
     references = ("torchtitan#1483",)
 
 
@@ -134,7 +134,7 @@ class Grouped(Disorder):
         "One index reordered the rows of every head, expert or block before the split",
         "Every rank reordered its own shard by the same index after the split",
     )
-    how = "restore the order where the weight is loaded: {undo}"
+    how = "restore the order on load: {undo}"
 
 
 class WithinShards(Disorder):

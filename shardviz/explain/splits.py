@@ -391,7 +391,7 @@ class PermutedRanks(Disorder):
     """
 
     why = "The loader numbers the ranks in a different order than the mesh"
-    how = "choose the shard by mesh.get_coordinate(), not by the global rank, or build the mesh with init_device_mesh"
+    how = "choose the shard by mesh.get_coordinate(), or build the mesh with init_device_mesh"
 
 
 class CutByHand(Disorder):

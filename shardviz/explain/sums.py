@@ -70,7 +70,7 @@ class GradientNotReduced(Cause):
         "{may_be_off:?switch the reduction on before the last micro-batch}",
         (
             "{is_captured:?capture the gradient after the reduction|{other_axis:?compare axis={other_axis!r} "
-            "alone|pass it a mesh with all ranks}}"
+            "alone|give it all ranks}}"
         ),
     )
     references = ("pytorch#154888", "Megatron-LM#1446")
@@ -258,7 +258,7 @@ class RepeatedTerm(Cause):
     kinds = ("wrong-scale",)
     why = (
         "{axes:?Every rank along {axes} adds all of {tensor} before the sum over ranks|The code adds {tensor} before "
-        "and after a sum over ranks, or on several of its ranks}{module:?, in {module}}"
+        "and after a sum over ranks, or on several of its ranks}{module:?, in {module:called}}"
     )
     how = "add {tensor} after the sum over {axes:?{axes}|ranks} (RowwiseParallel does), or on one rank only"
     references = ("TGI#1036",)
@@ -279,8 +279,8 @@ class TermLeftOut(Cause):
     module: str = ""
     kinds = ("wrong-scale", "wrong-value")
     why = (
-        "{module:?{module}|The sharded code} leaves out {tensor}, or adds it only on a rank that doesn't count in the "
-        "sum"
+        "{module:?{module:called}|The sharded code} leaves out {tensor}, or adds it only on a rank that doesn't count "
+        "in the sum"
     )
     how = "add {tensor} once: after the sum over ranks (RowwiseParallel does), or before the sum on one rank only"
     references = ("TGI#1036",)

@@ -137,9 +137,7 @@ def sentence_of(fault: Fault) -> str:
             return f"{terms}{'' if fault.given else ', and the module returns it'}; nothing sums it"
         return f"{terms}; {_at(line, before)}{_inner(fault)} uses it as the whole; nothing sums it between"
     if fault.way == "rows":
-        return (
-            f"{_at(line)} makes rows that the unsharded model has nowhere; {fault.function} is given rows that it has"
-        )
+        return f"{_at(line)} makes rows that the unsharded model doesn't have; {fault.function} gets rows that it has"
     if fault.way == "exchange" and before is not None and fault.reader is not None:
         return (
             f"{_at(before)} brings rows; {_at(line, before)} reorders them; {_at(fault.reader, before)} sends them back"
@@ -149,17 +147,17 @@ def sentence_of(fault: Fault) -> str:
         given = f"{_at(line)} reads at indices that were moved into the rank's part{where}"
         return f"{given}; {_at(fault.reader, line)} sums what it reads there"
     if fault.way == "exchange gradient":
-        place = f"in backward {_at(line)}{_inner(fault)} is the first line that is wrong"
-        return f"{place}: it doesn't hand back the reverse exchange of the gradient that it is given"
+        place = f"in backward {_at(line)}{_inner(fault)} is the first wrong line"
+        return f"{place}: it doesn't send back the reverse exchange of its gradient"
     is_new = before is not None and before != line
     after = f", after {_at(before, line)}" if is_new and before is not None else ""
     if fault.way in ("gradient", "unsummed gradient"):
-        given = f"is given {fault.given} of its gradient and " if fault.given else ""
-        place = f"in backward {_at(line)}{_inner(fault)} is the first line that is wrong{after}"
-        return f"{place}: it {given}hands back {fault.held}"
+        given = f"gets {fault.given} of its gradient and " if fault.given else ""
+        place = f"in backward {_at(line)}{_inner(fault)} is the first wrong line{after}"
+        return f"{place}: it {given}sends back {fault.held}"
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
-    given = f"{fault.function}{over} is given {fault.given} and gives" if fault.given else f"{fault.function} gives"
-    return f"{_at(line)}{_inner(fault)} is the first line that is wrong{after}: {given} {fault.held}"
+    given = f"{fault.function}{over} gets {fault.given} and returns" if fault.given else f"{fault.function} returns"
+    return f"{_at(line)}{_inner(fault)} is the first wrong line{after}: {given} {fault.held}"
 
 
 def cause_of(fault: Fault) -> Cause:

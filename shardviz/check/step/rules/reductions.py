@@ -110,7 +110,7 @@ def check_unreduced(result: Compared, batch: Batch | None = None) -> Finding | N
     return result.finding(
         cause,
         f"the {result.what} differs along {axes}: {apart_text(low, high, worst)}",
-        details=(f"their {reduction} over {axes} is {whole}",),
+        details=(f"their {reduction} is {whole}",),
         held=own_part(reduction, over),
     ).seen_in(Unreduced(result, reduction, over, ratio))
 
