@@ -286,8 +286,9 @@ class ScaledBackward(Cause):
     factor: Fraction | float
     kinds = ("wrong-scale",)
     why = (
-        "Backward runs on {factor:times} the returned loss: {is_larger:?a loss scale, or undivided losses of "
-        "micro-batches|the code divides by the number of micro-batches twice}"
+        "Backward runs on {factor:times} the returned loss: {is_larger:?a loss scale or a weight is left in it, or "
+        "nothing divides the losses of micro-batches|the loss has a weight, or is divided by the number of "
+        "micro-batches twice}"
     )
     how = (
         "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "
