@@ -372,7 +372,7 @@ class FusedShardsJoined(Cause):
 
 
 class TransposedInConversion(Cause):
-    """A conversion transposed a matrix, or did not where its map does.
+    """A conversion transposed a matrix, or did not although its map does.
 
     Some layers store (in, out) and others (out, in). For a square matrix both load.
     """

@@ -49,10 +49,10 @@ class RepeatedSum(FactorOfAxes):
     kinds = ("wrong-scale",)
     why = (
         "torch.distributed.nn.functional.all_reduce over {over} sums equal gradients again in backward",
-        "An all_reduce after backward sums gradients over {over} that each rank already has whole",
+        "An all_reduce after backward sums gradients over {over} that are already whole",
     )
     how = (
-        "use RowwiseParallel, or an autograd.Function that all_reduces only in forward",
+        "use RowwiseParallel, or an autograd.Function that sums only in forward",
         "remove that all_reduce",
     )
     references = KNOWN
@@ -71,13 +71,13 @@ class FsdpSumsGradients(FactorOfAxes):
     why = (
         "FSDP sums over {over} instead of averaging: set_gradient_divide_factor was called{of_all:?| on these modules}",
         (
-            "{or_else:?|The code multiplies {of_all:?the loss that backward runs on|a loss term of only these weights, "
-            "or their gradient,} by {size}, the size of {over}}"
+            "{or_else:?|The code multiplies {of_all:?the loss that backward runs on|a loss term of these weights, or "
+            "their gradient,} by {size}, the size of {over}}"
         ),
     )
     how = (
         "remove that call, or pass it {size} times the factor",
-        "{of_all:?divide the loss by {size}|divide that term or gradient by {size}}",
+        "{of_all:?divide the loss by {size}|remove that factor}",
     )
     references = KNOWN
 
@@ -118,7 +118,7 @@ class SummedNotAveraged(FactorOfAxes):
     )
     how = (
         "pass it op=ReduceOp.AVG",
-        "reduce over {over} once",
+        "reduce it once",
     )
     references = KNOWN
 
@@ -155,13 +155,13 @@ class FsdpDividedAgain(FactorOfAxes):
     why = (
         (
             "FSDP averages over {over}, and {of_all:?the training loop divides the loss or the gradient|the code "
-            "divides a loss term of only these weights} by {size} again"
+            "divides a loss term of these weights} by {size} again"
         ),
         "{of_all:?|set_gradient_divide_factor, or code after backward, divides these gradients by {size} again}",
     )
     how = (
         "remove that division by {size}",
-        "remove that division, or divide the factor by {size}",
+        "remove that call or that code",
     )
     references = KNOWN
 
@@ -236,7 +236,7 @@ class LostContributions(Cause):
     divisor: Fraction
     kinds = ("wrong-scale",)
     why = (
-        "The gradient is divided by {divisor}, and no mesh axis has that size",
+        "The code divides the gradient by {divisor}, and no mesh axis has that size",
         "The sum has only {ratio} of the contributions",
     )
     how = (
@@ -286,9 +286,8 @@ class ScaledBackward(Cause):
     factor: Fraction | float
     kinds = ("wrong-scale",)
     why = (
-        "Backward runs on {factor:times} the returned loss: {is_larger:?a loss scale or a weight is left in it, or "
-        "nothing divides the losses of micro-batches|the loss has a weight, or is divided by the number of "
-        "micro-batches twice}"
+        "Backward runs on {factor:times} the returned loss: {is_larger:?a loss scale, a weight, or undivided losses of "
+        "micro-batches|a weight, or a second division by the number of micro-batches}"
     )
     how = (
         "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "
@@ -393,8 +392,8 @@ class ScaledForward(Cause):
 
     kinds = ("wrong-scale",)
     why = (
-        "Only the sharded model multiplies by a number in forward, or by a different number: a quantization scale, or "
-        "a size or count of the rank's own part"
+        "The sharded model multiplies by a number in forward that the unsharded model doesn't have, such as a "
+        "quantization scale, or a size or count of the rank's own part"
     )
     how = "look for that number in forward and in the loss, and take it from the whole tensor or batch"
 

@@ -322,8 +322,8 @@ class UnequalMicroBatches(Cause):
 class SlicesWithoutGradient(Cause):
     """Nothing flows back to some rows of a weight, and the others get the right gradient.
 
-    A mask, an index or `padding_idx` that counts in the rank's own rows hits another row than in the unsharded model.
-    The forward is right, and the rows stay as they were initialized.
+    A mask, an index or `padding_idx` that counts in the rank's own rows hits a different row than in the unsharded
+    model. The forward is right, and the rows stay as they were initialized.
 
     Attributes:
         tensor: The weight.

@@ -270,7 +270,7 @@ class ScalarOfPart(Cause):
             "softmax or an accuracy over a shard, and no sum or mean of these is right}"
         ),
         (
-            "{is_same_batch:?The value counts parts that are copies more than once|.item() reads only the local part "
+            "{is_same_batch:?The value counts equal copies more than once|.item() reads only the local part "
             "of a DTensor}"
         ),
     )
@@ -336,7 +336,7 @@ class DividedMean(Cause):
     axes: str
     divisor: Fraction
     kinds = ("wrong-scale",)
-    why = "The value is already a mean, and it is divided by {axes:?the size of {axes}|{divisor}} once more"
+    why = "The value is already a mean, and the code divides it by {axes:?the size of {axes}|{divisor}} once more"
     how = "remove that division: the reduction already takes the mean"
     references = ("gpt-neox#1259",)
 

@@ -234,7 +234,7 @@ class Padded(Disorder):
     """
 
     kinds = usually("foreign")
-    why = "The padding was put before the content, so every index moved up"
+    why = "The code puts the padding before the content, so every index moves up"
     how = "pad at the end of the dim, and cut the padding off before the tensor is labeled"
 
 

@@ -329,7 +329,7 @@ class AbsentState(Cause):
         "A rank did not save its states",
     )
     how = (
-        "load as it is: the optimizer starts this parameter from nothing",
+        "load the checkpoint as it is: the optimizer starts this parameter from nothing",
         "save the checkpoint again on every rank",
     )
 

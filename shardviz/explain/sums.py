@@ -102,9 +102,9 @@ class GradientNotReduced(Cause):
 
 
 class NarrowSum(Cause):
-    """The terms of a gradient are rounded before ranks sum them, against a policy of the model.
+    """The terms of a gradient are rounded before ranks sum them, unlike other gradients.
 
-    One unit of FSDP has a MixedPrecisionPolicy without reduce_dtype, which then is its param_dtype, or a hook casts
+    One FSDP unit has a MixedPrecisionPolicy without reduce_dtype and so reduces in its param_dtype, or a hook casts
     what it reduces. Rounding errors add up with every rank, and no single step shows them.
 
     Attributes:

@@ -92,8 +92,8 @@ class AnotherLearningRate(Cause):
 class RankDependentDecay(Cause):
     """Some ranks decay a weight more or less than the others.
 
-    The parameter is in another group on these ranks, or weight_decay is set by the rank. Weights drift apart slowly,
-    and gradients are right.
+    The parameter is in a different group on these ranks, or weight_decay depends on the rank. Weights drift apart
+    slowly, and gradients are right.
     """
 
     kinds = ("wrong-value",)

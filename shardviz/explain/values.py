@@ -80,8 +80,8 @@ class ShardedOnSomeRanks(Cause):
 class FirstRankAlone(Cause):
     """The first ranks of a part hold different values than all other copies of it.
 
-    Rank 0 reads the checkpoint or has another seed, and the broadcast to the other ranks is missing. Copies are never
-    compared in training.
+    Rank 0 reads the checkpoint or has a different seed, and the broadcast to the other ranks is missing. Copies are
+    never compared in training.
 
     Attributes:
         odd: These ranks, in words.
