@@ -48,7 +48,7 @@ class RepeatedSum(FactorOfAxes):
 
     kinds = ("wrong-scale",)
     why = (
-        "torch.distributed.nn.functional.all_reduce over {over} sums equal gradients again in backward",
+        "torch.distributed.nn.functional.all_reduce over {over} sums equal gradients in backward",
         "An all_reduce after backward sums gradients over {over} that are already whole",
     )
     how = (
