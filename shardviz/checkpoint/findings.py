@@ -156,7 +156,7 @@ def _chunks(tensor: Saved) -> Iterator[Finding | NotChecked]:
         yield ShardsOfTwoSaves().finding(tensor.name, (), text)
     if coverage.repeated:
         text = f"{coverage.repeated:,} of {tensor.size:,} elements are in several of its {chunks}, the first at "
-        text += f"{coverage.overlap}: which of them is loaded is chance"
+        text += f"{coverage.overlap}: which of them a load reads is chance"
         yield ShardsOfTwoSaves(is_twice=True).finding(tensor.name, (), text, kind="duplicated")
 
 
@@ -316,5 +316,5 @@ def _unused(file: str, spans: list[Span], size: int | None) -> Iterator[Finding]
         holes.append((ends[-1], size))
     if holes:
         lost = sum(stop - start for start, stop in holes)
-        text = f"{lost:,} bytes of {printable(file)} are of no tensor, the first at byte {holes[0][0]:,}"
+        text = f"{lost:,} bytes of {printable(file)} belong to no tensor, the first at byte {holes[0][0]:,}"
         yield DamagedHeader().finding("", (), text, kind="incomplete")

@@ -5,6 +5,7 @@ torch for each class of disagreement.
 
 examples:
   shardviz audit
+  shardviz audit --mesh 2 --max-size 4
   shardviz audit --mesh 2,2 --max-size 8 -o repros
 """
 
@@ -34,9 +35,9 @@ def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("--mesh", default="2,2", help="the mesh to try on; default: 2,2")
     parser.add_argument(
-        "--max-size", type=int, default=6, metavar="N", help="elements of the longest vector that is tried; default: 6"
+        "--max-size", type=int, default=6, metavar="N", help="elements of the longest vector to try; default: 6"
     )
-    parser.add_output("DIR", "write each class's repro to a folder")
+    parser.add_output("DIR", "write a script for each class to a folder")
     parser.add_format("text", "json")
 
 

@@ -7,19 +7,20 @@ bytes of which file have it.
 
 If two checkpoints have different names, tensors are matched by their values:
 whole, joined, interleaved, stacked, transposed, padded or cast. If most names
-are equal, the others are, unless tensors were only renamed. diff prints the
-map that it found, and --save-map keeps it for --map. The map is what most
-layers show, so a layer that is wrong is still reported.
+are equal, only the tensors under different names are matched by values, and a
+tensor that was only renamed is a difference. diff prints the map that it found,
+and --save-map keeps it for --map. The map is what most layers show, so a wrong
+layer is still reported.
 
-Of two jobs that `shardviz run --trace` recorded, the steps are compared, too:
-the weights and rows that they start from, then the first module that differs,
+If `shardviz run --trace` recorded both jobs, diff compares the steps too: the
+weights and rows that they start from, then the first module that differs,
 forward or backward, and why. The jobs may shard their weights differently.
 -o FILE.html shows the step as a tree, opened at that module.
 
 Exits with 1 if they differ or a rank's file is missing or damaged, with
 --strict also if a tensor could not be compared, and with 2 if nothing could.
-A cast is a difference. Padding is, too, unless a map has a line for it, such
-as `lm_head.weight = pad(lm_head.weight, 128512)`.
+A cast is a difference. So is padding, unless a map has a line for it, such as
+`lm_head.weight = pad(lm_head.weight, 128512)`.
 
 examples:
   shardviz diff before.shardviz after.shardviz

@@ -1,11 +1,12 @@
 """Put the dumps of machines without a shared disk together.
 
-`shardviz run` on each machine writes the files of its own ranks. Copy the
-folders to one place: a run id says that they are of one job. Every rank has to
-be in one of them. `shardviz check` takes them as they are, too.
+On each machine, `shardviz run` writes the files of its own ranks. Copy the
+folders to one machine, and gather joins them. Every rank must be in one of
+them, and all must come from one run. `shardviz check` reads them unjoined too.
 
 examples:
   shardviz gather node_a/train.shardviz node_b/train.shardviz -o all.shardviz
+  shardviz gather node_*/train.shardviz -o all.shardviz --force
   shardviz check node_a/train.shardviz node_b/train.shardviz
 """
 

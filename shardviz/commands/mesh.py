@@ -1,6 +1,7 @@
 """Draw a mesh: ranks, coordinates, and the groups along each axis.
 
 examples:
+  shardviz mesh fsdp=2,tp=4
   shardviz mesh 2,4 --axes fsdp,tp
   shardviz mesh pp=2,fsdp=2,tp=4 --all
 """
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("mesh", metavar="MESH", help="sizes of the axes, outermost first: 2,4 or fsdp=2,tp=4")
     parser.add_argument("--axes", metavar="NAMES", help="names for sizes without one: fsdp,tp")
-    parser.add_argument("--all", action="store_true", help="every line, however many there are")
+    parser.add_argument("--all", action="store_true", help="print every line, however many there are")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
 """Say what every rank of a job will hold and send, before it is run.
 
-Builds the model without memory, runs the probe's own sharding code as a few
-of the ranks, without starting any, and derives all the others from these.
-Writes a dump that show, view, diff and check open.
+No rank is started: plan builds the model without memory, runs the probe's
+sharding code for a few of the ranks, and derives all others from these. It
+writes a dump that show, view, diff and check open.
 
 examples:
   shardviz plan tp_fsdp --mesh fsdp=16,tp=8 --node 8

@@ -9,16 +9,16 @@ was sharded. What the job prints goes to stderr.
 --trace records one step: each module's inputs, outputs and their gradients,
 on every rank. If a loss differs between one GPU and many, record a step of
 both jobs; `shardviz diff ONE OTHER` names the first module that differs. The
-hooks only read. Each rank keeps at most 2^24 numbers each of activations,
-weights and gradients; of a large tensor it keeps a sample.
+hooks only read. Each rank keeps at most 16 million numbers of activations, as
+many of weights and of gradients, and only a sample of a large tensor.
 
---stamp checks the job's loader instead, and destroys the weights: the job
-loads a copy of its checkpoint whose values say where they belong. shardviz
-ends the job after the capture, before it saves and before an optimizer steps.
-The checkpoint is not changed; the copy needs as much disk, and is removed.
+--stamp checks the job's loader instead: the job loads a copy of its checkpoint
+whose values say where they belong, so its weights are useless. shardviz ends
+the job after the capture, before it saves and before an optimizer steps. The
+checkpoint is not changed; the copy needs as much disk, and is removed.
 
-Machines need no disk in common: each keeps its ranks' files, and checks nothing
-before `shardviz gather` or `shardviz check` has all of them together.
+Machines need no shared disk: each keeps its ranks' files, and nothing is
+checked until `shardviz gather` or `shardviz check` has the files of all.
 
 Exits with 1 if there are findings, 2 if nothing was captured or could be
 checked, 3 if the job failed, 130 after Ctrl-C and 143 after SIGTERM.

@@ -5,6 +5,7 @@ For programs that read run.json, a rank's file, a plan's file, or the answer of
 
 examples:
   shardviz schema run > run.schema.json
+  shardviz schema rank
   shardviz schema check
 """
 

@@ -3,7 +3,7 @@
 Prints a table of all tensors, or a picture of the one that you name. With -o
 it writes that tensor as SVG (by default the one with a finding), or the whole
 run as an HTML page. `plain` after a shape marks a tensor without placements,
-of which each rank has its own.
+so each rank has its own.
 
 examples:
   shardviz show tp_fsdp-2x4.shardviz

@@ -197,7 +197,7 @@ def _read_plan(folder: Path, run: RunRecord, stamped: StampedShapes) -> PlannedR
 
     plan: PlanRecord = read_record(folder, PLAN_FILE, PlanRecord)
     if plan.run_id != run.run_id:
-        raise DumpError(f"{folder / PLAN_FILE} is of another run than {RUN_FILE}", "plan again")
+        raise DumpError(f"{folder / PLAN_FILE} is from a different run than {RUN_FILE}", "plan again")
     with collector_paused(), damage(folder / PLAN_FILE):
         return check_plan(plan, run, stamped)
 
@@ -210,7 +210,7 @@ def _read_rank(
     record = structs.replace(record, meshes=tuple(meshes.setdefault(mesh, mesh) for mesh in record.meshes))
     if record.run_id != run.run_id:
         hint = "keep the files of one run in a folder; remove this one to check the other ranks"
-        raise DumpError(f"{folder / name} is of another run than {RUN_FILE}", hint)
+        raise DumpError(f"{folder / name} is from a different run than {RUN_FILE}", hint)
     with damage(folder / name):
         if rank_file(record.rank) != name:
             raise DumpError(f"rank is {record.rank}, expected the rank in the file's name")

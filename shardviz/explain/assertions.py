@@ -15,7 +15,7 @@ class CopiesNotClaimed(Cause):
 
     axis: str
     kinds = ("wrong-placement",)
-    how = "replicate it along {axis}, or assert another axis"
+    how = "replicate it along {axis}, or assert a different axis"
 
 
 class UnexpectedDtype(Cause):
@@ -37,7 +37,7 @@ class UnexpectedDtype(Cause):
 class UnexpectedShape(Cause):
     """The layout that the test expects does not fit the shape of the tensor.
 
-    The model has other sizes than the test was written for, or the pattern of the rule also matches this tensor.
+    The model has different sizes than the test expects, or the pattern of the rule also matches this tensor.
 
     Attributes:
         held: The tensor's own layout.
@@ -87,10 +87,7 @@ class UnexpectedPlacement(Cause):
     how = "place it by {placements}, or expect {held}"
 
 
-# Copies and ties
-
-
-# Shapes beside a reference's
+# Shapes compared with a reference's
 
 
 class WrongLocalShape(Cause):
@@ -136,8 +133,8 @@ class PartWithoutPlacements(Cause):
     is_plain: bool
     kinds = ("wrong-shape",)
     why = (
-        "The sharded side{is_plain:?|'s whole} is smaller: dim {dim} has {size} of the reference's {wanted}, as one "
-        "rank's part has"
+        "Dim {dim} of the sharded side{is_plain:?|'s whole} has {size} of the reference's {wanted}: it is one rank's "
+        "part"
     )
     how = "attach placements to the local tensor with DTensor.from_local"
 
@@ -181,7 +178,7 @@ class FewElementsDiffer(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "Most elements match the reference on these ranks too, so only the inputs of the other elements differ"
+    why = "Only the inputs of these elements differ: most elements match the reference, on these ranks too"
     how = "look for what they share: a sample, a position, a mask, a row of a weight or an index"
 
 
@@ -192,7 +189,7 @@ class FewElementsZero(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "Most elements match the reference on these ranks too, and nothing wrote the others: they are zero"
+    why = "Nothing wrote these elements: they are zero, and most others match the reference"
     how = "write the whole tensor on every rank"
 
 
@@ -203,7 +200,7 @@ class FewElementsChanged(Cause):
     """
 
     kinds = ("wrong-value",)
-    why = "Most elements match the reference on these ranks too. Some code wrote or changed only the others"
+    why = "Some code wrote or changed only these elements: most others match the reference"
     how = "look for an assignment to a slice or an index, for padding, and for a step of some rows of an embedding"
 
 
@@ -251,7 +248,7 @@ class OnlyZeros(Cause):
 class SomeRanksDiffer(Cause):
     """Some ranks' weights differ from the reference's, and the other ranks' do not.
 
-    These ranks alone drew, loaded or changed them: with another seed, from another file, or without the broadcast.
+    These ranks alone drew, loaded or changed them: with a different seed or file, or without the broadcast.
     """
 
     kinds = ("wrong-value",)

@@ -100,7 +100,13 @@ class Cause:
         """Every cause that fits with its fix, the likeliest first; a fix is empty if the next one serves both."""
         own = [(filled(cause, self), filled(fix, self)) for cause, fix in paired(self.why, self.how)]
         fitting = [way for way in own if way[0]] or own
-        return tuple(dict.fromkeys((*fitting, *(way for rival in self.rivals for way in rival.ways))))
+        return tuple(dict.fromkeys((*fitting, *(rival.likeliest for rival in self.rivals))))
+
+    @property
+    def likeliest(self) -> tuple[str, str]:
+        """The likeliest cause that fits with its fix: all that is said of it next to a likelier one."""
+        cause, fix = self.ways[0]
+        return cause, fix or self.fix
 
     @property
     def cause(self) -> str:

@@ -23,7 +23,7 @@ class OtherTensor(Disorder):
     kinds = ("foreign",)
     why = (
         "The loader, or a rename of modules, mixed up the names",
-        "{may_be_copy:?The buffer was filled with a weight on purpose, such as an average of the weights at its start}",
+        "{may_be_copy:?Code filled the buffer with a weight on purpose, such as a moving average that starts there}",
     )
     how = (
         "load each tensor under its own name: compare the keys of the two state_dicts",
@@ -218,8 +218,8 @@ class AnotherCheckpoint(Disorder):
 class KeyOfAnotherPrefix(Disorder):
     """A load with strict=False skipped a weight whose key has a different prefix.
 
-    No parameter has the name under which the load was given the values. The weight keeps its initial values on all
-    ranks, and others are loaded. load_state_dict only returns the key, in unexpected_keys, and the weight's name, in
+    The checkpoint's key is the name of no parameter, so the weight keeps its initial values on all ranks, while
+    others are loaded. load_state_dict only returns the key, in unexpected_keys, and the weight's name, in
     missing_keys.
     """
 

@@ -24,10 +24,10 @@ class ForgottenFactor(Cause):
 
 
 class SummedReplicas(Cause):
-    """The merge of several ranks' files added up what each of them has whole.
+    """A merge of ranks' files added up a tensor that each rank has whole.
 
-    Tensor parallelism cuts matrices, and keeps norms and the biases of row-parallel layers whole on every rank. A merge
-    that sums these multiplies them by the number of ranks.
+    Tensor parallelism cuts matrices, and keeps norms and the biases of row-parallel layers whole on every rank. A
+    merge that sums these multiplies them by the number of ranks.
 
     Attributes:
         ranks: How many ranks were merged: the factor.
@@ -37,7 +37,7 @@ class SummedReplicas(Cause):
     ranks: int
     side: str
     kinds = ("wrong-value",)
-    why = "The merge of {ranks} ranks that made the {side} sums what every rank holds whole"
+    why = "The merge of {ranks} ranks that made the {side} sums a tensor that every rank holds whole"
     how = "take it from one rank"
 
 
@@ -105,7 +105,7 @@ class OverflowInFloat16(Cause):
 
     dtype: str
     kinds = ("wrong-value",)
-    why = "{dtype} ends at 65,504"
+    why = "{dtype} ends at 65,504, and larger values become infinite"
     how = "save in bfloat16, which has the range of float32, or in the wider type"
 
 
@@ -116,7 +116,7 @@ class CutOffEnd(Cause):
     """
 
     kinds = ("missing",)
-    why = "The end of the dim was cut off"
+    why = "A save or a conversion cut off the end of the dim"
     how = "keep the end, unless it is padding"
 
 
@@ -182,7 +182,7 @@ class RepeatedHeads(Cause):
 class WrongQuantizationScales(Cause):
     """Eight-bit values and their scales don't give the nearest numbers to the other side's.
 
-    Values and scales are two tensors. If one of them comes from another step or is in another order, the product is
+    Values and scales are two tensors. If one of them comes from a different step or order, the product is
     wrong and nothing raises.
     """
 
@@ -195,7 +195,7 @@ class TransposedScales(Cause):
     """Eight-bit values are right with their scales transposed.
 
     A weight has one scale for each block, in a matrix of its own. If only one of the two is transposed, each block
-    meets the scale of another. The shapes still fit if the weight has as many rows of blocks as columns.
+    meets the scale of a different block. The shapes still fit if the weight has as many rows of blocks as columns.
     """
 
     kinds = ("wrong-value",)
@@ -224,8 +224,8 @@ class AveragedWeights(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "Checkpoints were averaged",
-        "A change, such as a LoRA, was merged with a smaller scale",
+        "The checkpoint is an average of others",
+        "The conversion merged a change, such as a LoRA, with a smaller scale",
     )
     how = (
         "save the weights of one step",
@@ -236,7 +236,7 @@ class AveragedWeights(Cause):
 class AdapterMergedAgain(Cause):
     """A tensor has the change between two checkpoints more than once.
 
-    A LoRA was merged into weights that already have it, or with another scale than it was trained with. Shapes do not
+    A LoRA was merged into weights that already have it, or with a different scale than in training. Shapes do not
     change, so any number of merges succeeds.
     """
 
@@ -300,8 +300,8 @@ class UnsavedHead(Cause):
 class MisappliedFunction(Cause):
     """A conversion left out a function of its map, applied its inverse, or applied it twice.
 
-    Functions such as rotary only reorder rows. Without them, the other way around or run again on a checkpoint that was
-    already converted, every shape is right, and the model computes something else.
+    Functions such as rotary only reorder rows. Without them, in reverse or run again on a checkpoint that was already
+    converted, every shape is right, and the model computes something else.
 
     Attributes:
         function: The function's name in the map.
@@ -313,7 +313,7 @@ class MisappliedFunction(Cause):
     times: int
     in_torch: str = ""
     kinds = ("misordered",)
-    why = "The conversion {times:0?left out {function}|applied {function} {times:2?twice|the other way around}}"
+    why = "The conversion {times:0?left out {function}|applied {function} {times:2?twice|in reverse}}"
     how = "apply {function} once in the conversion{in_torch:?: {in_torch}}"
 
 
@@ -372,7 +372,7 @@ class FusedShardsJoined(Cause):
 
 
 class TransposedInConversion(Cause):
-    """A conversion transposed a matrix, or did not where its map does.
+    """A conversion transposed a matrix, or did not although its map does.
 
     Some layers store (in, out) and others (out, in). For a square matrix both load.
     """
@@ -383,7 +383,7 @@ class TransposedInConversion(Cause):
 
 
 class AnotherSourceTensor(Cause):
-    """A conversion made a tensor from different parts than its map says, or in another order.
+    """A conversion made a tensor from the wrong parts, or joined the parts in the wrong order.
 
     Tensors of different layers or projections often have the same shape, and the parts of a stack, such as experts,
     always have.

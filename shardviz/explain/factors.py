@@ -48,15 +48,12 @@ class RepeatedSum(FactorOfAxes):
 
     kinds = ("wrong-scale",)
     why = (
-        "Forward calls torch.distributed.nn.functional.all_reduce over {over}. Its backward sums equal gradients",
-        "An all_reduce after backward sums gradients that ranks along {over} already have whole",
+        "torch.distributed.nn.functional.all_reduce over {over} sums equal gradients in backward",
+        "An all_reduce after backward sums gradients over {over} that are already whole",
     )
     how = (
-        (
-            "use RowwiseParallel, or a torch.autograd.Function that all_reduces in forward and returns the gradient "
-            "unchanged in backward"
-        ),
-        "remove the all_reduce over {over}",
+        "use RowwiseParallel, or an autograd.Function that sums only in forward",
+        "remove that all_reduce",
     )
     references = KNOWN
 
@@ -74,16 +71,13 @@ class FsdpSumsGradients(FactorOfAxes):
     why = (
         "FSDP sums over {over} instead of averaging: set_gradient_divide_factor was called{of_all:?| on these modules}",
         (
-            "{or_else:?|{of_all:?The loss that backward runs on|A term of the loss that reaches only these weights, or "
-            "their gradient,} is multiplied by the size of {over}}"
+            "{or_else:?|The code multiplies {of_all:?the loss that backward runs on|a loss term of these weights, or "
+            "their gradient,} by {size}, the size of {over}}"
         ),
     )
     how = (
-        "remove set_gradient_divide_factor, or pass it a factor {size} times as large",
-        (
-            "{of_all:?divide the loss by {size}|divide that term or that gradient by {size}, and leave the whole loss "
-            "as it is}"
-        ),
+        "remove that call, or pass it {size} times the factor",
+        "{of_all:?divide the loss by {size}|remove that factor}",
     )
     references = KNOWN
 
@@ -120,11 +114,11 @@ class SummedNotAveraged(FactorOfAxes):
     kinds = ("wrong-scale",)
     why = (
         "The all_reduce over {over} sums gradients that it should average",
-        "The gradient is reduced over {over} more than once",
+        "The code reduces the gradient over {over} twice",
     )
     how = (
-        "pass op=ReduceOp.AVG to the all_reduce over {over}",
-        "reduce over {over} once",
+        "pass it op=ReduceOp.AVG",
+        "reduce it once",
     )
     references = KNOWN
 
@@ -138,11 +132,11 @@ class DividedByWorldSize(FactorOfAxes):
 
     kinds = ("wrong-scale",)
     why = (
-        "The gradient is divided by the world size, although ranks along {over} see the same batch",
-        "The gradient is averaged over {over}, whose ranks each have a part of the sum",
+        "The code divides by the world size, although ranks along {over} see the same batch",
+        "The code averages over {over} the parts of a sum",
     )
     how = (
-        "divide by the sizes of the axes that split the batch, not by get_world_size()",
+        "divide by the sizes of the axes that split the batch",
         "reduce over {over} with ReduceOp.SUM",
     )
     references = KNOWN
@@ -160,14 +154,14 @@ class FsdpDividedAgain(FactorOfAxes):
     kinds = ("wrong-scale",)
     why = (
         (
-            "FSDP averages over {over}, and {of_all:?the training loop divides the loss or the gradient|a term of the "
-            "loss that reaches only these weights is divided} by {size} once more"
+            "FSDP averages over {over}, and {of_all:?the training loop divides the loss or the gradient|the code "
+            "divides a loss term of these weights} by {size} again"
         ),
-        "{of_all:?|A divide factor of these modules, or code after backward, divides the gradient by {size} once more}",
+        "{of_all:?|set_gradient_divide_factor, or code after backward, divides these gradients by {size} again}",
     )
     how = (
         "remove that division by {size}",
-        "remove that division, or pass set_gradient_divide_factor a factor {size} times smaller",
+        "remove that call or that code",
     )
     references = KNOWN
 
@@ -218,12 +212,10 @@ class SummedContributions(Cause):
     why = (
         (
             "{of_all:?The gradients of micro-batches add up, and their losses aren't divided by the number of "
-            "micro-batches|A hook, or a term of the loss that reaches only this weight, multiplies the gradient by "
-            "{ratio}}"
+            "micro-batches|A hook, or a loss term that reaches only this weight, multiplies the gradient by {ratio}}"
         ),
-        "{of_all:?|A hook of the unsharded parameter divides the gradient by {ratio}, and the parameter that sharding "
-        "made in its place has no hook}",
-        "The gradient is reduced several times: it is {ratio} times too large, and no mesh axis has that size",
+        "{of_all:?|Sharding replaced the parameter and lost its hook, which divides the gradient by {ratio}}",
+        "The code reduces the gradient several times: no mesh axis has the size {ratio}",
     )
     how = (
         "{of_all:?divide each micro-batch's loss by the number of micro-batches|remove that factor of {ratio}}",
@@ -244,7 +236,7 @@ class LostContributions(Cause):
     divisor: Fraction
     kinds = ("wrong-scale",)
     why = (
-        "The gradient is divided by {divisor}, and no mesh axis has that size",
+        "The code divides the gradient by {divisor}, and no mesh axis has that size",
         "The sum has only {ratio} of the contributions",
     )
     how = (
@@ -294,18 +286,12 @@ class ScaledBackward(Cause):
     factor: Fraction | float
     kinds = ("wrong-scale",)
     why = (
-        (
-            "Backward runs on {factor:times} the returned loss{is_larger:?: a loss scale or a weight of the loss stays "
-            "in the gradients}"
-        ),
-        (
-            "{is_larger:?The losses of the micro-batches aren't divided by the number of micro-batches|The loss is "
-            "divided by the number of micro-batches twice}"
-        ),
+        "Backward runs on {factor:times} the returned loss: {is_larger:?a loss scale, a weight, or undivided losses of "
+        "micro-batches|a weight, or a second division by the number of micro-batches}"
     )
     how = (
-        "call backward() on the returned loss, or divide every gradient by the loss scale before optimizer.step()",
-        "divide each micro-batch's loss by the number of micro-batches{is_larger:?|, once}",
+        "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "
+        "returned loss}"
     )
     references = KNOWN
 
@@ -398,16 +384,16 @@ class ScaledInStep(Cause):
 
 
 class ScaledForward(Cause):
-    """A result of forward has the same factor on every rank, which no axis has for its size.
+    """A result of forward has the same factor on every rank, and no axis has that size.
 
-    The sharded model multiplies by a number that the unsharded one does not have: the scale of narrow numbers, a size
-    or a count of a rank's own part. If the loss has a factor and all gradients have it too, it is in what they share.
+    The sharded model multiplies by a number that the unsharded one does not have: a quantization scale, or a size
+    or count of a rank's own part. If the loss and all gradients have a factor too, it is in what they share.
     """
 
     kinds = ("wrong-scale",)
     why = (
-        "Only the sharded model multiplies by a number in forward, or by a different number: a quantization scale, or "
-        "a size or count of the rank's own part"
+        "The sharded model multiplies by a number in forward that the unsharded model doesn't have, such as a "
+        "quantization scale, or a size or count of the rank's own part"
     )
     how = "look for that number in forward and in the loss, and take it from the whole tensor or batch"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shardviz.explain.cause import Cause
 from shardviz.text import counted, printable
 
-SAVE_AGAIN = "save the checkpoint again; load none of this one before it is understood"
+SAVE_AGAIN = "save the checkpoint again, and don't load this one before you know what happened"
 OF_DEEPSPEED = "copy the checkpoint again, all of its files; or save it again with engine.save_checkpoint on every rank"
 
 
@@ -54,9 +54,9 @@ class ChunkOutOfBounds(Cause):
 class ShardsOfTwoSaves(Cause):
     """Elements of a tensor are in no file of the checkpoint, or in several.
 
-    A rank did not save its part, two saved the same, or a second save on a different mesh wrote into the folder of the
-    first. A load into a tensor that already has values leaves those in a gap, and of two values it takes the one that
-    is read last.
+    A rank did not save its part, two saved the same, or a second save on a different mesh wrote into the folder of
+    the first. If a load fills a tensor that already has values, a gap keeps the old ones. If two values are saved,
+    the one that is read last counts.
 
     Attributes:
         is_twice: Whether they are in several.
@@ -154,8 +154,8 @@ class DamagedHeader(Cause):
 class MixedZeroFiles(Cause):
     """DeepSpeed's files belong to several saves: buffers or numbers of ranks don't match.
 
-    The files of a save have fixed names, so those of an earlier save with another model or more ranks stay beside the
-    new ones.
+    The files of a save have fixed names, so those of an earlier save with another model or more ranks stay next to
+    the new ones.
     """
 
     kinds = ("wrong-shape", "incomplete")
@@ -185,7 +185,7 @@ class RoundRobinGradients(Cause):
     kinds = ("misordered",)
     why = (
         "The save used round_robin_gradients: DeepSpeed 0.19.8 links fragments in the model's order and lays buffers "
-        "out in another. ds_to_universal.py follows the links to the wrong elements"
+        "out in a different order. ds_to_universal.py follows the links to the wrong elements"
     )
     how = (
         "save without round_robin_gradients before you convert, or use zero_to_fp32.py, which reads this checkpoint "
@@ -249,8 +249,9 @@ AMONG_OTHERS = (
 class FileOfAnotherSave(Cause):
     """One file alone has all differences between two checkpoints, or none of them.
 
-    Training changes every part of a tensor, so a difference that stops at the boundary of a file is the file's: it was
-    left from another step under the same name, or its rank did not take part. The shapes are the same, and it loads.
+    Training changes every part of a tensor, so a difference that stops at the boundary of a file belongs to the
+    file: it was left from another step under the same name, or its rank did not take part. The shapes are the same,
+    and it loads.
 
     Attributes:
         odd: The file, with what was compared.

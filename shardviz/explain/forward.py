@@ -105,11 +105,11 @@ class PositionsStartAgain(Cause):
     axis: str
     kinds = ("wrong-value",)
     why = (
-        "Every rank along {axis} counts the positions for {module} from 0",
-        "Every rank along {axis} gets the same part of the sequence",
+        "Every rank along {axis} counts the positions for {module:called} from 0",
+        "Every rank gets the same part of the sequence",
     )
     how = (
-        "give {module} the tokens' positions in the whole sequence, cut and ordered like the tokens",
+        "give {module:called} the tokens' positions in the whole sequence",
         "cut the sequence by the rank's own coordinate along {axis}",
     )
 
@@ -131,12 +131,12 @@ class UngatheredKeys(Cause):
     axis: str
     kinds = ("wrong-value",)
     why = (
-        "If attention runs between {before} and {module}, each rank along {axis} uses only its own keys and values",
+        "If attention runs between {before:called} and {module:called}, it uses only each rank's own keys and values",
         "Rotary positions or the mask don't match the order of the gathered keys",
     )
     how = (
-        "gather keys and values over {axis} before {module}, or use ring attention",
-        "take rotary positions and the mask from the tokens' positions in the whole sequence",
+        "gather keys and values over {axis}, or use ring attention",
+        "compute both from the tokens' positions in the whole sequence",
     )
 
 
@@ -162,19 +162,18 @@ class SegmentsInOneStretch(Cause):
     kinds = ("wrong-segment",)
     why = (
         (
-            "{tensor} is {count} fused segments ({sizes:sum}, {called}). The code cuts it in one stretch, so a rank "
-            "gets all of one segment and nothing of another"
+            "The code cuts the {count} fused segments of {tensor} ({sizes:sum}, {called}) in one stretch over {axis}, "
+            "so a rank lacks some segments"
         ),
-        "The model reads the segments head by head (unflatten): the cut is right, and {reader} or its input is wrong",
+        "If the model reads the segments head by head (unflatten), the cut is right",
     )
     how = (
         (
-            "cut every segment separately, as {due}, in this layer and in layers like it: "
-            "torch.cat([segment.chunk(n)[rank] for segment in "
+            "cut every segment separately, as {due}: torch.cat([segment.chunk(n)[rank] for segment in "
             "weight.{has_equal_segments:?chunk({count})|split({sizes:list})}]){has_equal_segments:?|, and split each "
             "rank's output by the sizes of its own segments}"
         ),
-        "look at {reader} and its input",
+        "look at {reader:called} and its input",
     )
 
     @property
@@ -265,8 +264,7 @@ class ExpertsSentElsewhere(Cause):
     )
     how = (
         "send the tokens of expert e to rank e {is_in_turn:?% {num_ranks}, place e // {num_ranks}|// "
-        "{experts_per_rank}, place e % {experts_per_rank}}; or place the experts {is_in_turn:?in chunks, expert e on "
-        "rank e // {experts_per_rank}|round-robin, expert e on rank e % {num_ranks}}"
+        "{experts_per_rank}, place e % {experts_per_rank}}"
     )
 
 
@@ -329,10 +327,7 @@ class StagesOutOfOrder(Cause):
     size: int
     coordinates: tuple[int, ...]
     kinds = ("misordered",)
-    why = (
-        "The step sends each stage's output along {axis} to the stage with the next number, which doesn't have the "
-        "next layers"
-    )
+    why = "The step sends each stage's output along {axis} to the next stage number, which doesn't have the next layers"
 
     how = (
         "{is_shared:?give each rank the layers of its own stages, {coordinates:4} along {axis}|give the {count} stages "

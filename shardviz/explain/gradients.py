@@ -81,10 +81,10 @@ class CutInModule(Cause):
     module: str
     through: str
     kinds = ("wrong-value",)
-    why = "{module} cuts the graph in forward, so nothing flows back to {through}"
+    why = "{module:called} cuts the graph in forward, so nothing flows back to {through}"
     how = (
-        "in {module}, remove .detach(), .data and no_grad, and replace collectives of torch.distributed (they have no "
-        "backward) by torch.distributed.nn.functional"
+        "in {module:called}, remove .detach(), .data and no_grad, and replace collectives of torch.distributed (they "
+        "have no backward) by torch.distributed.nn.functional"
     )
 
 
@@ -98,8 +98,8 @@ class CutResidual(Cause):
     module: str
     kinds = ("wrong-value",)
     why = (
-        "The code adds the input of {module} to an output as a residual and cuts the graph there: .detach(), .data, "
-        "no_grad, or a collective without a backward"
+        "The code adds the input of {module:called} to an output as a residual and cuts the graph there: .detach(), "
+        ".data, no_grad, or a collective without a backward"
     )
     how = "add the tensor itself, or pass it through a collective of torch.distributed.nn.functional"
 
@@ -122,11 +122,11 @@ class UnsummedInputGradient(Cause):
     inner: str = ""
     kinds = ("unreduced-gradient",)
     why = (
-        "Every rank along {axis} uses the {inner:?output of {inner}|input of {module}} for its own part of {module}. "
-        "Nothing sums the ranks' parts of the gradient in backward"
+        "Every rank along {axis} uses the {inner:?output of {inner:called}|input of {module:called}} for its own part "
+        "of {module:called}. Nothing sums the ranks' parts of the gradient in backward"
     )
     how = (
-        "sum the gradient over {axis} {inner:?behind {inner}|where {module} begins}: PrepareModuleInput, "
+        "sum the gradient over {axis} {inner:?behind {inner:called}|where {module:called} begins}: PrepareModuleInput, "
         "to_local(grad_placements=[Partial()]) of a DTensor, or a torch.autograd.Function that returns its input in "
         "forward and all_reduces in backward (ColwiseParallel)"
     )
@@ -144,17 +144,17 @@ class RepeatedBackwardSum(Cause):
     kinds = ("wrong-scale",)
     why = (
         (
-            "The backward of {module} sums equal gradients{axes:? over {axes}} once too often: "
-            "torch.distributed.nn.functional.all_reduce sums in backward, too"
+            "The backward of {module:called} sums equal gradients{axes:? over {axes}} once too often: "
+            "torch.distributed.nn.functional.all_reduce sums in backward too"
         ),
-        "{axes:?|The backward of {module} multiplies the gradient}",
+        "{axes:?|The backward of {module:called} multiplies the gradient}",
     )
     how = (
         (
-            "in {module}, use RowwiseParallel or a torch.autograd.Function that all_reduces in forward and returns the "
-            "gradient unchanged in backward"
+            "in {module:called}, use RowwiseParallel or a torch.autograd.Function that all_reduces in forward and "
+            "returns the gradient unchanged in backward"
         ),
-        "{axes:?|look for hooks and torch.autograd.Functions in {module}}",
+        "{axes:?|look for hooks and torch.autograd.Functions in {module:called}}",
     )
 
 
@@ -168,8 +168,13 @@ class AveragedBackward(Cause):
     module: str
     axes: str
     kinds = ("wrong-scale",)
-    why = "The backward of {module} {axes:?averages gradients over {axes} that it should sum|divides the gradient}"
-    how = "remove the division: look at hooks, torch.autograd.Functions and the backward of collectives in {module}"
+    why = (
+        "The backward of {module:called} {axes:?averages gradients over {axes} that it should sum|divides the gradient}"
+    )
+    how = (
+        "remove the division: look at hooks, torch.autograd.Functions and the backward of collectives in "
+        "{module:called}"
+    )
 
 
 class UnsummedTiedGradients(Cause):
@@ -317,8 +322,8 @@ class UnequalMicroBatches(Cause):
 class SlicesWithoutGradient(Cause):
     """Nothing flows back to some rows of a weight, and the others get the right gradient.
 
-    A mask, an index or `padding_idx` that counts in the rank's own rows hits another row than in the unsharded model.
-    The forward is right, and the rows stay as they were initialized.
+    A mask, an index or `padding_idx` that counts in the rank's own rows hits a different row than in the unsharded
+    model. The forward is right, and the rows stay as they were initialized.
 
     Attributes:
         tensor: The weight.

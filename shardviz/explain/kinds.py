@@ -17,8 +17,8 @@ class KindPage(NamedTuple):
         rule: What is wrong, in one line.
         probes: Probes of `probes/bugs` that show it.
         page: What shows it if no probe does: tests or a demo, from the repository's root.
-        follows_from: The kinds of which it is a consequence: beside one of them, of the same tensor, it is left out.
-            In a step, whose results are computed from each other, beside one of any tensor.
+        follows_from: The kinds of which it is a consequence: next to one of them, of the same tensor, it is left out.
+            In a step, whose results are computed from each other, next to one of any tensor.
         unexplained_from: The same of findings without a cause, in addition.
     """
 
@@ -100,13 +100,13 @@ KINDS: Mapping[Kind, KindPage] = {
     ),
     "unreduced-scalar": KindPage("each rank logs its own part instead of the sum", ("item_of_partial",)),
     "wrong-scale": KindPage(
-        "an axis's size too many or too few, a bias added twice, a number of each rank's own",
+        "too large or small by the size of an axis, a bias added twice, a count of the rank's own part",
         ("row_bias_on_every_rank", "average_for_sum"),
     ),
     "wrong-value": KindPage(
-        "not the unsharded model's, and no ratio explains it: where, and which module to look at; weights and "
-        "optimizer state after the step too; in a checkpoint, moments that are NaN, negative squares, zero moments "
-        "after several steps, and steps of two saves or set back to 0",
+        "differs from the unsharded model's, and no ratio explains it: the finding names the place and the module to "
+        "look at; also weights and optimizer state after the step; in a checkpoint, moments that are NaN, negative "
+        "squares, zero moments after several steps, and steps of two saves or set back to 0",
         page="tests/check/test_step_causes.py",
         unexplained_from=RESULTS,
     ),
@@ -115,7 +115,7 @@ KINDS: Mapping[Kind, KindPage] = {
         "one name, different weights on different ranks", ("experts_renumbered",), follows_from=SEQUENCES
     ),
     "sequence-order": KindPage(
-        "what goes along one sequence is split in different orders: context parallel", ("positions_in_plain_order",)
+        "tensors of one sequence are split in different orders, under context parallel", ("positions_in_plain_order",)
     ),
     "write-not-applied": KindPage(
         "a fill or a load that did not take: what was read back is not what was written",

@@ -35,10 +35,10 @@ class GuessedGlobalShape(Disorder):
 
 
 class ShardedOverDifferent(Disorder):
-    """FSDP shards a parameter over ranks that each have a different one, as own experts.
+    """FSDP shards a parameter over ranks that hold different ones, such as their own experts.
 
-    fully_shard takes a plain parameter for the same one on all ranks of its mesh. Each rank keeps its shard of its own
-    tensor, and what is gathered is made of pieces of several.
+    fully_shard assumes that a plain parameter is the same tensor on all ranks of its mesh. Each rank keeps a shard
+    of its own tensor, and a gather joins pieces of different tensors.
 
     Attributes:
         axes: The axes along which the parameters differ.
@@ -47,8 +47,8 @@ class ShardedOverDifferent(Disorder):
     axes: tuple[str, ...]
     kinds = ("wrong-shape",)
     why = (
-        "fully_shard runs over ranks along {axes} that each have a different part of the weight, such as their own "
-        "experts: it gathers shards of different parts as one weight"
+        "Ranks along {axes} have different parts of the weight, such as their own experts, and fully_shard gathers "
+        "shards of different parts as one weight"
     )
     how = "pass fully_shard a mesh without {axes}, or make the parts one DTensor over {axes} before fully_shard"
 

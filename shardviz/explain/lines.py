@@ -13,11 +13,11 @@ WRONG: tuple[Kind, ...] = ("wrong-value", "wrong-scale", "unreduced-output", "un
 
 
 class WrongLine(Cause):
-    """A line computes something else on what each rank has than on the whole.
+    """A line goes wrong because each rank runs it on its own part.
 
-    All that the line is given is the unsharded model's, or each rank's part of it. The function does not fit that part:
-    it takes statistics of the part alone, counts from the part's first element, uses the whole tensor's sizes for a
-    shard or a shard's for the whole, or takes the first part on every rank.
+    The inputs of the line match the unsharded model's, whole or as each rank's part. The function is wrong for a
+    part: it takes statistics of the part alone, counts from the part's first element, uses the whole tensor's sizes
+    for a shard, or takes the first part on every rank.
 
     Attributes:
         place: The line, as `moe.py:83`.
@@ -30,7 +30,7 @@ class WrongLine(Cause):
     given: str = ""
     kinds = WRONG
     why = (
-        "{function} in {place} gets {given:?{given}|a rank's own sizes and offsets}, and its result doesn't fit the "
+        "{function} in {place} gets {given:?{given}|a rank's own sizes and offsets}, and its result doesn't match the "
         "unsharded model's, which comes from the whole"
     )
     how = (
@@ -40,10 +40,10 @@ class WrongLine(Cause):
 
 
 class MisplacedLine(Cause):
-    """A line gives the right numbers in another order, or another rank's part.
+    """A line returns the right numbers in the wrong order, or a different rank's part.
 
-    It joins parts along a dim along which they were not split, or in another order than that of their ranks, or takes a
-    part of what all ranks have without the rank's own offset. Shapes are right.
+    It joins parts along the wrong dim or in a different order than their ranks, or it takes a part without the
+    rank's own offset. Shapes are right.
 
     Attributes:
         place: The line, as `moe.py:83`.
@@ -56,10 +56,10 @@ class MisplacedLine(Cause):
     is_of_rank: bool
     kinds = WRONG
     why = (
-        "{is_of_rank:?{function} in {place} takes another rank's part, most likely the first on all ranks|{other:?"
-        "{function} in {place} repeats slices in another order than the unsharded model, which repeats "
-        "{other:repeat?the whole block|each slice in turn}|{function} in {place} puts the right slices in the wrong "
-        "order: it joins parts along the wrong dim, or in a different order than their ranks}}"
+        "{is_of_rank:?{function} in {place} takes a different rank's part, most likely the first on all "
+        "ranks|{other:?{function} in {place} repeats slices in a different order than the unsharded model, which "
+        "repeats {other:repeat?the whole block|each slice in turn}|{function} in {place} puts the right slices in the "
+        "wrong order: it joins parts along the wrong dim, or in a different order than their ranks}}"
     )
     how = (
         "{is_of_rank:?take the part in {place} at the rank's own offset: its coordinate on the mesh times the part's "
@@ -74,10 +74,10 @@ class MisplacedLine(Cause):
 
 
 class ScaledLine(Cause):
-    """A line gives what it should, times a number.
+    """A line returns the right result multiplied by a number.
 
-    It multiplies by a size or a count, or divides by one, that it takes from the rank's own part: the rows of a shard,
-    the tokens of a rank, the features that are left of the whole. Shapes do not depend on it, so nothing raises.
+    It multiplies or divides by a size or a count of the rank's own part: the rows of a shard, the tokens of a rank,
+    the features of a split layer. Shapes do not depend on it, so nothing raises.
 
     Attributes:
         place: The line, as `moe.py:83`.
@@ -95,10 +95,10 @@ class ScaledLine(Cause):
 
 
 class WrongLines(Cause):
-    """One of some lines computes something else on a rank's part than on the whole.
+    """One of several lines goes wrong on a rank's own part.
 
-    In between, ranks compute with numbers of their own, as the places of their part, which need not be a part of
-    anything. What the first line is given is right, and what the last one gives is not.
+    The first line gets the right input, and the last line returns a wrong result. In between, ranks compute with
+    numbers of their own, such as offsets, that the unsharded model doesn't have.
 
     Attributes:
         first: The first of the lines, as `moe.py:83`.
@@ -145,11 +145,10 @@ class UnsummedLine(Cause):
         "{reader:?{reader} uses it|the module returns it}}"
     )
     how = (
-        "{operand:?in {terms}, all_reduce the result of {operand} over {axis} before {function} takes "
-        "it{beside:?, and only that}|all_reduce the result of {terms} over {axis} before "
-        "{reader:?{reader}|the module returns it}}; its backward "
-        "must return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its own "
-        "part"
+        "{operand:?in {terms}, all_reduce the result of {operand} over {axis} before {function} takes it{beside:?, and "
+        "only that}|all_reduce the result of {terms} over {axis} before {reader:?{reader}|the module returns it}}; in "
+        "backward, return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its "
+        "own part"
     )
 
 
@@ -173,10 +172,10 @@ class WrongReductionLine(Cause):
 
 
 class RepeatedReductionLine(Cause):
-    """A collective in a line sums what is the whole sum already.
+    """A collective in a line sums a value that is already the whole sum.
 
-    Two layers of code each sum the terms: a row-parallel layer and the block around it, or a module and a hook. Every
-    rank adds equal numbers, so the result is as many times too large as there are ranks.
+    Two layers of code each sum the terms: a row-parallel layer and the block around it, or a module and a hook.
+    Every rank adds equal numbers, so the result is as many times too large as there are ranks.
 
     Attributes:
         place: The line, as `moe.py:83`.
@@ -191,17 +190,18 @@ class RepeatedReductionLine(Cause):
     ranks: tuple[int, ...]
     kinds = ("wrong-scale",)
     why = (
-        "{function} in {place} sums over {ranks:ranks} what is already the whole: the sum is taken twice, and the "
-        "result is {times} times too large"
+        "{function} in {place} sums over {ranks:ranks} a value that is already the whole, so the result is {times} "
+        "times too large"
     )
     how = "remove {function} in {place}, or the sum before it"
 
 
 class UnsummedLineBackward(Cause):
-    """Nothing sums the gradient that a line hands back of what each rank uses for its part.
+    """Nothing sums a gradient that each rank computes for its own part only.
 
-    Another line uses the same tensor whole, as a residual does, and hands back the whole gradient. What the tensor gets
-    is neither the whole nor a term of it, so that a sum of weights' gradients after backward does not mend it.
+    A different line uses the same tensor whole, as a residual does, and sends back the whole gradient. The tensor
+    then gets neither the whole gradient nor a term of it, and a sum of the weights' gradients after backward
+    doesn't repair that.
 
     Attributes:
         place: The line, as `moe.py:83`.
@@ -212,8 +212,8 @@ class UnsummedLineBackward(Cause):
     axis: str
     kinds = ("unreduced-gradient",)
     why = (
-        "{place} sends back each rank's own part of a gradient. Nothing sums the parts over {axis} before another line "
-        "adds its whole gradient, as a residual does"
+        "{place} sends back each rank's own part of a gradient. Nothing sums the parts over {axis} before a different "
+        "line adds its whole gradient, as a residual does"
     )
     how = (
         "sum the gradient over {axis} at the input of {place}: a torch.autograd.Function that returns its input in "
@@ -222,11 +222,12 @@ class UnsummedLineBackward(Cause):
 
 
 class WholeGradientSummedAgain(Cause):
-    """A backward sums over ranks what is partly already the whole gradient on every rank.
+    """A backward sums over ranks a gradient that every rank already has whole.
 
-    A tensor that each rank uses for its own part gets a function whose backward sums the ranks' gradients. A layer that
-    every rank computes in full, such as a shared expert, hands back its whole gradient on every rank. If it reads the
-    same tensor, the sum counts its gradient once for each rank. Losses and the layer's own weights stay right.
+    A tensor that each rank uses for its own part gets a function whose backward sums the ranks' gradients. A layer
+    that every rank computes in full, such as a shared expert, sends back its whole gradient on every rank. If it
+    reads the same tensor, the sum counts its gradient once for each rank. Losses and the layer's own weights stay
+    right.
 
     Attributes:
         place: The line whose backward sums, as `moe.py:83`.
@@ -241,16 +242,18 @@ class WholeGradientSummedAgain(Cause):
     times: int
     kinds = WRONG
     why = (
-        "Every rank computes {reader} in full and hands back its whole gradient. The backward of {place} sums it over "
+        "Every rank computes {reader} in full and sends back its whole gradient. The backward of {place} sums it over "
         "{axis}, so it counts {times} times"
     )
-    how = "in {reader}, read the tensor from before {place}, whose backward is for what each rank uses its own way"
+    how = (
+        "in {reader}, read the tensor from before {place}, whose backward is only for values that ranks use differently"
+    )
 
 
 class WrongLineBackward(Cause):
-    """A line's forward is right, and it hands back another gradient than the unsharded model's.
+    """A line's forward is right, and its backward returns a wrong gradient.
 
-    An operation in the line has a backward that does not fit its forward, or none. Parts and terms that ranks use
+    An operation in the line has no backward, or one that does not match its forward. Parts and terms that ranks use
     differently need a sum in backward; terms of one sum need none.
 
     Attributes:
@@ -274,10 +277,10 @@ class WrongLineBackward(Cause):
 
 
 class StrangeRows(Cause):
-    """A line makes rows from exchanged rows that the unsharded model has nowhere.
+    """A line turns exchanged rows into rows that the unsharded model doesn't have.
 
-    Tokens were sent to a rank that does not hold their expert, or two tensors stand in different orders: each row meets
-    another weight or factor than its own. Shapes are right.
+    Tokens went to a rank that does not hold their expert, or two operands have their rows in different orders. Each
+    row then meets a wrong weight or factor. Shapes are right.
 
     Attributes:
         place: The line, as `moe.py:83`.
@@ -295,7 +298,7 @@ class StrangeRows(Cause):
         "{function} hold their rows in different orders: one is in the order of arrival, the other isn't}"
     )
     how = (
-        "{with_weight:?choose the rank of a row, and its place there, as the weights are split: block by block or in "
+        "{with_weight:?choose each row's rank, and its place there, by the split of the weights: block by block or in "
         "turns|index both operands of {function} in {place} with the same order}"
     )
 
@@ -317,14 +320,14 @@ class RowsNotRestored(Cause):
     back: str
     kinds = WRONG
     why = "{place} doesn't restore the order in which {came} brought the rows, so {back} returns them to other tokens"
-    how = "undo the sort in {place}: y[order.argsort()] or index_copy(0, order, y), where y[order] sorts again"
+    how = "undo the sort in {place} by y[order.argsort()] or index_copy(0, order, y); y[order] sorts again"
 
 
 class ExchangeNotReversed(Cause):
     """A user's autograd.Function doesn't reverse in backward what its forward exchanges.
 
-    An autograd.Function around a collective needs the reverse collective in backward. A gradient that is handed on as
-    it is, or that is sent from memory in another order, has the right shape.
+    An autograd.Function around a collective needs the reverse collective in backward. A gradient that is passed on
+    unchanged, or that is sent from a buffer in a different order, has the right shape.
 
     Attributes:
         place: The line that applies the function, as `moe.py:83`.
@@ -337,8 +340,8 @@ class ExchangeNotReversed(Cause):
     inner: str
     kinds = WRONG
     why = (
-        "The function that {place} applies exchanges numbers in forward, by {function} in {inner}, and its backward "
-        "doesn't return the gradients to the ranks and places that the numbers came from"
+        "{place} applies a function that exchanges numbers in forward ({function} in {inner}). Its backward doesn't "
+        "send the gradients back to where the numbers came from"
     )
     how = (
         "in its backward, call {function} on the contiguous gradient, into a contiguous buffer, with the sizes of "
@@ -347,10 +350,10 @@ class ExchangeNotReversed(Cause):
 
 
 class ForeignNumbersSummed(Cause):
-    """Ranks sum what they read at indices of other ranks' parts.
+    """Ranks add up values that they read at indices of other ranks' parts.
 
-    Each rank of a vocabulary that is split moves the indices that it does not have into its own part, so that reading
-    does not raise. What it reads there is some other row, and must be zero before the sum over ranks.
+    If a vocabulary is split, each rank moves the indices that it does not have into its own part, so reading does
+    not raise. It then reads some other row, whose value must be zero before the sum over ranks.
 
     Attributes:
         place: The line that reads, as `loss.py:40`.

@@ -1,4 +1,4 @@
-"""Causes of a wrong loss, or of another logged value, although the outputs are right."""
+"""Causes of a wrong loss, or of a different logged value, although the outputs are right."""
 
 from __future__ import annotations
 
@@ -26,16 +26,13 @@ class UnexplainedLoss(Cause):
     or_else: Cause | None = None
     kinds = ("wrong-value",)
     why = (
-        "{reordered:?Tokens are in an order of their own at {reordered}, and the labels are in a different order}",
-        (
-            "The outputs are right. Ranks or micro-batches count unequal numbers of tokens or rows, and the loss is "
-            "the mean of their means"
-        ),
-        "Labels or masks were shifted or padded after they were cut",
+        "{reordered:?At {reordered} the tokens are in a different order than the labels}",
+        "Ranks or micro-batches count unequal numbers of tokens, and the loss is the mean of their means",
+        "The code shifts or pads labels or masks after it cuts them",
     )
     how = (
         "cut and order the labels with the same positions as the tokens",
-        "divide each sum by the number of tokens of all ranks and micro-batches, all_reduced",
+        "divide each sum by the all_reduced number of tokens",
         "shift and pad labels before you cut them",
     )
 
@@ -49,7 +46,7 @@ class MiscountedTerm(Cause):
     """One term of a loss counts more or less often than the others.
 
     A balance or auxiliary term is summed over ranks and then again with the loss, is not divided by the number of
-    micro-batches, or is added for one of them only. The main term is right, so the curve looks as always.
+    micro-batches, or is added for one of them only. The main term is right, so the curve looks normal.
 
     Attributes:
         term: Which term it is, counted from 1 in the order of the loss's additions.
@@ -149,10 +146,10 @@ class MiscountedExponentials(Cause):
 
 
 class PaddingRead(Cause):
-    """What pads an output's dim is read as if it were a part of the result.
+    """The padding of an output's dim is read as if it were part of the result.
 
-    A vocabulary is padded so that it divides by the number of ranks. The rows of the weight beyond the last word give
-    logits, too, which a softmax counts and which labels never choose.
+    A vocabulary is padded so that the number of ranks divides it. The rows of the weight beyond the last word give
+    logits too, which a softmax counts and which labels never choose.
 
     Attributes:
         dim: The dim.
@@ -186,14 +183,11 @@ class PartialVocabularyLoss(Cause):
     axes: str
     kinds = ("wrong-value",)
     why = (
-        (
-            "Ranks along {axes} see the same batch and may split the vocabulary. The loss takes a maximum, a sum or a "
-            "mean over one shard only"
-        ),
-        "Labels aren't moved to a shard's own words, or labels outside the shard aren't masked",
+        "If {axes} splits the vocabulary, the loss takes its maximum or sum over one shard",
+        "Labels outside a rank's words aren't masked, or nothing subtracts the rank's first word",
     )
     how = (
-        "use loss_parallel(), or all_reduce the maximum, the sum of exponentials and the chosen logit over {axes}",
+        "use loss_parallel(), or all_reduce maximum, sum of exponentials and chosen logit over {axes}",
         "subtract the shard's first word from the labels, and mask labels outside the shard",
     )
 
@@ -276,7 +270,7 @@ class ScalarOfPart(Cause):
             "softmax or an accuracy over a shard, and no sum or mean of these is right}"
         ),
         (
-            "{is_same_batch:?The value counts parts that are copies more than once|.item() reads only the local part "
+            "{is_same_batch:?The value counts equal copies more than once|.item() reads only the local part "
             "of a DTensor}"
         ),
     )
@@ -342,7 +336,7 @@ class DividedMean(Cause):
     axes: str
     divisor: Fraction
     kinds = ("wrong-scale",)
-    why = "The value is already a mean, and it is divided by {axes:?the size of {axes}|{divisor}} once more"
+    why = "The value is already a mean, and the code divides it by {axes:?the size of {axes}|{divisor}} once more"
     how = "remove that division: the reduction already takes the mean"
     references = ("gpt-neox#1259",)
 

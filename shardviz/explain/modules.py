@@ -20,10 +20,13 @@ class UnsummedModule(Cause):
     reader: str
     axis: str
     kinds = ("unreduced-output", "wrong-value")
-    why = "The output of {module} is not summed over {axis}: {reader} reads one rank's term as if it were the whole"
+    why = (
+        "The output of {module:called} is not summed over {axis}: {reader:called} reads one rank's term as if it were "
+        "the whole"
+    )
     how = (
-        "all_reduce the output of {module} over {axis} before {reader} reads it, with a backward that returns the "
-        "gradient unchanged (RowwiseParallel)"
+        "all_reduce the output of {module:called} over {axis} before {reader:called} reads it, with a backward that "
+        "returns the gradient unchanged (RowwiseParallel)"
     )
 
 
@@ -44,12 +47,12 @@ class UngatheredInput(Cause):
     dim: int
     kinds = ("wrong-value",)
     why = (
-        "Each rank along {axis} has only its own part of dim {dim} of the input of {module}, whose result needs the "
-        "other parts: keys and values, statistics, a halo, or positions in the whole"
+        "{module:called} computes with each rank's own part of dim {dim} along {axis}, but needs the other parts too: "
+        "keys and values, statistics, a halo, or positions in the whole"
     )
     how = (
-        "in {module}, gather over {axis} what the result needs, in the order of the ranks' coordinates, and count "
-        "positions in the whole sequence"
+        "in {module:called}, gather over {axis} what the result needs, in the order of the ranks' coordinates, and "
+        "count positions in the whole sequence"
     )
 
 
@@ -70,8 +73,8 @@ class UnexplainedModule(Cause):
     kinds = ("wrong-value",)
     why = "{module:called} goes wrong although its inputs are right. No rule explains how"
     how = (
-        "look at {module:called} first: {summed:?check that it sums the output of {summed} over {axis} before it uses "
-        "the output|at its collectives, and at code that differs from the unsharded model's}"
+        "look at {module:called} first: {summed:?check that it sums the output of {summed:called} over {axis} before "
+        "it uses the output|at its collectives, and at code that differs from the unsharded model's}"
     )
 
 
@@ -82,22 +85,28 @@ class UnexplainedBetweenModules(Cause):
     collective, or the transfer between two stages.
 
     Attributes:
-        module: The module that is given the wrong gradient.
-        after: The module, or what, reads its output and gives back a right one.
+        module: The module that gets the wrong gradient.
+        after: What reads its output and sends back a right gradient.
     """
 
     module: str
     after: str
     kinds = ("wrong-value",)
     why = (
-        "The gradient goes wrong in backward between {after} and {module}: a collective without a backward or with the "
-        "wrong one, or a transfer between stages that scales or cuts the gradient"
+        (
+            "In backward, the gradient goes wrong between {after:called} and {module:called}, in a collective without "
+            "a backward or with a wrong one"
+        ),
+        "A transfer between stages scales or cuts the gradient",
     )
-    how = "look at the code that takes the output of {module} to {after}, and at the backward of its collectives"
+    how = (
+        "look at the code that takes the output of {module:called} to {after:called}, and at the backward of its "
+        "collectives"
+    )
 
 
 class UnexplainedModuleBackward(Cause):
-    """A module is given the right gradient and gives back a wrong one, and no rule explains how.
+    """A module gets the right gradient and sends back a wrong one, and no rule explains how.
 
     Its forward is right. The usual reason is a collective whose backward does something else than the forward needs.
     """
@@ -109,7 +118,7 @@ class UnexplainedModuleBackward(Cause):
         "backward, or with one that doesn't match its forward"
     )
     how = (
-        "look at the collectives in {module}: those of torch.distributed have no backward; those of "
+        "look at the collectives in {module:called}: those of torch.distributed have no backward; those of "
         "torch.distributed.nn.functional sum over all ranks in backward"
     )
 
@@ -133,8 +142,8 @@ class ScaledByMicroBatches(Cause):
     is_divided: bool
     kinds = ("wrong-scale",)
     why = (
-        "The code {is_divided:?divides|multiplies} {direction:forward?activations|gradients} at {module} by {parts}, "
-        "the number of micro-batches. Only the loss should be divided"
+        "The code {is_divided:?divides|multiplies} {direction:forward?activations|gradients} at {module:called} by "
+        "{parts}, the number of micro-batches. Only the loss should be divided"
     )
     how = "divide only the loss by {parts}, and not what stages send to each other"
 
@@ -142,26 +151,26 @@ class ScaledByMicroBatches(Cause):
 class ScaledBetweenModules(Cause):
     """An output is multiplied by a number on its way to the next module.
 
-    Both modules are right by themselves. The code between them, for instance that which sends from one stage to the
-    next, scales what it passes on.
+    Both modules are right. The code between them, for instance the transfer from one stage to the next, scales what it
+    passes on.
 
     Attributes:
         after: The module that returns the right output.
-        module: The module that receives another.
+        module: The module that receives a wrong one.
     """
 
     after: str
     module: str
     kinds = ("wrong-scale",)
     why = (
-        "The output of {after} is right, and {module} receives it multiplied by a number: the code between them scales "
-        "it, such as the transfer between two stages"
+        "The code between {after:called} and {module:called}, such as a transfer between stages, multiplies the output "
+        "of {after:called} by a number"
     )
-    how = "look for code between {after} and {module} that sends, receives or divides"
+    how = "look for code between {after:called} and {module:called} that sends, receives or divides"
 
 
 class RepeatedForwardSum(Cause):
-    """A module sums over ranks what is the whole value already.
+    """A module sums over ranks a value that is already the whole.
 
     Its weights were never split, or another layer has summed before. The output is too large by the size of the axis.
 
@@ -177,14 +186,17 @@ class RepeatedForwardSum(Cause):
     kinds = ("wrong-scale",)
     why = (
         (
-            "{vector:?The code sums over {axes} a tensor that is already the whole, and then adds {vector}|{module} "
-            "sums{axes:? over {axes}} a value that is already the whole}"
+            "{vector:?The code sums over {axes} a tensor that is already the whole, and then adds {vector}|The code of "
+            "{module:called} sums{axes:? over {axes}} a value that is already the whole}"
         ),
-        "{vector:?|{module} multiplies by a number that changes with sharding, such as a local size}",
+        (
+            "{vector:?|The code of {module:called} multiplies by a number that changes with sharding, such as a local "
+            "size}"
+        ),
     )
     how = (
         "sum{axes:? over {axes}} once, and only terms that differ between ranks{vector:?; then add {vector}}",
-        "{vector:?|multiply by the whole model's number in {module}}",
+        "{vector:?|multiply by the whole model's number in {module:called}}",
     )
 
 
@@ -207,25 +219,25 @@ class AveragedForward(Cause):
     why = (
         (
             "{vector:?The code averages the ranks' terms over {axes} instead of summing them, and then adds "
-            "{vector}|{module} averages{axes:? over {axes}} the terms of a sum}"
+            "{vector}|The code of {module:called} averages{axes:? over {axes}} the terms of a sum}"
         ),
-        "{vector:?|{module} divides by a number that changes with sharding, such as a local size}",
+        "{vector:?|The code of {module:called} divides by a number that changes with sharding, such as a local size}",
     )
     how = (
         "sum{axes:? over {axes}} with ReduceOp.SUM, and don't divide{vector:?; then add {vector}}",
-        "{vector:?|divide by the whole model's number in {module}}",
+        "{vector:?|divide by the whole model's number in {module:called}}",
     )
 
 
 class UnlikeLayers(Cause):
-    """One layer's weight is in another order than the same weight of the other layers.
+    """One layer's weight is in a different order than the same weight of the other layers.
 
     A permuted weight is right if the tensors that it meets are permuted too. If a single layer differs, its shapes
     still fit and its result is wrong.
 
     Attributes:
         tensor: The weight.
-        dim: The dim whose parts are in another order.
+        dim: The dim whose parts are in a different order.
     """
 
     tensor: str

@@ -45,8 +45,8 @@ class Disorder(Cause, abstract=True):
         if self.or_if is None:
             return super().ways
         held, other = self.or_if
-        cause, fix = other.ways[0]
-        return (*super().ways, (f"If instead {held}: {continued(cause)}", fix or other.fix))
+        cause, fix = other.likeliest
+        return (*super().ways, (f"If instead {held}: {continued(cause)}", fix))
 
 
 class ReversedDim(Disorder):
@@ -82,24 +82,21 @@ class Interleaved(Disorder):
     """
 
     undo: str
-    why = "The loader interleaves the rows of segments (gate/up, q/k/v or heads) or of shards"
-    how = "restore the order where the weight is loaded: {undo}"
+    why = "The loader interleaves the rows of segments (gate/up or q/k/v), heads or shards"
+    how = "restore the order on load: {undo}"
     references = SWIGLU
 
 
 class Rotary(Disorder):
-    """The rows of each head are in the rotary order that the model does not read.
+    """The rows of each head are in the wrong rotary order for this model.
 
-    One convention rotates the two halves of a head, the other one rotates neighboring pairs. Converters permute the
+    One convention rotates the two halves of a head, the other rotates neighboring pairs. Converters permute the
     rows of q and k between the two. A permutation that is missing, or that ran twice, changes no shape.
     """
 
     undo: str
-    why = (
-        "The loader permutes q and k for the wrong rotary convention: halves (Hugging Face) instead of interleaved "
-        "pairs, or the reverse"
-    )
-    how = "restore the order where the weight is loaded: {undo}"
+    why = "The loader orders q and k for the wrong rotary convention (halves or interleaved pairs)"
+    how = "restore the order on load: {undo}"
     references = ("torchtitan#1483",)
 
 
@@ -111,7 +108,7 @@ class Blocks(Disorder):
     """
 
     why = "The loader joins the segments (gate/up, q/k/v or experts) in a different order than the model reads"
-    how = "concatenate the segments in the order that the model reads"
+    how = "concatenate the segments in the model's order"
 
 
 class AsText(Disorder):
@@ -137,11 +134,11 @@ class Grouped(Disorder):
         "One index reordered the rows of every head, expert or block before the split",
         "Every rank reordered its own shard by the same index after the split",
     )
-    how = "restore the order where the weight is loaded: {undo}"
+    how = "restore the order on load: {undo}"
 
 
 class WithinShards(Disorder):
-    """Shards are out of order inside: all by the same rule, or each in an order of its own.
+    """Shards are out of order inside: all by the same rule, or each in its own order.
 
     A flip, a sort or an index ran on local shards. Every rank still has its own elements, so shapes, counts and
     checksums over a shard are right.
@@ -154,8 +151,8 @@ class WithinShards(Disorder):
     kinds = usually("misordered-within-shard")
     why = (
         (
-            "{is_alike:?An index, a flip or a sort reordered the local shards by one rule after the split|Each rank "
-            "reordered its shard by an index of its own, which the rank drew, sorted or computed}"
+            "{is_alike:?An index, a flip or a sort reordered these local shards alike after the split|Each rank "
+            "reordered its shard by a different index, which the rank drew, sorted or computed}"
         ),
         "{is_alike:?An index reordered these stretches of the dim before the split}",
     )
@@ -174,10 +171,10 @@ class OneShard(Disorder):
 
     kinds = usually("misordered-within-shard")
     why = (
-        "Code that only this shard's ranks run, or a file that only they read, reordered the shard after the split",
+        "Only these ranks run code that reorders the shard, or read a file in a different order",
         "A sort runs on every rank, and the other shards were already in order",
     )
-    how = "remove the index, flip or sort that runs on the local shard, or replace the file that it was read from"
+    how = "remove the index, flip or sort of the local shard, or write the shard's file again"
 
 
 class PermutedDim(Disorder):
@@ -237,7 +234,7 @@ class Padded(Disorder):
     """
 
     kinds = usually("foreign")
-    why = "The padding was put before the content, so every index moved up"
+    why = "The code puts the padding before the content, so every index moves up"
     how = "pad at the end of the dim, and cut the padding off before the tensor is labeled"
 
 
@@ -271,8 +268,7 @@ class OddCopies(Disorder):
         "tensor"
     )
     how = (
-        "choose the shard only by the axes that split the tensor, or torch.distributed.broadcast it along {axis} from "
-        "{axis}={right}"
+        "choose the shard only by the axes that split the tensor, or torch.distributed.broadcast it from {axis}={right}"
     )
 
 
@@ -354,7 +350,7 @@ class UnreadOrder(Disorder):
     """
 
     why = "No rule fits the files that were read: most orders show only with the files of all ranks"
-    how = "check again with the files of all ranks, or find the code that wrote the first differences above"
+    how = "check again with the files of all ranks, or find the code that wrote the elements named above"
 
 
 class Scrambled(Disorder):
@@ -364,5 +360,5 @@ class Scrambled(Disorder):
     can still be right, so nothing raises.
     """
 
-    why = "No known rule fits: the ranks' shards, or the elements in them, follow no simple rule"
-    how = "find the code that wrote the first differences above"
+    why = "No known rule fits the ranks' shards or the elements in them"
+    how = "find the code that wrote the elements named above"

@@ -1,4 +1,4 @@
-"""Causes of shards that are split in another way than their placements say, or chosen by the wrong coordinate."""
+"""Causes of shards that are split differently than their placements say, or chosen by the wrong coordinate."""
 
 from __future__ import annotations
 
@@ -56,10 +56,7 @@ class Flattened(Disorder):
     """
 
     number: str
-    why = (
-        "The loader computes the shard's number from the coordinates, but flattening counts the last axis fastest and "
-        "the loader doesn't"
-    )
+    why = "Flattening counts the last axis fastest, and the loader counts a different axis fastest"
     how = "choose the shard by get_local_rank() of the flattened mesh, or by {number}"
 
 
@@ -72,8 +69,8 @@ class MeshOrder(Mislabel):
 
     why = (
         (
-            "The loader cuts over the mesh's first axis first, as weight.chunk(world_size)[rank] does. FSDP2 over "
-            "tensor parallel cuts over the inner axis first"
+            "The loader cuts over the mesh's first axis first (weight.chunk(world_size)[rank]), and the placements say "
+            "inner axis first"
         ),
         "The shards come from the checkpoint of a job on a different mesh",
     )
@@ -259,10 +256,7 @@ class Balanced(Disorder):
     """
 
     kinds = usually("wrong-shape")
-    why = (
-        "The code splits the dim as evenly as possible (numpy.array_split or tensor_split), but Shard means "
-        "torch.chunk: full chunks first"
-    )
+    why = "The code splits with numpy.array_split or tensor_split, but Shard means torch.chunk: full chunks first"
     how = "split with torch.chunk, or pad the dim to a multiple of the axis"
 
 
@@ -286,14 +280,14 @@ class SameShard(Disorder):
 class RepeatedShards(Disorder):
     """Several ranks share one shard, by a rule of their number, and other shards are on no rank.
 
-    A coordinate was divided or wrapped, for instance by the number of ranks of an earlier job, or ranks that share a
-    file read it from its start. Every shard that is read is valid, so nothing raises.
+    The loader divided or wrapped a coordinate, for instance by the number of ranks of an earlier job, or ranks that
+    share a file read it from its start. Every shard that is read is valid, so nothing raises.
     """
 
     coordinate: str
     kinds = usually("duplicated")
     why = (
-        "Several ranks read the same part, because the loader divides, wraps or ignores a part of the coordinate",
+        "The loader divides or wraps the coordinate, so several ranks read the same part",
         "Several ranks share a file, and each reads it from the start",
     )
     how = (
@@ -312,7 +306,7 @@ class SharedShards(Disorder):
     kinds = usually("duplicated")
     why = (
         "Most likely an index was clamped (min(i, n - 1)) or is off by one at its end",
-        "A part was saved or copied under several names",
+        "A save or a copy wrote one part under several names",
     )
     how = (
         "correct the index by which these ranks choose what they read",
@@ -333,10 +327,10 @@ class ExchangedRanks(Disorder):
     is_unread: bool = False
     why = (
         (
-            "Two files, two hosts, or two entries of a list of them changed places, so a few ranks have "
-            "{is_unread:?the parts of ranks that were not read|each other's parts}"
+            "Two files or hosts, or two entries in a list of them, changed places{is_unread:?: a few ranks have the "
+            "parts of ranks that were not read}"
         ),
-        "{is_unread:?A part was saved or copied under several names}",
+        "{is_unread:?A save or a copy wrote one part under several names}",
     )
     how = (
         "correct the list or the file names by which these ranks find their parts",
@@ -354,7 +348,7 @@ class Reversed(Disorder):
     axis: str
     why = (
         "The loader counts the coordinate from the other end",
-        "The mesh was built from ranks in descending order",
+        "The mesh lists its ranks in descending order",
     )
     how = (
         "choose the shard by mesh.get_local_rank({axis!r})",
@@ -396,14 +390,8 @@ class PermutedRanks(Disorder):
     there, with the right shapes, so only a gather shows it.
     """
 
-    why = (
-        "The loader numbers the ranks in a different order than the mesh",
-        "The DeviceMesh lists ranks that don't rise, and the loader goes by the global rank",
-    )
-    how = (
-        "choose the shard by mesh.get_coordinate(), not by the global rank",
-        "build the mesh with init_device_mesh",
-    )
+    why = "The loader numbers the ranks in a different order than the mesh"
+    how = "choose the shard by mesh.get_coordinate(), or build the mesh with init_device_mesh"
 
 
 class CutByHand(Disorder):

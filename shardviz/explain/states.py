@@ -6,7 +6,7 @@ from shardviz.explain.cause import Cause
 
 
 class StaleMaster(Cause):
-    """The optimizer's master copy has other values than the weight.
+    """The optimizer's master copy has different values than the weight.
 
     The weight was loaded after the master copy was made, or the other way around. The model is right until the first
     step, which writes the old master copy over it.
@@ -111,8 +111,8 @@ class StateNotLoaded(Cause):
 class StateInAnotherOrder(Cause):
     """A rank has the right elements of a state, in a different order than its weight.
 
-    The weight was permuted, cut or flattened in one way and its state in another. Both have the same size, so the
-    optimizer steps each element with a neighbor's moments.
+    The weight was permuted, cut or flattened in one way and its state in a different way. Both have the same size,
+    so the optimizer steps each element with a neighbor's moments.
     """
 
     kinds = ("wrong-value",)
@@ -126,8 +126,8 @@ class StateInAnotherOrder(Cause):
 class StateOfAnotherRank(Cause):
     """Ranks have the optimizer's state of another rank's part of the weight.
 
-    The state was cut by another coordinate or offset than the weight, or by none. It has the shape of every shard, so
-    the optimizer accepts it.
+    The state was cut by a different coordinate or offset than the weight, or by none. It has the shape of every
+    shard, so the optimizer accepts it.
 
     Attributes:
         is_one: Whether all ranks have the state of one part.
@@ -151,8 +151,8 @@ class UnexplainedState(Cause):
 
     kinds = ("wrong-value",)
     why = (
-        "The gradients are right. The state was loaded in another order or for another weight",
-        "The gradients are right. The sharded optimizer has other betas, or clips by another norm",
+        "The gradients are right. The state was loaded in a different order or for a different weight",
+        "The gradients are right. The sharded optimizer has different betas, or clips by a different norm",
     )
     how = (
         (
@@ -329,7 +329,7 @@ class AbsentState(Cause):
         "A rank did not save its states",
     )
     how = (
-        "load as it is: the optimizer starts this parameter from nothing",
+        "load the checkpoint as it is: the optimizer starts this parameter from nothing",
         "save the checkpoint again on every rank",
     )
 

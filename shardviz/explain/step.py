@@ -13,7 +13,7 @@ class ShardedModelRaises(Cause):
     """
 
     kinds = ("raised",)
-    why = "The model or torch can't run this sharding. A training step on this mesh would raise, too"
+    why = "The model or torch can't run this sharding. A training step on this mesh would raise too"
     how = "read the exception and its line"
 
 
@@ -146,7 +146,7 @@ class PartLabeledWhole(Cause):
 
 
 class DifferentOutput(Cause):
-    """The sharded model returns a tensor of another shape than the unsharded one.
+    """The sharded model returns a tensor of a different shape than the unsharded one.
 
     No axis explains the sizes. The two models return different tensors, or different parts of one.
     """
@@ -244,7 +244,8 @@ class UnexplainedCopies(Cause):
 class UnexplainedForward(Cause):
     """The forward of the sharded model goes wrong, and no rule explains how.
 
-    No module is the first wrong one either: it goes wrong in the model's own code, or modules are not called alike.
+    No module is clearly the first wrong one: the model's own code goes wrong, or the two models call different
+    modules.
     """
 
     kinds = ("wrong-value",)
@@ -276,9 +277,9 @@ class UnexplainedBackward(Cause):
 
 
 class UnexplainedJobStep(Cause):
-    """A module's result in one job is not the other job's, and nothing more is known of it.
+    """A module's result differs between two jobs, and no rule explains how.
 
-    shardviz looks for the cause at the first module that differs. This is what remains if no rule fits.
+    shardviz looks for the cause at the first module that differs. It names this cause if no rule fits.
     """
 
     kinds = ("wrong-value",)
@@ -308,7 +309,7 @@ class DifferentWeights(Cause):
 class MisplacedWeights(Cause):
     """Two jobs start from the same numbers, in different places of a weight.
 
-    One of them loads or shards rows in another order than its placements say.
+    One of them loads or shards rows in a different order than its placements say.
     """
 
     kinds = ("misordered",)
@@ -328,9 +329,9 @@ class WeightsDrawnAfterSharding(Cause):
 
 
 class DifferentBatch(Cause):
-    """Two runs are not given the same rows.
+    """Two runs do not get the same rows.
 
-    Another seed of the sampler, another order of the data or another number of rows for each rank is enough.
+    A different sampler seed, order of the data or number of rows per rank is enough.
 
     Attributes:
         of_jobs: Whether they are jobs of several ranks.

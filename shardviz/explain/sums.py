@@ -12,14 +12,13 @@ if TYPE_CHECKING:
 
 WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
     "ddp": (
-        "DDP has this parameter and its reduction did not run: no_sync() was around the forward of the last backward, "
-        "the step called model.module(...), which goes around DDP, or a parameter was replaced after DDP was made, and "
-        "its bucket waits for the old one",
-        "leave the last forward out of no_sync(), call the DDP module itself, and replace parameters before it is made",
+        "DDP has this parameter and did not reduce it: the last forward ran under no_sync(), the step called "
+        "model.module(...) instead of the DDP module, or a parameter was replaced after DDP was made",
+        "run the last forward outside no_sync(), call the DDP module itself, and replace parameters before it is made",
     ),
     "fsdp": (
-        "FSDP has this parameter and its reduction was off in the last backward: set_requires_gradient_sync(False), "
-        "set_requires_all_reduce(False), or no_sync()",
+        "FSDP has this parameter, and its reduction was off in the last backward: set_requires_gradient_sync(False), "
+        "set_requires_all_reduce(False) or no_sync()",
         "call set_requires_gradient_sync(True) and set_requires_all_reduce(True) before the last backward",
     ),
 }
@@ -52,33 +51,26 @@ class GradientNotReduced(Cause):
     kinds = ("unreduced-gradient",)
     why = (
         (
-            "{is_by_wrapper:?{wrapper_off}|Nothing reduces this gradient{axes:? over {axes}}: the parameter is outside "
-            "what FSDP, DDP or a tensor-parallel style wraps{rest:?. Once reduced, it would still be {ratio:times} the "
-            "right gradient: {rest.cause:continued}}}"
+            "{is_by_wrapper:?{wrapper_off}|No FSDP, DDP or tensor-parallel style wraps this parameter"
+            "{axes:? over {axes}}{rest:?. Once reduced, its gradient would still be {ratio:times} the right one: "
+            "{rest.likeliest[0]:continued}}}"
         ),
-        (
-            "{may_be_off:?The reduction was off in the last backward: set_requires_gradient_sync(False), or no_sync() "
-            "around its forward under DDP}"
-        ),
+        "{may_be_off:?set_requires_gradient_sync(False) or no_sync() was on in the last backward}",
         (
             "{is_settled:?|{is_captured:?The capture was made before the reduction|{other_axis:?The code splits the "
-            "parameter over {axes} by hand|The reduction runs over a group of one rank}}}"
+            "parameter over {axes} by hand|The wrapper's group has one rank}}}"
         ),
     )
     how = (
         (
             "{is_by_wrapper:?{wrapper_on}|wrap the parameter over {axes:?{axes}|these ranks}, or call "
             "{axes:?{axes:each and|all_reduce(grad, op=ReduceOp.{op:?{op}|SUM}, group=mesh.get_group({each!r}))}"
-            "|all_reduce(grad)} after backward (grad.to_local() of a DTensor{op:?|, ReduceOp.AVG for a mean}){rest:?; "
-            "and {rest.fix}}}"
+            "|all_reduce(grad)} after backward{op:?| (ReduceOp.AVG for a mean)}{rest:?; and {rest.likeliest[1]}}}"
         ),
-        (
-            "{may_be_off:?call set_requires_gradient_sync(True) before the last backward, or leave its forward out of "
-            "no_sync()}"
-        ),
+        "{may_be_off:?switch the reduction on before the last micro-batch}",
         (
             "{is_captured:?capture the gradient after the reduction|{other_axis:?compare axis={other_axis!r} "
-            "alone|pass the wrapper a mesh with all ranks{axes:? along {axes}}}}"
+            "alone|give it all ranks}}"
         ),
     )
     references = ("pytorch#154888", "Megatron-LM#1446")
@@ -110,9 +102,9 @@ class GradientNotReduced(Cause):
 
 
 class NarrowSum(Cause):
-    """The terms of a gradient are rounded before ranks sum them, against a policy of the model.
+    """The terms of a gradient are rounded before ranks sum them, unlike other gradients.
 
-    One unit of FSDP has a MixedPrecisionPolicy without reduce_dtype, which then is its param_dtype, or a hook casts
+    One FSDP unit has a MixedPrecisionPolicy without reduce_dtype and so reduces in its param_dtype, or a hook casts
     what it reduces. Rounding errors add up with every rank, and no single step shows them.
 
     Attributes:
@@ -124,8 +116,8 @@ class NarrowSum(Cause):
     of_all: bool
     kinds = ("wrong-value",)
     why = (
-        "{of_all:?|The unit's own MixedPrecisionPolicy has param_dtype {dtype} and no reduce_dtype, while that of "
-        "another unit sums in a wider dtype}",
+        "{of_all:?|The unit's own MixedPrecisionPolicy has param_dtype {dtype} and no reduce_dtype, while a "
+        "different unit sums in a wider dtype}",
         "Code casts the gradient to {dtype} before it reduces it",
     )
     how = (
@@ -266,7 +258,7 @@ class RepeatedTerm(Cause):
     kinds = ("wrong-scale",)
     why = (
         "{axes:?Every rank along {axes} adds all of {tensor} before the sum over ranks|The code adds {tensor} before "
-        "and after a sum over ranks, or on several of its ranks}{module:?, in {module}}"
+        "and after a sum over ranks, or on several of its ranks}{module:?, in {module:called}}"
     )
     how = "add {tensor} after the sum over {axes:?{axes}|ranks} (RowwiseParallel does), or on one rank only"
     references = ("TGI#1036",)
@@ -287,8 +279,8 @@ class TermLeftOut(Cause):
     module: str = ""
     kinds = ("wrong-scale", "wrong-value")
     why = (
-        "{module:?{module}|The sharded code} leaves out {tensor}, or adds it only on a rank that doesn't count in the "
-        "sum"
+        "{module:?{module:called}|The sharded code} leaves out {tensor}, or adds it only on a rank that doesn't count "
+        "in the sum"
     )
     how = "add {tensor} once: after the sum over ranks (RowwiseParallel does), or before the sum on one rank only"
     references = ("TGI#1036",)

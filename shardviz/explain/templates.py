@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     _Taken = Mapping[tuple[str, str], bool]
 
 
-OF_ANOTHER_CAUSE = re.compile(r"\.(cause|fix)[:}]")
+OF_ANOTHER_CAUSE = re.compile(r"\.(cause|fix|likeliest\[\d\])[:}]")
 """Words that another cause adds: they stand on its own page."""
 
 SHORT = 20

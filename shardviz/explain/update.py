@@ -39,8 +39,7 @@ class RepeatedStep(Cause):
     kinds = ("wrong-value",)
     why = (
         "{of_all:?The optimizer stepped {times} times on the same gradient: a hook or a wrapper steps too|}",
-        "The learning rate is {times} times as large once the model is sharded, as one that is divided by a size of "
-        "the rank's own part",
+        "The learning rate is {times} times as large after sharding, such as a rate that is divided by a local size",
     )
     how = (
         "{of_all:?call step() once per batch|}",
@@ -51,19 +50,19 @@ class RepeatedStep(Cause):
 class StepOfPart(Cause):
     """An optimizer that works on whole matrices runs on each rank's part of one.
 
-    Muon makes the step orthogonal, others divide it by its norm, or, as Adafactor, by means of its rows and columns.
-    All are defined for a part too, and shapes fit, so nothing raises; but the parts do not make up the step of the
-    whole matrix.
+    Muon makes the step orthogonal; others divide it by its norm or, like Adafactor, by means of its rows and
+    columns. All of these are defined for a part too, and shapes fit, so nothing raises. But the steps of the parts
+    do not make up the step of the whole matrix.
     """
 
     kinds = ("wrong-value",)
     why = (
-        "The optimizer works on whole matrices, as Muon does, or scales by norms or means of the whole, as LARS, LAMB "
-        "and Adafactor do, and was given each rank's part: DTensor.to_local(), or a plain shard"
+        "The optimizer needs the whole matrix (Muon) or its norms and means (LARS, LAMB, Adafactor), and gets each "
+        "rank's part: DTensor.to_local(), or a plain shard"
     )
     how = (
-        "gather the gradient or the momentum with full_tensor() before that operation and keep the rank's own part of "
-        "the result, all_reduce sums of squares before a root or a mean, or use an implementation for DTensors"
+        "gather the gradient or the momentum with full_tensor() and keep the rank's own part of the result, all_reduce "
+        "the sums of squares before a root or a mean, or use an implementation for DTensors"
     )
 
 
@@ -93,8 +92,8 @@ class AnotherLearningRate(Cause):
 class RankDependentDecay(Cause):
     """Some ranks decay a weight more or less than the others.
 
-    The parameter is in another group on these ranks, or weight_decay is set by the rank. Weights drift apart slowly,
-    and gradients are right.
+    The parameter is in a different group on these ranks, or weight_decay depends on the rank. Weights drift apart
+    slowly, and gradients are right.
     """
 
     kinds = ("wrong-value",)
@@ -156,13 +155,13 @@ class UnexplainedWeight(Cause):
 class TrainedThoughFrozen(Cause):
     """A weight that is frozen in the unsharded model has a gradient in the sharded step.
 
-    `nn.Parameter(shard)` requires a gradient unless it is told not to, whatever the weight did that the shard is of.
+    `nn.Parameter(shard)` requires a gradient by default, even if the weight that was sharded did not.
     """
 
     kinds = ("wrong-value",)
     why = (
-        "The weight is frozen in the unsharded model, and sharding replaces it by a parameter that requires a "
-        "gradient, as nn.Parameter(shard) does"
+        "Sharding replaces the frozen weight by a parameter that requires a gradient, as nn.Parameter(shard) does by "
+        "default"
     )
     how = "pass requires_grad=weight.requires_grad to nn.Parameter, before you make the optimizer"
 
@@ -297,7 +296,7 @@ class StepNotKept(Cause):
     )
     how = (
         "{is_sent:?broadcast every weight from the rank that steps it|}",
-        "give each weight to one rank at least, the last one too where their number is not divisible by that of ranks",
+        "assign every weight to a rank, also the last ones when their number isn't divisible by the number of ranks",
     )
 
 
@@ -354,10 +353,10 @@ class OwnBufferRead(Cause):
     along: str
     kinds = ("unreplicated",)
     why = (
-        "The module updates the buffer from each rank's own part of the batch, which {along} splits, and its forward "
-        "reads it, so each rank trains a different model"
+        "The forward reads this buffer, and each rank updates it from its own part of the batch, which {along} splits. "
+        "Each rank trains a different model"
     )
-    how = "all_reduce over {along} what the update is made of, such as counts or sums, before the update"
+    how = "all_reduce the counts or sums behind the update over {along}, before the update"
 
 
 class UnexplainedBuffer(Cause):

@@ -17,13 +17,10 @@ class RankDependentSeed(Cause):
     axes: tuple[str, ...]
 
     kinds = ("unreplicated",)
-    why = (
-        "Each replica draws its own values from a seed that depends on the rank, or loads a file of its own. Gradients "
-        "are averaged, weights are not"
-    )
+    why = "Each replica draws from a seed that depends on the rank, or loads its own file"
     how = (
-        "set one seed on all ranks{axes:? along {axes}} before the weights are drawn, or torch.distributed.broadcast "
-        "the weights from one of these ranks"
+        "set one seed on all ranks{axes:? along {axes}} before you draw the weights, or torch.distributed.broadcast "
+        "them from one rank"
     )
     references = OF_REPLICAS
 
@@ -56,10 +53,7 @@ class PlainAmongShards(Cause):
     axes: tuple[str, ...]
 
     kinds = ("unreplicated",)
-    why = (
-        "No fully_shard takes this plain parameter (ignored_params), so nothing broadcasts it, nothing reduces its "
-        "gradient, and each rank keeps its own values"
-    )
+    why = "fully_shard leaves this parameter plain (ignored_params), so nothing broadcasts it or reduces its gradient"
     how = (
         "torch.distributed.broadcast it {axes:?along {axes}|on all ranks} before training and all_reduce its gradient, "
         "or, if values should differ, make it a split DTensor{axes:? over {axes}}"
@@ -86,8 +80,8 @@ class ShardedOnSomeRanks(Cause):
 class FirstRankAlone(Cause):
     """The first ranks of a part hold different values than all other copies of it.
 
-    Rank 0 reads the checkpoint or has another seed, and the broadcast to the other ranks is missing. Copies are never
-    compared in training.
+    Rank 0 reads the checkpoint or has a different seed, and the broadcast to the other ranks is missing. Copies are
+    never compared in training.
 
     Attributes:
         odd: These ranks, in words.
@@ -95,11 +89,8 @@ class FirstRankAlone(Cause):
 
     odd: str
     kinds = ("unreplicated",)
-    why = (
-        "Only {odd} reads a checkpoint, or draws from a seed of its own, and nothing sends the values to the other "
-        "ranks"
-    )
-    how = "torch.distributed.broadcast it from {odd} to the ranks with the same part, or load it on every rank"
+    why = "Only {odd} reads a checkpoint or has a different seed, and nothing sends the values to the other ranks"
+    how = "torch.distributed.broadcast it from there to the ranks with the same part, or load it on every rank"
     references = OF_REPLICAS
 
 
@@ -116,15 +107,12 @@ class OddRanksAlone(Cause):
     odd: str
     kinds = ("unreplicated",)
     why = (
-        (
-            "Only {odd} loaded, drew or changed the tensor, with a different seed, file or branch of the code: all "
-            "other copies agree"
-        ),
-        "A broadcast leaves out {odd}",
+        "Only {odd} used a different seed, file or branch of the code: all other copies agree",
+        "A broadcast leaves out these ranks",
     )
     how = (
-        "look for code, files and random state that only {odd} use",
-        "torch.distributed.broadcast from a rank with the same part that agrees with the others",
+        "look for code, files and random state that only these ranks use",
+        "torch.distributed.broadcast it from a rank that agrees with the others",
     )
     references = OF_REPLICAS
 
@@ -146,7 +134,7 @@ class RepeatedDraw(Cause):
     why = (
         "Every rank drew its own shard with one seed",
         "All ranks loaded the same shard",
-        "Parts of the weight are meant to start alike, such as experts copied from one network",
+        "The parts start alike on purpose, such as experts copied from one network",
     )
     how = (
         (
@@ -154,7 +142,7 @@ class RepeatedDraw(Cause):
             "{along}|initialize the DTensors, not their local tensors, after torch.manual_seed, or seed each rank by "
             "its coordinate along {along}}"
         ),
-        "load the slice of the rank's own coordinate along {along}",
+        "load each rank's own slice along {along}",
         "leave the weight as it is",
     )
     references = ("OLMo-core#307", "torchtitan#3106")

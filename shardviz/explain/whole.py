@@ -40,8 +40,8 @@ class RankWithoutFile(Cause):
 class ModuleAbsentOnRanks(Cause):
     """Some ranks of a tensor's mesh do not have the tensor.
 
-    A condition on the rank drops or renames the module there. The ranks disagree on what the model is, and the first
-    collective on the tensor hangs or pairs it with another one.
+    A condition on the rank drops or renames the module there. The ranks disagree on what the model is, and the
+    first collective on the tensor hangs or pairs it with a different tensor.
     """
 
     kinds = ("incomplete",)

@@ -181,7 +181,7 @@ CASES = (
             ),
         ),
         ("wrong-scale",),
-        ("dp", "1/4", "already|twice|once more|once only"),
+        ("dp", "1/4", "already|twice|again|once only"),
     ),
     Bug(
         "FSDP told to sum",

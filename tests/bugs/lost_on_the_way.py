@@ -250,7 +250,7 @@ CASES = (
         TOKENS,
         (("Join.apply(rows.view(parts.shape), 1, self.group).flatten(0, 1)", "Join.apply(rows, 0, self.group)"),),
         ("wrong-value",),
-        ("another order", "Join.apply(rows, 0"),
+        ("different order", "Join.apply(rows, 0"),
         with_lines=True,
     ),
     Bug(
@@ -259,7 +259,7 @@ CASES = (
         TOKENS,
         (("heads[self.first : self.first + out.shape[-1]]", "heads[: out.shape[-1]]"),),
         ("wrong-value",),
-        ("another rank's", "heads[: out"),
+        ("a different rank's", "heads[: out"),
         with_lines=True,
     ),
     Bug(

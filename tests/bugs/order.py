@@ -146,7 +146,7 @@ def parallelize(model, mesh):
 """,
         ((CHUNK, "whole.tensor_split(size)[rank]"),),
         ("wrong-shape",),
-        ("torch.chunk", "evenly"),
+        ("torch.chunk", "array_split"),
     ),
     Bug(
         "copies that are different shards",

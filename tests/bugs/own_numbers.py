@@ -203,7 +203,7 @@ CASES = (
         MAIN,
         (("            weight.grad = None\n", ""),),
         ("wrong-value",),
-        ("2, 1 times", "nothing clears it"),
+        ("2, 1 times", "nothing clears .grad"),
         ("after every micro-batch",),
     ),
     Bug(
@@ -212,7 +212,7 @@ CASES = (
         MULTIPLIED,
         (REDUCED,),
         ("wrong-value",),
-        ("whole matrices", "alike all along dim 0"),
+        ("whole matrix", "alike along dim 0"),
         ("learning rate", "different parameter"),
     ),
     Bug(
@@ -221,7 +221,7 @@ CASES = (
         ADDED,
         (FIRST_ALONE,),
         ("wrong-value",),
-        ("whole matrices", "up.weight is right"),
+        ("whole matrix", "up.weight is right"),
         ("learning rate", "different parameter"),
     ),
     Bug(
@@ -235,7 +235,7 @@ CASES = (
             ),
         ),
         ("wrong-value",),
-        ("learning rate", "rank's own part"),
+        ("learning rate", "a local size"),
         ("stepped 2 times",),
     ),
     Bug(

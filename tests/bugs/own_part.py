@@ -142,7 +142,7 @@ CASES = (
             ),
         ),
         ("wrong-value",),
-        ("norm", "of their own part", "sum counts, values and squares"),
+        ("norm", "of its own part", "sum counts, values and squares"),
     ),
     Bug(
         "a moving average that follows on the first rank alone",

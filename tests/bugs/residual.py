@@ -85,7 +85,7 @@ CASES = (
         BLOCK.replace("BLOCKS", "nn.Sequential(nn.Linear(8, 8), Block(), Block(), Block(), nn.Linear(8, 4))"),
         (("h = Leave.apply(h, self.group)", "h = Leave.apply(Leave.apply(h, self.group), self.group)"),),
         ("wrong-scale",),
-        ("the sum is taken twice", "case.py"),
+        ("already the whole", "case.py"),
         with_lines=True,
     ),
     Bug(
@@ -94,7 +94,7 @@ CASES = (
         BLOCK.replace("BLOCKS", "Block()"),
         (("h = Leave.apply(h, self.group)", "h = Leave.apply(Leave.apply(h, self.group), self.group)"),),
         ("wrong-scale",),
-        ("the sum is taken twice", "case.py"),
+        ("already the whole", "case.py"),
         with_lines=True,
     ),
     Bug(

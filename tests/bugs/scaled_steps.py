@@ -143,7 +143,7 @@ CASES = (
             ),
         ),
         ("wrong-scale", "wrong-value"),
-        ("norm", "as LARS"),
+        ("norm", "LARS"),
         never=("learning rate",),
     ),
 )

@@ -226,6 +226,6 @@ CASES = (
             ),
         ),
         ("wrong-scale",),
-        ("q_norm", "twice|once more|already have whole"),
+        ("q_norm", "twice|once more|already whole"),
     ),
 )

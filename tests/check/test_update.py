@@ -54,9 +54,10 @@ def test_a_weight_of_which_no_start_is_known_is_not_called_right(tmp_path: Path,
 @pytest.mark.parametrize(
     ("role", "name", "says", "never"),
     [
-        ("optim", "w.exp_avg", "loaded in another order", "learning rate"),
-        ("param", "w", "count of steps", "loaded in another order"),
+        ("optim", "w.exp_avg", "loaded in a different order", "learning rate"),
+        ("param", "w", "count of steps", "loaded in a different order"),
     ],
+    ids=["optim-w.exp_avg-loaded in another order-learning rate", "param-w-count of steps-loaded in another order"],
 )
 def test_a_learning_rate_is_a_cause_of_a_wrong_weight_and_not_of_a_wrong_state(
     tmp_path: Path, role: str, name: str, says: str, never: str

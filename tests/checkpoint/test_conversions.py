@@ -125,7 +125,9 @@ def test_a_merge_that_sums_replicas_is_told_from_a_factor(tmp_path, what, ranks,
     if cause == "summed-replicas":
         told = next(one for one in found.outcomes if one.cause_id == cause)
         side = "first" if turned else "second"
-        assert told.cause == f"The merge of {ranks} ranks that made the {side} sums what every rank holds whole"
+        assert told.cause == (
+            f"The merge of {ranks} ranks that made the {side} sums a tensor that every rank holds whole"
+        )
 
 
 # Steps

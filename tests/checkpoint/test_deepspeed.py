@@ -261,7 +261,7 @@ def test_a_master_that_is_not_the_weight_of_stage_3_stays_missing(tmp_path):
         masters[1][0] += 1e-4  # of 0.bias: lost where it is rounded to bfloat16
 
     verdict, why = both_of(tmp_path, change)["optimizer.state.0.bias.fp32"]
-    assert (verdict, why) == ("missing", "only the first has it; the second's weight 0.bias has other values")
+    assert (verdict, why) == ("missing", "only the first has it; the second's weight 0.bias has different values")
 
 
 # Universal checkpoints

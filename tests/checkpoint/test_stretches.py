@@ -27,8 +27,12 @@ NAMED = {
     "rolled a little": (LINE, np.roll(LINE, 7, 1), "dim 1 is rolled by 7"),
     "rolled back": (LINE[0], np.roll(LINE[0], -5), "dim 0 is rolled by -5"),
     "blocks": (LINE, pieces(LINE, 4, 1), "dim 1's blocks of 1500 come in the order 3 2 1 0"),
-    "uneven": (LINE.T, np.concatenate([LINE.T[200:300], LINE.T[:200], LINE.T[300:]]), "in another order: 3 stretches"),
-    "a table": (TABLE, np.roll(TABLE.ravel(), 30).reshape(60, 100), "in another order: 2 stretches"),
+    "uneven": (
+        LINE.T,
+        np.concatenate([LINE.T[200:300], LINE.T[:200], LINE.T[300:]]),
+        "in a different order: 3 stretches",
+    ),
+    "a table": (TABLE, np.roll(TABLE.ravel(), 30).reshape(60, 100), "in a different order: 2 stretches"),
     "joined": (
         TABLE,
         np.concatenate(np.split(TABLE, 4, 1), 0).reshape(60, 100),

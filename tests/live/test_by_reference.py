@@ -309,7 +309,7 @@ def test_a_checkpoint_of_another_model_is_one_finding_that_says_so(mesh, zeros, 
     shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
     (finding,) = check_dump(shard_dump).findings
     assert (finding.kind, len(finding.members)) == ("foreign", 4)
-    assert "values that are not in checkpoint.safetensors among" in finding.summary
+    assert "are not in checkpoint.safetensors, the first at" in finding.summary
     assert "loaded from a different checkpoint: its values are not in checkpoint.safetensors" in finding.cause
 
 

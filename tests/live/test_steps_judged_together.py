@@ -120,7 +120,10 @@ def checked(text: str, mesh: str, folder: Path, *, right: bool) -> Report:
     [
         (SHARED_HEADS, "tp=4", "unreduced-gradient", "the sum over those that do is the unsharded model's"),
         (TIED_STAGES, "pp=2", "unreduced-gradient", "the sum of their gradients is the unsharded model's"),
-        (CHUNKS_AS_THEY_CAME, "tp=2", "misordered", "with dim 0 in another order"),
+        pytest.param(
+            *(CHUNKS_AS_THEY_CAME, "tp=2", "misordered", "with dim 0 in a different order"),
+            id="text2-tp=2-misordered-with dim 0 in another order",
+        ),
     ],
 )
 def test_a_bug_is_named_by_what_proves_it(text: str, mesh: str, kind: str, says: str, tmp_path: Path) -> None:

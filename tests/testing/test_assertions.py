@@ -58,7 +58,8 @@ def test_tensor_parallel_under_fsdp_is_in_order(mesh):
 def test_data_out_of_order_names_claimed_held_the_picture_and_the_fix(mesh):
     lines = text_of(assert_ordered, left_to_right(mesh)).splitlines()
     assert lines[:5] == [
-        "weight: 7 of 8 ranks do not hold the elements their placements claim: the axes split the dim in another order",
+        "weight: 7 of 8 ranks do not hold the elements their placements claim: the axes split the dim in a different "
+        "order",
         "  ranks     1-7",
         "  claimed   [12/fsdp/tp, 3]",
         "  held      [12/tp/fsdp, 3]",
@@ -190,7 +191,7 @@ def test_gradients_that_nobody_sums_are_found(mesh):
     model = nn.Linear(2, 2, bias=False)
     model(torch.full((1, 2), 1.0 + distributed.get_rank())).sum().backward()
     text = text_of(assert_reduced, model)
-    assert text.startswith("weight: the gradient differs along dp: rank 0 and rank 1 are up to 1 apart\n")
+    assert text.startswith("weight: the gradient differs along dp: rank 0 and rank 1 differ by up to 1\n")
     distributed.all_reduce(model.weight.grad)
     assert_reduced(model)
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def apart_text(low: int, high: int, worst: float) -> str:
     """Return the clause that says how far the copies of two ranks are apart."""
     if math.isinf(worst):
-        return f"where one of rank {low} and rank {high} has NaN or infinity, the other has another value"
-    return f"rank {low} and rank {high} are up to {number(worst)} apart"
+        return f"one of rank {low} and rank {high} has NaN or infinity, and the other has a different value"
+    return f"rank {low} and rank {high} differ by up to {number(worst)}"
 
 
 MAX_SPANS = 4

@@ -228,7 +228,7 @@ def _about_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bo
     count = len(_ranks(others))
     apart = _apart(*pair) if count == 1 else ""
     verb = "has" if count == 1 else "have"
-    sentence = f"copies differ from the start: {odd} {verb} other values than the other copies{apart}"
+    sentence = f"copies differ from the start: {odd} {verb} different values than the other copies{apart}"
     cause = FirstRankAlone(odd) if is_first else OddRanksAlone(odd)
     return (cause, sentence, f"other values on {odd}")
 

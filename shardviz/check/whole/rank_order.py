@@ -31,7 +31,7 @@ Places = dict[tuple["MeshRecord", int], dict[int, tuple[int, int]]]
 """For a mesh and one of its axes: the ranks that differ, with their coordinate and their number in the group."""
 
 
-IN_QUESTION = "what collectives along {axis} make of it: the process group has its ranks in another order than the mesh"
+IN_QUESTION = "what collectives along {axis} return: the process group has its ranks in a different order than the mesh"
 
 
 def check_rank_order(dump: Dump) -> Iterator[Finding | NotChecked]:

@@ -222,7 +222,7 @@ def _by_stretches(flat: NDArray[np.int64], shape: tuple[int, ...]) -> str:
         return text
     num = int((np.diff(flat) != 1).sum()) + 1
     is_all = len(np.unique(flat)) == flat.size
-    return f"all of its elements, in another order: {num:,} stretches" if is_all else ""
+    return f"all of its elements, in a different order: {num:,} stretches" if is_all else ""
 
 
 def _by_pieces(order: NDArray[np.int64], shape: tuple[int, ...]) -> str:
@@ -281,7 +281,7 @@ def name_stretches(before: NDArray[Any], after: NDArray[Any]) -> str:
 
 
 def _count_of(num: int) -> str:
-    return f"all of its elements, in another order: {num:,} stretches"
+    return f"all of its elements, in a different order: {num:,} stretches"
 
 
 def _in_words(stretches: list[Stretch], dim: int, size: int) -> str:

@@ -43,7 +43,7 @@ MAX_PADDED = 1 << 30
 """Elements of a tensor to which zeros are added."""
 
 AS_HASHED = "the dump has hashes of the job's values only"
-DIFFERENT = ("has what the checkpoint has", "have what the checkpoint has")
+DIFFERENT = ("matches the checkpoint", "match the checkpoint")
 MOST_PARTS = 3
 """Parts of a tensor that are named."""
 
@@ -127,7 +127,7 @@ def _nothing_wrong(outcome: Outcome, live: Live, saved: Tensor, pieces: Sorted) 
             "not-compared", f"{named_ranks(same)}: {why}", ranks=ranks_of(p for p, _ in pieces.unknown)
         )
     if live.absent:
-        why = f"the dump has no {named_ranks(live.absent)}; what the others hold is what the checkpoint has"
+        why = f"the dump has no {named_ranks(live.absent)}; the other ranks match the checkpoint"
         return outcome.became("not-compared", why, ranks=live.absent)
     if live.dtype != saved.dtype:
         why = f"{live.dtype} in the job, {saved.dtype} in the checkpoint, the values are equal after the cast"

@@ -310,7 +310,7 @@ FUNCTIONS = {
     ),
     "permute": Function("permute(a, 0, 2, 1)", "dims in this order", (1, 1), (1, MANY), _permute_shape, _permute_views),
     "reshape": Function(
-        "reshape(a, 8, -1)", "the same elements in another shape", (1, 1), (1, MANY), _reshape_shape, _reshape_views
+        "reshape(a, 8, -1)", "the same elements in a different shape", (1, 1), (1, MANY), _reshape_shape, _reshape_views
     ),
     "rotary": Function(
         "rotary(a, head_dim)",

@@ -131,7 +131,7 @@ def _order_of(outcome: Outcome, mapped: Made, odd: list[tuple[Tensor, Tensor]], 
         _, words = name_order(np.array(numbers), 0)
         words = _of_parts(words, around(names[0], at))
         cause = AnotherSourceTensor(mapped.text, is_renumbered=True)
-        return outcome.became("permuted", f"its parts come in another order: {words}", cause)
+        return outcome.became("permuted", f"its parts come in a different order: {words}", cause)
     shown = [
         f"{against(found.name, part.name)} where the map puts {against(part.name, found.name)}" for part, found in odd
     ]
@@ -225,7 +225,7 @@ def _other_joins(node: Op) -> Iterator[tuple[Node, Cause]]:
     yield Op(opposite, node.parts, (dim,)), PartsJoinedOtherwise(how, node.function, dim)
     if len({part.shape for part in node.parts}) > 1 and len(node.parts) <= MOST_ORDERED:
         for order in list(permutations(node.parts))[1:]:
-            yield Op(node.function, order, node.numbers), PartsJoinedOtherwise("in another order")
+            yield Op(node.function, order, node.numbers), PartsJoinedOtherwise("in a different order")
     for along in dims[1:]:
         manner = f"along dim {along}"
         yield Op(node.function, node.parts, (along,)), PartsJoinedOtherwise(manner, node.function, dim)

@@ -190,7 +190,7 @@ def _about_marks(drawing: Drawing, subject: Subject) -> list[str]:
     if drawing.is_different:
         sentences.append(_NOT_AS_OFTEN if sides.copies else _WRONG[sides.titles])
     elif subject.misplaced:
-        sentences.append("holds its elements in another order, or too few: see the list")
+        sentences.append("holds its elements in a different order, or too few: see the list")
     is_placed = sides.is_placed and not sentences
     sentences += [f"placed as claimed; {text}" if is_placed and text != NO_FILE else text for text in sides.reasons]
     return sentences if sentences or not subject.marked else ["one of the finding's ranks"]

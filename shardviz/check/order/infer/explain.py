@@ -77,19 +77,18 @@ def _odd_copies(case: Case) -> Iterator[Fit]:
     """Explain replicas at some positions of an axis if the other replicas are as claimed."""
     assert case.claimed is not None
     claimed = case.claimed
-    right = {
+    in_order = {
         coord for coord, region in case.regions.items() if coord not in case.ids and region == claimed.region(coord)
     }
     for axis in claimed.replicate_axes:
         column = claimed.mesh.axis_index(axis)
-        odd = sorted({coord[column] for coord in case.shards if coord not in right})
+        odd = sorted({coord[column] for coord in case.shards if coord not in in_order})
         others = sorted({coord[column] for coord in case.shards} - set(odd))
         if odd and others:
             fits = explain(case.only([coord for coord in case.shards if coord[column] in odd]))[0]
             where = f"{axis}={listed(odd, MAX_DIFFERENCES)}"
-            text = (
-                f"the copies on {axis}={listed(others, MAX_DIFFERENCES)} are in order, but on {where} {fits.sentence}"
-            )
+            right = f"the copies on {axis}={listed(others, MAX_DIFFERENCES)} are in order"
+            text = f"{right}, but not on {where}: {fits.sentence}"
             yield Fit(OddCopies(axis, others[0]), text, f"on {where}: {fits.held}", details=fits.details)
             return
 
@@ -100,7 +99,7 @@ def _scrambled(case: Case) -> Fit:
         Scrambled(),
         "no known pattern fits",
         f"scrambled: {differences}" if differences else "scrambled",
-        details=(f"first differences: {differences}",) if differences else (),
+        details=(f"scrambled: {differences}",) if differences else (),
     )
 
 

@@ -91,19 +91,19 @@ def _free_dims(claimed: Layout, held: Layout) -> tuple[int, ...]:
 
 
 _SENTENCES: dict[type[Disorder], str] = {
-    CutInnerFirst: "the axes split the dim in another order",
-    AnotherOrder: "the axes split the dim in another order",
-    MeshOrder: "the axes split the dim in the order of the mesh",
+    CutInnerFirst: "the axes split the dim in a different order",
+    AnotherOrder: "the axes split the dim in a different order",
+    MeshOrder: "the axes split the dim in the mesh's order",
     Segments: "the dim is split segment by segment",
     SegmentsUnderFsdp: "FSDP2 split each rank's segments as one block, which the label's split_factor cannot say",
     AcrossSegments: "the dim is split across its segments",
     RoundRobin: "the dim is dealt out in turn, or segment by segment",
     OneFactor: "the label has one split_factor for several splits, which is right only for equal parts",
-    AnotherDim: "another dim is split",
-    AnotherAxis: "the dim is split over another axis",
+    AnotherDim: "a different dim is split",
+    AnotherAxis: "the dim is split over a different axis",
     Replicated: "the ranks hold copies, the label says shards",
     Split: "the ranks hold shards, the label says copies",
-    AnotherLayout: "the tensor is split in another way",
+    AnotherLayout: "the tensor is split in a different way",
 }
 
 

@@ -35,7 +35,7 @@ from shardviz.explain.content import (
 )
 from shardviz.layout.region import Region, index_of
 from shardviz.relate.casts import rounded
-from shardviz.text import counted, listed, natural_key, starred
+from shardviz.text import listed, natural_key, starred
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -165,22 +165,22 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     none = sum(int(np.count_nonzero(ids == -1)) for ids in foreign.values())
     others = sum(int(np.count_nonzero(ids < -1)) for ids in foreign.values())
     place = f"in {reference}" if reference else "an id" if none == 1 else "ids"
-    parts = [counted(zeros, "zero")] if zeros else []
+    parts = [f"{zeros:,} {'is' if zeros == 1 else 'are'} zero"] if zeros else []
     if none:
-        parts.append(f"{counted(none, 'value')} that {'is' if none == 1 else 'are'} not {place}")
+        parts.append(f"{none:,} {'is' if none == 1 else 'are'} not {place}")
     if others:
-        parts.append(f"{counted(others, 'id')} of other tensors ({_first_other(case, foreign)})")
+        parts.append(f"{others:,} {'is' if others == 1 else 'are'} from other tensors ({_first_other(case, foreign)})")
     counts = count_ids(case)
     lost = counts.num_missing
     coord, ids = next(iter(foreign.items()))
     first = index_of(int(np.argmax(ids <= 0)), ids.shape)
     cause, clause = _explained(case, zeros, none)
     where = "lost" if counts.copies == 1 or not counts.least else "not in every copy"
-    details = (f"{lost:,} of its own {case.numel:,} elements are {where}{clause}",) if lost else ()
+    details = (f"{lost:,} of the tensor's {case.numel:,} elements are {where}{clause}",) if lost else ()
     return case.finding(
         cause,
         map(case.rank, foreign),
-        f"{' and '.join(parts)} among the {case.num_held:,} elements held, the first at {first} of rank "
+        f"of the {case.num_held:,} elements held, {' and '.join(parts)}, the first at {first} of rank "
         f"{case.rank(coord)}'s shard{'' if lost else clause}",
         kind="foreign",
         details=details,

@@ -50,7 +50,7 @@ def check_master(case: Case) -> Iterator[Finding]:
         yield case.finding(MisplacedMaster(), ranks, text)
         return
     lost = sum(int(np.count_nonzero(ids != _wanted(case, coord))) for coord, ids in wrong.items())
-    text = f"cast to its element type, {lost:,} of {counted(case.numel, 'element')} differ from it"
+    text = f"cast to its dtype, {lost:,} of {counted(case.numel, 'element')} differ from it"
     yield case.finding(StaleMaster(), ranks, f"the master copy on {of} is not the weight's: {text}")
 
 

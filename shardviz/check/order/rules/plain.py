@@ -199,8 +199,8 @@ def _reordered(case: Case, odd: list[Coord]) -> Finding:
     return case.finding(
         RankDependentOrder(ranks),
         ranks,
-        f"{len(odd):,} of {len(case.shards):,} ranks hold all of it in another order than the others, whose copies are "
-        f"in order: on {where} {fits.held}",
+        f"{len(odd):,} of {len(case.shards):,} ranks hold all of it in a different order than the others, whose copies "
+        f"are in order: on {where} {fits.held}",
         held=f"on {where}: {fits.held}",
     )
 

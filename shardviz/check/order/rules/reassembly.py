@@ -74,7 +74,7 @@ class Gathered:
         record = self.records[rank]
         ids = gathered_ids(self.dump, self.stamp, record) if not record.error else None
         if ids is None:
-            what = f"raised {record.error}" if record.error else "gave a tensor of another shape"
+            what = f"raised {record.error}" if record.error else "gave a tensor of a different shape"
             raise DumpError(f"{self.stamp.name}: {self.call}() {what} on rank {rank}")
         return ids.reshape(self.stamp.shape) if ids.size == math.prod(self.stamp.shape) else ids
 

@@ -189,7 +189,7 @@ def check_dtype(tensor: Tensor) -> Iterator[Finding]:
     yield RankDependentDtype(usual).finding(
         tensor.names[0],
         tuple(others),
-        f"{len(others):,} of {len(tensor.shards):,} ranks have a different element type: {dtype} on rank {rank}; "
+        f"{len(others):,} of {len(tensor.shards):,} ranks have a different dtype: {dtype} on rank {rank}; "
         f"most ranks have {usual}",
     )
 

@@ -84,8 +84,8 @@ def check_ungathered(evidence: Evidence, comparison: Compared) -> Reason | None:
     right = _right_slices(odd)
     return Reason(
         UngatheredKeys(before[-1].name, odd.name, axis),
-        f"up to {before[-1].name} each rank along {axis} has its own slices of dim {dim}, which are right; {odd.name} "
-        f"is the first module whose output is not{right}",
+        f"up to {before[-1].name} each rank along {axis} has the right slices of dim {dim}; {odd.name} "
+        f"is the first wrong module{right}",
     )
 
 
@@ -137,4 +137,4 @@ def _right_slices(odd: Activation) -> str:
     if not any(counts.values()) or odd.places is None:
         return ""
     shown = listed((f"{count} of {len(odd.places[rank])} on rank {rank}" for rank, count in counts.items()), MAX_LISTED)
-    return f" (right are {shown})"
+    return f" ({shown} are right)"

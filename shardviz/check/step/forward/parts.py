@@ -179,7 +179,7 @@ def _of_experts(name: str, tensor: Tensor, mesh: Mesh, axis: str, rows: Rows) ->
         return None
     return Reason(
         ExpertsSentElsewhere(name, axis, size, per_rank, in_turn),
-        f"right are the rows of experts {listed(sorted(right), MAX_LISTED)} alone, which have one place in both "
+        f"only the rows of experts {listed(sorted(right), MAX_LISTED)} are right, which have the same place in both "
         f"orders; {_shown(parts)} of {name} along {axis}",
         tensor=name,
         held=_shown(parts),
@@ -243,8 +243,7 @@ def _of_segments(name: str, shape: tuple[int, ...], odd: str, axis: str, sizes: 
     cause = SegmentsInOneStretch(name, shape, tuple(sizes), axis, odd)
     return Reason(
         cause,
-        f"{name} returns {shape[0]} features and {odd}, the first module that is wrong, takes {sizes[0]}; {axis} cuts "
-        f"{name} in one stretch",
+        f"{name} returns {shape[0]} features and {odd}, the first wrong module, takes {sizes[0]}",
         tensor=name,
         claimed=cause.due if cause.has_equal_segments else "",
         held=f"[{shape[0]}/{axis}, {', '.join(map(str, shape[1:]))}]",

@@ -98,7 +98,7 @@ def _not_reduced(name: str, axis: str, op: str) -> Reason:
     what = "sum" if op == "sum" else "mean"
     return Reason(
         UnreducedBesideVector(name, axis, op),
-        f"less {name}, the {what} of the ranks' outputs over {axis} is the unsharded model's",
+        f"without {name}, the {what} of the ranks' outputs over {axis} is the unsharded model's",
         held=own_part("sum" if op == "sum" else "mean", (axis,)),
     )
 
@@ -107,12 +107,12 @@ def _scaled(comparison: Compared, name: str, ratio: Fraction) -> Reason:
     cause = AveragedForward if ratio < 1 else RepeatedForwardSum
     return Reason(
         cause("", size_in_words(comparison.mesh, ratio), name),
-        f"less {name}, it is {times_text(ratio)} the unsharded model's less {name}",
+        f"without {name}, it is {times_text(ratio)} the unsharded model's without {name}",
     )
 
 
 def _put_side_by_side(dim: int, axis: str, size: int, name: str) -> Reason:
-    less = f" less {name}" if name else ""
+    less = f" without {name}" if name else ""
     return Reason(
         ConcatenatedTerms(axis, dim, name),
         f"the sum of its {size} parts along dim {dim} is the unsharded model's output{less}",

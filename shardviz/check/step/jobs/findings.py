@@ -90,7 +90,7 @@ def _of_unequal_losses(judging: Judging) -> Finding | None:
     return MeanOfMeans().finding(
         "loss",
         tuple(sorted(scales)),
-        f"all outputs are right, and backward begins with the other job's gradient times a number of the rank's own: "
+        f"all outputs are right, and each rank's backward begins with the other job's gradient times its own number: "
         f"{text}",
         kind="wrong-scale",
     )

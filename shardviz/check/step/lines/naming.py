@@ -139,9 +139,7 @@ def sentence_of(fault: Fault) -> str:
             return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing sums it"
         return f"{terms}; {_at(line, before)}{_inner(fault)} uses it as the whole; nothing sums it between"
     if fault.way == "rows":
-        return (
-            f"{_at(line)} makes rows that the unsharded model has nowhere; {fault.function} is given rows that it has"
-        )
+        return f"{_at(line)} makes rows that the unsharded model doesn't have; {fault.function} gets rows that it has"
     if fault.way == "exchange" and before is not None and fault.reader is not None:
         return (
             f"{_at(before)} brings rows; {_at(line, before)} reorders them; {_at(fault.reader, before)} sends them back"
@@ -151,21 +149,17 @@ def sentence_of(fault: Fault) -> str:
         clause = f"{_at(line)} reads at indices that were moved into the rank's part{where}"
         return f"{clause}; {_at(fault.reader, line)} sums what it reads there"
     if fault.way == "exchange gradient":
-        place = f"in backward {_at(line)}{_inner(fault)} is the first line that is wrong"
-        return f"{place}: it doesn't hand back the reverse exchange of the gradient that it is given"
+        place = f"in backward {_at(line)}{_inner(fault)} is the first wrong line"
+        return f"{place}: it doesn't send back the reverse exchange of its gradient"
     is_new = before is not None and before != line
     after = f", after {_at(before, line)}" if is_new and before is not None else ""
     if fault.way in ("gradient", "unsummed gradient"):
-        clause = f"is given {fault.input_text} of its gradient and " if fault.input_text else ""
-        place = f"in backward {_at(line)}{_inner(fault)} is the first line that is wrong{after}"
-        return f"{place}: it {clause}hands back {fault.held}"
+        clause = f"gets {fault.input_text} of its gradient and " if fault.input_text else ""
+        place = f"in backward {_at(line)}{_inner(fault)} is the first wrong line{after}"
+        return f"{place}: it {clause}sends back {fault.held}"
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
-    clause = (
-        f"{fault.function}{over} is given {fault.input_text} and gives"
-        if fault.input_text
-        else f"{fault.function} gives"
-    )
-    return f"{_at(line)}{_inner(fault)} is the first line that is wrong{after}: {clause} {fault.held}"
+    clause = f"{over} gets {fault.input_text} and returns" if fault.input_text else " returns"
+    return f"{_at(line)}{_inner(fault)} is the first wrong line{after}: {fault.function}{clause} {fault.held}"
 
 
 def cause_of(fault: Fault) -> Cause:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 Moved = Literal["", "order", "rank"]
 MOVED: Mapping[Moved, str] = {
     "": "a rearranged or shifted part of",
-    "order": "in another order its part of",
-    "rank": "another rank's part of",
+    "order": "a reordered part of",
+    "rank": "a different rank's part of",
 }
 Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
@@ -91,10 +91,10 @@ class State:
             if self.op:
                 return f"one term of a {self.op}{over}"
             what = f"{self.factor:.5g} times" if self.factor != 1 else MOVED[self.moved]
-            return f"{what} what the unsharded model has{f', in terms of a sum{over}' if over else ''}"
+            return f"{what} the unsharded model's result{f', in terms of a sum{over}' if over else ''}"
         if self.kind == "none" and self.axes:
             return f"one term of a sum{over}; the unsharded model has the sum"
-        words = {"none": "no part of what the unsharded model has", "missing": "no gradient", "unknown": "not compared"}
+        words = {"none": "no part of the unsharded model's result", "missing": "no gradient", "unknown": "not compared"}
         return words[self.kind]
 
 

@@ -98,7 +98,7 @@ def _in_another_order(comparison: Compared, dim: int, moved: Slices) -> Finding:
     first, there = next((at, index) for at, index in moved.items() if at != index)
     return comparison.finding(
         JoinedOutOfOrder(),
-        f"the {comparison.what} is {comparison.whose} with dim {dim} in another order: on rank {comparison.wrong[0]} "
+        f"the {comparison.what} is {comparison.whose} with dim {dim} in a different order: on rank {comparison.wrong[0]} "
         f"{sum(at != index for at, index in moved.items())} of {len(moved)} slices are out of place, position {first} "
         f"holds the slice that belongs at {there}",
     )

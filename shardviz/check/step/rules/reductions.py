@@ -110,7 +110,7 @@ def check_unreduced(comparison: Compared, batch: Batch | None = None) -> Finding
     return comparison.finding(
         cause,
         f"the {comparison.what} differs along {axes}: {apart_text(low, high, worst)}",
-        details=(f"their {reduction} over {axes} is {whole}",),
+        details=(f"their {reduction} is {whole}",),
         held=own_part(reduction, over),
     ).seen_in(Unreduced(comparison, reduction, over, ratio))
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_other_layers(evidence: Evidence, comparison: Compared) -> Finding | None:
-    """Return the finding if each wrong rank has the gradient of a different rank's weight."""
+    """Return the finding if every wrong rank's gradient is that of another weight, which another rank has."""
     tied = (comparison.name, *evidence.tied_to(comparison.name))
     for axis in comparison.mesh.axes:
         for neighbor in evidence.wrong_gradients.near(comparison, axis):
@@ -37,7 +37,7 @@ def check_other_layers(evidence: Evidence, comparison: Compared) -> Finding | No
                 others = tuple(
                     name for name in comparison.mesh.axes if name != axis and comparison.mesh.axis_size(name) > 1
                 )
-                which = f"that of {neighbor.name}, another weight, which other ranks along {axis} have"
+                which = f"that of {neighbor.name}, a different weight, on other ranks along {axis}"
                 return comparison.finding(MixedLayers(axis, others), f"the gradient is equal to {which}")
     return None
 
@@ -57,12 +57,12 @@ def check_tied(evidence: Evidence, comparison: Compared) -> Finding | None:
             UnsummedTiedGradients(uses),
             f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
             kind="wrong-scale",
-            details=(f"it was one tensor with {listed}, which other ranks have",),
+            details=(f"it is tied to {listed} on other ranks",),
         )
     return comparison.finding(
         UnsummedTiedGradients(),
-        f"the gradient is of this name's use only: it was one tensor with {listed}, which other ranks have, and the "
-        "sum of their gradients is the unsharded model's",
+        f"the gradient counts this name's use only: it is tied to {listed} on other ranks, and the sum of their "
+        "gradients is the unsharded model's",
     )
 
 

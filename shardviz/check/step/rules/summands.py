@@ -126,7 +126,7 @@ def _of_weights(evidence: Evidence, names: list[str], weights: Weights, ranks: t
     return _cause(evidence, names, weights).finding(
         names[0] if len(names) == 1 else "",
         ranks,
-        f"{what} the {len(weights)} micro-batches {times} times, respectively, and each should count once",
+        f"{what} the {len(weights)} micro-batches {times} times instead of once each",
         details=(f"these are {listed(names, MAX_LISTED)}",) if len(names) > 1 else (),
     )
 

@@ -130,7 +130,7 @@ def mixed_shards(comparison: Compared) -> Finding | None:
     if mixed is None:
         return None
     axis, kind = mixed
-    parts = f"all parts of the {comparison.what}, which are different parts"
+    parts = f"different parts of the {comparison.what}"
     return comparison.finding(MixedShards(axis), f"every rank has the {kind} over {axis} of {parts}")
 
 
@@ -184,7 +184,7 @@ def _text(comparison: Compared, link: Relation) -> str:
         return f"0 in every element, and the largest of {comparison.whose} is {number(largest)}"
     if isinstance(link, Rounded):
         return f"{comparison.whose} rounded to {link.dtype}"
-    return f"{comparison.whose} with its dims in another order"
+    return f"{comparison.whose} with its dims in a different order"
 
 
 def check_own_statistics(comparison: Compared) -> Finding | None:

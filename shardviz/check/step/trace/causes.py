@@ -237,6 +237,6 @@ def _of_unlike_layers(name: str, dims: Mapping[int, int]) -> Finding:
     return UnlikeLayers(name, dim).finding(
         name,
         ranks,
-        f"dim {dim} of {name} is in another order on {named_ranks(ranks, MAX_LISTED)} than in the unsharded model; "
+        f"dim {dim} of {name} is in a different order on {named_ranks(ranks, MAX_LISTED)} than in the unsharded model; "
         "the weights of other layers are in order",
     )

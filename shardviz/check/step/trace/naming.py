@@ -153,7 +153,7 @@ def where(first: Divergence) -> str:
             return f"{name} is the first module whose input is not the unsharded model's"
         if first.way == "between":
             after = f" after {first.after}" if first.after else ""
-            return f"{name} is the first wrong module: its inputs are right, that of {first.before}{after} is not"
+            return f"{name} is the first wrong module: its inputs are right, the input of {first.before}{after} is not"
         if first.call.state("input") == "moved":
             return f"{name} is the first module whose output is not the unsharded model's"
         return f"{name} is the first wrong module: its inputs match the unsharded model's, its output doesn't"
@@ -163,7 +163,7 @@ def where(first: Divergence) -> str:
 def _in_backward(first: Divergence, name: str) -> str:
     if first.way == "unsummed":
         inner = is_within(first.before, first.module)
-        which = f"comes back to the output of {first.before}" if inner else f"{name} gives back"
+        which = f"comes back to the output of {first.before}" if inner else f"{name} sends back"
         return f"in {name}, nothing sums the gradient that {which}: each rank has one term of a sum over {first.axis}"
     if first.way == "cut":
         through = f" through {first.before}" if first.before else ""

@@ -349,7 +349,7 @@ def _of_another_order(comparison: Compared, ranks: Sequence[int]) -> Why | None:
     got, expected = parts[0]
     moved = int(np.count_nonzero(np.abs(got - expected) > comparison.tolerance))
     return Why(
-        f"the optimizer's state is in another order within its part: {moved:,} of {got.size:,} elements of rank "
+        f"the optimizer's state is in a different order within its part: {moved:,} of {got.size:,} elements of rank "
         f"{ranks[0]} are out of place",
         StateInAnotherOrder(),
     )

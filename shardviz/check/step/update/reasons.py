@@ -242,8 +242,8 @@ def _by_own_statistics(step: Compared) -> Why | None:
             first, *others = [_scales_across(got, due, dim) for got, due in parts]
             is_own = first is not None and any(scales is not None and not _is_near(first, scales) for scales in others)
             if is_own and all(scales is not None for scales in others):
-                times = f"each rank's step is the unsharded model's times numbers of its own, alike all along dim {dim}"
-                return Why(f"{times}, as means over its own part of that dim make them", StepOfPart())
+                times = f"each rank multiplies the unsharded model's step by its own numbers, alike along dim {dim}"
+                return Why(f"{times}, such as means over its own part of that dim", StepOfPart())
     return None
 
 

@@ -55,7 +55,7 @@ FAULTS = [
     Job("dp=2,tp=2", "hand", "heads", place="layers.1.attn", words=("after layers.1.attn.qkv",)),
     Job("dp=2,tp=2", "hand", "detached", place="layers.1.mlp", words=("layers.1.mlp cuts the graph",)),
     Job("dp=2,tp=2", "hand", "scaled", place="layers.1.mlp.up.weight", words=("2 times",)),
-    Job("dp=4", "ddp", "unreduced", place="layers.1.norm2.weight", words=("Nothing reduces this gradient over dp",)),
+    Job("dp=4", "ddp", "unreduced", place="layers.1.norm2.weight", words=("wraps this parameter over dp",)),
     Job("dp=2", "ddp", "unequal", "unequal", "loss", ("mean of means",)),
     Job("tp=2", "hand", "drop_seeds", "drop_seeds", "layers.0.drop", ("seeded differently",)),
     Job("dp=2", "fsdp", "parts+undivided_parts", "", "the model itself", ("2 times", "micro-batches")),
@@ -99,9 +99,7 @@ TWO_APART = [
         Job("dp=2", "fsdp"),
     ),
     (
-        Job(
-            "dp=4", "ddp", "unreduced", place="layers.1.norm2.weight", words=("the first run", "reduces this gradient")
-        ),
+        Job("dp=4", "ddp", "unreduced", place="layers.1.norm2.weight", words=("the first run", "wraps this parameter")),
         Job("dp=2", "fsdp"),
     ),
     (Job("dp=2", "ddp"), Job("dp=2", "fsdp", "other_seed", place="embed.weight", words=("already before the step",))),
