@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.report import NotChecked
+from shardviz.check.step.comparison import Compared
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
+from shardviz.check.step.rules.reductions import Unreduced
 from shardviz.check.whole.completeness import no_file_of
 from shardviz.explain.finding import Finding
 from shardviz.explain.lines import (
@@ -54,10 +56,13 @@ PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_gro
 
 
 def module_to_open(finding: Finding) -> str | None:
-    """Return the module whose lines may hold a finding's cause; None if the finding names no module."""
+    """Return the module whose lines may hold a finding's cause: the model's name is empty; None without a module."""
     if isinstance(finding.explanation, UnexplainedBetweenModules):
         return finding.module.rpartition(".")[0]
-    return finding.module if finding.module or isinstance(finding.explanation, OPEN) else None
+    if finding.module or isinstance(finding.explanation, OPEN):
+        return finding.module
+    results = (pair.result if isinstance(pair, Unreduced) else pair for pair in finding.pairs)
+    return "" if any(isinstance(result, Compared) and result.role == "output" for result in results) else None
 
 
 def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:

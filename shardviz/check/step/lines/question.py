@@ -13,13 +13,10 @@ if TYPE_CHECKING:
 
 
 def module_of(folder: Path) -> str | None:
-    """Return the first wrong module of a dump; None if there is none."""
+    """Return the first wrong module of a dump, the model itself only without another; None if there is none."""
     try:
         findings = check_dump(folder).findings
     except ShardvizError:  # the command that reads the dump says so
         return None
-    for finding in findings:
-        module = module_to_open(finding)
-        if module is not None:
-            return module
-    return None
+    modules = [module for module in map(module_to_open, findings) if module is not None]
+    return next(filter(None, modules), modules[0] if modules else None)

@@ -95,10 +95,11 @@ def _repeated(comparison: Compared, dim: int, moved: Mapping[int, Slices]) -> Fi
 
 
 def _in_another_order(comparison: Compared, dim: int, moved: Slices) -> Finding:
-    first, there = next((at, index) for at, index in moved.items() if at != index)
+    misplaced = [(at, index) for at, index in moved.items() if at != index]
+    first, there = misplaced[0]
     return comparison.finding(
         JoinedOutOfOrder(),
-        f"the {comparison.what} is {comparison.whose} with dim {dim} in a different order: on rank {comparison.wrong[0]} "
-        f"{sum(at != index for at, index in moved.items())} of {len(moved)} slices are out of place, position {first} "
-        f"holds the slice that belongs at {there}",
+        f"the {comparison.what} is {comparison.whose} with dim {dim} in a different order: on rank "
+        f"{comparison.wrong[0]} {len(misplaced)} of {len(moved)} slices are out of place, position {first} holds the "
+        f"slice that belongs at {there}",
     )
