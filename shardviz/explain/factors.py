@@ -88,6 +88,24 @@ class FsdpSumsGradients(FactorOfAxes):
     references = KNOWN
 
 
+class MultipliedTerm(FactorOfAxes):
+    """FSDP averages a gradient, which is still too large by the size of an axis.
+
+    A loss that was written for gradients that are summed multiplies by the number of ranks. FSDP divides by as many
+    ranks as it reduces over, so something before or after it has the factor.
+    """
+
+    size: int
+    of_all: bool
+    kinds = ("wrong-scale",)
+    why = (
+        "{of_all:?The loss that backward runs on|A term of the loss that reaches only these weights, or their "
+        "gradient,} is multiplied by the size of {over}"
+    )
+    how = "divide {of_all:?the loss|that term or that gradient} by {size}{of_all:?|, and leave the whole loss as it is}"
+    references = KNOWN
+
+
 class UndividedShardGradient(FactorOfAxes):
     """A shard's gradient is the sum over all ranks' rows and was never divided.
 
@@ -153,21 +171,28 @@ class FsdpDividedAgain(FactorOfAxes):
 
     Training loops that were written for a manual all_reduce divide the loss or the gradients themselves. Under FSDP
     that is one division too many, and only the size of the gradient shows it.
+
+    Attributes:
+        averaged: Whether FSDP was seen to divide by the number of ranks, so that no other factor was set.
     """
 
     size: int
     of_all: bool
+    averaged: bool = False
     kinds = ("wrong-scale",)
     why = (
         (
             "FSDP averages over {over}, and {of_all:?the training loop divides the loss or the gradient|a term of the "
             "loss that reaches only these weights is divided} by {size} once more"
         ),
-        "{of_all:?|A divide factor of these modules, or code after backward, divides the gradient by {size} once more}",
+        (
+            "{of_all:?|{averaged:?Code after backward divides|A divide factor of these modules, or code after backward, "
+            "divides} the gradient by {size} once more}"
+        ),
     )
     how = (
         "remove that division by {size}",
-        "remove that division, or pass set_gradient_divide_factor a factor {size} times smaller",
+        "remove that division{averaged:?|, or pass set_gradient_divide_factor a factor {size} times smaller}",
     )
     references = KNOWN
 

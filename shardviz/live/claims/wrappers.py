@@ -57,15 +57,15 @@ def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
         prefix: What stands before every name in the dump.
     """
     names = {id(param): prefix + clean_name(name) for name, param in _innermost(model).named_parameters()}
-    found: dict[tuple[Wrapper, tuple[int, ...]], list[str]] = {}
+    found: dict[tuple[Wrapper, tuple[int, ...], float | None], list[str]] = {}
     for param, ranks in params_of_ddp(model):
-        found.setdefault(("ddp", ranks), []).append(names.get(id(param), ""))
-    for param, ranks in params_of_fsdp(model):
-        found.setdefault(("fsdp", ranks), []).append(names.get(id(param), ""))
+        found.setdefault(("ddp", ranks, None), []).append(names.get(id(param), ""))
+    for param, ranks, divides_by in params_of_fsdp(model):
+        found.setdefault(("fsdp", ranks, divides_by), []).append(names.get(id(param), ""))
     for flat in flat_params(_innermost(model)):
         ranks = tuple(sorted({*flat.shard_ranks, *flat.replicate_ranks}))
-        found.setdefault(("fsdp", ranks), []).append(prefix + flat.name)
-    return [WrapperRecord(kind, ranks, tuple(filter(None, own))) for (kind, ranks), own in found.items()]
+        found.setdefault(("fsdp", ranks, None), []).append(prefix + flat.name)
+    return [WrapperRecord(kind, ranks, tuple(filter(None, own)), by) for (kind, ranks, by), own in found.items()]
 
 
 def _innermost(model: nn.Module) -> nn.Module:
