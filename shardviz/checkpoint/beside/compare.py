@@ -16,7 +16,8 @@ from shardviz.checkpoint.comparing.compare import hint, lonely_outcome, refuse_s
 from shardviz.checkpoint.comparing.moved import with_ties
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
 from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, paired
-from shardviz.checkpoint.comparing.steps import is_open, odd_file, opened, siblings
+from shardviz.checkpoint.comparing.series import opened, siblings
+from shardviz.checkpoint.comparing.steps import is_open, odd_file
 from shardviz.checkpoint.maps.made import Made, has_padding, leaves
 from shardviz.checkpoint.optimizer import state_names
 from shardviz.checkpoint.records import Checkpoint, Saved

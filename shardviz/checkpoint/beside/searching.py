@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.beside.reading import Given, Reader
-from shardviz.checkpoint.comparing.steps import tensor_in
+from shardviz.checkpoint.comparing.series import tensor_in
 from shardviz.errors import DumpError
 from shardviz.layout.ids import region_of
 from shardviz.layout.region import Region
