@@ -186,8 +186,8 @@ class FsdpDividedAgain(FactorOfAxes):
             "loss that reaches only these weights is divided} by {size} once more"
         ),
         (
-            "{of_all:?|{averaged:?Code after backward divides|A divide factor of these modules, or code after backward, "
-            "divides} the gradient by {size} once more}"
+            "{of_all:?|{averaged:?Code after backward divides|A divide factor of these modules, or code after "
+            "backward, divides} the gradient by {size} once more}"
         ),
     )
     how = (
