@@ -173,12 +173,12 @@ class FsdpDividedAgain(FactorOfAxes):
     that is one division too many, and only the size of the gradient shows it.
 
     Attributes:
-        averaged: Whether FSDP was seen to divide by the number of ranks, so that no other factor was set.
+        averaged: The axes, if FSDP was seen to divide by the number of ranks: then no other factor was set.
     """
 
     size: int
     of_all: bool
-    averaged: bool = False
+    averaged: str = ""
     kinds = ("wrong-scale",)
     why = (
         (

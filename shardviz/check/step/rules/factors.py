@@ -209,7 +209,7 @@ def _too_small(over: Over, *, of_all: bool) -> FactorOfAxes:
     if over.batch is False and not over.splits:
         return DividedByWorldSize(axes)
     if over.splits and over.labeled and over.batch is not False:
-        return FsdpDividedAgain(axes, size, of_all, over.averaged)
+        return FsdpDividedAgain(axes, size, of_all, axes if over.averaged else "")
     return DividedShardGradient(axes, size) if over.splits else AveragedNotSummed(axes)
 
 
