@@ -60,9 +60,14 @@ def _weight_of(parameter: str, weights: Mapping[str, Pair]) -> Pair | None:
 
 def with_lost_states(outcomes: Outcomes) -> Outcomes:
     """Say that the second checkpoint has no state of some of its parameters, if it has that of others."""
-    states = [(outcome, pair, state[0]) for outcome, pair in outcomes if (state := state_of(pair.name)) is not None]
-    kept = {parameter for _, pair, parameter in states if pair.second is not None}
-    lost = {parameter for outcome, _, parameter in states if outcome.verdict == "missing"} - kept
+    states = [(outcome, pair, *state) for outcome, pair in outcomes if (state := state_of(pair.name)) is not None]
+    lost = {parameter for outcome, _, parameter, _ in states if outcome.verdict == "missing"}
+    kept = {
+        parameter
+        for outcome, pair, parameter, key in states
+        if pair.second is not None or (outcome.verdict != "missing" and key not in MASTERS)
+    }
+    lost -= kept
     if not lost or not kept:
         return outcomes
     weights = {pair.name: pair for _, pair in outcomes if state_of(pair.name) is None}
@@ -71,7 +76,7 @@ def with_lost_states(outcomes: Outcomes) -> Outcomes:
     lost = {name for name, weight in of_lost.items() if weight is None or weight.second is not None}
     cause = StatelessParameters(any(id(of_lost[name]) in moved for name in lost))
     words = f"the second has no state of {len(lost):,} of {len(lost | kept):,} parameters"
-    without = {id(pair) for outcome, pair, parameter in states if outcome.verdict == "missing" and parameter in lost}
+    without = {id(pair) for outcome, pair, parameter, _ in states if outcome.verdict == "missing" and parameter in lost}
     return [
         (outcome.became("missing", f"{outcome.why}; {words}", cause) if id(pair) in without else outcome, pair)
         for outcome, pair in outcomes
