@@ -120,6 +120,27 @@ class CutOffEnd(Cause):
     how = "keep the end, unless it is padding"
 
 
+class KeptOneShard(Cause):
+    """One side has one of the equal parts that the other side is made of.
+
+    A merge keeps one copy of what is equal on all ranks, and joins what differs. The shards of a norm of ones, or of a
+    bias of zeros, are equal too, so the merge keeps one of them. A weight that is cut off at its end looks the same.
+
+    Attributes:
+        parts: How many equal parts there are.
+    """
+
+    parts: int
+    kinds = ("missing",)
+    why = "A merge took {parts} equal shards for replicas, and kept one of them"
+    how = "join the parts of a weight that is sharded even if they are equal: its placements say that it is"
+
+    @property
+    def rivals(self) -> tuple[Cause, ...]:
+        """Return that it may be cut off as well."""
+        return (CutOffEnd(),)
+
+
 class PaddedEnd(Cause):
     """One side has more indices at the end of a dim, and all others are equal.
 
@@ -171,12 +192,19 @@ class RepeatedHeads(Cause):
 
     Attributes:
         times: How often each part is there.
+        or_else: What else it may be, if all its values are one number.
     """
 
     times: int
+    or_else: PaddedEnd | None = None
     kinds = ("duplicated",)
     why = "The save keeps repeated parts, such as heads of k and v that several ranks or queries share"
     how = "take one of each {times}, or repeat them on load and not in the file"
+
+    @property
+    def rivals(self) -> tuple[Cause, ...]:
+        """Return what else it may be."""
+        return () if self.or_else is None else (self.or_else,)
 
 
 class WrongQuantizationScales(Cause):

@@ -82,6 +82,24 @@ class FsdpSumsGradients(FactorOfAxes):
     references = KNOWN
 
 
+class MultipliedTerm(FactorOfAxes):
+    """FSDP averages a gradient, which is still too large by the size of an axis.
+
+    A loss that was written for gradients that are summed multiplies by the number of ranks. FSDP divides by as many
+    ranks as it reduces over, so something before or after it has the factor.
+    """
+
+    size: int
+    of_all: bool
+    kinds = ("wrong-scale",)
+    why = (
+        "{of_all:?The loss that backward runs on|A term of the loss that reaches only these weights, or their "
+        "gradient,} is multiplied by the size of {over}"
+    )
+    how = "divide {of_all:?the loss|that term or that gradient} by {size}{of_all:?|, and leave the whole loss as it is}"
+    references = KNOWN
+
+
 class UndividedShardGradient(FactorOfAxes):
     """A shard's gradient is the sum over all ranks' rows and was never divided.
 
@@ -147,21 +165,28 @@ class FsdpDividedAgain(FactorOfAxes):
 
     Training loops that were written for a manual all_reduce divide the loss or the gradients themselves. Under FSDP
     that is one division too many, and only the size of the gradient shows it.
+
+    Attributes:
+        averaged: The axes, if FSDP was seen to divide by the number of ranks: then no other factor was set.
     """
 
     size: int
     of_all: bool
+    averaged: str = ""
     kinds = ("wrong-scale",)
     why = (
         (
             "FSDP averages over {over}, and {of_all:?the training loop divides the loss or the gradient|the code "
             "divides a loss term of these weights} by {size} again"
         ),
-        "{of_all:?|set_gradient_divide_factor, or code after backward, divides these gradients by {size} again}",
+        (
+            "{of_all:?|{averaged:?Code after backward divides|set_gradient_divide_factor, or code after backward, "
+            "divides} these gradients by {size} again}"
+        ),
     )
     how = (
         "remove that division by {size}",
-        "remove that call or that code",
+        "remove that {averaged:?code|call or that code}",
     )
     references = KNOWN
 

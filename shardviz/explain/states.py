@@ -334,6 +334,31 @@ class AbsentState(Cause):
     )
 
 
+class StatelessParameters(Cause):
+    """A checkpoint has no optimizer state of some parameters, and an earlier one does.
+
+    torch's get_optimizer_state_dict and set_optimizer_state_dict leave out parameters that don't require gradients. A
+    layer that is frozen before a load loses its moments in the next save. They restart from zero when it is thawed.
+
+    Attributes:
+        moved: Whether some of their weights changed between the two, so that they weren't frozen.
+    """
+
+    moved: bool
+    kinds = ("incomplete",)
+    why = (
+        "{moved:?|They were frozen when the optimizer's state was loaded or saved, and torch drops the state of frozen "
+        "parameters}",
+        "The optimizer was made without them",
+        "A rank or a conversion did not save their state",
+    )
+    how = (
+        "load and save the optimizer's state before requires_grad_(False), or copy their state from the first",
+        "make it with all parameters, and set lr=0 for those that it must not change",
+        "save it again on every rank, or convert it again",
+    )
+
+
 class NotFiniteState(Cause):
     """An optimizer's moment has nan or infinite values.
 

@@ -12,7 +12,7 @@ from shardviz.check.step.run import check_step
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord
-from shardviz.dump.records.step import StageRecord
+from shardviz.dump.records.step import StageRecord, WrapperRecord
 from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, Stamp, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.explain.finding import Finding
@@ -43,6 +43,7 @@ class Step:
         self.layouts: list[LayoutRecord] = []
         self.stamps: list[Stamp] = []
         self.stages: Mapping[int, tuple[int, ...]] = {}
+        self.wrappers: dict[int, list[WrapperRecord]] = {}
 
     def add(
         self, name: str, role: Any, values: Mapping[int, Any], wanted: Any = WANTED, claim: tuple[str, ...] = COPIES
@@ -73,6 +74,11 @@ class Step:
 
     def put(self, rank: int, name: str, role: Any, stage: Any, held: Any, shape: Any = None) -> Step:
         self._put(rank, name, role, stage, held, None, shape or np.asarray(held).shape)
+        return self
+
+    def reduce(self, rank: int, ranks: tuple[int, ...], names: tuple[str, ...], divides_by: float | None) -> Step:
+        """Let FSDP reduce the gradients of some parameters on a rank."""
+        self.wrappers.setdefault(rank, []).append(WrapperRecord("fsdp", ranks, names, divides_by))
         return self
 
     def stamp(self, name: str, shape: tuple[int, ...], tied_to: str = "") -> Step:
@@ -116,6 +122,7 @@ class Step:
                     layouts=tuple(self.layouts),
                     bodies=tuple(self.bodies[rank]),
                     tensors=tensors,
+                    wrappers=tuple(self.wrappers.get(rank, ())) if self.wrappers else None,
                     schedule=tuple(StageRecord(stage, 0) for stage in self.stages.get(rank, ())),
                 ),
             )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
-from shardviz.checkpoint.comparing.steps import siblings
+from shardviz.checkpoint.comparing.series import siblings
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from tests.checkpoint.maps import (

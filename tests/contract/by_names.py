@@ -143,6 +143,46 @@ def of_states() -> Iterator[tuple[str, tuple[Kinds, Kinds]]]:
     yield "a parameter called param", ({**weights, **param}, {**weights, **param})
     bucket: Kinds = {"optimizer.dp_group_idx_0.gbuf_idx_0.dtype_bucket_idx_0.exp_avg": ("F32", wide.ravel())}
     yield "states in buckets", ({**weights, **bucket}, {**weights, **bucket})
+    powers = (("exp_avg", wide), ("exp_avg_sq", wide**2))
+    moments: Kinds = {f"optimizer.state.w.weight.{key}": ("F32", values) for key, values in powers}
+    of_norm: Kinds = {f"optimizer.state.norm.weight.{key}": ("F32", values[0]) for key, values in powers}
+    trained: Kinds = {**weights, **moments, **of_norm}
+    first: Kinds = {"optimizer.state.w.weight.exp_avg": ("F32", wide)}
+    yield "a parameter without states", (trained, {**weights, **of_norm})
+    yield "a moved weight without states", (trained, {**same, "model.w.weight": ("F32", wide + 1), **of_norm})
+    yield "a weight lost with its states", (trained, {"model.norm.weight": weights["model.norm.weight"], **of_norm})
+    yield "one state lost", (trained, {**weights, **first, **of_norm})
+    yield "all states lost", (trained, weights)
+
+
+def of_parts() -> Iterator[tuple[str, tuple[Model, Model]]]:
+    """Yield tensors of which one side has some equal parts, or an end that is one number."""
+    random = np.random.default_rng(14)
+    made = {"w": random.standard_normal((8, 6)), "norm": random.standard_normal(6)}
+    four = {"w": np.tile(made["w"], (4, 1)), "norm": np.tile(made["norm"], 4)}
+    ended = {"w": made["w"], "norm": np.pad(made["norm"], (0, 18))}
+    for number in (0.0, 1.0):
+        short, long = (np.full(size, number) for size in (6, 24))
+        yield f"four parts of {number:g}", ({**made, "alike": short}, {**made, "alike": long})
+        yield f"four parts of {number:g}, others repeated", ({**made, "alike": short}, {**four, "alike": long})
+        yield f"four parts of {number:g}, others padded", ({**made, "alike": short}, {**ended, "alike": long})
+        yield f"an end of {number:g}", ({**made, "alike": short}, {**made, "alike": long[:-1]})
+    yield "one number four times", ({**made, "scalar": np.ones(1)}, {**four, "scalar": np.ones(4)})
+    yield "one number twice", ({**made, "scalar": np.ones(1)}, {**four, "scalar": np.ones(2)})
+    yield "times nearly 1", ({**made, "w": made["w"] * 0.990099}, made)
+
+
+def of_steps() -> Iterator[tuple[str, tuple[Model, Model, Model]]]:
+    """Yield what a checkpoint has of which parts are left over from an earlier one, next to that and the right one."""
+    random = np.random.default_rng(15)
+    old = {"experts": random.standard_normal((4, 6, 6)), "w": random.standard_normal((8, 6))}
+    new = {name: values + 0.1 * np.sin(values * 7) for name, values in old.items()}
+    for what, part in (("two experts", np.s_[2:]), ("one column", np.s_[:, :, 1]), ("one element", np.s_[0, 0, :1])):
+        held = {name: values.copy() for name, values in new.items()}
+        held["experts"][part] = old["experts"][part]
+        yield f"{what} of another step", (old, held, new)
+    held = {**new, "experts": np.concatenate([new["experts"][:2], random.standard_normal((2, 6, 6))])}
+    yield "two experts of no step", (old, held, new)
 
 
 def _beside(made: Model, other: Model) -> Iterator[tuple[tuple[str, Array], Array]]:
@@ -189,6 +229,7 @@ def pairs() -> Iterator[tuple[str, bytes, bytes]]:
             if dtype == other or "a" in what[:3]:
                 yield f"{dtype} {what}", saved(made, dtype), saved(second, other)
     yield from ((name, file(first), file(second)) for name, (first, second) in of_states())
+    yield from ((name, saved(first), saved(second)) for name, (first, second) in of_parts())
     for shape in SHAPES:
         values = np.random.default_rng(len(shape)).standard_normal(shape)
         rest = {"norm.weight": made["norm.weight"]}
@@ -207,6 +248,11 @@ def main() -> None:
         both = "layers" in name or not name[0].isdigit()
         for turn in (files, files[::-1]) if both else ((files[::-1] if at % 2 else files),):
             room.add_content(name, ("diff", "{0}.safetensors", "{1}.safetensors"), turn)
+    for name, steps in of_steps():
+        old, held, new = ({"": saved(step)} for step in steps)
+        command = ("diff", "{0}.safetensors", "{1}.safetensors", "--also", "{2}.safetensors")
+        room.add_content(name, command, [new, held, old])
+        room.add_content(name, command, [held, new, old])
     record(room)
 
 

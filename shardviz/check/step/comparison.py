@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.dump.records.base import Moment, Role
+    from shardviz.dump.records.step import WrapperRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.relate.pair import Related
@@ -42,14 +43,14 @@ class Compared(Sides):
         whose: What findings call the wanted values.
         is_assumed: Whether nothing claims the layout, which is the one that a plain output should have.
         padded: A dim that is padded so that all its parts are of one size, and that size; None if there is none.
-        wrappers: What reduces its gradient by itself on the first rank, and over which ranks; None if not known.
+        wrappers: What reduces its gradient by itself on the first rank, by kind; None if not known.
     """
 
     role: Role
     whose: str = "the unsharded model's"
     is_assumed: bool = False
     padded: tuple[int, int] | None = None
-    wrappers: Mapping[str, tuple[int, ...]] | None = None
+    wrappers: Mapping[str, WrapperRecord] | None = None
 
     def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "none"]:
         """Return the wrapper that reduces its gradient along some axes; empty if unknown."""
@@ -57,13 +58,21 @@ class Compared(Sides):
             return ""
         rank = min(self.values)
         groups = [set(group) for axis in axes for group in self.mesh.groups(axis) if rank in group]
-        over = [kind for kind, ranks in self.wrappers.items() if groups and all(group <= {*ranks} for group in groups)]
+        over = [
+            kind for kind, one in self.wrappers.items() if groups and all(group <= {*one.ranks} for group in groups)
+        ]
         return "ddp" if "ddp" in over else "fsdp" if over else "none"
 
     @property
     def may_be_of_fsdp(self) -> bool:
         """Whether FSDP may reduce its gradient, as far as that is known."""
         return self.wrappers is None or "fsdp" in self.wrappers
+
+    @property
+    def is_averaged_by_fsdp(self) -> bool:
+        """Whether FSDP was seen to divide the sum of its gradients by their number."""
+        fsdp = (self.wrappers or {}).get("fsdp")
+        return fsdp is not None and fsdp.divides_by == len(fsdp.ranks)
 
     @property
     def what(self) -> str:
@@ -178,12 +187,12 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
     )
 
 
-def _wrappers_of(dump: Dump, rank: int, name: str) -> dict[str, tuple[int, ...]] | None:
-    """Return the wrapper that reduces a parameter's gradient on a rank; None if unrecorded."""
+def _wrappers_of(dump: Dump, rank: int, name: str) -> dict[str, WrapperRecord] | None:
+    """Return the wrappers that reduce a parameter's gradient on a rank; None if unrecorded."""
     record = dump.files.ranks.get(rank)
     if record is None or record.wrappers is None:
         return None
-    return {one.kind: one.ranks for one in record.wrappers if name in one.names}
+    return {one.kind: one for one in record.wrappers if name in one.names}
 
 
 def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:

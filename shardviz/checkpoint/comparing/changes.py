@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.checkpoint.comparing.equality import narrower
+from shardviz.checkpoint.comparing.lengths import padding, repeated
 from shardviz.checkpoint.comparing.orders import name_change
 from shardviz.checkpoint.records import Saved
 from shardviz.explain.conversion import (
     CutOffDigits,
-    CutOffEnd,
     ForgottenFactor,
     ForgottenOffset,
     NarrowedOnTheWay,
-    PaddedEnd,
-    PaddedParts,
-    RepeatedHeads,
 )
 from shardviz.layout.region import box_of, index_of
 from shardviz.relate.casts import cast, numbers_of, values_of
@@ -44,8 +41,8 @@ MORE, LESS = ("more", "subtract"), ("less", "add")
 CUT = {"float32": 16}
 """Bits that are cut off of a type to have the upper half of it, which is a bfloat16."""
 
-MAX_RANKS = 1024
-"""Ranks that may each have padded their own part."""
+MOST_DIGITS = 17
+"""Digits that tell any two numbers of 64 bits apart."""
 
 
 def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str, str] = SIDES) -> Outcome:
@@ -154,7 +151,7 @@ def values_changed(
     if isinstance(relation, Scaled):
         why = f"every value of {names[1]} is {factor_text(relation.factor)} times that of {names[0]}{dtypes}"
         return outcome.became("other", why, ForgottenFactor(factor_text(1 / relation.factor), relation.factor))
-    size, (how, undo) = factor_text(abs(relation.number)), MORE if relation.number > 0 else LESS
+    size, (how, undo) = number_text(abs(relation.number)), MORE if relation.number > 0 else LESS
     why = f"every value of {names[1]} is {size} {how} than in {names[0]}{dtypes}"
     return outcome.became("other", why, ForgottenOffset(undo, size))
 
@@ -177,74 +174,6 @@ def through_types(dtype: str, to: str) -> Sequence[str]:
     return NARROW if dtype in WIDE and to in (dtype, *NARROW) else ()
 
 
-def padding(
-    outcome: Outcome, before_bits: NDArray[Any], after_bits: NDArray[Any], names: tuple[str, str]
-) -> Outcome | None:
-    """Say which side has more at the end of one dim, and is else equal; None if neither is that."""
-    if (longer := _longer(before_bits, after_bits)) is None:
-        return None
-    dim, is_longer, short, long = longer
-    size, behind = len(short), long[len(short) :]
-    if not np.array_equal(long[:size], short):
-        return _padding_between(outcome, dim, short, long, names[is_longer])
-    what = "all zero" if not behind.any() else "all alike" if is_alike(behind) else "not alike"
-    why = f"equal in the first {size:,} indices of dim {dim}; {names[is_longer]} has {len(behind):,} more, {what}"
-    if not is_longer:
-        return outcome.became("padded", why, CutOffEnd())
-    is_plain = what != "not alike"
-    call = f"pad(NAME, {len(long)}{f', {dim}' if dim else ''})" if is_plain and not outcome.is_made else ""
-    return outcome.became("padded", why, PaddedEnd(is_plain, call))
-
-
-def _padding_between(outcome: Outcome, dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> Outcome | None:
-    """Say that one side was padded part by part: the other's parts, divided as torch divides them, with more behind."""
-    size = len(long)
-    for ranks in [count for count in range(2, min(size, MAX_RANKS) + 1) if size % count == 0]:
-        room, length = size // ranks, -(-len(short) // ranks)
-        starts = range(0, len(short), length)
-        parts = ((short[at : at + length], long[at // length * room :]) for at in starts)
-        if length < room and all(np.array_equal(own, there[: len(own)]) for own, there in parts):
-            more = "1 more index" if room - length == 1 else f"{room - length:,} more indices"
-            why = f"{name} has {more} of dim {dim} behind every {length:,}"
-            return outcome.became("padded", why, PaddedParts(ranks))
-    return None
-
-
-def repeated(
-    outcome: Outcome, before_bits: NDArray[Any], after_bits: NDArray[Any], names: tuple[str, str]
-) -> Outcome | None:
-    """Say that one side has blocks of the other several times, as heads of k and v are; None if it has not."""
-    if (longer := _longer(before_bits, after_bits)) is None:
-        return None
-    dim, is_longer, short, long = longer
-    times, remainder = divmod(len(long), len(short))
-    if remainder or is_alike(long):
-        return None
-    for block in [size for size in range(len(short), 0, -1) if len(short) % size == 0]:
-        once = short.reshape(-1, 1, block, *short.shape[1:])
-        if (long.reshape(-1, times, block, *short.shape[1:]) == once).all():
-            why = f"{names[is_longer]} has every {block:,} indices of dim {dim} {times} times, one after the other"
-            return outcome.became("other", why, RepeatedHeads(times))
-    return None
-
-
-def _longer(before_bits: NDArray[Any], after_bits: NDArray[Any]) -> tuple[int, bool, NDArray[Any], NDArray[Any]] | None:
-    """Return the only dim in which two arrays differ, whether the second is longer, and both along it, shorter first.
-
-    None if their shapes differ in another way.
-    """
-    if before_bits.ndim != after_bits.ndim or not before_bits.size or not after_bits.size:
-        return None
-    odd = [dim for dim in range(before_bits.ndim) if before_bits.shape[dim] != after_bits.shape[dim]]
-    if len(odd) != 1:
-        return None
-    is_longer = after_bits.shape[odd[0]] > before_bits.shape[odd[0]]
-    short, long = (
-        np.moveaxis(one, odd[0], 0) for one in ((before_bits, after_bits) if is_longer else (after_bits, before_bits))
-    )
-    return odd[0], is_longer, short, long
-
-
 def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
     """Say how many values a cast made infinite; empty if it made none."""
     count = 0
@@ -255,8 +184,21 @@ def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
     return f"{count:,} of {wide.size:,} values are too large for {to} and became infinite" if count else ""
 
 
-def factor_text(number: float) -> str:
-    """Return a factor in few digits; as a whole number where it is nearly one."""
+def factor_text(factor: float) -> str:
+    """Return a factor in few digits; in as many as it takes to tell it from 1.
+
+    Example:
+        >>> factor_text(0.990099), factor_text(0.99996), factor_text(2.003), factor_text(1.0)
+        ('0.9901', '0.99996', '2', '1')
+    """
+    if round(factor) ** 2 != 1:
+        return number_text(factor)
+    texts = [f"{factor:.{digits}g}" for digits in range(4, MOST_DIGITS + 1)]
+    return next((text for text in texts if float(text) ** 2 != 1), texts[0])
+
+
+def number_text(number: float) -> str:
+    """Return a number in few digits; as a whole number where it is nearly one."""
     near = round(number)
     is_whole = near and math.isclose(number, near, rel_tol=WHOLE_FACTOR) and abs(number - near) < WHOLE_FACTOR
     return f"{near:,}" if is_whole else f"{number:.4g}"

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from shardviz.checkpoint.by_content.families import REPRESENTATIVES, lines_of, rules_from
 from shardviz.checkpoint.by_content.inferring import inferred
 from shardviz.checkpoint.comparing.changes import change_of, overflown
-from shardviz.checkpoint.comparing.equality import Contents, agree, can_cast, is_same, narrower
+from shardviz.checkpoint.comparing.equality import Contents, agree, can_cast, narrower
+from shardviz.checkpoint.comparing.lengths import with_parts
 from shardviz.checkpoint.comparing.moves import with_fused, with_moved
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
 from shardviz.checkpoint.comparing.pairs import padding_notes, paired
 from shardviz.checkpoint.comparing.scales import scaled, unscaled
+from shardviz.checkpoint.comparing.states import with_lost_states, with_masters
 from shardviz.checkpoint.comparing.steps import with_left_over
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
@@ -66,7 +68,6 @@ STACKED = 3
 """Dims of a tensor that has all experts of a layer."""
 
 WRITE_A_MAP = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
-MASTERS = ("fp32", "fp32_param", "master_param", "param")
 SIDES = ("first", "second")
 LONGEST = 60
 """Characters of a value that are shown."""
@@ -99,7 +100,7 @@ def compare_checkpoints(
     pairs = paired(before, after, rules)
     pairs = pairs if rules else with_map(pairs, before, after)
     refuse_strangers(pairs, before, after, "name or its values")
-    judged = _compared(pairs, (before.tensors, after.tensors), progress)
+    judged = with_lost_states(with_parts(_compared(pairs, (before.tensors, after.tensors), progress)))
     results = with_summed_replicas(with_left_over(judged, before, after, also))
     outcomes = (*(outcome for outcome, _ in results), *pairs.open)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or pairs.is_mapped))
@@ -219,36 +220,6 @@ def _cast(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome:
     if lost := overflown(wide.bits, wide.dtype, narrow) if narrow == "float16" else "":
         return outcome.became("cast", f"{why}; {lost}", OverflowInFloat16(narrow))
     return outcome.became("cast", why)
-
-
-def with_masters(outcomes: Outcomes) -> Outcomes:
-    """Find masters that one side lacks and has as weights."""
-    if not any(map(_owner, outcomes)):
-        return outcomes
-    weights = {pair.name: pair for _, pair in outcomes if state_of(pair.name) is None}
-    return [(_as_master(outcome, pair, weights, _owner((outcome, pair))), pair) for outcome, pair in outcomes]
-
-
-def _owner(judged_pair: tuple[Outcome, Pair]) -> str:
-    """Return the parameter of a master that one side has; empty for other tensors."""
-    outcome, pair = judged_pair
-    state = state_of(pair.name) if outcome.verdict in ("missing", "added") else None
-    return state[0] if state is not None and state[1] in MASTERS else ""
-
-
-def _as_master(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair], owner: str) -> Outcome:
-    master = pair.first or pair.second
-    fits = [one for name, one in weights.items() if name == owner or name.endswith(f".{owner}")] if owner else []
-    if len(fits) != 1 or master is None:
-        return outcome
-    at = int(pair.first is not None)
-    weight = fits[0].sides[at]
-    if weight is None or weight.dtype != master.dtype or weight.shape != master.shape:
-        return outcome
-    side, name = SIDES[at], printable(weight.name)
-    if is_same(master, weight):
-        return outcome.became("tied", f"{outcome.why}: the {side} has it as its weight {name}", other=weight.name)
-    return outcome.became(outcome.verdict, f"{outcome.why}; the {side}'s weight {name} has different values")
 
 
 def with_summed_replicas(outcomes: Outcomes) -> Outcomes:

@@ -170,10 +170,18 @@ def _tied(outcome: Outcome, pair: Pair, sides: Sequence[Contents]) -> Outcome:
     return outcome.became("tied", f"{outcome.why}: a copy of the {side}'s {printable(twin.name)}", other=twin.name)
 
 
+def _is_head(name: str, kept: str) -> bool:
+    """Whether a weight that is lost is called an output embedding, and one that is kept an input embedding."""
+    words = name.rpartition(".")[0].rpartition(".")[2], kept.rpartition(".")[0].rpartition(".")[2]
+    return are_embeddings(name, kept) or ("head" in words[0] and "emb" in words[1])
+
+
 def _untied(outcome: Outcome, tensor: Tensor | None, side: Contents) -> Outcome:
     """Note that a lost matrix is not a copy of the one tensor that has its shape, such as a head of its embedding."""
     like = side.by_shape.get(tensor.shape, []) if tensor is not None and len(tensor.shape) == 2 else []
     if len(like) != 1 or tensor is None or tensor.dtype != like[0].dtype or outcome.verdict != "missing":
+        return outcome
+    if not _is_head(outcome.name, like[0].name):
         return outcome
     words = f"{outcome.why}; it is not a copy of {printable(like[0].name)}, which has its shape"
     return outcome.became("missing", words, UnsavedHead())

@@ -8,7 +8,6 @@ a tensor: if several differ only in the parts that one file has, the file is of 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -16,9 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.checkpoint.comparing.changes import factor_text
-from shardviz.checkpoint.comparing.equality import equal, is_same, narrower, readable_bits
-from shardviz.checkpoint.maps.mapped_tensors import Made, Op
-from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
+from shardviz.checkpoint.comparing.equality import equal, narrower, readable_bits
+from shardviz.checkpoint.comparing.series import has, number_of, opened, siblings, steps_with, tensor_in
 from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import AdapterMergedAgain, AveragedWeights
@@ -34,35 +32,21 @@ from shardviz.relate.casts import cast, values_of
 from shardviz.relate.factors import factor_at_largest
 from shardviz.relate.stored_values import is_made
 from shardviz.relate.tolerance import EPSILON, FLOATS, LEAST_PART, MANY, SAFETY
-from shardviz.relate.values import is_alike, sampled
+from shardviz.relate.values import blocks, is_alike, sampled
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
-    from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.checkpoint.records import Checkpoint, Tensor
     from shardviz.layout.region import Region
 
     Values = NDArray[np.float64]
     Outcomes = list[tuple[Outcome, Pair]]
-
-MAX_SIBLINGS = 8
-"""Checkpoints of other steps that are looked at, the nearest ones first."""
-
-LEVELS = 2
-"""Folders above a checkpoint whose names may have its step: `checkpoint-100/model`."""
-
-MAX_ENTRIES = 4096
-_STEP = re.compile(
-    r"((?:.*(?:step|checkpoint|ckpt|iter|iteration|epoch)[-_=.]?)?)([0-9]{1,18})([^0-9]*)", re.IGNORECASE
-)
-"""A name that counts steps: `checkpoint-100`, `iter_0001000`, `1000`; not `exp2`, which is another run."""
 
 SHARED = ("equal", "cast", "permuted", "padded")
 """Verdicts on tensors whose values both checkpoints have."""
@@ -74,114 +58,6 @@ FEWEST = 2
 
 SAME = ("equal", "tied")
 LONE = ("missing", "added", "not-compared")
-
-
-def siblings(path: Path) -> list[Path]:
-    """Return the checkpoints of other steps: paths that differ in the last number of a name.
-
-    Example:
-        >>> siblings(Path("runs/checkpoint-200"))  # doctest: +SKIP
-        [PosixPath('runs/checkpoint-100'), PosixPath('runs/checkpoint-300')]
-    """
-    path = path.absolute()
-    for level in range(LEVELS):
-        folder = path if level == 0 else path.parents[level - 1]
-        step = _STEP.fullmatch(folder.name)
-        numbered_folders = list(_others(folder, step)) if step else []
-        inner = path.relative_to(folder)
-        near = sorted(numbered_folders, key=lambda pair: abs(pair[0] - int(step[2]) if step else 0))
-        there = [other / inner for _, other in near if is_checkpoint(other / inner)]
-        if there:
-            return there[:MAX_SIBLINGS]
-    return []
-
-
-def _others(folder: Path, step: re.Match[str]) -> Iterator[tuple[int, Path]]:
-    try:
-        names = [one.name for _, one in zip(range(MAX_ENTRIES), folder.parent.iterdir(), strict=False)]
-    except OSError:
-        return
-    for name in names:
-        match = _STEP.fullmatch(name)
-        if match is not None and name != folder.name and (match[1], match[3]) == (step[1], step[3]):
-            yield int(match[2]), folder.parent / name
-
-
-def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
-    """Open what can be opened of some checkpoints, but for those that are compared."""
-    compared = {path.absolute() for path in but}
-    checkpoints = []
-    for path in paths:
-        if path.absolute() not in compared:
-            try:
-                checkpoints.append(open_checkpoint(path))
-            except (DumpError, OSError):  # of another step; nothing depends on it
-                continue
-    return checkpoints
-
-
-def number_of(path: Path, reference: Path) -> int | None:
-    """Return a checkpoint's step, from the path level that differs from a reference's; or None.
-
-    Example:
-        >>> from pathlib import Path
-        >>> number_of(Path("runs/checkpoint-100/model"), reference=Path("runs/checkpoint-200/model"))
-        100
-    """
-    path, reference = path.absolute(), reference.absolute()
-    for level in range(LEVELS):
-        folder, reference_folder = (one if level == 0 else one.parents[level - 1] for one in (path, reference))
-        steps = [_STEP.fullmatch(one.name) for one in (folder, reference_folder)]
-        if steps[0] is not None and steps[1] is not None:
-            is_series = folder.parent == reference_folder.parent
-            is_series = is_series and path.relative_to(folder) == reference.relative_to(reference_folder)
-            return int(steps[0][2]) if is_series and steps[0].group(1, 3) == steps[1].group(1, 3) else None
-    return None
-
-
-def steps_with(
-    pair: Pair, of_first: Iterable[Checkpoint], of_second: Iterable[Checkpoint]
-) -> tuple[int, tuple[Checkpoint, ...]] | None:
-    """Return which side of a pair (0 or 1) is in checkpoints of other steps, and these.
-
-    Args:
-        pair: Two tensors that differ.
-        of_first: Checkpoints of other steps with the first one's names.
-        of_second: And with the second one's.
-    """
-    if pair.first is None or pair.second is None or is_alike(pair.first.bits) or is_alike(pair.second.bits):
-        return None
-    for which, saved, held, steps in ((1, pair.first, pair.second, of_first), (0, pair.second, pair.first, of_second)):
-        steps_found = tuple(step for step in steps if has(step, saved, held))
-        if steps_found:
-            return which, steps_found
-    return None
-
-
-def has(step: Checkpoint, tensor: Tensor, held: Tensor) -> bool:
-    """Whether another step has some values under the name of a tensor."""
-    there = tensor_in(step, tensor)
-    return there is not None and is_same(there, held)
-
-
-def tensor_in(step: Checkpoint, tensor: Tensor) -> Tensor | None:
-    """Return the same tensor of another step; None if that lacks it or has another shape."""
-    if not isinstance(tensor, Made):
-        tensor_there = step.tensors.get(tensor.name)
-        return tensor_there if tensor_there is not None and tensor_there.shape == tensor.shape else None
-    node = _node_in(step, tensor.node)
-    return replace(tensor, node=node) if isinstance(node, Op) else None
-
-
-def _node_in(step: Checkpoint, node: Node) -> Node | None:
-    if not isinstance(node, Op):
-        return tensor_in(step, node)
-    parts = [_node_in(step, part) for part in node.parts]
-    return (
-        None
-        if any(part is None for part in parts)
-        else replace(node, parts=tuple(part for part in parts if part is not None))
-    )
 
 
 @dataclass(frozen=True)
@@ -240,7 +116,7 @@ def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, al
         for side_and_steps, (outcome, pair) in zip(by_steps, outcomes, strict=True)
     ]
     merged = [(_merged(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in judged]
-    return with_whole_file(with_odd_file(merged, steps.others))
+    return with_whole_file(with_stale_parts(with_odd_file(merged, steps.others), steps))
 
 
 def _judged(
@@ -275,6 +151,46 @@ def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpo
     doubt = "" if is_sure else SIDES[side]
     cause = ValuesOfAnotherStep(step.path.name, is_later, doubt)
     return outcome.became("stale", f"the {SIDES[held]} has here what {step.path} has", cause)
+
+
+def with_stale_parts(outcomes: Outcomes, steps: _Steps) -> Outcomes:
+    """Say which tensors have the values of another step in a part only; the rest shows that both are of one step."""
+    if not any(steps.others) or number_of(steps.sides[0].path, steps.sides[1].path) is not None:
+        return outcomes
+    return [
+        (_with_stale_part(outcome, pair, steps) if is_open(outcome) else outcome, pair) for outcome, pair in outcomes
+    ]
+
+
+def _with_stale_part(outcome: Outcome, pair: Pair, steps: _Steps) -> Outcome:
+    for held, side in ((1, 0), (0, 1)):
+        for step in steps.others[side]:
+            there = tensor_in(step, pair.both[side])
+            if there is not None and _has_part_of(pair.both[held], pair.both[side], there):
+                stale = _stale(outcome, steps, pair, held, step)
+                return replace(stale, why=f"{outcome.why}; the {SIDES[held]} has there what {step.path} has")
+    return outcome
+
+
+def _has_part_of(held: Tensor, other: Tensor, old: Tensor) -> bool:
+    """Whether a tensor has the values of an older one just where it differs from another."""
+    sides = held, other, old
+    bits = [values for side in sides if (values := readable_bits(side)) is not None]
+    if len(bits) < len(sides) or not held.shape == other.shape == old.shape:
+        return False
+    narrow = narrower(held.dtype, narrower(other.dtype, old.dtype))
+    count, is_moved, seen = 0, False, set[int]()
+    for parts in zip(*map(blocks, bits), strict=True):
+        mine, theirs, third = (cast(part, side.dtype, narrow) for part, side in zip(parts, sides, strict=True))
+        if mine is None or theirs is None or third is None:
+            return False
+        odd = mine != theirs
+        if (mine[odd] != third[odd]).any():
+            return False
+        count += int(odd.sum())
+        is_moved = is_moved or bool((mine != third).any())
+        seen |= set(mine[odd][:MANY].tolist()) if len(seen) < MANY else set()
+    return is_moved and count >= MANY and len(seen) > 1
 
 
 def _merged(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome:

@@ -12,7 +12,8 @@ from shardviz.checkpoint.comparing.compare import hint, lonely_outcome, refuse_s
 from shardviz.checkpoint.comparing.moves import with_ties
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
 from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, paired
-from shardviz.checkpoint.comparing.steps import is_open, odd_file, opened, siblings
+from shardviz.checkpoint.comparing.series import opened, siblings
+from shardviz.checkpoint.comparing.steps import is_open, odd_file
 from shardviz.checkpoint.live_job.job import Job, Live
 from shardviz.checkpoint.live_job.judging import judge
 from shardviz.checkpoint.live_job.reading import Given, given_of

@@ -129,8 +129,10 @@ class WrapperRecord(Record, frozen=True):
         kind: DistributedDataParallel, or FSDP of either version.
         ranks: The ranks of its group.
         names: The parameters.
+        divides_by: What it divides the sum of the group's gradients by; None if that was not recorded.
     """
 
     kind: Wrapper
     ranks: tuple[Count, ...]
     names: tuple[str, ...]
+    divides_by: float | None = None

@@ -57,15 +57,17 @@ def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
         prefix: What stands before every name in the dump.
     """
     names = {id(param): prefix + clean_name(name) for name, param in _innermost(model).named_parameters()}
-    wrapped: dict[tuple[Wrapper, tuple[int, ...]], list[str]] = {}
+    wrapped: dict[tuple[Wrapper, tuple[int, ...], float | None], list[str]] = {}
     for param, ranks in params_of_ddp(model):
-        wrapped.setdefault(("ddp", ranks), []).append(names.get(id(param), ""))
-    for param, ranks in params_of_fsdp(model):
-        wrapped.setdefault(("fsdp", ranks), []).append(names.get(id(param), ""))
+        wrapped.setdefault(("ddp", ranks, None), []).append(names.get(id(param), ""))
+    for param, ranks, divides_by in params_of_fsdp(model):
+        wrapped.setdefault(("fsdp", ranks, divides_by), []).append(names.get(id(param), ""))
     for flat in flat_params(_innermost(model)):
         ranks = tuple(sorted({*flat.shard_ranks, *flat.replicate_ranks}))
-        wrapped.setdefault(("fsdp", ranks), []).append(prefix + flat.name)
-    return [WrapperRecord(kind, ranks, tuple(filter(None, own))) for (kind, ranks), own in wrapped.items()]
+        wrapped.setdefault(("fsdp", ranks, None), []).append(prefix + flat.name)
+    return [
+        WrapperRecord(kind, ranks, tuple(filter(None, params)), by) for (kind, ranks, by), params in wrapped.items()
+    ]
 
 
 def _innermost(model: nn.Module) -> nn.Module:

@@ -220,12 +220,26 @@ def sharded_by_fsdp(model: nn.Module) -> Iterator[torch.Tensor]:
         yield param.sharded_param
 
 
-def params_of_fsdp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-    """Yield the parameters that FSDP2 has sharded, with the ranks that it reduces over: `mesh_info` in torch 2.13.0."""
-    for param in _fsdp_params(model):
-        mesh = getattr(getattr(param, "mesh_info", None), "mesh", None)
-        if mesh is not None:
-            yield param.sharded_param, tuple(mesh.mesh.flatten().tolist())
+def params_of_fsdp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, ...], float | None]]:
+    """Yield the parameters that FSDP2 has sharded, with the ranks that it reduces over, and what it divides by.
+
+    `mesh_info` of a parameter, and `gradient_divide_factor` of its group, which `set_gradient_divide_factor` sets, in
+    torch 2.13.0. Torch 2.6.0 has no such factor: what it divides by is not known, and None.
+    """
+    for module in model.modules():
+        for group in _fsdp_groups(_fsdp_state(module)):
+            for param in getattr(group, "fsdp_params", ()):
+                mesh = getattr(getattr(param, "mesh_info", None), "mesh", None)
+                if mesh is not None:
+                    ranks = tuple(mesh.mesh.flatten().tolist())
+                    yield param.sharded_param, ranks, _divisor(group, len(ranks))
+
+
+def _divisor(group: Any, num_ranks: int) -> float | None:
+    """Return what FSDP2 divides the sum of gradients by: the number of ranks, if no factor was set."""
+    if not hasattr(group, "gradient_divide_factor"):
+        return None
+    return float(num_ranks if group.gradient_divide_factor is None else group.gradient_divide_factor)
 
 
 def _fsdp_params(model: nn.Module) -> Iterator[Any]:

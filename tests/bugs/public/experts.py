@@ -83,7 +83,5 @@ CASES = (
             ("experts.weight", "2 times|twice", "ep", "divide"),
             ("set_gradient_divide_factor was called",),
         ),
-        score="misnamed",
-        known_gap="that FSDP2 divides by dp_mod alone; a set_gradient_divide_factor that nobody called is blamed",
     ),
 )

@@ -59,8 +59,6 @@ CASES = (
             ("std_scale", "layer_scalar", "8 times|8 copies|repeated|over and over"),
             ("the dim was padded",),
         ),
-        score="misnamed",
-        known_gap="that a buffer of one element was repeated; it is called padded",
     ),
     Public(
         "lmms-engine#160",
@@ -70,8 +68,6 @@ CASES = (
             DIFF,
             ("pre_norm.weight", "10", "70|80", "shard|1 of 8|1/8"),
         ),
-        score="misnamed",
-        known_gap="that what is left is one shard of eight",
     ),
     Public(
         "ROCm/Megatron-LM#63",

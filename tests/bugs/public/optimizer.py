@@ -77,8 +77,6 @@ CASES = (
             ("0.weight.exp_avg", "0.bias.exp_avg", "missing|only|not in|lost|gone"),
             ("2.weight.exp_avg", "tied to the embedding"),
         ),
-        score="misnamed",
-        known_gap="that what is lost is the state of frozen weights; a moment is taken for a head that is tied",
     ),
     Public(
         "AReaL#1468",

@@ -170,8 +170,5 @@ CASES = (
             ("wrong-value", "misordered"),
             ("up", "scale|block|offset"),
         ),
-        score="missed",
-        known_gap="the step is not checked, because shared block scales are taken for a fault",
-        known_alarm="a block of scales that the rows of two ranks lie in is called duplicated",
     ),
 )

@@ -61,7 +61,7 @@ def module_to_open(finding: Finding) -> str | None:
         return finding.module.rpartition(".")[0]
     if finding.module or isinstance(finding.explanation, OPEN):
         return finding.module
-    results = (pair.result if isinstance(pair, Unreduced) else pair for pair in finding.pairs)
+    results = (pair.comparison if isinstance(pair, Unreduced) else pair for pair in finding.pairs)
     return "" if any(isinstance(result, Compared) and result.role == "output" for result in results) else None
 
 

@@ -23,6 +23,7 @@ from shardviz.explain.factors import (
     FsdpSumsGradients,
     LossScaleLeft,
     LostContributions,
+    MultipliedTerm,
     RepeatedSum,
     ScaledByOwnCount,
     ScaledForward,
@@ -64,7 +65,8 @@ class Over:
         size: The product of their sizes.
         batch: Whether each of them splits the batch; None if that is not known.
         splits: Whether one of them splits a gradient that has the factor.
-        labeled: Whether that gradient is a DTensor, as FSDP's are.
+        labeled: Whether that gradient is a DTensor, as FSDP's are, and FSDP may reduce it over these axes.
+        averaged: Whether FSDP was seen to divide it by the number of ranks, so that no other factor was set.
     """
 
     axes: tuple[str, ...]
@@ -72,6 +74,7 @@ class Over:
     batch: bool | None
     splits: bool
     labeled: bool
+    averaged: bool
 
     @property
     def text(self) -> str:
@@ -163,9 +166,11 @@ def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -
             any(
                 gradient.claimed is not None
                 and gradient.may_be_of_fsdp
+                and gradient.wrapped_over(axes) != "none"
                 and any(gradient.is_split(axis) for axis in axes)
                 for gradient in gradients
             ),
+            all(gradient.is_averaged_by_fsdp for gradient in gradients),
         )
         for axes in _products(mesh, ratio)
         if set(axes) <= spread
@@ -181,8 +186,13 @@ def cause_of_axes(ratio: Fraction, axes: Sequence[Over], *, of_all: bool, or_els
         of_all: Whether all gradients of the step have it; what all come from, as the loss, cannot be off by it else.
         or_else: What else it may come of.
     """
-    first, *others = ((_too_large if ratio > 1 else _too_small)(over, of_all=of_all) for over in axes)
-    return replace(first, or_over=tuple(others), or_else=or_else)
+    causes = [(_too_large if ratio > 1 else _too_small)(over, of_all=of_all) for over in axes]
+    causes.sort(key=lambda cause: isinstance(cause, MultipliedTerm))
+    if or_else is not None:  # it says what multiplies the loss
+        causes = [cause for cause in causes if not isinstance(cause, MultipliedTerm)]
+        if not causes:
+            return or_else
+    return replace(causes[0], or_over=tuple(causes[1:]), or_else=or_else)
 
 
 def _too_large(over: Over, *, of_all: bool) -> FactorOfAxes:
@@ -190,7 +200,9 @@ def _too_large(over: Over, *, of_all: bool) -> FactorOfAxes:
     if over.batch is False:
         return RepeatedSum(axes)
     if over.splits:
-        return (FsdpSumsGradients if over.labeled else UndividedShardGradient)(axes, size, of_all)
+        if over.labeled:
+            return (MultipliedTerm if over.averaged else FsdpSumsGradients)(axes, size, of_all)
+        return UndividedShardGradient(axes, size, of_all)
     return SummedNotAveraged(axes)
 
 
@@ -199,7 +211,7 @@ def _too_small(over: Over, *, of_all: bool) -> FactorOfAxes:
     if over.batch is False and not over.splits:
         return DividedByWorldSize(axes)
     if over.splits and over.labeled and over.batch is not False:
-        return FsdpDividedAgain(axes, size, of_all)
+        return FsdpDividedAgain(axes, size, of_all, axes if over.averaged else "")
     return DividedShardGradient(axes, size) if over.splits else AveragedNotSummed(axes)
 
 

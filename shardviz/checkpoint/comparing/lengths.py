@@ -1,0 +1,156 @@
+"""Tensors that are longer on one side: padded at the end, or part by part; cut off; with parts that are repeated.
+
+A tensor that is one number everywhere fits several of these. The other tensors then decide, if one of them shows by its
+content that the longer side repeats, or keeps, as many equal parts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.explain.conversion import CutOffEnd, KeptOneShard, PaddedEnd, PaddedParts, RepeatedHeads
+from shardviz.relate.values import is_alike
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from numpy.typing import NDArray
+
+    from shardviz.checkpoint.comparing.outcome import Outcome
+    from shardviz.checkpoint.comparing.pairs import Pair
+    from shardviz.explain.cause import Cause
+
+    Outcomes = list[tuple[Outcome, Pair]]
+    _Lengths = tuple[int, int]
+
+MAX_RANKS = 1024
+"""Ranks that may each have padded their own part."""
+
+
+def padding(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
+    """Say which side has more at the end of one dim, and is else equal; None if neither is that."""
+    if (longer := _longer(mine, theirs)) is None:
+        return None
+    dim, is_longer, short, long = longer
+    size, rest = len(short), long[len(short) :]
+    if not np.array_equal(long[:size], short):
+        return _padding_between(outcome, dim, short, long, names[is_longer])
+    what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
+    first = "index" if size == 1 else f"{size:,} indices"
+    why = f"equal in the first {first} of dim {dim}; {names[is_longer]} has {len(rest):,} more, {what}"
+    times = len(long) // size if len(long) % size == 0 and is_alike(long) else 0
+    is_parts = 1 < times <= MAX_RANKS
+    why += f": {times:,} equal parts in all" if is_parts else ""
+    if not is_longer:
+        return outcome.became("padded", why, KeptOneShard(times) if is_parts else CutOffEnd())
+    is_plain = what != "not alike"
+    call = f"pad(NAME, {len(long)}{f', {dim}' if dim else ''})" if is_plain and not outcome.is_made else ""
+    padded = PaddedEnd(is_plain, call)
+    return outcome.became("padded", why, RepeatedHeads(times, padded) if is_parts else padded)
+
+
+def _padding_between(outcome: Outcome, dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> Outcome | None:
+    """Say that one side was padded part by part: the other's parts, divided as torch divides them, with more behind."""
+    size = len(long)
+    for ranks in [count for count in range(2, min(size, MAX_RANKS) + 1) if size % count == 0]:
+        room, part = size // ranks, -(-len(short) // ranks)
+        starts = range(0, len(short), part)
+        parts = ((short[at : at + part], long[at // part * room :]) for at in starts)
+        if part < room and all(np.array_equal(own, there[: len(own)]) for own, there in parts):
+            more = "1 more index" if room - part == 1 else f"{room - part:,} more indices"
+            why = f"{name} has {more} of dim {dim} behind every {part:,}"
+            return outcome.became("padded", why, PaddedParts(ranks))
+    return None
+
+
+def repeated(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
+    """Say that one side has blocks of the other several times, as heads of k and v are; None if it has not."""
+    if (longer := _longer(mine, theirs)) is None:
+        return None
+    dim, is_longer, short, long = longer
+    times, rest = divmod(len(long), len(short))
+    if rest or is_alike(long):
+        return None
+    for block in [size for size in range(len(short), 0, -1) if len(short) % size == 0]:
+        once = short.reshape(-1, 1, block, *short.shape[1:])
+        if (long.reshape(-1, times, block, *short.shape[1:]) == once).all():
+            why = f"{names[is_longer]} has {_times_text(block, dim, times)}"
+            return outcome.became("other", why, RepeatedHeads(times))
+    return None
+
+
+def _times_text(block: int, dim: int, times: int) -> str:
+    every = "every index" if block == 1 else f"every {block:,} indices"
+    return f"{every} of dim {dim} {times} times, one after the other"
+
+
+def with_parts(outcomes: Outcomes) -> Outcomes:
+    """Let the other tensors decide whether one that is a single number is repeated, or has a longer end."""
+    ends: set[_Lengths | None] = set()
+    repeats: set[_Lengths | None] = set()
+    for outcome, pair in outcomes:
+        if isinstance(outcome.explanation, PaddedEnd | CutOffEnd):
+            ends.add(_lengths(pair))
+        elif isinstance(outcome.explanation, RepeatedHeads) and not _is_open(outcome.explanation):
+            repeats.add(_ratio(_lengths(pair)))
+    return [(_decided(outcome, _lengths(pair), ends, repeats), pair) for outcome, pair in outcomes]
+
+
+def _is_open(cause: Cause | None) -> bool:
+    """Whether a tensor that has this cause has equal parts and may have a longer end instead."""
+    return isinstance(cause, KeptOneShard) or (isinstance(cause, RepeatedHeads) and cause.or_else is not None)
+
+
+def _decided(
+    outcome: Outcome, lengths: _Lengths | None, ends: Container[_Lengths | None], repeats: Container[_Lengths | None]
+) -> Outcome:
+    """Return what became of a tensor, given what the content of others shows.
+
+    Args:
+        outcome: What became of it.
+        lengths: Its length on both sides.
+        ends: The lengths of those that are padded or cut off at their end.
+        repeats: The smallest lengths of which one is as many times the other as of those that are repeated.
+    """
+    cause = outcome.explanation
+    if cause is None or lengths is None or not _is_open(cause):
+        return outcome
+    if lengths in ends:
+        return outcome.became("padded", outcome.why, cause.rivals[0])
+    if (ratio := _ratio(lengths)) in repeats and ratio is not None:
+        return outcome.became("other", f"{outcome.why}; others are repeated as often", RepeatedHeads(max(ratio)))
+    return outcome
+
+
+def _lengths(pair: Pair) -> _Lengths | None:
+    """Return the length of the only dim in which the two sides differ, on each of them; None without such a dim."""
+    if pair.first is None or pair.second is None or len(pair.first.shape) != len(pair.second.shape):
+        return None
+    odd = [(mine, theirs) for mine, theirs in zip(pair.first.shape, pair.second.shape, strict=True) if mine != theirs]
+    return odd[0] if len(odd) == 1 else None
+
+
+def _ratio(lengths: _Lengths | None) -> _Lengths | None:
+    """Return the smallest lengths with the same ratio."""
+    if lengths is None or 0 in lengths:
+        return None
+    shared = math.gcd(*lengths)
+    return lengths[0] // shared, lengths[1] // shared
+
+
+def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArray[Any], NDArray[Any]] | None:
+    """Return the only dim in which two arrays differ, whether the second is longer, and both along it, shorter first.
+
+    None if their shapes differ in another way.
+    """
+    if mine.ndim != theirs.ndim or not mine.size or not theirs.size:
+        return None
+    odd = [dim for dim in range(mine.ndim) if mine.shape[dim] != theirs.shape[dim]]
+    if len(odd) != 1:
+        return None
+    is_longer = theirs.shape[odd[0]] > mine.shape[odd[0]]
+    short, long = (np.moveaxis(one, odd[0], 0) for one in ((mine, theirs) if is_longer else (theirs, mine)))
+    return odd[0], is_longer, short, long

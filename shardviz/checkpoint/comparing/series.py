@@ -1,0 +1,140 @@
+"""Checkpoints of other steps next to one, by the numbers in their names, and what these have of a tensor."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.checkpoint.comparing.equality import is_same
+from shardviz.checkpoint.maps.mapped_tensors import Made, Op
+from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
+from shardviz.errors import DumpError
+from shardviz.relate.values import is_alike
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from shardviz.checkpoint.comparing.pairs import Pair
+    from shardviz.checkpoint.maps.mapped_tensors import Node
+    from shardviz.checkpoint.records import Checkpoint, Tensor
+
+MAX_SIBLINGS = 8
+"""Checkpoints of other steps that are looked at, the nearest ones first."""
+
+LEVELS = 2
+"""Folders above a checkpoint whose names may have its step: `checkpoint-100/model`."""
+
+MAX_ENTRIES = 4096
+_STEP = re.compile(
+    r"((?:.*(?:step|checkpoint|ckpt|iter|iteration|epoch)[-_=.]?)?)([0-9]{1,18})([^0-9]*)", re.IGNORECASE
+)
+"""A name that counts steps: `checkpoint-100`, `iter_0001000`, `1000`; not `exp2`, which is another run."""
+
+
+def siblings(path: Path) -> list[Path]:
+    """Return the checkpoints of other steps beside one: the same path but for the last number of a name.
+
+    Example:
+        >>> siblings(Path("runs/checkpoint-200"))  # doctest: +SKIP
+        [PosixPath('runs/checkpoint-100'), PosixPath('runs/checkpoint-300')]
+    """
+    path = path.absolute()
+    for level in range(LEVELS):
+        folder = path if level == 0 else path.parents[level - 1]
+        step = _STEP.fullmatch(folder.name)
+        found = list(_others(folder, step)) if step else []
+        rest = path.relative_to(folder)
+        near = sorted(found, key=lambda pair: abs(pair[0] - int(step[2]) if step else 0))
+        there = [other / rest for _, other in near if is_checkpoint(other / rest)]
+        if there:
+            return there[:MAX_SIBLINGS]
+    return []
+
+
+def _others(folder: Path, step: re.Match[str]) -> Iterator[tuple[int, Path]]:
+    try:
+        names = [one.name for _, one in zip(range(MAX_ENTRIES), folder.parent.iterdir(), strict=False)]
+    except OSError:
+        return
+    for name in names:
+        other = _STEP.fullmatch(name)
+        if other is not None and name != folder.name and (other[1], other[3]) == (step[1], step[3]):
+            yield int(other[2]), folder.parent / name
+
+
+def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
+    """Open what can be opened of some checkpoints, but for those that are compared."""
+    compared = {path.absolute() for path in but}
+    checkpoints = []
+    for path in paths:
+        if path.absolute() not in compared:
+            try:
+                checkpoints.append(open_checkpoint(path))
+            except (DumpError, OSError):  # of another step; nothing depends on it
+                continue
+    return checkpoints
+
+
+def number_of(path: Path, reference: Path) -> int | None:
+    """Return a checkpoint's step, counted at the level where its path differs from a reference; None if unknown.
+
+    Example:
+        >>> from pathlib import Path
+        >>> number_of(Path("runs/checkpoint-100/model"), reference=Path("runs/checkpoint-200/model"))
+        100
+    """
+    path, reference = path.absolute(), reference.absolute()
+    for level in range(LEVELS):
+        folder, other = (one if level == 0 else one.parents[level - 1] for one in (path, reference))
+        steps = [_STEP.fullmatch(one.name) for one in (folder, other)]
+        if steps[0] is not None and steps[1] is not None:
+            is_series = folder.parent == other.parent and path.relative_to(folder) == reference.relative_to(other)
+            return int(steps[0][2]) if is_series and steps[0].group(1, 3) == steps[1].group(1, 3) else None
+    return None
+
+
+def steps_with(
+    pair: Pair, of_first: Iterable[Checkpoint], of_second: Iterable[Checkpoint]
+) -> tuple[int, tuple[Checkpoint, ...]] | None:
+    """Return which side of a pair has what other steps have, 0 or 1, and the checkpoints of those steps.
+
+    Args:
+        pair: Two tensors that differ.
+        of_first: Checkpoints of other steps with the first one's names.
+        of_second: And with the second one's.
+    """
+    if pair.first is None or pair.second is None or is_alike(pair.first.bits) or is_alike(pair.second.bits):
+        return None
+    for which, own, held, steps in ((1, pair.first, pair.second, of_first), (0, pair.second, pair.first, of_second)):
+        found = tuple(step for step in steps if has(step, own, held))
+        if found:
+            return which, found
+    return None
+
+
+def has(step: Checkpoint, tensor: Tensor, held: Tensor) -> bool:
+    """Whether another step has some values under the name of a tensor."""
+    there = tensor_in(step, tensor)
+    return there is not None and is_same(there, held)
+
+
+def tensor_in(step: Checkpoint, tensor: Tensor) -> Tensor | None:
+    """Return the same tensor of another step; None if that lacks it or has another shape."""
+    if not isinstance(tensor, Made):
+        found = step.tensors.get(tensor.name)
+        return found if found is not None and found.shape == tensor.shape else None
+    node = _node_in(step, tensor.node)
+    return replace(tensor, node=node) if isinstance(node, Op) else None
+
+
+def _node_in(step: Checkpoint, node: Node) -> Node | None:
+    if not isinstance(node, Op):
+        return tensor_in(step, node)
+    parts = [_node_in(step, part) for part in node.parts]
+    return (
+        None
+        if any(part is None for part in parts)
+        else replace(node, parts=tuple(part for part in parts if part is not None))
+    )
