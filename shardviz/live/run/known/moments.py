@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.optimizer import KEYS, state_of
+from shardviz.checkpoint.optimizer import moment_of
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.live.compat import clean_name
@@ -127,7 +127,7 @@ def _candidates(
     for path, reference in _checkpoints(sources).items():
         states: dict[str, dict[str, Entry]] = defaultdict(dict)
         for name, entry in reference.entries.items():
-            if (split := state_of(name)) is not None and split[1] in KEYS:
+            if (split := moment_of(name)) is not None:
                 states[split[0]][split[1]] = entry
         by_number = bool(states) and all(name.isdigit() for name in states)
         position = _by_position(states, mine) if by_number else {}

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardviz.checkpoint.formats.headers import index_in
-from shardviz.checkpoint.optimizer import state_of
+from shardviz.checkpoint.optimizer import moment_of
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.stamp import named_tensors
@@ -119,7 +119,7 @@ def of_dcp(state_dict: Mapping[str, Any], folder: str) -> Loaded | None:
         for _, value in tensors_in(state_dict)
         if not value.is_meta
     )
-    has_states = any(state_of(name) for name, _ in tensors_in(state_dict))
+    has_states = any(moment_of(name) for name, _ in tensors_in(state_dict))
     return Loaded(Path(folder), reference, None, pointers, has_states=has_states) if reference else None
 
 
