@@ -233,6 +233,22 @@ class KeyOfAnotherPrefix(Disorder):
     how = "{is_longer:?remove {prefix!r} from the keys|put {prefix!r} before the keys}, and load with strict=True"
 
 
+class LoadedIntoCopies(Disorder):
+    """The job read a checkpoint into copies of the weights, and never set them.
+
+    torch.distributed.checkpoint.load writes into the tensors that it is given. If they are clones, or tensors that
+    get_model_state_dict gathered, nothing of the checkpoint reaches the model before set_model_state_dict is called, and the weights keep their initial values.
+    The step number is read, too, so the log looks like that of a job that goes on.
+    """
+
+    kinds = ("foreign",)
+    why = (
+        "The job read the checkpoint into copies of the weights and never set them. The copies are gone, and the model "
+        "keeps its initial values"
+    )
+    how = "call set_model_state_dict(model, weights) after checkpoint.load, or load into model.state_dict()"
+
+
 class RanksNotLoaded(Disorder):
     """Some ranks have nothing of a weight that the other ranks loaded from the checkpoint.
 

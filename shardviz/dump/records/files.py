@@ -58,7 +58,7 @@ class RankRecord(Record, frozen=True):
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
         skipped_keys: Parameters that no load wrote to, with the key under which a load with strict=False was given
-            their values: `(parameter, key)`.
+            their values: `(parameter, key)`. The key is the parameter's name if a load was into copies that are gone.
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
         wrappers: What reduces gradients by itself; None if that was not recorded.
         masks: The masks that a step in training mode drew, in order.

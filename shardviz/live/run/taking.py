@@ -137,7 +137,8 @@ def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> 
     known = chosen(session.options.session, session.sources, model, locals_, kept, session.skipped)
     known, moments = with_moments(known, session.sources, model, locals_)
     sift = sifting(kept, known, locals_, moments)
-    return ComparedWith(known.reference, names, sift, known.notes, tied, skipped=session.skipped, moments=moments)
+    skipped = session.skipped | {name: name for name in known.lost}
+    return ComparedWith(known.reference, names, sift, known.notes, tied, skipped=skipped, moments=moments)
 
 
 def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:

@@ -21,6 +21,7 @@ from shardviz.explain.content import (
     AnotherCheckpoint,
     BufferNotWritten,
     KeyOfAnotherPrefix,
+    LoadedIntoCopies,
     LoadedOnOneRank,
     LocalNumbering,
     NoWeightLoaded,
@@ -214,11 +215,13 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
 
 
 def _skipped(case: Case) -> Disorder | None:
-    """Return the cause if a load was given the tensor's values under a key with a different prefix."""
+    """Return the cause if a load was given the tensor's values under another prefix, or read them into a copy."""
     keys = {name: key for record in case.dump.files.ranks.values() for name, key in record.skipped_keys}
     key = keys.get(case.name)
     if key is None:
         return None
+    if key == case.name:
+        return LoadedIntoCopies()
     longer, shorter = sorted((key, case.name), key=len, reverse=True)
     return KeyOfAnotherPrefix(longer.removesuffix(shorter), key == longer)
 

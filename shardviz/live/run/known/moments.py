@@ -74,7 +74,7 @@ def with_moments(
     notes += _notes_on_none_loaded(mine, sources, named)
     wanted = _on_all_ranks(mine, locals_, named | numbered)
     kept = [local for local in mine.locals if local.name in wanted]
-    by_name, more = fitting({name: wanted[name] for name in sorted(wanted)}, kept)
+    by_name, more, _ = fitting({name: wanted[name] for name in sorted(wanted)}, kept)
     entries = dict(known.reference.entries) | {name: one.entry for name, one in by_name.items()}
     reference = replace(known.reference, entries=entries)
     snapshots = dict(known.snapshots) | {name: one.path for name, one in by_name.items()}
