@@ -237,8 +237,9 @@ class LoadedIntoCopies(Disorder):
     """The job read a checkpoint into copies of the weights, and never set them.
 
     torch.distributed.checkpoint.load writes into the tensors that it is given. If they are clones, or tensors that
-    get_model_state_dict gathered, nothing of the checkpoint reaches the model before set_model_state_dict is called, and the weights keep their initial values.
-    The step number is read, too, so the log looks like that of a job that goes on.
+    get_model_state_dict gathered, nothing of the checkpoint reaches the model before set_model_state_dict is called.
+    The weights keep their initial values. The step number is read, too, so the log looks like that of a job that goes
+    on.
     """
 
     kinds = ("foreign",)
