@@ -51,14 +51,14 @@ class Compared(Sides):
     padded: tuple[int, int] | None = None
     wrappers: Mapping[str, tuple[int, ...]] | None = None
 
-    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "none"]:
+    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "bypassed", "none"]:
         """Return what reduces its gradient along axes by itself; empty if that is not known."""
         if self.wrappers is None:
             return ""
         rank = min(self.values)
         groups = [set(group) for axis in axes for group in self.mesh.groups(axis) if rank in group]
         over = [kind for kind, ranks in self.wrappers.items() if groups and all(group <= {*ranks} for group in groups)]
-        return "ddp" if "ddp" in over else "fsdp" if over else "none"
+        return next((kind for kind in ("bypassed", "ddp", "fsdp") if kind in over), "none")
 
     @property
     def may_be_of_fsdp(self) -> bool:

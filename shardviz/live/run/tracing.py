@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from msgspec import structs
 from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.dump.arrays.sample import kept, strides_for
 from shardviz.dump.records.base import SCHEMA
@@ -28,6 +30,7 @@ from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
+from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward
 from shardviz.live.followed import Followed
 from shardviz.live.run.hooks.arming import arm, disarm
@@ -89,6 +92,9 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     """
     rank, num_ranks = _place()
     seen = Capture(rank, num_ranks, run_id=_run_id())
+    seen.wrappers = reducing(step.root)
+    if step.trace.uncalled:
+        seen.wrappers = [structs.replace(one, kind="bypassed") if one.kind == "ddp" else one for one in seen.wrappers]
     for local in (*step.weights, *(() if step.broke_off else _gradients(step))):
         seen.add_values(local, "step")
     add_points(seen, step.trace)
@@ -156,6 +162,7 @@ class JobTrace(Trace):
         super().__init__()
         self.most = most_of(num_modules * SIDES)
         self.copied = self._sampled
+        self.uncalled: set[nn.Module] = set()  # DistributedDataParallel, while its forward was not called
         self._states: defaultdict[str, list[list[torch.Tensor]]] = defaultdict(list)
 
     def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -283,7 +290,7 @@ class Follower:
             return
         with nested() as is_outermost:
             if is_outermost and torch.is_grad_enabled() and self._is_trained(module):
-                self._follow(outermost(module) if self.model is None else self.model)
+                self._follow(outermost(module) if self.model is None else self.model, module)
 
     def _is_trained(self, module: nn.Module) -> bool:
         wanted = {id(one) for one in module.parameters() if one.requires_grad}
@@ -293,7 +300,7 @@ class Follower:
         is_model = bool(own) if self.model is None else runs(module, self.model)
         return is_model and is_due and not any(one.is_meta for one in module.parameters())
 
-    def _follow(self, root: nn.Module) -> None:
+    def _follow(self, root: nn.Module, called: nn.Module) -> None:
         disarm(self.visit)
         model = unwrapped(root)
         followed = Followed.parse(self.options.trace)
@@ -302,6 +309,11 @@ class Follower:
         most = most_of(len(before))
         self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most))
         self._handles = list(trace.follow(model, followed))
+        copied = [one for one in root.modules() if isinstance(one, DistributedDataParallel)]
+        if not any(_contains(called.modules(), one) for one in copied):
+            trace.uncalled = set(copied)
+            forget = _harmless(lambda module, *_: trace.uncalled.clear())
+            self._handles += [one.register_forward_pre_hook(forget) for one in copied]
 
     def _before(self, optimizer: Optimizer) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
