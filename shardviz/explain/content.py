@@ -34,6 +34,24 @@ class OtherTensor(Disorder):
     )
 
 
+class SharedMemory(Disorder):
+    """Names share memory that don't in the unsharded model, so each holds what was written last.
+
+    A sync that receives weights in buckets hands out views of one buffer, and fills the buffer again for the next
+    bucket. Nothing raises, as views stay valid.
+    """
+
+    kinds = ("foreign",)
+    why = (
+        "These names are views of one buffer that was filled again, so each holds what was written there last",
+        "The code registers one tensor under several names",
+    )
+    how = (
+        "clone() what stays in the model before the buffer is filled again",
+        "give each name a tensor of its own",
+    )
+
+
 class RoundedIds(Disorder):
     """A tensor went through a narrower dtype and back after the model was built.
 
@@ -113,10 +131,12 @@ class WeightNotLoaded(Disorder):
             "load skips it"
         ),
         NO_EFFECT,
+        "A broadcast or scatter sends this weight from a rank that doesn't have it: src is the owner of other weights",
     )
     how = (
         "look for its name in missing_keys and load it, or initialize it after to_empty",
         WRITE,
+        "send each weight from the rank that owns it: src=owner_of(name)",
     )
 
 

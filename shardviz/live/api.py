@@ -18,6 +18,7 @@ from shardviz.live.capture.lookup.merged import with_merged
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.passes import Sharding, add_ids, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart, agree
+from shardviz.live.capture.rounded_copies import rounded_copies
 from shardviz.live.capture.stamp import plan, tied_names, under_names
 from shardviz.live.claims import registry
 from shardviz.live.compat import computed_buffers
@@ -177,6 +178,7 @@ def capture_by_reference(
             seen.add_values(one, "initial")
         seen.not_checked += [("", note) for note in source.notes]
         seen.unwritten += sorted(empty)
+        seen.rounded += rounded_copies(locals_)
         seen.skipped_keys += [(part.prefix + name, key) for name, key in sorted(source.skipped.items())]
         _add_rest(seen, model, mesh, part, step)
     return path
