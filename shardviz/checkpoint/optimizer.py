@@ -162,6 +162,24 @@ def state_of(name: str) -> tuple[str, str] | None:
     return (parts["name"], parts["key"]) if parts is not None and parts["key"] in OF_OPTIMIZERS else None
 
 
+def moment_of(name: str) -> tuple[str, str] | None:
+    """Return the parameter and the key of a state with the parameter's shape, in names that a job made itself, too.
+
+    The parameter's name may have a prefix: `optim.` of `optim.up.weight.exp_avg`.
+
+    Example:
+        >>> moment_of("optim.up.weight.exp_avg"), moment_of("adam.exp_avg.up.weight"), moment_of("up.weight")
+        (('optim.up.weight', 'exp_avg'), ('up.weight', 'exp_avg'), None)
+    """
+    if (state := state_of(name)) is not None:
+        return state if state[1] in KEYS else None
+    words = name.split(".")
+    at = next((at for at, word in enumerate(words) if word in MOMENTS), None)
+    if at is None or len(words) == 1:
+        return None
+    return ".".join(words[at + 1 :] or words[:at]), words[at]
+
+
 def is_setting(name: str) -> bool:
     """Whether an object's name is that of an optimizer's hyperparameter.
 

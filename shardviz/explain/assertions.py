@@ -248,12 +248,40 @@ class OnlyZeros(Cause):
 class SomeRanksDiffer(Cause):
     """Some ranks' weights differ from the reference's, and the other ranks' do not.
 
-    These ranks alone drew, loaded or changed them: with a different seed or file, or without the broadcast.
+    These ranks alone drew or loaded them: with a different seed or file, or without the broadcast. Or all ranks
+    changed them, and these ranks wrongly.
     """
 
     kinds = ("wrong-value",)
-    why = "Only these ranks drew, loaded or changed the weight: the other ranks have the reference's values"
-    how = "look at the seed and the file of these ranks, and for a broadcast that leaves them out"
+    why = (
+        "These ranks drew the weight from a different seed, loaded a different file, or were left out of a broadcast",
+        "Code that changes the weight on all ranks gives these ranks the wrong part of what it adds or writes",
+    )
+    how = (
+        "look at the seed and the file of these ranks, and for a broadcast that leaves them out",
+        "compare the weight before and after each change of it, and the index by which a rank chooses its part",
+    )
+
+
+class ExchangedCoordinate(Cause):
+    """A split weight was changed by the part of a different axis's coordinate.
+
+    A merged adapter, a scale or a mask is cut for the ranks, and the wrong coordinate has the same number of values, so
+    shapes fit. Ranks whose two coordinates are equal get the right part.
+
+    Attributes:
+        axis: The axis that splits the weight.
+        instead: The axis whose coordinate is used.
+    """
+
+    axis: str
+    instead: str
+    kinds = ("wrong-value",)
+    why = (
+        "Code that writes or changes this weight chooses a rank's part by the coordinate along {instead}, not {axis}: "
+        "exactly the ranks where the two differ are wrong"
+    )
+    how = "choose the part by mesh.get_local_rank({axis!r})"
 
 
 class AllRanksDiffer(Cause):

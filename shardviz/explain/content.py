@@ -34,6 +34,24 @@ class OtherTensor(Disorder):
     )
 
 
+class SharedMemory(Disorder):
+    """Names share memory that don't in the unsharded model, so each holds what was written last.
+
+    A sync that receives weights in buckets hands out views of one buffer, and fills the buffer again for the next
+    bucket. Nothing raises, as views stay valid.
+    """
+
+    kinds = ("foreign",)
+    why = (
+        "These names are views of one buffer that was filled again, so each holds what was written there last",
+        "The code registers one tensor under several names",
+    )
+    how = (
+        "clone() what stays in the model before the buffer is filled again",
+        "give each name a tensor of its own",
+    )
+
+
 class RoundedIds(Disorder):
     """A tensor went through a narrower dtype and back after the model was built.
 
@@ -113,10 +131,12 @@ class WeightNotLoaded(Disorder):
             "load skips it"
         ),
         NO_EFFECT,
+        "A broadcast or scatter sends this weight from a rank that doesn't have it: src is the owner of other weights",
     )
     how = (
         "look for its name in missing_keys and load it, or initialize it after to_empty",
         WRITE,
+        "send each weight from the rank that owns it: src=owner_of(name)",
     )
 
 
@@ -231,6 +251,23 @@ class KeyOfAnotherPrefix(Disorder):
         "name doesn't|lacks the prefix {prefix!r} of the model's name}"
     )
     how = "{is_longer:?remove {prefix!r} from the keys|put {prefix!r} before the keys}, and load with strict=True"
+
+
+class LoadedIntoCopies(Disorder):
+    """The job read a checkpoint into copies of the weights, and never set them.
+
+    torch.distributed.checkpoint.load writes into the tensors that it is given. If they are clones, or tensors that
+    get_model_state_dict gathered, nothing of the checkpoint reaches the model before set_model_state_dict is called.
+    The weights keep their initial values. The step number is read, too, so the log looks like that of a job that goes
+    on.
+    """
+
+    kinds = ("foreign",)
+    why = (
+        "The job read the checkpoint into copies of the weights and never set them. The copies are gone, and the model "
+        "keeps its initial values"
+    )
+    how = "call set_model_state_dict(model, weights) after checkpoint.load, or load into model.state_dict()"
 
 
 class RanksNotLoaded(Disorder):

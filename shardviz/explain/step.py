@@ -346,6 +346,29 @@ class DifferentBatch(Cause):
     how = "give both {of_jobs:?jobs|runs} the same rows{of_jobs:? in total}"
 
 
+class SharedRows(Cause):
+    """Several ranks are given the same rows of the batch, and no rank is given others.
+
+    A sampler, or a slice of the batch, is made for fewer ranks than there are: it uses one coordinate of the mesh and
+    leaves out another, or its stride is smaller than the rows that it takes. The loss looks right, and the job learns
+    from less data.
+
+    Attributes:
+        axes: The axes along which all ranks have the same rows; empty if only some rows of neighbors are the same.
+    """
+
+    axes: tuple[str, ...] = ()
+    kinds = ("wrong-value",)
+    why = (
+        "{axes:?What chooses a rank's rows leaves out its coordinate along {axes}|The slices of the batch overlap: "
+        "one begins before the one before ends}"
+    )
+    how = (
+        "{axes:?number the ranks of the sampler over all axes that split the batch, {axes} included|start each "
+        "slice where the one before ends}"
+    )
+
+
 class DifferentProgram(Cause):
     """The unsharded models of two runs differ, from the same weights and the same rows.
 

@@ -16,6 +16,11 @@ WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
         "model.module(...) instead of the DDP module, or a parameter was replaced after DDP was made",
         "run the last forward outside no_sync(), call the DDP module itself, and replace parameters before it is made",
     ),
+    "bypassed": (
+        "DDP has this parameter, and the step never called the DDP module: it called the module inside of it "
+        "(model.module, or what unwrap_model returns), so DDP's forward didn't arm its reduction",
+        "call the module that DDP, or accelerator.prepare, returned",
+    ),
     "fsdp": (
         "FSDP has this parameter, and its reduction was off in the last backward: set_requires_gradient_sync(False), "
         "set_requires_all_reduce(False) or no_sync()",
@@ -47,7 +52,7 @@ class GradientNotReduced(Cause):
     other_axis: str = ""
     ratio: Fraction = Fraction(1)
     rest: Cause | None = None
-    wrapper: Literal["", "ddp", "fsdp", "none"] = ""
+    wrapper: Literal["", "ddp", "fsdp", "bypassed", "none"] = ""
     kinds = ("unreduced-gradient",)
     why = (
         (
@@ -83,7 +88,7 @@ class GradientNotReduced(Cause):
     @property
     def is_by_wrapper(self) -> bool:
         """Whether a wrapper was given this parameter and all ranks along the axes: then its reduction did not run."""
-        return self.wrapper in ("ddp", "fsdp") and self.rest is None and not self.is_captured
+        return self.wrapper in WRAPPER_OFF and self.rest is None and not self.is_captured
 
     @property
     def is_settled(self) -> bool:

@@ -25,6 +25,29 @@ class RankDependentSeed(Cause):
     references = OF_REPLICAS
 
 
+class RoundedCopies(Cause):
+    """Some replicas hold a weight rounded to a narrower dtype, and others hold it as it was.
+
+    A sync casts what it sends. The sender keeps its own values, or some ranks load a file of a narrower dtype, and the
+    replicas differ by a rounding from then on.
+
+    Attributes:
+        dtype: The narrower dtype.
+    """
+
+    dtype: str
+    kinds = ("unreplicated",)
+    why = (
+        "Some replicas hold this weight rounded to {dtype}, the others hold it as it was: a sender casts what it sends "
+        "and keeps its own values",
+        "Some ranks load a copy of the checkpoint in {dtype}",
+    )
+    how = (
+        "copy what is sent into the sender's weights too, or send it in the weights' own dtype",
+        "load one checkpoint on all ranks",
+    )
+
+
 class UnsynchronizedBuffer(Cause):
     """A buffer has different values on ranks that should have copies of it.
 

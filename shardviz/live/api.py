@@ -17,6 +17,7 @@ from shardviz.live.capture.lookup.reference_tensors import ComparedWith, known_i
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.passes import Sharding, add_ids, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart, agree
+from shardviz.live.capture.rounded_copies import rounded_copies
 from shardviz.live.capture.stamp import plan, tied_names, under_names
 from shardviz.live.capture.step_results import add_step, check_step
 from shardviz.live.claims import registry
@@ -185,6 +186,7 @@ def capture_by_reference(
             rank_capture.add_values(moment, "initial")
         rank_capture.not_checked += [("", note) for note in source.notes]
         rank_capture.unwritten += sorted(empty)
+        rank_capture.rounded += rounded_copies(locals_)
         rank_capture.skipped_keys += [
             (pipeline_part.prefix + name, key) for name, key in sorted(source.skipped.items())
         ]

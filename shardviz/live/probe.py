@@ -19,6 +19,7 @@ from shardviz.live.capture.intentions import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.capture.rounded_copies import rounded_copies
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.dumping import made_folder
 from shardviz.live.lines.rerun import module_asked_for
@@ -154,6 +155,7 @@ class ProbeOnRank:
         locals_ = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
         for local in locals_:
             self.capture.add_values(local, "initial")
+        self.capture.rounded += rounded_copies(locals_)
         idle = idle_axes(model, self.job.mesh, locals_, shapes, self._ordinary_axes)
         self.capture.not_checked += notes_on(idle, self.job.mesh)
         self.capture.add_ties(model)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from shardviz.errors import ShardvizError
 from shardviz.testing import (
@@ -98,11 +98,49 @@ def test_weights_that_differ_are_not_blamed_on_the_batch(mesh):
         model.weight.copy_(own)
         reference.weight.copy_(whole["w"])
     text = text_of(assert_same, model, reference)
-    assert "cause     Only these ranks drew, loaded or changed the weight" in text
+    assert "cause     These ranks drew the weight from a different seed" in text
     with torch.no_grad():
         model.weight.zero_()
     assert "hold only zeros: nothing wrote to this memory" in text_of(assert_same, model, reference)
     assert "computed it from different weights" in text_of(assert_same, own.sin(), whole["w"].cos())
+
+
+@spmd(mesh={"dp": 2, "tp": 2})
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+def test_an_increment_of_another_axis_coordinate_is_named(mesh, axis):
+    model, reference = nn.Linear(16, 8, bias=False), nn.Linear(16, 8, bias=False)
+    added = torch.randn(8, 16)
+    model.weight = nn.Parameter(distribute_tensor(reference.weight.detach().clone(), mesh["tp"], [Shard(0)]))
+    with torch.no_grad():
+        reference.weight += added
+        model.weight.to_local().add_(added.chunk(2)[mesh.get_local_rank(axis)])
+    if axis == "dp":
+        text = text_of(assert_same, model, reference)
+        assert "chooses a rank's part by the coordinate along dp, not tp" in text
+    else:
+        assert_same(model, reference)
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("when", ["before", "after", "never"])
+def test_weights_that_an_optimizer_left_behind_are_said_before_gradients_that_it_did_not_clear(mesh, when):
+    model, reference = nn.Linear(16, 8), nn.Linear(16, 8)
+    model.load_state_dict(reference.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if when == "before" else None
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if when == "after" else optimizer
+    own = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for module, stepped in ((model, optimizer), (reference, own)):
+        module(torch.ones(4, 16)).square().mean().backward()
+        if stepped is not None:
+            stepped.step()
+            stepped.zero_grad()
+    if when == "after":
+        assert_same(model, reference)
+        return
+    text = text_of(assert_same, model, reference)
+    assert "elements are not the reference's" in text
+    assert ("steps the parameters from before sharding" in text) is (when == "before")
 
 
 @spmd(mesh={"tp": 2})

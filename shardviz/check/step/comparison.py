@@ -52,7 +52,7 @@ class Compared(Sides):
     padded: tuple[int, int] | None = None
     wrappers: Mapping[str, WrapperRecord] | None = None
 
-    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "none"]:
+    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "bypassed", "none"]:
         """Return the wrapper that reduces its gradient along some axes; empty if unknown."""
         if self.wrappers is None:
             return ""
@@ -61,7 +61,7 @@ class Compared(Sides):
         over = [
             kind for kind, one in self.wrappers.items() if groups and all(group <= {*one.ranks} for group in groups)
         ]
-        return "ddp" if "ddp" in over else "fsdp" if over else "none"
+        return next((kind for kind in ("bypassed", "ddp", "fsdp") if kind in over), "none")
 
     @property
     def may_be_of_fsdp(self) -> bool:

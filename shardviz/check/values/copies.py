@@ -24,6 +24,7 @@ from shardviz.explain.values import (
     OddRanksAlone,
     PlainAmongShards,
     RankDependentSeed,
+    RoundedCopies,
     ShardedOnSomeRanks,
     UnsynchronizedBuffer,
 )
@@ -193,7 +194,7 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
     )
     first = first_difference(*pair)
     return (
-        (_in_part_sharded(tensor) or cause)
+        (_in_part_sharded(tensor) or _rounded(dump, tensor.names[index], differing) or cause)
         .finding(
             tensor.names[index],
             _ranks(others),
@@ -211,6 +212,20 @@ def _in_part_sharded(tensor: Tensor) -> Cause | None:
     plain = tensor.claims.get(None, ())
     others = sorted(set(tensor.shards) - set(plain))
     return ShardedOnSomeRanks(tuple(others), tuple(plain)) if plain and others else None
+
+
+def _rounded(dump: Dump, name: str, differing: Groups) -> Cause | None:
+    """Return the cause if all copies of each part are equal once they are rounded to a narrower dtype."""
+    of_ranks = {
+        rank: (dtype, digest)
+        for rank, record in dump.files.ranks.items()
+        for known, dtype, digest in record.rounded
+        if known == name
+    }
+    known = [{of_ranks.get(shard.rank) for shard in group} for group in differing]
+    if any(len(of_group) > 1 or None in of_group for of_group in known):
+        return None
+    return RoundedCopies(next(dtype for of_group in known for one in of_group if one for dtype in one[:1]))
 
 
 def _ranks(groups: Groups) -> tuple[int, ...]:

@@ -183,6 +183,8 @@ def _known(outer: int, rows: int, columns: int, inner: int) -> str:
     if outer > 1:
         size, way = 2 * max(rows, columns), "pairs to halves" if columns == 2 else "halves to pairs"
         return f", as rotary embeddings' rows in heads of {size} go from {way}"
+    if rows == columns:  # four slices show no difference between these
+        return ", as when 2 pieces of the dim are joined along another dim and reshaped, or when pairs are separated"
     if columns == 2:
         return ": the even indices come first, then the odd ones, as if interleaved gate and up were separated"
     return ", as gate and up are put in turns: one index of the first half, one of the second"

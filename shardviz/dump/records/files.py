@@ -58,7 +58,9 @@ class RankRecord(Record, frozen=True):
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
         skipped_keys: Parameters that no load wrote to, with the key under which a load with strict=False was given
-            their values: `(parameter, key)`.
+            their values: `(parameter, key)`. The key is the parameter's name if a load was into copies that are gone.
+        rounded: Weights that some ranks hold rounded and others do not: the name, the narrower dtype, and a digest of
+            what this rank holds once rounded to it.
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
         wrappers: What reduces gradients by itself; None if that was not recorded.
         masks: The masks that a step in training mode drew, in order.
@@ -99,6 +101,7 @@ class RankRecord(Record, frozen=True):
     as_built: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()
     skipped_keys: tuple[tuple[str, str], ...] = ()
+    rounded: tuple[tuple[str, str, str], ...] = ()
     without_ids: tuple[str, ...] = ()
     wrappers: tuple[WrapperRecord, ...] | None = None
     masks: tuple[MaskRecord, ...] = ()

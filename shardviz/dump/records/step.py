@@ -119,14 +119,15 @@ class MaskRecord(Record, frozen=True):
     whole: Count
 
 
-Wrapper = Literal["ddp", "fsdp"]
+Wrapper = Literal["ddp", "fsdp", "bypassed"]
 
 
 class WrapperRecord(Record, frozen=True):
     """A wrapper that reduces the gradients of some parameters over one group.
 
     Attributes:
-        kind: DistributedDataParallel, or FSDP of either version.
+        kind: DistributedDataParallel, or FSDP of either version; `bypassed` if the forward of DistributedDataParallel,
+            which arms its reduction, was not called in the step.
         ranks: The ranks of its group.
         names: The parameters.
         divides_by: What it divides the sum of the group's gradients by; None if that was not recorded.

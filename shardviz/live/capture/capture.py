@@ -55,7 +55,7 @@ GATHER = "full_tensor"
 LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
     *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
-    "skipped_keys",
+    *("skipped_keys", "rounded"),
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -105,6 +105,7 @@ class Capture:
     fragments: list[FragmentRecord] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
     skipped_keys: list[tuple[str, str]] = field(default_factory=list)
+    rounded: list[tuple[str, str, str]] = field(default_factory=list)
     run_id: str = ""
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
     _positions: dict[int, Position] = field(default_factory=dict)

@@ -138,8 +138,9 @@ def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> 
     chosen_sources = chosen(session.options.session, session.sources, model, locals_, kept_values, session.skipped)
     chosen_sources, moments = with_moments(chosen_sources, session.sources, model, locals_)
     sift = sifting(kept_values, chosen_sources, locals_, moments)
+    skipped = session.skipped | {name: name for name in chosen_sources.lost}
     return ComparedWith(
-        chosen_sources.reference, names, sift, chosen_sources.notes, tied, skipped=session.skipped, moments=moments
+        chosen_sources.reference, names, sift, chosen_sources.notes, tied, skipped=skipped, moments=moments
     )
 
 

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from msgspec import structs
 from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.dump.arrays.sample import kept, strides_for
 from shardviz.dump.records.base import SCHEMA
@@ -28,6 +30,7 @@ from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
+from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
@@ -89,6 +92,12 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     """
     rank, num_ranks = _place()
     capture = Capture(rank, num_ranks, run_id=_run_id())
+    capture.wrappers = reducing(step.root)
+    if step.trace.uncalled:
+        capture.wrappers = [
+            structs.replace(wrapper, kind="bypassed") if wrapper.kind == "ddp" else wrapper
+            for wrapper in capture.wrappers
+        ]
     for local in (*step.weights, *(() if step.broke_off else _gradients(step))):
         capture.add_values(local, "step")
     add_points(capture, step.trace)
@@ -156,6 +165,7 @@ class JobTrace(Trace):
         super().__init__()
         self.most = most_of(num_modules * SIDES)
         self.copied = self._sampled
+        self.uncalled: set[nn.Module] = set()  # DistributedDataParallel, while its forward was not called
         self._states: defaultdict[str, list[list[torch.Tensor]]] = defaultdict(list)
 
     def _sampled(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -283,7 +293,7 @@ class Follower:
             return
         with nested() as is_outermost:
             if is_outermost and torch.is_grad_enabled() and self._is_trained(module):
-                self._follow(outermost(module) if self.model is None else self.model)
+                self._follow(outermost(module) if self.model is None else self.model, module)
 
     def _is_trained(self, module: nn.Module) -> bool:
         trainable = {id(one) for one in module.parameters() if one.requires_grad}
@@ -293,7 +303,7 @@ class Follower:
         is_model = bool(own_optimizers) if self.model is None else runs(module, self.model)
         return is_model and is_due and not any(one.is_meta for one in module.parameters())
 
-    def _follow(self, root: nn.Module) -> None:
+    def _follow(self, root: nn.Module, called: nn.Module) -> None:
         disarm(self.visit)
         model = unwrapped(root)
         followed = Followed.parse(self.options.trace)
@@ -302,6 +312,11 @@ class Follower:
         most = most_of(len(before))
         self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most))
         self._handles = list(trace.follow(model, followed))
+        copied = [one for one in root.modules() if isinstance(one, DistributedDataParallel)]
+        if not any(_contains(called.modules(), one) for one in copied):
+            trace.uncalled = set(copied)
+            forget = _harmless(lambda module, *_: trace.uncalled.clear())
+            self._handles += [one.register_forward_pre_hook(forget) for one in copied]
 
     def _before(self, optimizer: Optimizer) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,7 @@ from shardviz.dump.whole_tensors import whole_values
 from shardviz.errors import ShardvizError
 from shardviz.explain.assertions import (
     AllRanksDiffer,
+    ExchangedCoordinate,
     FewElementsChanged,
     FewElementsDiffer,
     FewElementsZero,
@@ -47,6 +49,7 @@ from shardviz.relate.sides import Rounding
 from shardviz.relate.tolerance import ASSERT_CLOSE, ROUNDINGS_OF_ROLE, SAFETY
 from shardviz.relate.values import is_alike
 from shardviz.testing.assertions.message import ShardAssertionError, raise_for
+from shardviz.testing.assertions.optimizers import with_optimizer
 from shardviz.testing.assertions.subjects import check_values, device_mesh_of, gather, locals_of
 from shardviz.text import counted, folded_names, natural_key, printable
 
@@ -124,7 +127,8 @@ def assert_same(
             two. Pass it for a model that computes in a coarser dtype than its parameters have.
         atol: How far an element may be off in any case; by default chosen by the dtype too, plus, for computed values,
             the rounding of sums as large as their largest element.
-        of: The roles of the tensors to compare in modules. A gradient that is None must be None in both.
+        of: The roles of the tensors to compare in modules. A gradient that is None must be None in both, which
+            is looked at if all else is equal.
         mesh: The mesh of the job; by default the test's, or that of the DTensors.
 
     Raises:
@@ -153,9 +157,14 @@ def assert_same(
         expected[key] = Expected(
             whole.values, whole.rtol if rtol is None else rtol, whole.atol if atol is None else atol
         )
-    _check_names(tensors, expected)
+    lacking = _lacking(tensors, expected)
+    alone = {key for _, keys in lacking for key in keys}
+    if any(role != "grad" for role, _ in alone):
+        _refuse_lacking(lacking)
+    tensors = {key: local for key, local in tensors.items() if key not in alone}
     suspects = _agreed({key for key in tensors if _is_suspect(tensors[key], expected[key])})
     if not suspects:
+        _refuse_lacking(lacking)
         return
 
     def add(capture: Capture) -> None:
@@ -166,7 +175,8 @@ def assert_same(
     _check_references(suspects, expected)
     dump = gather(add, device_mesh)
     findings = [found for tensor in dump.tensors for found in _compare(dump, tensor, expected)]
-    raise_for(dump, findings)
+    raise_for(dump, with_optimizer(findings, [local for (role, _), local in tensors.items() if role == "param"]))
+    _refuse_lacking(lacking)
 
 
 def _by_key(locals_: Collection[Local]) -> dict[Key, Local]:
@@ -222,14 +232,18 @@ def _numbers(values: torch.Tensor) -> NDArray[np.float64]:
     return np.asarray(values.detach().to(torch.float64).cpu().numpy())
 
 
-def _check_names(tensors: Mapping[Key, Local], expected: Mapping[Key, Expected]) -> None:
-    """Fail on every rank if, on any, one side has a tensor that the other lacks."""
-    __tracebackhide__ = True
+def _lacking(tensors: Mapping[Key, Local], expected: Mapping[Key, Expected]) -> list[tuple[str, set[Key]]]:
+    """Return what one side has on some rank and the other lacks. Every rank calls this."""
     sides = (
         ("the reference has no", set(tensors) - set(expected)),
         ("only the reference has", set(expected) - set(tensors)),
     )
-    lacking = [(what, keys) for what, side in sides if (keys := _agreed(side))]
+    return [(what, keys) for what, side in sides if (keys := _agreed(side))]
+
+
+def _refuse_lacking(lacking: Sequence[tuple[str, set[Key]]]) -> None:
+    """Fail if one side has a tensor that the other lacks."""
+    __tracebackhide__ = True
     if lacking:
         raise ShardAssertionError(
             f"{'; '.join(f'{what} {_listed_keys(keys)}' for what, keys in lacking)}\n"
@@ -427,7 +441,19 @@ def _of_values(comparison: Compared, far: Far) -> Cause:
         return UnexplainedDifference(of_all)
     if all(not comparison.reduced[rank].any() for rank in far):
         return OnlyZeros(of_all)
-    return SomeRanksDiffer() if len(far) < len(comparison.reduced) else AllRanksDiffer()
+    return AllRanksDiffer() if of_all else _exchanged_coordinate(comparison, far) or SomeRanksDiffer()
+
+
+def _exchanged_coordinate(comparison: Compared, far: Far) -> Cause | None:
+    """Return the cause if the ranks that are off are those whose coordinates along two axes of one size differ."""
+    mesh, claimed = comparison.mesh, comparison.claimed
+    for axis, instead in product(claimed.split_axes if claimed else (), mesh.axes):
+        if axis != instead and mesh.axis_size(axis) == mesh.axis_size(instead) > 1:
+            first, second = mesh.axis_index(axis), mesh.axis_index(instead)
+            odd = {rank for rank in comparison.reduced if mesh.coord_of(rank)[first] != mesh.coord_of(rank)[second]}
+            if odd == set(far):
+                return ExchangedCoordinate(axis, instead)
+    return None
 
 
 def _apart(comparison: Compared, rank: int) -> NDArray[np.float64]:

@@ -1,15 +1,17 @@
 """What two jobs' traces are laid side by side by: samples of tensors, meshes of process groups."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.check.step.jobs.grid import mesh_of_groups
-from shardviz.check.step.jobs.starts import other_weights
+from shardviz.check.step.jobs.starts import other_weights, rows_of
 from shardviz.check.step.trace.traces import Weight
 from shardviz.check.step.trace.values import Kept, in_both, joined
 from shardviz.dump.arrays.sample import kept, strides_between, strides_for
-from shardviz.layout.mesh import Mesh
+from shardviz.explain.step import DifferentBatch, SharedRows
+from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import parse
 from shardviz.layout.region import Region
 
@@ -108,3 +110,37 @@ def test_rows_elsewhere_are_named_where_a_rank_has_none():
     whole = Weight((6,), None, Kept.of((6,), drawn, "float64"))
     ((other,), _) = other_weights({"b": whole}, {"b": ranks}, {})
     assert other.is_permuted
+
+
+@pytest.mark.parametrize(
+    ("starts", "cause"),
+    [
+        ((0, 4, 8, 12), None),
+        ((0, 4, 0, 4), SharedRows(("dp",))),
+        ((0, 0, 8, 8), SharedRows(("fsdp",))),
+        ((0, 2, 4, 6), SharedRows()),
+        ((0, 0, 0, 0), SharedRows(("dp", "fsdp"))),
+        ((0, 4, 8, 8), DifferentBatch(of_jobs=True)),
+    ],
+)
+def test_rows_that_no_rank_was_given_are_explained_by_those_that_several_were(starts, cause):
+    whole = np.random.default_rng(0).normal(size=(16, 3))
+    batches = {rank: [sample(whole[start : start + 4], 100)] for rank, start in enumerate(starts)}
+    rows = rows_of([sample(whole, 100)], batches, parse_mesh("dp=2,fsdp=2"))
+    assert (rows.cause if rows.problem else None) == cause
+
+
+def test_of_two_axes_that_may_be_left_out_none_is_named():
+    whole = np.random.default_rng(0).normal(size=(8, 3))
+    batches = {rank: [sample(whole[:4], 100)] for rank in range(4)}
+    rows = rows_of([sample(whole, 100)], batches, parse_mesh("dp=2,tp=2"))
+    assert rows.cause == DifferentBatch(of_jobs=True)
+    assert "ranks 0-3 rows 0-3; no rank was given rows 4-7" in rows.problem
+
+
+def test_rows_that_were_drawn_in_part_twice_are_no_overlapping_slices():
+    whole = np.random.default_rng(0).normal(size=(8, 3))
+    batches = {rank: [sample(whole[list(own)], 100)] for rank, own in enumerate(((0, 3, 5), (1, 3, 6)))}
+    rows = rows_of([sample(whole, 100)], batches, parse_mesh("dp=2"))
+    assert rows.cause == DifferentBatch(of_jobs=True)
+    assert "rank 0 rows 0, 3, 5, rank 1 rows 1, 3, 6; no rank was given rows 2, 4, 7" in rows.problem

@@ -203,3 +203,34 @@ def test_numbered_states_of_an_optimizer_with_an_order_of_its_own_are_not_told_a
     report = report_of(seen, model, tmp_path)
     assert not report.findings
     assert any("it numbers states" in note for note in notes_of(report)) is not is_own_order
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_moments_that_a_job_saved_under_names_of_its_own_are_compared(mesh, tmp_path, is_sorted):
+    first, trained_optimizer = sharded(mesh)
+    trained(first, trained_optimizer)
+
+    def state_of(model, optimizer):
+        named = dict(model.named_parameters())
+        moments = {f"optim.{n}.{key}": optimizer.state[one][key] for n, one in named.items() for key in MOMENTS}
+        return {f"model.{name}": one.detach() for name, one in named.items()} | moments
+
+    dcp.save(state_of(first, trained_optimizer), checkpoint_id=tmp_path / "ckpt")
+    torch.distributed.barrier()
+    seen = Watch(tmp_path / "job.shardviz").session
+    model, optimizer = sharded(mesh)
+    named = dict(model.named_parameters())
+    order = sorted(named, key=lambda name: name.rpartition(".")[2]) if is_sorted else named
+    loaded = {one: {key: torch.zeros_like(one.detach()) for key in MOMENTS} for one in named.values()}
+    optimizer.state.update(loaded)
+    state = state_of(model, optimizer)
+    dcp.load(state, checkpoint_id=tmp_path / "ckpt")
+    seen.sources += [of_dcp(state, str(tmp_path / "ckpt")), Opened(tmp_path / "ckpt")]
+    moments = {name: {key: state[f"optim.{name}.{key}"] for key in MOMENTS} for name in named}
+    for one, name in zip(named.values(), order, strict=True):
+        if moments[name]["exp_avg"].shape == one.shape:
+            optimizer.state[one] = moments[name]
+    report = report_of(seen, model, tmp_path)
+    assert report.num_tensors == 12
+    assert [one.kind for one in report.findings] == (["foreign"] if is_sorted else [])

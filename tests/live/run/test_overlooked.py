@@ -102,20 +102,30 @@ def test_weights_of_another_kind_are_a_finding_though_they_were_there_before_sha
 
 @nightly
 @spmd(mesh={"fsdp": 2})
-@pytest.mark.parametrize("what", ["another layer", "another order"])
-def test_a_layer_that_is_another_or_in_another_order_may_be_meant_and_is_noted(mesh, tmp_path, what):
+def test_an_order_that_was_changed_before_sharding_may_be_meant_and_is_noted(mesh, tmp_path):
+    report = captured(tmp_path, mesh, lambda whole: whole | {"1.wk.weight": whole["1.wk.weight"].roll(1, 0)})
+    assert not report.findings
+    (note,) = notes_of(report)
+    assert "1.wk.weight holds its elements in another order, already before it was sharded" in note
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("has_more", [False, True])
+def test_another_layer_is_a_finding_unless_the_file_has_more_layers_than_the_model(mesh, tmp_path, has_more):
+    if has_more and mesh.get_rank() == 0:
+        whole = build(1).state_dict()
+        more = {name.replace("1.", "7.", 1): value + 1 for name, value in whole.items() if name.startswith("1.")}
+        save_file(whole | more, tmp_path / "weights.safetensors")
     report = captured(
         tmp_path,
         mesh,
-        lambda whole: (
-            whole
-            | {"1.wk.weight": whole["0.wk.weight"] if what == "another layer" else whole["1.wk.weight"].roll(1, 0)}
-        ),
+        lambda whole: {name: whole[name] for name in build(0).state_dict()} | {"1.wk.weight": whole["0.wk.weight"]},
     )
-    assert not report.findings
-    (note,) = notes_of(report)
-    held = "what weights.safetensors has as 0.wk.weight" if what == "another layer" else "its elements in another order"
-    assert f"1.wk.weight holds {held}, already before it was sharded" in note
+    found = [(one.tensor, one.held) for finding in report.findings for one in finding.each]
+    if has_more:
+        (note,) = notes_of(report)
+        assert "1.wk.weight holds what weights.safetensors has as 0.wk.weight, already before it was sharded" in note
+    assert found == ([] if has_more else [("1.wk.weight", "the elements of 0.wk.weight")])
 
 
 @nightly

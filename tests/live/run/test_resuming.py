@@ -24,6 +24,12 @@ LOADS = {
     "exchanged": "dcp.load({'model': weights}, checkpoint_id='step-10')\nexchange(weights['0.weight'])\n",
     "forgotten": "copies = {name: value.clone() for name, value in weights.items()}\n"
     "dcp.load({'model': copies}, checkpoint_id='step-10')\n",
+    "thrown away": "del earlier\ndef resume():\n    copies = {name: value.clone() for name, value in weights.items()}\n"
+    "    dcp.load({'model': copies}, checkpoint_id='step-10')\nresume()\n",
+    "of a teacher": "def resume(model):\n    copies = {name: value.clone() for name, value in weights.items()}\n"
+    "    dcp.load({'model': copies}, checkpoint_id='step-10')\n"
+    "    for name, value in model.named_parameters():\n        value.data = copies[name].full_tensor().bfloat16()\n"
+    "teacher = build()\nresume(teacher)\n",
 }
 
 
@@ -53,3 +59,17 @@ def test_a_checkpoint_that_was_read_into_copies_and_never_set_is_noted(tmp_path)
     ran = resumed(tmp_path, "forgotten")
     assert ran.code == 0, ran.err + ran.out
     assert any("whether step-10 was to be loaded" in one.why for one in ran.report().not_checked), ran.out
+
+
+@nightly
+def test_a_checkpoint_that_was_read_into_copies_which_are_gone_is_a_finding(tmp_path):
+    ran = resumed(tmp_path, "thrown away")
+    assert ran.code == 1, ran.err + ran.out
+    (finding,) = ran.report().findings
+    assert finding.explanation.id == "loaded-into-copies"
+
+
+@nightly
+def test_a_checkpoint_that_was_read_for_a_teacher_is_no_finding(tmp_path):
+    ran = resumed(tmp_path, "of a teacher")
+    assert not ran.report().findings, ran.out

@@ -21,6 +21,7 @@ from shardviz.explain.content import (
     AnotherCheckpoint,
     BufferNotWritten,
     KeyOfAnotherPrefix,
+    LoadedIntoCopies,
     LoadedOnOneRank,
     LocalNumbering,
     NoWeightLoaded,
@@ -30,6 +31,7 @@ from shardviz.explain.content import (
     RanksNotWritten,
     RewrittenAfterStamping,
     RoundedIds,
+    SharedMemory,
     WeightNotLoaded,
     ZerosAmongElements,
 )
@@ -38,7 +40,7 @@ from shardviz.relate.casts import rounded
 from shardviz.text import listed, natural_key, starred
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -150,12 +152,22 @@ def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], names: Se
     coord = next(iter(foreign))
     at = case.owner(-1 - int(foreign[coord].flat[0]))[1]
     of_it = "it" if len(names) == 1 else _owner(case, foreign[coord])
+    cause = OtherTensor(may_be_copy=case.tensor.role == "buffer")
     return case.finding(
-        OtherTensor(may_be_copy=case.tensor.role == "buffer"),
+        SharedMemory() if _share_memory(case, foreign) else cause,
         map(case.rank, foreign),
         f"{len(foreign):,} of {len(case.shards):,} ranks hold {listed(names, MAX_RANKS)} under this name: rank "
         f"{case.rank(coord)} starts with element {at} of {of_it}",
         held=f"the elements of {listed(names, MAX_RANKS)}",
+    )
+
+
+def _share_memory(case: Case, foreign: Collection[Coord]) -> bool:
+    """Whether each rank that holds another tensor has both under names that share storage."""
+    records = case.dump.files.ranks
+    return all(
+        any({case.name, _owner(case, case.ids[coord])} <= {*group} for group in records[case.rank(coord)].tied)
+        for coord in foreign
     )
 
 
@@ -214,11 +226,13 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
 
 
 def _skipped(case: Case) -> Disorder | None:
-    """Return the cause if a load was given the tensor's values under a key with a different prefix."""
+    """Return the cause if a load was given the tensor's values under another prefix, or read them into a copy."""
     keys = {name: key for record in case.dump.files.ranks.values() for name, key in record.skipped_keys}
     key = keys.get(case.name)
     if key is None:
         return None
+    if key == case.name:
+        return LoadedIntoCopies()
     longer, shorter = sorted((key, case.name), key=len, reverse=True)
     return KeyOfAnotherPrefix(longer.removesuffix(shorter), key == longer)
 

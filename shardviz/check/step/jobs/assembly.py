@@ -120,6 +120,7 @@ class Assembling:
                 tensors=tuple(tables.tensors),
                 trace=tuple(judging.records(rank)),
                 narrowed_to=self.narrowed_to,
+                wrappers=record.wrappers,
             )
         mesh = MeshRecord(self.mesh.axes, self.mesh.shape, self.mesh.ranks)
         run = structs.replace(self.job.dump.files.run, mesh=mesh)

@@ -21,7 +21,7 @@ from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import counts_per_forward, trace_of, with_first_module
 from shardviz.check.unread_ranks import without_trace
 from shardviz.explain.finding import Finding
-from shardviz.explain.step import DifferentBatch, DifferentWeights, MisplacedWeights
+from shardviz.explain.step import DifferentWeights, MisplacedWeights
 from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
         return Attempt(StepDifference((departure,), num_weights - len(others), agreement=WEIGHTS, is_of_jobs=True))
     rows = _rows_of(reference, job)
     if rows.problem:
-        departure = departure_for(DifferentBatch(of_jobs=True), "batch", "", f"{job.name}: {rows.problem}")
+        departure = departure_for(rows.cause, "batch", "", f"{job.name}: {rows.problem}")
         return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS, is_of_jobs=True))
     judging = _judging(reference, job, rows.order)
     return _beside(reference, job, judging, Weights(params, grads, belongings))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.step.trace.traces import float_of
 from shardviz.check.step.trace.values import Kept, in_both
+from shardviz.explain.step import DifferentBatch, SharedRows
 from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region, merged
 from shardviz.relate.orders import places_of
+from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,8 +24,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.trace.traces import OfRank, Weight
+    from shardviz.explain.cause import Cause
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
+
+MOST_SHARES = 4
+"""Ranks whose rows are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +248,12 @@ class Rows:
     Attributes:
         order: The first job's rows in the order in which ranks have them; None if that is their own.
         problem: In what the batches differ, in a sentence; empty if they do not.
+        cause: Why they differ.
     """
 
     order: NDArray[np.int64] | None = None
     problem: str = ""
+    cause: Cause = field(default_factory=lambda: DifferentBatch(of_jobs=True))
 
 
 def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
@@ -262,14 +272,39 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
     unknown = [rank for rank, at in rows.items() if at is None]
     if unknown:
         return Rows(problem=_other_rows(unknown[0], whole_batch[0], batches[unknown[0]]))
-    parts = list(dict.fromkeys(tuple(at.tolist()) for at in rows.values() if at is not None))
+    of_ranks = {rank: tuple(at.tolist()) for rank, at in rows.items() if at is not None}
+    parts = list(dict.fromkeys(of_ranks.values()))
     every = [row for part in parts for row in part]
     size = whole_batch[0].shape[0]
     if len(set(every)) < size:
-        return Rows(problem=f"its ranks were given {len(set(every))} of the {size} rows that the other job was given")
+        return _incomplete(of_ranks, size, mesh)
     if len(every) > size or len({len(part) for part in parts}) > 1:
         return Rows(problem=f"ranks of it were given the same rows in part: {len(every)} rows in all, of {size}")
     return Rows(np.array(every, np.int64))
+
+
+def _incomplete(rows: Mapping[int, tuple[int, ...]], size: int, mesh: Mesh) -> Rows:
+    """Say which rows each rank was given, and along which axes they are the same, if some rows were given to none."""
+    ranks_of: dict[tuple[int, ...], list[int]] = {}
+    for rank, rows_of_rank in rows.items():
+        ranks_of.setdefault(rows_of_rank, []).append(rank)
+    given = {row for rows_of_rank in ranks_of for row in rows_of_rank}
+    shares = [f"{named_ranks(ranks)} rows {join_numbers(rows_of_rank)}" for own, ranks in ranks_of.items()]
+    equal = [
+        axis
+        for axis in mesh.axes
+        if mesh.axis_size(axis) > 1 and all(len({rows.get(rank) for rank in group}) == 1 for group in mesh.groups(axis))
+    ]
+    every = [axes for number in range(1, len(equal) + 1) for axes in combinations(equal, number)]
+    fitting = [axes for axes in every if len(given) * math.prod(map(mesh.axis_size, axes)) == size]
+    axes = fitting[0] if len(fitting) == 1 else ()
+    sentence = (
+        f"its ranks were given {len(given)} of the other job's {size} rows: {listed(shares, MOST_SHARES)}; no rank was "
+        f"given rows {join_numbers(set(range(size)) - given)}"
+    )
+    are_slices = all(np.all(np.diff(rows_of_rank) == 1) for rows_of_rank in ranks_of)
+    is_shared = bool(axes) or (are_slices and sum(map(len, ranks_of)) > len(given))
+    return Rows(None, sentence, SharedRows(axes)) if is_shared else Rows(problem=sentence)
 
 
 def _are_split(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> bool:

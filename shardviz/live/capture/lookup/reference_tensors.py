@@ -46,7 +46,8 @@ class ComparedWith:
         notes: What is not known of the run as a whole.
         tied: Names that shared storage before the model was sharded.
         unwritten: Parameters whose memory nothing has written to since it was allocated.
-        skipped: Parameters that a load with strict=False left as they were, with the key that had their values.
+        skipped: Parameters that a load with strict=False left as they were, with the key that had their values; with
+            their own name if the load was into copies that are gone.
         moments: The states of this rank's optimizer that are compared, too.
     """
 

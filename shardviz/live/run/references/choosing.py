@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.live.run.references.changes import all_rounded, notes_on_rounding, rounded_files
-from shardviz.live.run.references.misfits import is_of_another_kind, misfits, notes_on, notes_on_mixtures
+from shardviz.live.run.references.discarded import discarded_on_all_ranks
+from shardviz.live.run.references.misfits import is_mixed_up, lost, misfits, notes_on, notes_on_mixtures
 from shardviz.live.run.references.values import NAME, UNSEEN
 from shardviz.reference.files import Reference
 from shardviz.relate.values import is_alike
@@ -61,6 +63,7 @@ class Chosen:
         before: The names of those whose values are from before sharding.
         elsewhere: The names of those of which this rank does not reach the first rank's values, but another's.
         notes: What a reader should know of files that the job opened.
+        lost: The names of those that the job read into copies which are gone.
     """
 
     reference: Reference
@@ -68,6 +71,7 @@ class Chosen:
     before: frozenset[str]
     elsewhere: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    lost: frozenset[str] = frozenset()
 
 
 def chosen(
@@ -97,7 +101,8 @@ def chosen(
     of_ranks = of_all_ranks((own_candidates, why))
     reasons = {name: text for _, not_here in reversed(of_ranks) for name, text in not_here.items()}
     of_all, elsewhere = _together([of_rank for of_rank, _ in of_ranks])
-    by_name, notes = fitting(of_all, locals_, skipped)
+    discarded = discarded_on_all_ranks(sources, locals_, of_all)
+    by_name, notes, without = fitting(of_all, locals_, skipped, discarded)
     paths = sorted({one.path for one in by_name.values()}, key=str)
     path = paths[0] if len(paths) == 1 else Path(" or ".join(one.name for one in paths) or "nothing")
     return Chosen(
@@ -110,6 +115,7 @@ def chosen(
         frozenset(name for name, one in by_name.items() if str(one.path) == NAME),
         elsewhere,
         tuple(notes),
+        frozenset(without),
     )
 
 
@@ -155,9 +161,14 @@ def candidates(
 
 
 def fitting(
-    of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local], skipped: Collection[str] = ()
-) -> tuple[dict[str, Candidate], list[str]]:
-    """Choose each tensor's candidate, with notes on the opened files. Every rank calls this.
+    of_all: Mapping[str, list[Candidate]],
+    locals_: Sequence[Local],
+    skipped: Collection[str] = (),
+    discarded: Mapping[Path, Collection[str]] = MappingProxyType({}),
+) -> tuple[dict[str, Candidate], list[str], set[str]]:
+    """Choose each tensor's candidate, with notes on the opened files and the tensors that were read and not set.
+
+    Every rank calls this.
 
     A tensor is compared with the first candidate that some rank holds its part of, else with the one that is sure.
 
@@ -165,6 +176,7 @@ def fitting(
         of_all: What any rank knows of each tensor, the same on all ranks.
         locals_: The tensors of this rank.
         skipped: Those that a load on this rank missed, though it was given their values under another prefix.
+        discarded: What was read from each file into tensors that are gone, the same on all ranks.
     """
     fits = _fits(of_all, locals_)
     unknown = {name: some for name, some in of_all.items() if name not in fits and all(one.is_guess for one in some)}
@@ -175,15 +187,16 @@ def fitting(
     used = Counter(of_all[name][held[name]].path for name, (_, tells) in fits.items() if tells)
     misfit = misfits(of_all, held, used, locals_)
     unlike = {name for name, one in misfit.items() if one.state == "unlike"}
-    missed = unlike & {name for of_rank in of_all_ranks(set(skipped)) for name in of_rank}
-    mixed_up = {name: one.at for name, one in misfit.items() if name in missed or is_of_another_kind(name, one)}
+    without = lost(misfit, of_all, used, discarded)
+    missed = without | unlike & {name for of_rank in of_all_ranks(set(skipped)) for name in of_rank}
+    mixed_up = {name: one.at for name, one in misfit.items() if name in missed or is_mixed_up(name, one)}
     guessed = mixed_up | held
     sure = {name: next((one for one in some if not one.is_guess), some[0]) for name, some in of_all.items()}
     by_name = {name: of_all[name][guessed[name]] if name in guessed else one for name, one in sure.items()}
     by_name |= {name: replace(by_name[name], is_snapshot=False) for name in missed}  # the job meant to load them
     notes = notes_on({name: one for name, one in misfit.items() if name not in guessed}, of_all, used)
     notes += notes_on_mixtures(of_all, {name: places for name, (places, _) in fits.items()}, used)
-    return by_name, [*notes, *notes_on_rounding(of_all, narrow)]
+    return by_name, [*notes, *notes_on_rounding(of_all, narrow)], without
 
 
 def _fits(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> dict[str, tuple[frozenset[int], bool]]:

@@ -3,24 +3,27 @@
 A model that is loaded before it is sharded holds its values from then: its shards are in order, whatever the load did.
 Where other tensors hold what the file has of them, those that hold nothing of it were skipped, or drawn again; one that
 holds what the file has under the name of another kind of weight was mixed up. Where no tensor holds anything of a file
-that has most of the model, the load was lost. A job may mean each of these, so they are noted, and only a mix-up of
-kinds is compared with the file.
+that has most of the model, the load was lost. A job may mean most of these, so they are noted. A mix-up of kinds, or of
+layers of which the file has no others, is compared with the file, and so is one that was read into copies which are
+gone (`lost`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from shardviz.errors import DumpError
+from shardviz.errors import DumpError, ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_slice, is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor, from_bits
+from shardviz.reference.files import open_reference
 from shardviz.reference.lookup import has_windows_of
+from shardviz.reference.names import matched
 from shardviz.relate.values import is_alike
 from shardviz.text import counted, fold, listed, printable, starred
 
@@ -56,19 +59,20 @@ class Misfit:
 
     Attributes:
         at: The file's place among the tensor's candidates.
-        state: `similar` to the file's values, of `another` tensor of the file, `unlike` anything in it, or `tied` to a
-            tensor that holds what the file has of that one.
+        state: `similar` to the file's values, of `another` tensor of the file, of another `layer` of a file that has
+            more layers than the model, `unlike` anything in it, or `tied` to a tensor that holds what the file has of
+            that one.
         holds: The name of that other tensor, or its own where its elements are in another order.
     """
 
     at: int
-    state: Literal["similar", "another", "unlike", "tied"]
+    state: Literal["similar", "another", "layer", "unlike", "tied"]
     holds: str = ""
 
     @property
     def weight(self) -> tuple[bool, bool]:
         """The order of ranks' answers on a tensor: a similar part tells more than no match."""
-        return self.state == "similar", self.state == "another"
+        return self.state == "similar", self.state in ("another", "layer")
 
 
 def misfits(
@@ -97,7 +101,10 @@ def misfits(
         if local.values.data_ptr() in tied:
             misfits_here[local.name] = Misfit(at, "tied", tied[local.values.data_ptr()])
         elif _was_loaded_before(local, some):
-            misfits_here[local.name] = _misfit(local, at, some[at].entry, of_files.get(some[at].path, {}))
+            misfit = _misfit(local, at, some[at].entry, of_files.get(some[at].path, {}))
+            is_same_kind = starred(misfit.holds) == starred(local.name)
+            may_be_meant = is_same_kind and _has_more(some[at].path, local.name, of_all)
+            misfits_here[local.name] = replace(misfit, state="layer") if may_be_meant else misfit
     by_name: dict[str, Misfit] = {}
     for of_rank in of_all_ranks(misfits_here):
         for name, misfit in of_rank.items():
@@ -105,16 +112,45 @@ def misfits(
     return by_name
 
 
-def is_of_another_kind(name: str, misfit: Misfit) -> bool:
-    """Whether a tensor holds a weight of a different role: names differ in more than numbers.
+def is_mixed_up(name: str, misfit: Misfit) -> bool:
+    """Whether a tensor holds what a file has under another name, and cannot mean it.
 
     Example:
-        >>> is_of_another_kind("layers.0.wq", Misfit(0, "another", "layers.0.wk"))
+        >>> is_mixed_up("layers.0.wq", Misfit(0, "another", "layers.0.wk"))
         True
-        >>> is_of_another_kind("layers.0.wq", Misfit(0, "another", "layers.1.wq"))
-        False
+        >>> is_mixed_up("layers.0.wq", Misfit(0, "another", "layers.0.wq")), is_mixed_up("wq", Misfit(0, "layer", "wk"))
+        (False, False)
     """
-    return misfit.state == "another" and starred(misfit.holds) != starred(name)
+    return misfit.state == "another" and misfit.holds != name
+
+
+def lost(
+    misfits: Mapping[str, Misfit],
+    of_all: Mapping[str, list[Candidate]],
+    used: Counter[Path],
+    discarded: Mapping[Path, Collection[str]],
+) -> set[str]:
+    """Return the tensors that a job read from a file into copies which are gone, if the model has nothing of the file.
+
+    Args:
+        misfits: The tensors that are not held as a file has them.
+        of_all: What any rank knows of each tensor of the model.
+        used: How many tensors are held of each file.
+        discarded: What was read from each file into tensors that are gone, by the model's names.
+    """
+    names: set[str] = set()
+    for file, some in _by_file(misfits, of_all).items():
+        read = discarded.get(file, ())
+        if not used[file] and _is_unlike(some.values()) and all(name in read for name in some):
+            names |= {name for name, misfit in some.items() if misfit.state == "unlike"}
+    return names
+
+
+def _by_file(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]]) -> dict[Path, dict[str, Misfit]]:
+    by_file: dict[Path, dict[str, Misfit]] = defaultdict(dict)
+    for name, misfit in misfits.items():
+        by_file[of_all[name][misfit.at].path][name] = misfit
+    return by_file
 
 
 def notes_on(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]], used: Counter[Path]) -> list[str]:
@@ -125,11 +161,8 @@ def notes_on(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]
         of_all: What any rank knows of each tensor of the model.
         used: How many tensors are held of each file.
     """
-    by_file: dict[Path, dict[str, Misfit]] = defaultdict(dict)
-    for name, misfit in misfits.items():
-        by_file[of_all[name][misfit.at].path][name] = misfit
     notes: list[str] = []
-    for file, some in by_file.items():
+    for file, some in _by_file(misfits, of_all).items():
         has = sum(any(one.is_guess and one.path == file for one in of_tensor) for of_tensor in of_all.values())
         if used[file]:
             notes += _of_a_part(file, some, used[file])
@@ -144,7 +177,7 @@ def notes_on(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]
 def _is_unlike(some: Collection[Misfit]) -> bool:
     """Whether tensors hold nothing of a file, apart from likeness by chance."""
     states = Counter(one.state for one in some)
-    return not states["another"] and states["unlike"] >= MOST_OF * len(some)
+    return not states["another"] + states["layer"] and states["unlike"] >= MOST_OF * len(some)
 
 
 def notes_on_mixtures(
@@ -189,7 +222,7 @@ def _of_a_part(file: Path, some: Mapping[str, Misfit], num_used: int) -> Iterato
             f"whether {printable(tensor)} should be tied: the job has it as {printable(holds)}, and {name} has two "
             "different tensors under these names"
         )
-    others = {tensor: misfit.holds for tensor, misfit in some.items() if misfit.state == "another"}
+    others = {tensor: misfit.holds for tensor, misfit in some.items() if misfit.state in ("another", "layer")}
     for tensor, holds in islice(others.items(), MOST_NAMES):
         what = "its elements in another order" if tensor == holds else f"what {name} has as {printable(holds)}"
         held = f"{printable(tensor)} holds {what}, already before it was sharded"
@@ -201,6 +234,17 @@ def _of_a_part(file: Path, some: Mapping[str, Misfit], num_used: int) -> Iterato
 
 def _names(names: Iterable[str]) -> str:
     return listed((printable(str(folded)) for folded, _ in fold((name, None) for name in names)), MOST_NAMES)
+
+
+def _has_more(file: Path, name: str, model: Collection[str]) -> bool:
+    """Whether a file has more tensors of a name's kind than the model: some layers may be left out on purpose."""
+    try:
+        stored = open_reference(file).entries
+    except (ShardvizError, OSError):  # not readable here
+        return True
+    names = matched(model, stored).names
+    kind = starred(names.get(name, name))
+    return any(starred(other) == kind for other in stored.keys() - set(names.values()))
 
 
 def _file_of(local: Local, some: Sequence[Candidate], used: Collection[Path]) -> int | None:

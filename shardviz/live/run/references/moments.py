@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.optimizer import KEYS, state_of
+from shardviz.checkpoint.optimizer import moment_of
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.live.compat import clean_name
@@ -74,7 +74,7 @@ def with_moments(
     notes += _notes_on_none_loaded(own_moments, sources, named)
     shared_candidates = _on_all_ranks(own_moments, locals_, named | numbered)
     compared = [local for local in own_moments.locals if local.name in shared_candidates]
-    by_name, more = fitting({name: shared_candidates[name] for name in sorted(shared_candidates)}, compared)
+    by_name, more, _ = fitting({name: shared_candidates[name] for name in sorted(shared_candidates)}, compared)
     entries = dict(chosen.reference.entries) | {name: one.entry for name, one in by_name.items()}
     reference = replace(chosen.reference, entries=entries)
     snapshots = dict(chosen.snapshots) | {name: one.path for name, one in by_name.items()}
@@ -129,7 +129,7 @@ def _candidates(
     for path, reference in _checkpoints(sources).items():
         states: dict[str, dict[str, Entry]] = defaultdict(dict)
         for name, stored in reference.entries.items():
-            if (split := state_of(name)) is not None and split[1] in KEYS:
+            if (split := moment_of(name)) is not None:
                 states[split[0]][split[1]] = stored
         by_number = bool(states) and all(name.isdigit() for name in states)
         position = _by_position(states, moments) if by_number else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardviz.checkpoint.formats.headers import index_in
-from shardviz.checkpoint.optimizer import state_of
+from shardviz.checkpoint.optimizer import moment_of
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.stamp import named_tensors
@@ -67,6 +67,7 @@ class Loaded:
         is_snapshot: Never: what a job loads is what it wants.
         is_guess: Never.
         has_states: Whether it was loaded into an optimizer's states, too.
+        copies: The tensors that were loaded into by name, where the module is not known.
     """
 
     path: Path
@@ -76,6 +77,7 @@ class Loaded:
     is_snapshot: bool = False
     is_guess: bool = False
     has_states: bool = False
+    copies: Mapping[str, weakref.ref[torch.Tensor]] = field(default_factory=dict)
 
     def entries(self, root: nn.Module, names: Collection[str]) -> dict[str, Entry]:
         """Return the checkpoint's entries for a model that it, or a part of it, was loaded into."""
@@ -121,8 +123,9 @@ def of_dcp(state_dict: Mapping[str, Any], folder: str) -> Loaded | None:
         for _, value in tensors_in(state_dict)
         if not value.is_meta
     )
-    has_states = any(state_of(name) for name, _ in tensors_in(state_dict))
-    return Loaded(Path(folder), reference, None, pointers, has_states=has_states) if reference else None
+    copies = {name: weakref.ref(value) for name, value in tensors_in(state_dict)}
+    has_states = any(map(moment_of, copies))
+    return Loaded(Path(folder), reference, None, pointers, False, False, has_states, copies) if reference else None
 
 
 def has_shards(state_dict: Mapping[str, Any]) -> bool:

@@ -1,0 +1,56 @@
+"""Weights that some ranks hold rounded to a narrower dtype and others do not: digests of what all have once rounded."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardviz.live.capture.locals import Local
+
+WIDE = (torch.float32, torch.float64)
+NARROW = (torch.bfloat16, torch.float16)
+DIGEST_BYTES = 8
+
+
+def rounded_copies(locals_: Iterable[Local]) -> list[tuple[str, str, str]]:
+    """Return names with a dtype and a digest of the values rounded to it, if ranks differ in whether they are.
+
+    Every rank calls this.
+    """
+    wide = {
+        local.name: local.values.detach()
+        for local in locals_
+        if local.role == "param" and local.values.dtype in WIDE and not local.values.is_meta and local.values.numel()
+    }
+    mine = {name: dtype for name, values in wide.items() if (dtype := _narrow(values)) is not None}
+    narrow: dict[str, set[torch.dtype | None]] = {}
+    for own, of_rank in of_all_ranks((set(wide), mine)):
+        for name in own:
+            narrow.setdefault(name, set()).add(of_rank.get(name))
+    names = {name: dtypes - {None} for name, dtypes in narrow.items() if len(dtypes) == 2 and None in dtypes}
+    return [
+        (name, dtype_name(dtype), _digest(wide[name], dtype))
+        for name, dtypes in names.items()
+        for dtype in dtypes
+        if name in wide and dtype is not None
+    ]
+
+
+def _narrow(values: torch.Tensor) -> torch.dtype | None:
+    """Return the first narrower dtype that holds all values exactly; most are refused by their first few."""
+    for dtype in NARROW:
+        if all(torch.equal(part.to(dtype).to(part.dtype), part) for part in (values.reshape(-1)[:64], values)):
+            return dtype
+    return None
+
+
+def _digest(values: torch.Tensor, dtype: torch.dtype) -> str:
+    return blake2b(bits_of_tensor(values.to(dtype)).tobytes(), digest_size=DIGEST_BYTES).hexdigest()
