@@ -127,9 +127,9 @@ def _check(evidence: Evidence, result: Compared, splitting: tuple[str, ...]) -> 
     if result.role == "param" and _before(dump, result) is None:
         yield NotChecked(result.name, f"{what} after the step: its value before the step was not captured", "step")
         return
-    wrong = {rank: far for rank in result.reduced if (far := _distance(dump, result, rank)) is not None}
+    wrong = {rank: far for rank in result.reduced if (far := _distance(evidence, result, rank)) is not None}
     if not wrong:
-        if _is_lost(dump, result):
+        if _is_lost(evidence, result):
             why = "it differs, and its gradient is so small compared with others that it may be rounding alone"
             yield NotChecked(result.name, f"{what} after the step: {why}", "step")
         return
@@ -201,25 +201,26 @@ def _steering(result: Compared, axes: Sequence[str]) -> Finding:
     return result.finding(OwnBufferRead(along), sentence, ranks, held=f"different values along {along}")
 
 
-def _distance(dump: Dump, result: Compared, rank: int) -> tuple[float, float] | None:
+def _distance(evidence: Evidence, result: Compared, rank: int) -> tuple[float, float] | None:
     """Return the element of a rank that is farthest off, and what it should be; None if all are right."""
-    values, wanted, off = result.reduced[rank], result.wanted_of(rank), _beyond(dump, result, rank)
+    values, wanted, off = result.reduced[rank], result.wanted_of(rank), _beyond(evidence, result, rank)
     if result.role != "buffer":
-        off = np.where(_telling(dump, result, rank), off, -1.0)
+        off = np.where(_telling(evidence, result, rank), off, -1.0)
     if not (off > 0).any():
         return None
     at = np.unravel_index(np.argmax(off), off.shape)
     return float(values[at]), float(wanted[at])
 
 
-def _beyond(dump: Dump, result: Compared, rank: int) -> NDArray[np.float64]:
+def _beyond(evidence: Evidence, result: Compared, rank: int) -> NDArray[np.float64]:
     """Return how far each element of a rank is off; -1 for those within what rounding allows, infinity for NaN."""
     wanted = result.wanted_of(rank)
     allowed = result.rounding.tolerance(result.wanted, gradient=result.role == "optim")
-    before = _before(dump, result)
+    before = _before(evidence.dump, result)
     if before is not None:
         moved = float(np.max(np.abs(wanted - result.part(before, rank)), initial=0.0))
-        allowed += max(STEP, ROUNDINGS_OF_STEP * result.rounding.epsilon) * moved
+        rounded = ROUNDINGS_OF_STEP * result.rounding.epsilon
+        allowed += max(max(STEP, rounded) * moved, rounded * evidence.largest_step)
     off = np.abs(result.reduced[rank] - wanted)
     return np.where(off <= allowed, -1.0, np.nan_to_num(off, nan=np.inf))
 
@@ -230,25 +231,37 @@ def _before(dump: Dump, result: Compared) -> NDArray[np.float64] | None:
     return in_order(dump, "param", result.name, dump.values(before.first, result.name)) if before is not None else None
 
 
-def _is_lost(dump: Dump, result: Compared) -> bool:
+def _is_lost(evidence: Evidence, result: Compared) -> bool:
     """Whether a rank has elements that are off, and all gradients of its part may be rounding alone."""
     return result.role != "buffer" and any(
-        (_beyond(dump, result, rank) > 0).any() and not _telling(dump, result, rank).any() for rank in result.reduced
+        (_beyond(evidence, result, rank) > 0).any() and not _telling(evidence, result, rank).any()
+        for rank in result.reduced
     )
 
 
-def _telling(dump: Dump, result: Compared, rank: int) -> NDArray[np.bool_]:
-    """Return which elements have a gradient that is not lost in rounding, or one that is exactly zero."""
-    name = _weight(result.role, result.name)
+def _telling(evidence: Evidence, result: Compared, rank: int) -> NDArray[np.bool_]:
+    """Return which elements have a gradient that is not lost in rounding, or one that is zero in both models."""
+    dump, name = evidence.dump, _weight(result.role, result.name)
     gradient = dump.find("reference", "grad", name)
     if gradient is None:
         return np.ones(result.reduced[rank].shape, bool)
     whole = in_order(dump, "grad", name, dump.values(gradient.first, name))
     if whole.size != result.wanted.size:
         return np.ones(result.reduced[rank].shape, bool)
-    sizes = np.abs(result.part(whole, rank))
-    telling: NDArray[np.bool_] = (sizes > TELLING * result.rounding.tolerance(whole, gradient=True)) | (sizes == 0)
-    return telling
+    sizes, is_zero = np.abs(result.part(whole, rank)), whole == 0
+    held = evidence.gradients.get(name)
+    if is_zero.any() and held is not None and held.wanted.size == whole.size:
+        is_zero = is_zero & ~_is_touched(held).reshape(whole.shape)
+    telling: NDArray[np.bool_] = sizes > TELLING * result.rounding.tolerance(whole, gradient=True)
+    return telling | result.part(is_zero, rank)
+
+
+def _is_touched(gradient: Compared) -> NDArray[np.bool_]:
+    """Return which elements of a gradient are not exactly zero on some rank: terms that cancel leave their rounding."""
+    touched = np.zeros(gradient.wanted.size, bool)
+    for rank, held in gradient.reduced.items():
+        touched[gradient.regions[rank].flat_ids(gradient.wanted.shape).ravel()] |= held.ravel() != 0
+    return touched
 
 
 def _finding(evidence: Evidence, result: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:
