@@ -95,6 +95,16 @@ class Evidence:
         return tuple(name for name in names if self.dump.find("step", "grad", name) is None)
 
     @cached_property
+    def num_runs(self) -> int:
+        """How often the step ran the model, which is the number of its micro-batches; 0 if that is not known."""
+        return max((record.runs for record in self.dump.files.ranks.values()), default=0)
+
+    @cached_property
+    def held_back(self) -> frozenset[str]:
+        """The parameters of whose gradient FSDP keeps a part to itself after the step, on any rank."""
+        return frozenset(name for record in self.dump.files.ranks.values() for name in record.held_back)
+
+    @cached_property
     def largest_step(self) -> float:
         """How far the unsharded model's optimizer moved the element of a weight that it moved farthest."""
         steps = (

@@ -14,7 +14,7 @@ import numpy as np
 from shardviz.check.hiding import unhidden
 from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.compared import compared
-from shardviz.check.step.contradictions import check_no_gradient, check_raised, check_result_shape
+from shardviz.check.step.contradictions import check_held_back, check_no_gradient, check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
@@ -191,6 +191,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "output": (_check_unreduced, _of_result(check_order), _check_scale),
     "scalar": (_of_result(check_scalar), check_norm, check_function, _check_scale),
     "grad": (
+        check_held_back,
         check_tied,
         check_other_layers,
         _check_unreduced,

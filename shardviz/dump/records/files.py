@@ -45,6 +45,7 @@ class RankRecord(Record, frozen=True):
         collectives: What the training step sent between ranks, in the order in which it began.
         schedule: What this rank's stages of a pipeline ran, in order.
         calls: Collectives that are to be compared with their definition.
+        runs: How often the step ran the model, or this rank's last stage: the number of its micro-batches.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
         narrow_sums: Element types in which it summed numbers over ranks in backward or after it, if a policy of FSDP
             sums gradients in a wider one.
@@ -88,6 +89,7 @@ class RankRecord(Record, frozen=True):
     collectives: tuple[CollectiveRecord, ...] = ()
     schedule: tuple[StageRecord, ...] = ()
     calls: tuple[CallRecord, ...] = ()
+    runs: Count = 0
     narrowed_to: tuple[str, ...] = ()
     narrow_sums: tuple[str, ...] = ()
     raised: tuple[tuple[str, str], ...] = ()

@@ -86,6 +86,7 @@ class Capture:
     collectives: list[CollectiveRecord] = field(default_factory=list)
     schedule: list[StageRecord] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
+    runs: int = 0
     narrowed_to: set[torch.dtype] = field(default_factory=set)
     narrow_sums: set[torch.dtype] = field(default_factory=set)
     raised: list[tuple[str, str]] = field(default_factory=list)
@@ -221,6 +222,7 @@ class Capture:
             narrow_sums=tuple(sorted(map(dtype_name, self.narrow_sums))),
             not_applied=tuple(dict.fromkeys(self.not_applied)),
             run_id=self.run_id,
+            runs=self.runs,
             wrappers=None if self.wrappers is None else tuple(self.wrappers),
             **{name: tuple(getattr(self, name)) for name in LISTS},
         )

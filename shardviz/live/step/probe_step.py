@@ -343,4 +343,5 @@ class ProbeStep:
         wide = max((dtype.itemsize for dtype in wide_reductions(unwrapped(model))), default=0)
         self.on.capture.narrow_sums |= {dtype for dtype in step.seen.comms.summed_in if dtype.itemsize < wide}
         self.on.capture.schedule += step.seen.schedule
+        self.on.capture.runs = len(step.seen.returned)
         self.on.capture.calls += calls(self.on.probe, model, self.on.device_mesh)
