@@ -289,23 +289,33 @@ class ScaledBackward(Cause):
 
     A loss scale that is never taken out, a weight of the loss, or micro-batches that are not divided all do this. The
     logged loss is right, and all gradients differ from the right ones by the same factor.
+
+    Attributes:
+        factor: The factor.
+        runs: How many micro-batches the step ran; 0 if that is not known.
     """
 
     factor: Fraction | float
+    runs: int = 0
     kinds = ("wrong-scale",)
     why = (
+        (
+            "{is_of_micro_batches:?The step runs {runs} micro-batches, and {is_larger:?their losses aren't divided by "
+            "{runs}|the loss is divided by {runs} twice}|}"
+        ),
         (
             "Backward runs on {factor:times} the returned loss{is_larger:?: a loss scale or a weight of the loss stays "
             "in the gradients}"
         ),
         (
-            "{is_larger:?The losses of the micro-batches aren't divided by the number of micro-batches|The loss is "
-            "divided by the number of micro-batches twice}"
+            "{runs:?|{is_larger:?The losses of the micro-batches aren't divided by the number of micro-batches|The "
+            "loss is divided by the number of micro-batches twice}}"
         ),
     )
     how = (
+        "{is_of_micro_batches:?divide each micro-batch's loss by {runs}{is_larger:?|, once}|}",
         "call backward() on the returned loss, or divide every gradient by the loss scale before optimizer.step()",
-        "divide each micro-batch's loss by the number of micro-batches{is_larger:?|, once}",
+        "{runs:?|divide each micro-batch's loss by the number of micro-batches{is_larger:?|, once}}",
     )
     references = KNOWN
 
@@ -313,6 +323,11 @@ class ScaledBackward(Cause):
     def is_larger(self) -> bool:
         """Whether gradients are too large."""
         return self.factor > 1
+
+    @property
+    def is_of_micro_batches(self) -> bool:
+        """Whether the factor is the number of micro-batches, or one divided by it."""
+        return self.runs > 1 and (self.factor == self.runs or self.factor * self.runs == 1)
 
 
 class ClippedByParts(Cause):
