@@ -21,12 +21,13 @@ from shardviz.explain.update import (
     LeftOutOfOptimizer,
     OptimizerOfOtherParameters,
     StepNotKept,
+    StepNotSent,
 )
 from shardviz.relate.tolerance import EXPLAINED_UPDATE, SINGLE
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump
@@ -50,13 +51,14 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
         why = f"the weights after the optimizer's step: it began with what is wrong ({kind_of(step[0])})"
         yield NotChecked("", why, "step")
         return
-    seen = []
+    seen, arrived = [], _arrived(dump)
     for result in compared(dump, ("param",)):
         idle = _not_stepped_by(dump, result)
         if result.incomparable:
             yield NotChecked(result.name, f"its value after the optimizer's step: {result.incomparable}", "step")
         elif idle and _is_meant_to_move(dump, result, idle):
-            yield _left_out(result, idle) if _with_gradient(dump, result) else _not_written(result, idle)
+            is_trained = bool(_with_gradient(dump, result))
+            yield _left_out(result, idle, arrived) if is_trained else _not_written(result, idle)
         elif result.copies_differ_along:
             yield with_copies(_differing(dump, result), dump, tensors[result.name])
         elif len(idle) < len(result.values):  # else it is left alone on purpose
@@ -73,6 +75,16 @@ def _not_stepped_by(dump: Dump, result: Compared) -> tuple[int, ...]:
     )
 
 
+def _arrived(dump: Dump) -> Mapping[int, str]:
+    """Return by rank a weight that its optimizer does not step, and that changed: another rank sent it."""
+    arrived = {}
+    for result in compared(dump, ("param",)):
+        for rank, values in result.values.items() if not result.incomparable else ():
+            if result.name in dump.files.ranks[rank].not_stepped and not np.array_equal(values, result.wanted_of(rank)):
+                arrived.setdefault(rank, result.name)
+    return arrived
+
+
 def _is_meant_to_move(dump: Dump, result: Compared, idle: Sequence[int]) -> bool:
     """Whether the unsharded model's optimizer moves it; if that did not run, whether other ranks' do."""
     after = dump.find("updated", "param", result.name)
@@ -84,11 +96,16 @@ def _is_meant_to_move(dump: Dump, result: Compared, idle: Sequence[int]) -> bool
     return any(np.any(result.part(moved, rank)) for rank in idle)
 
 
-def _left_out(result: Compared, idle: tuple[int, ...]) -> Finding:
+def _left_out(result: Compared, idle: tuple[int, ...], arrived: Mapping[int, str]) -> Finding:
+    """Return the finding of a weight that some ranks do not step, or none."""
     everywhere = len(idle) == len(result.values)
     whose = "no rank's optimizer steps it" if everywhere else f"the optimizer does not step it{_where(result, idle)}"
     others = "the unsharded model's steps it" if everywhere else "the others step it"
     sentence = f"{whose}: it is not one of the tensors in param_groups there, or has a learning rate of 0, and {others}"
+    if not everywhere and all(rank in arrived for rank in idle):
+        where = named_ranks(idle, MAX_LISTED)
+        sentence = f"{where} did not get it after the optimizer's step, and the others, which step it, have the result"
+        return result.finding(StepNotSent(arrived[idle[0]]), sentence, idle)
     return result.finding(LeftOutOfOptimizer(), sentence, idle)
 
 

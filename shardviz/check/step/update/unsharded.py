@@ -21,7 +21,7 @@ from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.compared import compared, in_order, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
-from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, why_weight
+from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, unexplained_weight, why_weight
 from shardviz.check.step.words import number
 from shardviz.explain.finding import Finding
 from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank, UnexplainedState
@@ -30,7 +30,6 @@ from shardviz.explain.update import (
     OwnBufferRead,
     RepeatedCount,
     UnexplainedBuffer,
-    UnexplainedWeight,
     UnreducedStatistics,
 )
 from shardviz.relate.measures import owner_of, ratio_of
@@ -270,7 +269,7 @@ def _finding(evidence: Evidence, result: Compared, wrong: Mapping[int, tuple[flo
     texts = (number(held), number(due)) if number(held) != number(due) else (f"{held:.9g}", f"{due:.9g}")
     off = f"rank {ranks[0]} has {texts[0]} instead of {texts[1]}"
     why = _why(evidence, result, ranks)
-    cause = why.cause if why else UnexplainedState() if result.role == "optim" else UnexplainedWeight()
+    cause = why.cause if why else UnexplainedState() if result.role == "optim" else unexplained_weight(evidence, result)
     where = f"on {len(ranks):,} of {len(result.reduced):,} ranks"
     text = f"{WHAT[result.role]} is not the unsharded model's after the step {where}"
     sentence = f"{why.sentence}; {off}" if why else f"{text}: {off}"
