@@ -19,11 +19,11 @@ from shardviz.live.followed import NONE, Followed
 from shardviz.live.lines.again import Again
 from shardviz.live.step.batch import (
     Setting,
+    axes_of_one_batch,
     batch_axes,
     num_parts,
     own_batch,
     row_axes,
-    unnamed_batch_axes,
     whole_batch,
 )
 from shardviz.live.step.judge import judging, weight_sketches
@@ -230,8 +230,8 @@ class ProbeStep:
     def _compare(self, model: nn.Module, step: StepResult, reference: UnshardedStep, setting: Setting) -> list[Local]:
         """Capture both steps, each with what its optimizer makes of the weights; return outputs besides one tensor."""
         probe, capture, mesh = self.on.probe, self.on.capture, self.on.job.mesh
-        if unnamed := unnamed_batch_axes(probe, mesh):
-            over = ", ".join(unnamed)
+        if axes := axes_of_one_batch(probe, mesh, step.seen.outputs):
+            over = ", ".join(axes)
             self._note(f"reductions over {over}: every rank saw the same batch, because the probe has no BATCH_AXES")
         unsharded = copied_gradients(list(local_tensors(reference.model)))
         of_parts = gradients_of_micro_batches(probe, setting.build, setting.batch, setting.parts, step, reference)
