@@ -8,7 +8,15 @@ from msgspec import Meta, field
 
 from shardviz.dump.records.base import Count, NumRanks, Record, RunId
 from shardviz.dump.records.lines import LinesRecord
-from shardviz.dump.records.step import CallRecord, CollectiveRecord, MaskRecord, NoiseRecord, StageRecord, WrapperRecord
+from shardviz.dump.records.step import (
+    CallRecord,
+    CollectiveRecord,
+    MaskRecord,
+    NoiseRecord,
+    ReductionRecord,
+    StageRecord,
+    WrapperRecord,
+)
 from shardviz.dump.records.tensors import (
     Body,
     FragmentRecord,
@@ -43,6 +51,7 @@ class RankRecord(Record, frozen=True):
         not_checked: What this rank could not look at, and why: `(name, reason)`.
         not_applied: Tensors that did not read back as they were filled, and how: `(name, reason)`.
         collectives: What the training step sent between ranks, in the order in which it began.
+        reductions: What the step reduced over ranks to make its loss.
         schedule: What this rank's stages of a pipeline ran, in order.
         calls: Collectives that are to be compared with their definition.
         runs: How often the step ran the model, or this rank's last stage: the number of its micro-batches.
@@ -87,6 +96,7 @@ class RankRecord(Record, frozen=True):
     not_checked: tuple[tuple[str, str], ...] = ()
     not_applied: tuple[tuple[str, str], ...] = ()
     collectives: tuple[CollectiveRecord, ...] = ()
+    reductions: tuple[ReductionRecord, ...] = ()
     schedule: tuple[StageRecord, ...] = ()
     calls: tuple[CallRecord, ...] = ()
     runs: Count = 0

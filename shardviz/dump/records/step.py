@@ -59,6 +59,24 @@ class CollectiveRecord(Record, frozen=True):
         return "outside" if self.outside else "backward" if self.backward else "forward"
 
 
+class ReductionRecord(Record, frozen=True):
+    """Sums, means or maxima over ranks that the step called outside of all modules, before its first backward.
+
+    They make the loss. Those that are alike are counted together.
+
+    Attributes:
+        axes: The axes of the run's mesh that the group runs along; empty if it runs along none.
+        dtype: The dtype of what was reduced.
+        size: How many elements it has on this rank.
+        count: How many there were.
+    """
+
+    axes: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)]
+    dtype: str
+    size: Count
+    count: Count = 1
+
+
 class CallRecord(Record, frozen=True):
     """A collective that a module called once, and that is to be compared with its definition.
 

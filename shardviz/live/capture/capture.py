@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         CollectiveRecord,
         MaskRecord,
         NoiseRecord,
+        ReductionRecord,
         StageRecord,
         WrapperRecord,
     )
@@ -55,7 +56,7 @@ GATHER = "full_tensor"
 LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
     *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
-    "skipped_keys",
+    *("skipped_keys", "reductions"),
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -84,6 +85,7 @@ class Capture:
     without_ids: list[str] = field(default_factory=list)
     not_applied: list[tuple[str, str]] = field(default_factory=list)
     collectives: list[CollectiveRecord] = field(default_factory=list)
+    reductions: list[ReductionRecord] = field(default_factory=list)
     schedule: list[StageRecord] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     runs: int = 0

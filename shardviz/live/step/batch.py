@@ -143,8 +143,8 @@ def has_dim(tensor: torch.Tensor, dim: int) -> bool:
 def axes_of_one_batch(probe: ModuleType, mesh: Mesh, outputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
     """Return axes named like data parallelism whose ranks saw the same batch. Every rank calls this.
 
-    Ranks that see the same batch have the same gradients, reduced or not, so a missing reduction would not show. Without
-    BATCH_AXES every rank is given the whole batch, and a step of its own may still cut it: outputs then differ.
+    Ranks that see the same batch have the same gradients, reduced or not, so a missing reduction would not show.
+    Without BATCH_AXES every rank is given the whole batch. A step of its own may still cut it: outputs then differ.
 
     Args:
         probe: The probe.
@@ -154,10 +154,11 @@ def axes_of_one_batch(probe: ModuleType, mesh: Mesh, outputs: Sequence[torch.Ten
     if hasattr(probe, "BATCH_AXES"):
         return ()
     axes = tuple(axis for axis in mesh.axes if axis.startswith(DATA_AXES) and mesh.axis_size(axis) > 1)
-    norms = of_all_ranks([float(torch.linalg.vector_norm(local_of(output))) for output in outputs]) if axes else []
-    return tuple(
-        axis for axis in axes if all(_are_equal([norms[rank] for rank in group]) for group in mesh.groups(axis))
-    )
+    if not axes:
+        return ()
+    norms = of_all_ranks([float(torch.linalg.vector_norm(local_of(output).abs().double())) for output in outputs])
+    groups = {axis: [[norms[rank] for rank in group] for group in mesh.groups(axis)] for axis in axes}
+    return tuple(axis for axis in axes if all(map(_are_equal, groups[axis])))
 
 
 def _are_equal(norms: Sequence[Sequence[float]]) -> bool:

@@ -7,6 +7,7 @@ collective that goes through torch's dispatcher: DTensor's, FSDP's, DistributedD
 from __future__ import annotations
 
 import re
+from collections import Counter
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import combinations
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor.debug import CommDebugMode
 
-from shardviz.dump.records.step import CollectiveRecord
+from shardviz.dump.records.step import CollectiveRecord, ReductionRecord
+from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.compat import follow_modules_by, ranks_of_operator
 from shardviz.live.step.running import Running, tensors_in
 
@@ -57,6 +59,8 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         self._running = Running(model)
         follow_modules_by(self, self._running)
         self._counts: dict[Key, tuple[int, int]] = {}
+        self._reduced: Counter[tuple[tuple[int, ...], torch.dtype, int]] = Counter()
+        self._is_before_backward = True
         self.narrowed_to: set[torch.dtype] = set()
         self.summed_in: set[torch.dtype] = set()
         self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None
@@ -68,6 +72,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record a collective, then let torch count and run it."""
+        self._is_before_backward = self._is_before_backward and not self._running.is_bw
         self.note(func, args, kwargs)
         returned = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if self.on_write is not None and str(func).startswith("c10d"):
@@ -102,6 +107,8 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         ranks = ranks_of_operator(func, args)
         if op in _SUMS and (self._running.is_bw or self._running.is_outside):
             self.summed_in |= {tensor.dtype for tensor in tensors_in(args) if _is_real(tensor)}
+        if op in _SUMS and self._running.is_outside and self._is_before_backward:
+            self._reduced.update((ranks, tensor.dtype, tensor.numel()) for tensor in tensors_in(args[:1]))
         key = (op, ranks, self._running.name, self._running.is_bw, self._running.is_outside)
         count, size = self._counts.get(key, (0, 0))
         self._counts[key] = count + 1, size + _payload(func, args, len(ranks))
@@ -120,6 +127,13 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             named = () if axes or not with_ranks else ranks
             collectives.append(CollectiveRecord(op, axes, len(ranks), module, backward, count, size, outside, named))
         return tuple(collectives)
+
+    def reductions(self, mesh: Mesh, rank: int) -> tuple[ReductionRecord, ...]:
+        """Return what was reduced outside of all modules before the first backward."""
+        return tuple(
+            ReductionRecord(_axes(mesh, rank, ranks), dtype_name(dtype), size, count)
+            for (ranks, dtype, size), count in self._reduced.items()
+        )
 
 
 @lru_cache(maxsize=4096)

@@ -77,7 +77,7 @@ def _not_stepped_by(dump: Dump, result: Compared) -> tuple[int, ...]:
 
 def _arrived(dump: Dump) -> Mapping[int, str]:
     """Return by rank a weight that its optimizer does not step, and that changed: another rank sent it."""
-    arrived = {}
+    arrived: dict[int, str] = {}
     for result in compared(dump, ("param",)):
         for rank, values in result.values.items() if not result.incomparable else ():
             if result.name in dump.files.ranks[rank].not_stepped and not np.array_equal(values, result.wanted_of(rank)):

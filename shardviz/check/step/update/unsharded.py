@@ -251,8 +251,9 @@ def _telling(evidence: Evidence, result: Compared, rank: int) -> NDArray[np.bool
     held = evidence.gradients.get(name)
     if is_zero.any() and held is not None and held.wanted.size == whole.size:
         is_zero = is_zero & ~_is_touched(held).reshape(whole.shape)
-    telling: NDArray[np.bool_] = sizes > TELLING * result.rounding.tolerance(whole, gradient=True)
-    return telling | result.part(is_zero, rank)
+    is_large = sizes > TELLING * result.rounding.tolerance(whole, gradient=True)
+    telling: NDArray[np.bool_] = is_large | result.part(is_zero, rank)
+    return telling
 
 
 def _is_touched(gradient: Compared) -> NDArray[np.bool_]:
