@@ -22,7 +22,7 @@ from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
 from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
 from shardviz.check.step.rules.factors import check_scale
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
-from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor
+from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, scale_of_part
 from shardviz.check.step.rules.order import check_order, check_zero_slices
 from shardviz.check.step.rules.reductions import check_unreduced
 from shardviz.check.step.rules.several_weights import check_other_layers, check_tied
@@ -92,7 +92,7 @@ def check_step(
     yield from check_small_factor(evidence)
     yield from check_narrow_sums(evidence)
     yield from _lost_in_rounding([result for result in evidence.results if result.role == "grad"])
-    yield from _within_eight_bits([result for result in evidence.results if result.role == "output"])
+    yield from _within_eight_bits(evidence)
     results = [
         (result, _seen_in(result, finding)) for result in evidence.results for finding in explained(evidence, result)
     ]
@@ -136,8 +136,9 @@ def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
         yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger", "step")
 
 
-def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
+def _within_eight_bits(evidence: Evidence) -> Iterator[Finding | NotChecked]:
     """Say of outputs that differ, and not by more than rounding to eight bits allows, that a scale may be wrong."""
+    outputs = [result for result in evidence.results if result.role == "output"]
     coarse = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["bfloat16"] and "float8" in dtype}
     for result in outputs:
         dtype = coarse.get(result.rounding.epsilon)
@@ -145,7 +146,12 @@ def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
             far = result.farthest
             if far > SINGLE * float(np.max(np.abs(result.wanted), initial=0.0)):
                 why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(result.tolerance)}"
-                yield NotChecked(result.name, f"the {result.role}: {why}: a wrong scale may be within that", "step")
+                cause = scale_of_part(evidence)
+                yield (
+                    result.finding(cause, f"the {result.role} {why.removeprefix('it ')}", tuple(sorted(result.reduced)))
+                    if cause is not None
+                    else NotChecked(result.name, f"the {result.role}: {why}: a wrong scale may be within that", "step")
+                )
 
 
 def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChecked]:

@@ -10,6 +10,7 @@ from shardviz.dump.records.base import Count, NumRanks, Record, RunId
 from shardviz.dump.records.lines import LinesRecord
 from shardviz.dump.records.step import (
     CallRecord,
+    CastRecord,
     CollectiveRecord,
     MaskRecord,
     NoiseRecord,
@@ -52,6 +53,7 @@ class RankRecord(Record, frozen=True):
         not_applied: Tensors that did not read back as they were filled, and how: `(name, reason)`.
         collectives: What the training step sent between ranks, in the order in which it began.
         reductions: What the step reduced over ranks to make its loss.
+        casts: What the step cast to float8.
         schedule: What this rank's stages of a pipeline ran, in order.
         calls: Collectives that are to be compared with their definition.
         runs: How often the step ran the model, or this rank's last stage: the number of its micro-batches.
@@ -97,6 +99,7 @@ class RankRecord(Record, frozen=True):
     not_applied: tuple[tuple[str, str], ...] = ()
     collectives: tuple[CollectiveRecord, ...] = ()
     reductions: tuple[ReductionRecord, ...] = ()
+    casts: tuple[CastRecord, ...] = ()
     schedule: tuple[StageRecord, ...] = ()
     calls: tuple[CallRecord, ...] = ()
     runs: Count = 0

@@ -77,6 +77,24 @@ class ReductionRecord(Record, frozen=True):
     count: Count = 1
 
 
+class CastRecord(Record, frozen=True):
+    """A cast to float8 in the step, in the order in which a module made them.
+
+    Attributes:
+        module: The module that ran; empty for the model itself, or between modules.
+        dtype: The dtype that the numbers got.
+        size: How many numbers there were.
+        largest: The largest magnitude of them before the cast, which their scale made.
+        unsharded: Whether the unsharded model made the cast; rank 0 writes those.
+    """
+
+    module: str
+    dtype: str
+    size: Count
+    largest: float
+    unsharded: bool = False
+
+
 class CallRecord(Record, frozen=True):
     """A collective that a module called once, and that is to be compared with its definition.
 

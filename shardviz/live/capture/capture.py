@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.lines import LinesRecord
     from shardviz.dump.records.step import (
         CallRecord,
+        CastRecord,
         CollectiveRecord,
         MaskRecord,
         NoiseRecord,
@@ -56,7 +57,7 @@ GATHER = "full_tensor"
 LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
     *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
-    *("skipped_keys", "reductions"),
+    *("skipped_keys", "reductions", "casts"),
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -86,6 +87,7 @@ class Capture:
     not_applied: list[tuple[str, str]] = field(default_factory=list)
     collectives: list[CollectiveRecord] = field(default_factory=list)
     reductions: list[ReductionRecord] = field(default_factory=list)
+    casts: list[CastRecord] = field(default_factory=list)
     schedule: list[StageRecord] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     runs: int = 0

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor.debug import CommDebugMode
 
-from shardviz.dump.records.step import CollectiveRecord, ReductionRecord
+from shardviz.dump.records.step import CastRecord, CollectiveRecord, ReductionRecord
 from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.compat import follow_modules_by, ranks_of_operator
 from shardviz.live.step.running import Running, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
     from torch import nn
@@ -36,6 +36,7 @@ _SPELLINGS = {
     "recv_any_source": "recv",
 }
 _SUMS = ("all_reduce", "reduce_scatter", "reduce")
+_MAX_CASTS = 1024
 _NO_COLLECTIVES = ("wait_tensor", "monitored_barrier", "_wrap_tensor_autograd")
 
 Key = tuple[str, tuple[int, ...], str, bool, bool]
@@ -50,6 +51,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         narrowed_to: Dtypes to which values of a wider dtype were rounded.
+        casts: The first casts to float8.
         summed_in: Dtypes in which numbers were summed over ranks in backward, or after it.
         on_write: Is given the tensors of collectives that may write into them, which leaves their versions as they are.
     """
@@ -62,6 +64,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         self._reduced: Counter[tuple[tuple[int, ...], torch.dtype, int]] = Counter()
         self._is_before_backward = True
         self.narrowed_to: set[torch.dtype] = set()
+        self.casts: list[CastRecord] = []
         self.summed_in: set[torch.dtype] = set()
         self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None
 
@@ -101,7 +104,16 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         in_place = args[:1] if "copy_" in str(func) else ()
         given = [tensor for tensor in tensors_in((*in_place, returned)) if _is_real(tensor)]
         beside = [tensor for tensor in taken if tensor.ndim]
+        self._note_casts(taken, given)
         self.narrowed_to |= {tensor.dtype for tensor in (*given, *beside) if tensor.dtype.itemsize < widest}
+
+    def _note_casts(self, taken: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+        """Record a cast to float8, with the largest number that it was given."""
+        for tensor in given if len(self.casts) < _MAX_CASTS else ():
+            if tensor.dtype.itemsize == 1 and taken and taken[-1].shape == tensor.shape and tensor.numel():
+                largest = float(taken[-1].detach().abs().amax())
+                dtype = dtype_name(tensor.dtype)
+                self.casts.append(CastRecord(self._running.name, dtype, tensor.numel(), largest))
 
     def _note(self, op: str, func: Any, args: tuple[Any, ...]) -> None:
         ranks = ranks_of_operator(func, args)

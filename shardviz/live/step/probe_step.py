@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec import structs
 
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.errors import ProbeError
@@ -339,6 +340,9 @@ class ProbeStep:
         for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:
             self.on.capture.add_values(local, "step")
         self.on.capture.collectives += step.seen.comms.records(self.on.job.mesh, self.on.capture.rank)
+        self.on.capture.casts += step.seen.comms.casts
+        if self.on.capture.rank == 0:
+            self.on.capture.casts += [structs.replace(cast, unsharded=True) for cast in reference.seen.comms.casts]
         self.on.capture.reductions += step.seen.comms.reductions(self.on.job.mesh, self.on.capture.rank)
         self.on.capture.narrowed_to |= step.seen.comms.narrowed_to | reference.seen.comms.narrowed_to
         wide = max((dtype.itemsize for dtype in wide_reductions(unwrapped(model))), default=0)
