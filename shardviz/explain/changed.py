@@ -77,8 +77,8 @@ class ScaleOfPart(Cause):
     axes: str
     kinds = ("wrong-value",)
     why = (
-        "Each rank scales its own part of what {modules:3} casts to {dtype} by the largest number of that part. The "
-        "parts are rounded with different scales, and the unsharded model has one scale for the whole"
+        "Each rank scales its own part of what {modules:3} {modules:1?casts|cast} to {dtype} by the largest number of "
+        "that part. The parts are rounded with different scales, and the unsharded model has one scale for the whole"
     )
     how = "all_reduce the largest magnitude (amax) over {axes} with ReduceOp.MAX before it becomes a scale"
 

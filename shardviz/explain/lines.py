@@ -154,7 +154,7 @@ class UnsummedLine(Cause):
 
 
 class UnaveragedLine(Cause):
-    """A line takes the mean of each rank's own part, and a later one uses it as the mean of the whole.
+    """A line takes the mean of each rank's own part, and nothing averages the means.
 
     A batch norm that takes its statistics from the rank's own rows does this, and so does any mean over a dim that an
     axis splits. The mean of a part has the shape and about the size of the whole mean, so nothing raises.

@@ -146,12 +146,12 @@ def _within_eight_bits(evidence: Evidence) -> Iterator[Finding | NotChecked]:
             far = result.farthest
             if far > SINGLE * float(np.max(np.abs(result.wanted), initial=0.0)):
                 why = f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(result.tolerance)}"
-                cause = scale_of_part(evidence)
-                yield (
-                    result.finding(cause, f"the {result.role} {why.removeprefix('it ')}", tuple(sorted(result.reduced)))
-                    if cause is not None
-                    else NotChecked(result.name, f"the {result.role}: {why}: a wrong scale may be within that", "step")
-                )
+                if cause := scale_of_part(evidence):
+                    scaled = f"before the cast the largest number of every rank's part is {number(cause.largest)}"
+                    text = f"the {result.role} {why.removeprefix('it ')}; {scaled}, as that of the whole"
+                    yield result.finding(cause, text, tuple(sorted(result.reduced))).seen_in(result)
+                    continue
+                yield NotChecked(result.name, f"the {result.role}: {why}: a wrong scale may be within that", "step")
 
 
 def explained(evidence: Evidence, result: Compared) -> Iterator[Finding | NotChecked]:

@@ -28,7 +28,7 @@ from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import EXPLAINED_BY_LINE, MANY, STEP, SURE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -123,15 +123,14 @@ def scale_of_part(evidence: Evidence) -> ScaleOfPart | None:
     scaled = [
         cast
         for cast, *parts in zip(whole, *of_ranks, strict=True)
-        if all(
-            _is_own(part, cast) and not any(cast.size // part.size % size == 0 for size in of_batch) for part in parts
-        )
+        if all(_is_own(part, cast, of_batch) for part in parts)
     ]
-    modules = tuple(dict.fromkeys(cast.module for cast in scaled))
+    modules = tuple(dict.fromkeys(cast.module or "the model itself" for cast in scaled))
     return ScaleOfPart(modules, scaled[0].dtype, scaled[0].largest, " and ".join(axes)) if scaled else None
 
 
-def _is_own(part: CastRecord, whole: CastRecord) -> bool:
-    """Whether a rank casts a part of what the unsharded model casts, and its scale makes the whole's largest of it."""
+def _is_own(part: CastRecord, whole: CastRecord, of_batch: Sequence[int]) -> bool:
+    """Whether a rank casts a part, not of the batch, and its scale makes the largest number of the whole of it."""
     is_part = (part.module, part.dtype) == (whole.module, whole.dtype) and part.size < whole.size
-    return is_part and math.isclose(part.largest, whole.largest, rel_tol=STEP)
+    is_of_batch = any(whole.size // part.size % size == 0 for size in of_batch)
+    return is_part and not is_of_batch and math.isclose(part.largest, whole.largest, rel_tol=STEP)
