@@ -292,11 +292,11 @@ class ScaledBackward(Cause):
 
     Attributes:
         factor: The factor.
-        runs: How many micro-batches the step ran; 0 if that is not known.
+        runs: How many micro-batches the step ran; None if that is not known.
     """
 
     factor: Fraction | float
-    runs: int = 0
+    runs: int | None = None
     kinds = ("wrong-scale",)
     why = (
         (
@@ -327,7 +327,7 @@ class ScaledBackward(Cause):
     @property
     def is_of_micro_batches(self) -> bool:
         """Whether the factor is the number of micro-batches, or one divided by it."""
-        return self.runs > 1 and (self.factor == self.runs or self.factor * self.runs == 1)
+        return self.runs is not None and self.runs > 1 and (self.factor == self.runs or self.factor * self.runs == 1)
 
 
 class ClippedByParts(Cause):

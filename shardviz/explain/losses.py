@@ -19,33 +19,33 @@ class UnexplainedLoss(Cause):
 
     Attributes:
         reordered: A module whose tokens have an order of their own; the labels may lack this order.
-        is_counted: Whether the step sums whole numbers over ranks, as a count of tokens, before it divides.
+        counted_over: The axes over which the step sums whole numbers before backward, as a count of tokens.
         or_else: A second cause that fits.
     """
 
     reordered: str = ""
-    is_counted: bool = False
+    counted_over: str = ""
     or_else: Cause | None = None
     kinds = ("wrong-value",)
     why = (
         "{reordered:?Tokens are in an order of their own at {reordered}, and the labels are in a different order}",
         (
-            "The outputs are right{is_counted:?, and the step sums its counts over the ranks. Labels or masks were "
-            "shifted or padded after they were cut|. Ranks or micro-batches count unequal numbers of tokens or rows, "
+            "The outputs are right{counted_over:?, and the step sums its counts over {counted_over}. Labels or masks "
+            "were shifted or padded after they were cut|. Ranks or micro-batches count unequal numbers of tokens or rows, "
             "and the loss is the mean of their means}"
         ),
         (
-            "{is_counted:?The step sums the counts, and does not divide the loss by the sum|Labels or masks were "
+            "{counted_over:?The step sums the counts, and does not divide the loss by the sum|Labels or masks were "
             "shifted or padded after they were cut}"
         ),
     )
     how = (
         "cut and order the labels with the same positions as the tokens",
         (
-            "{is_counted:?shift and pad labels before you cut them|divide each sum by the number of tokens of all "
+            "{counted_over:?shift and pad labels before you cut them|divide each sum by the number of tokens of all "
             "ranks and micro-batches, all_reduced}"
         ),
-        "{is_counted:?divide each rank's sum by the summed count|shift and pad labels before you cut them}",
+        "{counted_over:?divide each rank's sum by the summed count|shift and pad labels before you cut them}",
     )
 
     @property
@@ -193,25 +193,25 @@ class PartialVocabularyLoss(Cause):
 
     Attributes:
         axes: The axes that may split the vocabulary.
-        is_reduced: Whether the step reduces at least three numbers of every row over them before backward.
+        reduced_over: The axes over which the step reduces three numbers of every row, or more, before backward.
     """
 
     axes: str
-    is_reduced: bool = False
+    reduced_over: str = ""
     kinds = ("wrong-value",)
     why = (
         (
-            "{is_reduced:?|Ranks along {axes} see the same batch and may split the vocabulary. The loss takes a "
+            "{reduced_over:?|Ranks along {axes} see the same batch and may split the vocabulary. The loss takes a "
             "maximum, a sum or a mean over one shard only}"
         ),
         "Labels aren't moved to a shard's own words, or labels outside the shard aren't masked",
-        "{is_reduced:?A mask, bias or weight of the words counts from the shard's first word|}",
+        "{reduced_over:?A mask, bias or weight of the words counts from the shard's first word|}",
     )
     how = (
-        "{is_reduced:?|use loss_parallel(), or all_reduce the maximum, the sum of exponentials and the chosen logit "
+        "{reduced_over:?|use loss_parallel(), or all_reduce the maximum, the sum of exponentials and the chosen logit "
         "over {axes}}",
         "subtract the shard's first word from the labels, and mask labels outside the shard",
-        "{is_reduced:?add the shard's first word to the positions that it is compared with|}",
+        "{reduced_over:?add the shard's first word to the positions that it is compared with|}",
     )
 
 

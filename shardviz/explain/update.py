@@ -140,19 +140,19 @@ class UnexplainedWeight(Cause):
 
     Attributes:
         settings: What the optimizer keeps besides tensors and the unsharded model's keeps otherwise, in words.
-        is_multiple: Whether the step may be the unsharded model's times a number: it has too few elements to tell.
-        is_split: Whether ranks step parts of the weight.
+        few: How many elements of the step are not zero, if they are too few to tell a multiple.
+        split_over: The axes along which ranks step parts of the weight.
     """
 
     settings: str = ""
-    is_multiple: bool = False
-    is_split: bool = False
+    few: str = ""
+    split_over: str = ""
     kinds = ("wrong-value",)
     why = (
         "{settings:?The gradients are right, and the sharded optimizer's {settings} isn't the unsharded model's|}",
-        "{is_split:?The gradients are right. The optimizer needs the whole weight, and was given each rank's part|}",
+        "{split_over:?The gradients are right. The optimizer needs the whole weight, and was given each rank's part|}",
         (
-            "The gradients are right. The sharded optimizer has {is_multiple:?a different learning rate, parameter "
+            "The gradients are right. The sharded optimizer has {few:?a different learning rate, parameter "
             "group, clipping norm or count of steps|the weight in a different parameter group, or steps it several "
             "times}"
         ),

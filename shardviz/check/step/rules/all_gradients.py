@@ -84,7 +84,7 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
     axes = overs(gradients, ratio, evidence.batch) if ratio else []
     size = " or ".join(over.text for over in axes)
     exact, is_in_loss = ratio or factor, _is_in_loss(evidence, factor)
-    cause = _cause(gradients, factor, ScaledBackward(exact, evidence.num_runs))
+    cause = _cause(gradients, factor, ScaledBackward(exact, evidence.num_runs or None))
     if ratio and axes:
         cause = cause_of_axes(ratio, axes, of_all=True, or_else=cause)
     elif is_in_loss:

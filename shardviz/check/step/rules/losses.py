@@ -94,7 +94,7 @@ def cause_of_value(evidence: Evidence, result: Compared) -> Cause | None:
     if logarithm or not batch or not others:
         return logarithm
     axes, is_loss = " or ".join(others), result.name == "loss"
-    of_loss = PartialVocabularyLoss(axes, _are_rows_reduced(evidence, others))
+    of_loss = PartialVocabularyLoss(axes, axes if _are_rows_reduced(evidence, others) else "")
     cause: Cause = of_loss if is_loss else ScalarOfPart(axes, is_same_batch=True)
     if any(result.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
         return replace(unexplained_value(evidence, result), or_else=cause)
@@ -111,13 +111,14 @@ def unexplained_loss(evidence: Evidence) -> UnexplainedLoss:
     reordered = next(
         (module.name for module in evidence.activations.by_name.values() if module.state == "reordered"), ""
     )
-    return UnexplainedLoss(reordered, _is_counted(evidence))
+    return UnexplainedLoss(reordered, _counted_over(evidence))
 
 
-def _is_counted(evidence: Evidence) -> bool:
-    """Whether a rank sums whole numbers over ranks before backward, as a count of tokens or labels."""
+def _counted_over(evidence: Evidence) -> str:
+    """Return the axes over which ranks sum whole numbers before backward, as a count of tokens; empty if they don't."""
     records = evidence.dump.files.ranks.values()
-    return any("int" in reduction.dtype for record in records for reduction in record.reductions)
+    counted = (reduction for record in records for reduction in record.reductions if "int" in reduction.dtype)
+    return next((" and ".join(reduction.axes) or "ranks" for reduction in counted), "")
 
 
 def _are_rows_reduced(evidence: Evidence, axes: Sequence[str]) -> bool:

@@ -87,9 +87,10 @@ def unexplained_weight(evidence: Evidence, result: Compared) -> UnexplainedWeigh
     """Return what is known of a wrong weight whose step no rule explains."""
     step = _step_of(evidence.dump, result)
     settings = dict.fromkeys(name for record in evidence.dump.files.ranks.values() for name in record.other_settings)
-    is_small = step is None or bool(sum(np.count_nonzero(step.wanted_of(rank)) for rank in step.reduced) < FEW)
-    is_split = step is not None and not is_small and bool(_parts_of(step))
-    return UnexplainedWeight(listed(settings, MAX_LISTED), is_small, is_split)
+    count = 0 if step is None else sum(np.count_nonzero(step.wanted_of(rank)) for rank in step.reduced)
+    few = f"{count}" if count < FEW else ""
+    axes = () if few or step is None else tuple(axis for axis in step.mesh.axes if step.is_split(axis))
+    return UnexplainedWeight(listed(settings, MAX_LISTED), few, " and ".join(axes))
 
 
 def _left_out(step: Compared) -> Why | None:
