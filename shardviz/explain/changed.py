@@ -58,6 +58,31 @@ class RoundedResult(Cause):
     how = "use the same dtypes in both, or remove the cast to {dtype}"
 
 
+class ScaleOfPart(Cause):
+    """Ranks cast a tensor to float8 with the scale of their own part, not of the whole.
+
+    A scale brings the largest number of a tensor to the largest that float8 has. If each rank takes the largest of its
+    own shard, each shard is rounded with a scale of its own. The result is near enough for any tolerance of float8.
+
+    Attributes:
+        modules: The modules that cast so.
+        dtype: The dtype.
+        largest: What the scale makes of the largest number.
+        axes: The axes that split what is cast.
+    """
+
+    modules: tuple[str, ...]
+    dtype: str
+    largest: float
+    axes: str
+    kinds = ("wrong-value",)
+    why = (
+        "Each rank scales its own part of what {modules:3} {modules:1?casts|cast} to {dtype} by the largest number of "
+        "that part. The parts are rounded with different scales, and the unsharded model has one scale for the whole"
+    )
+    how = "all_reduce the largest magnitude (amax) over {axes} with ReduceOp.MAX before it becomes a scale"
+
+
 class TransposedResult(Cause):
     """A result has its dims exchanged.
 

@@ -306,17 +306,30 @@ class ScaledBackward(Cause):
 
     A loss scale that is never taken out, a weight of the loss, or micro-batches that are not divided all do this. The
     logged loss is right, and all gradients differ from the right ones by the same factor.
+
+    Attributes:
+        factor: The factor.
+        runs: How many micro-batches the step ran; None if that is not known.
     """
 
     factor: Fraction | float
+    runs: int | None = None
     kinds = ("wrong-scale",)
     why = (
-        "Backward runs on {factor:times} the returned loss: {is_larger:?a loss scale, a weight, or undivided losses of "
-        "micro-batches|a weight, or a second division by the number of micro-batches}"
+        (
+            "{is_of_micro_batches:?The step runs {runs} micro-batches, and {is_larger:?nothing divides their losses "
+            "by {runs}|the code divides the loss by {runs} twice}|}"
+        ),
+        (
+            "Backward runs on {factor:times} the returned loss: {runs:?a weight{is_larger:? or a loss scale}|"
+            "{is_larger:?a loss scale, a weight, or undivided losses of micro-batches|a weight, or a second division by "
+            "the number of micro-batches}}"
+        ),
     )
     how = (
+        "{is_of_micro_batches:?divide each micro-batch's loss by {runs}{is_larger:?|, once}|}",
         "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "
-        "returned loss}"
+        "returned loss}",
     )
     references = KNOWN
 
@@ -324,6 +337,11 @@ class ScaledBackward(Cause):
     def is_larger(self) -> bool:
         """Whether gradients are too large."""
         return self.factor > 1
+
+    @property
+    def is_of_micro_batches(self) -> bool:
+        """Whether the factor is the number of micro-batches, or one divided by it."""
+        return self.runs is not None and self.runs > 1 and (self.factor == self.runs or self.factor * self.runs == 1)
 
 
 class ClippedByParts(Cause):

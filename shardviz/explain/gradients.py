@@ -24,15 +24,16 @@ class GradientOnSomeRanks(Cause):
 
 
 class ReductionSwitchedOff(Cause):
-    """The optimizer steps while FSDP still holds gradients back.
+    """FSDP still holds gradients back after the last micro-batch.
 
     Gradient accumulation switches the reduction off for all micro-batches but the last. If it stays off, `.grad` is
-    None, and an optimizer skips such parameters without a word.
+    None, and an optimizer skips such parameters without a word. If it was on for an earlier micro-batch only, `.grad`
+    lacks the later ones.
     """
 
-    kinds = ("unreduced-gradient",)
+    kinds = ("unreduced-gradient", "wrong-value")
     why = (
-        "FSDP's gradient reduction was off in the last backward before the optimizer's step: "
+        "FSDP's gradient reduction was off in the last backward of the step: "
         "set_requires_gradient_sync(False) or set_requires_all_reduce(False)"
     )
     how = "call the same method with True before the backward of the last micro-batch"

@@ -152,6 +152,29 @@ class UnsummedLine(Cause):
     )
 
 
+class UnaveragedLine(Cause):
+    """A line takes the mean of each rank's own part, and nothing averages the means.
+
+    A batch norm that takes its statistics from the rank's own rows does this, and so does any mean over a dim that an
+    axis splits. The mean of a part has the shape and about the size of the whole mean, so nothing raises.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        function: What it calls.
+        axes: The axes over which the ranks' results have the right mean.
+    """
+
+    place: str
+    function: str
+    axes: str
+    kinds = WRONG
+    why = "{function} in {place} gives each rank the mean of its own part. Nothing averages the means over {axes}"
+    how = (
+        "all_reduce the result of {function} in {place} with ReduceOp.AVG over {axes}, with a backward that averages, "
+        "too; for BatchNorm, use SyncBatchNorm"
+    )
+
+
 class WrongReductionLine(Cause):
     """A collective in a line runs over the wrong ranks, or with the wrong operation, or twice.
 

@@ -19,21 +19,30 @@ class UnexplainedLoss(Cause):
 
     Attributes:
         reordered: A module whose tokens have an order of their own; the labels may lack this order.
+        counted_over: The axes over which the step sums whole numbers before backward, as a count of tokens.
         or_else: A second cause that fits.
     """
 
     reordered: str = ""
+    counted_over: str = ""
     or_else: Cause | None = None
     kinds = ("wrong-value",)
     why = (
         "{reordered:?At {reordered} the tokens are in a different order than the labels}",
-        "Ranks or micro-batches count unequal numbers of tokens, and the loss is the mean of their means",
-        "The code shifts or pads labels or masks after it cuts them",
+        (
+            "{counted_over:?The step sums its counts over {counted_over}, and the code shifts or pads labels or masks "
+            "after it cuts them|Ranks or micro-batches count unequal numbers of tokens, and the loss is the mean of "
+            "their means}"
+        ),
+        (
+            "{counted_over:?The step sums the counts, and doesn't divide the loss by the sum|The code shifts or pads "
+            "labels or masks after it cuts them}"
+        ),
     )
     how = (
         "cut and order the labels with the same positions as the tokens",
-        "divide each sum by the all_reduced number of tokens",
-        "shift and pad labels before you cut them",
+        "{counted_over:?shift and pad labels before you cut them|divide each sum by the all_reduced number of tokens}",
+        "{counted_over:?divide each rank's sum by the summed count|shift and pad labels before you cut them}",
     )
 
     @property
@@ -169,7 +178,7 @@ class PaddingRead(Cause):
     )
     how = (
         "{is_returned:?cut the output to the first {size} along dim {dim}|cut the padding off, or set its logits to "
-        "-inf, before the maximum and the sum of exponentials}"
+        "-inf, before the maximum and the sum of exponentials; count words from the whole's first, not the shard's}"
     )
 
 
@@ -178,17 +187,24 @@ class PartialVocabularyLoss(Cause):
 
     Labels, maxima and sums refer to the whole vocabulary, and each rank has only its own words. A label outside the
     shard picks some other word instead of raising.
+
+    Attributes:
+        axes: The axes that may split the vocabulary.
+        reduced_over: The axes over which the step reduces three numbers of every row, or more, before backward.
     """
 
     axes: str
+    reduced_over: str = ""
     kinds = ("wrong-value",)
     why = (
-        "If {axes} splits the vocabulary, the loss takes its maximum or sum over one shard",
+        "{reduced_over:?|If {axes} splits the vocabulary, the loss takes its maximum or sum over one shard}",
         "Labels outside a rank's words aren't masked, or nothing subtracts the rank's first word",
+        "{reduced_over:?A mask, bias or weight of the words counts from the shard's first word|}",
     )
     how = (
-        "use loss_parallel(), or all_reduce maximum, sum of exponentials and chosen logit over {axes}",
+        "{reduced_over:?|use loss_parallel(), or all_reduce maximum, sum of exponentials and chosen logit over {axes}}",
         "subtract the shard's first word from the labels, and mask labels outside the shard",
+        "{reduced_over:?add the shard's first word to the positions that it is compared with|}",
     )
 
 

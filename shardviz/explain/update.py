@@ -134,21 +134,33 @@ class RemainderNotStepped(Cause):
 class UnexplainedWeight(Cause):
     """A weight differs from the unsharded model's after the step, by no known rule.
 
-    The gradients of the step are right, so the optimizer does something else with them. Each rank's optimizer runs on
-    its own, and nothing compares its result.
+    The gradients and the recorded states are right, so the optimizer does something else with them. Each rank's
+    optimizer runs on its own, and nothing compares its result.
+
+    Attributes:
+        settings: What the optimizer keeps besides tensors and the unsharded model's keeps otherwise, in words.
+        few: How many elements of the step are not zero, if they are too few to tell a multiple.
+        split_over: The axes along which ranks step parts of the weight.
     """
 
+    settings: str = ""
+    few: str = ""
+    split_over: str = ""
     kinds = ("wrong-value",)
     why = (
+        "{settings:?The gradients are right, and the sharded optimizer's {settings} isn't the unsharded model's|}",
+        "{split_over:?The gradients are right. The optimizer needs the whole weight, and was given each rank's part|}",
         (
-            "The gradients are right. The sharded optimizer has a different learning rate, parameter group, clipping "
-            "norm or count of steps"
+            "The gradients are right. The sharded optimizer has {few:?a different learning rate, parameter "
+            "group, clipping norm or count of steps|the weight in a different parameter group, or steps it several "
+            "times}"
         ),
-        "The gradients are right. The optimizer uses the state of a different parameter",
     )
     how = (
+        "give the sharded optimizer the unsharded model's {settings}",
+        "gather the gradient with full_tensor() before the optimizer's computation, and keep the rank's part of the "
+        "result",
         "make the optimizer from model.parameters() after sharding, with the unsharded model's groups and options",
-        "compare state[parameter]['step'] with the unsharded model's after the state is loaded",
     )
 
 
@@ -209,6 +221,25 @@ class LeftOutOfOptimizer(Cause):
         "A filter by rank, name or type leaves the parameter out, because sharding changed its name or type",
     )
     how = "make the optimizer from model.parameters() after sharding, with the same groups on every rank"
+
+
+class StepNotSent(Cause):
+    """A rank that steps a weight does not send it to the others.
+
+    The optimizer divides the weights among ranks, as ZeRO's first stage does, and sends each to the others after the
+    step. A loop over full rounds, or over a list that is one too short, leaves the last weights out.
+
+    Attributes:
+        arrived: A weight that the same ranks do not step either, and that did arrive.
+    """
+
+    arrived: str
+    kinds = ("write-not-applied",)
+    why = (
+        "The optimizer divides the weights among the ranks and sends the results. Nothing sends this one to the ranks "
+        "that don't step it, and {arrived} is sent"
+    )
+    how = "broadcast every weight from the rank that steps it, the last ones of the list, too"
 
 
 class AverageNotWritten(Cause):

@@ -55,9 +55,9 @@ def test_a_weight_of_which_no_start_is_known_is_not_called_right(tmp_path: Path,
     ("role", "name", "says", "never"),
     [
         ("optim", "w.exp_avg", "loaded in a different order", "learning rate"),
-        ("param", "w", "count of steps", "loaded in a different order"),
+        ("param", "w", "parameter group", "loaded in a different order"),
     ],
-    ids=["optim-w.exp_avg-loaded in another order-learning rate", "param-w-count of steps-loaded in another order"],
+    ids=["optim-w.exp_avg-loaded in a different order-learning rate", "param-w-count of steps-loaded in another order"],
 )
 def test_a_learning_rate_is_a_cause_of_a_wrong_weight_and_not_of_a_wrong_state(
     tmp_path: Path, role: str, name: str, says: str, never: str
@@ -112,7 +112,24 @@ def factored(gradient: NDArray[np.float64]) -> NDArray[np.float64]:
     return step
 
 
-@pytest.mark.parametrize("step_of", [orthogonal, factored, lambda gradient: 0.1 * gradient / np.linalg.norm(gradient)])
+def of_roots(gradient: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Take the square roots of the singular values, as Shampoo does in its first step."""
+    left, sizes, right = np.linalg.svd(gradient, full_matrices=False)
+    whole: NDArray[np.float64] = 0.1 * (left * np.sqrt(sizes)) @ right
+    return whole
+
+
+def of_largest(gradient: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Make the three largest singular values alike, as Muon does of a gradient of few rows of a batch."""
+    left, _, right = np.linalg.svd(gradient, full_matrices=False)
+    whole: NDArray[np.float64] = 0.1 * left[:, :3] @ right[:3]
+    return whole
+
+
+@pytest.mark.parametrize(
+    "step_of",
+    [orthogonal, factored, of_roots, of_largest, lambda gradient: 0.1 * gradient / np.linalg.norm(gradient)],
+)
 def test_an_optimizer_of_whole_matrices_that_runs_on_shards_is_named(
     tmp_path: Path, step_of: Callable[[NDArray[np.float64]], NDArray[np.float64]]
 ) -> None:

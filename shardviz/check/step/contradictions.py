@@ -30,6 +30,7 @@ from shardviz.explain.step import (
     UnevenShapes,
     UnsupportedSharding,
 )
+from shardviz.explain.templates import number
 from shardviz.text import folded_names, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -160,10 +161,8 @@ def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
         comparison = evidence.gradients.get(finding.tensor)
         yield finding.seen_in(comparison) if comparison is not None else finding
     absent = list(evidence.without_gradient)
-    held_names = {name for record in dump.files.ranks.values() for name in record.held_back}
-    held_back = [name for name in absent if name in held_names]
-    yield from _held_back(dump, held_back)
-    remaining = [name for name in absent if name not in held_names]
+    yield from _held_back(evidence, [name for name in absent if name in evidence.held_back])
+    remaining = [name for name in absent if name not in evidence.held_back]
     cut = [name for name in remaining if _is_due(dump, name) and _holders(dump, name)]
     is_judged = bool(evidence.gradients) and not any(
         one.wrong for one in evidence.results if one.role == "output" or one.name == "loss" if not one.incomparable
@@ -208,18 +207,31 @@ def _is_due(dump: Dump, name: str) -> bool:
     return gradient is None or bool(np.any(dump.values(gradient.first, name)))
 
 
-def _held_back(dump: Dump, names: Sequence[str]) -> Iterator[Finding | NotChecked]:
+def _held_back(evidence: Evidence, names: Sequence[str]) -> Iterator[Finding | NotChecked]:
+    """Yield what is known of parameters without a gradient because FSDP holds it back.
+
+    A step of one backward may be the first micro-batch of several. If an optimizer stepped, or if the step ran several
+    micro-batches, no later backward reduces the gradient.
+    """
     if not names:
         return
-    if not any(tensor.role == "param" for tensor in dump.at("step")):
+    is_stepped = any(tensor.role == "param" for tensor in evidence.dump.at("step"))
+    if not is_stepped and evidence.num_runs < 2:
         why = "its gradient: FSDP keeps it for a later backward (set_requires_gradient_sync or set_requires_all_reduce)"
         yield from (NotChecked(name, why, "step") for name in names)
         return
-    yield ReductionSwitchedOff().finding(
-        names[0],
-        _holders(dump, names[0]),
-        f"the optimizer steps while .grad is None on every rank{_others(names)}: FSDP holds the gradient back",
-    )
+    when = "the optimizer steps while" if is_stepped else f"after the {evidence.num_runs} micro-batches of the step"
+    sentence = f"{when} .grad is None on every rank: FSDP holds the gradient back"
+    for name in names:
+        yield ReductionSwitchedOff().finding(name, _holders(evidence.dump, name), sentence)
+
+
+def check_held_back(evidence: Evidence, result: Compared) -> Finding | None:
+    """Return the finding if a gradient is wrong because FSDP still holds a part of it back."""
+    if result.name not in evidence.held_back:
+        return None
+    far = f"the gradient is off by up to {number(result.farthest)}: after the step FSDP holds a part of it back"
+    return result.finding(ReductionSwitchedOff(), far, kind="wrong-value")
 
 
 def _others(names: Sequence[str]) -> str:

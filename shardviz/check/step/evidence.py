@@ -7,6 +7,8 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.step.comparison import rounding_of
 from shardviz.check.step.forward.activations import Activations
 from shardviz.check.step.rules.all_gradients import Parts
@@ -91,6 +93,27 @@ class Evidence:
         """Parameters with a gradient in the unsharded model's step and none on any rank of the sharded one."""
         names = [name for tensor in self.dump.at("reference") if tensor.role == "grad" for name in tensor.names]
         return tuple(name for name in names if self.dump.find("step", "grad", name) is None)
+
+    @cached_property
+    def num_runs(self) -> int:
+        """How often the step ran the model, which is the number of its micro-batches; 0 if that is not known."""
+        return max((record.runs for record in self.dump.files.ranks.values()), default=0)
+
+    @cached_property
+    def held_back(self) -> frozenset[str]:
+        """The parameters of whose gradient FSDP keeps a part to itself after the step, on any rank."""
+        return frozenset(name for record in self.dump.files.ranks.values() for name in record.held_back)
+
+    @cached_property
+    def largest_step(self) -> float:
+        """How far the unsharded model's optimizer moved the element of a weight that it moved farthest."""
+        steps = (
+            np.abs(self.dump.values(after.first, name) - self.dump.values(before.first, name))
+            for after in self.dump.at("updated")
+            for name in (after.names if after.role == "param" else ())
+            if (before := self.dump.find("reference", "param", name)) is not None
+        )
+        return max((float(np.max(step, initial=0.0, where=np.isfinite(step))) for step in steps), default=0.0)
 
     def tied_to(self, name: str) -> tuple[str, ...]:
         """Return the other names under which a tensor stood in the unsharded model."""

@@ -14,7 +14,7 @@ import numpy as np
 from shardviz.check.hiding import unhidden
 from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.comparison import compared
-from shardviz.check.step.contradictions import check_no_gradient, check_raised, check_result_shape
+from shardviz.check.step.contradictions import check_held_back, check_no_gradient, check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
@@ -22,7 +22,7 @@ from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
 from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
 from shardviz.check.step.rules.factors import check_scale
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
-from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor
+from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, scale_of_part
 from shardviz.check.step.rules.order import check_order, check_zero_slices
 from shardviz.check.step.rules.reductions import check_unreduced
 from shardviz.check.step.rules.several_weights import check_other_layers, check_tied
@@ -92,7 +92,7 @@ def check_step(
     yield from check_small_factor(evidence)
     yield from check_narrow_sums(evidence)
     yield from _lost_in_rounding([result for result in evidence.results if result.role == "grad"])
-    yield from _within_eight_bits([result for result in evidence.results if result.role == "output"])
+    yield from _within_eight_bits(evidence)
     results = [
         (result, _seen_in(result, finding)) for result in evidence.results for finding in explained(evidence, result)
     ]
@@ -136,8 +136,9 @@ def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
         yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger", "step")
 
 
-def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
+def _within_eight_bits(evidence: Evidence) -> Iterator[Finding | NotChecked]:
     """Say of outputs that differ, and not by more than rounding to eight bits allows, that a scale may be wrong."""
+    outputs = [result for result in evidence.results if result.role == "output"]
     coarse = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["bfloat16"] and "float8" in dtype}
     for comparison in outputs:
         dtype = coarse.get(comparison.rounding.epsilon)
@@ -147,6 +148,11 @@ def _within_eight_bits(outputs: Sequence[Compared]) -> Iterator[NotChecked]:
                 why = (
                     f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(comparison.tolerance)}"
                 )
+                if cause := scale_of_part(evidence):
+                    scaled = f"before the cast the largest number of every rank's part is {number(cause.largest)}"
+                    text = f"the {comparison.role} {why.removeprefix('it ')}; {scaled}, as that of the whole"
+                    yield comparison.finding(cause, text, tuple(sorted(comparison.reduced))).seen_in(comparison)
+                    continue
                 yield NotChecked(
                     comparison.name, f"the {comparison.role}: {why}: a wrong scale may be within that", "step"
                 )
@@ -197,6 +203,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "output": (_check_unreduced, _of_result(check_order), _check_scale),
     "scalar": (_of_result(check_scalar), check_norm, check_function, _check_scale),
     "grad": (
+        check_held_back,
         check_tied,
         check_other_layers,
         _check_unreduced,

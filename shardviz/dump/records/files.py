@@ -8,7 +8,16 @@ from msgspec import Meta, field
 
 from shardviz.dump.records.base import Count, NumRanks, Record, RunId
 from shardviz.dump.records.lines import LinesRecord
-from shardviz.dump.records.step import CallRecord, CollectiveRecord, MaskRecord, NoiseRecord, StageRecord, WrapperRecord
+from shardviz.dump.records.step import (
+    CallRecord,
+    CastRecord,
+    CollectiveRecord,
+    MaskRecord,
+    NoiseRecord,
+    ReductionRecord,
+    StageRecord,
+    WrapperRecord,
+)
 from shardviz.dump.records.tensors import (
     Body,
     FragmentRecord,
@@ -43,8 +52,11 @@ class RankRecord(Record, frozen=True):
         not_checked: What this rank could not look at, and why: `(name, reason)`.
         not_applied: Tensors that did not read back as they were filled, and how: `(name, reason)`.
         collectives: What the training step sent between ranks, in the order in which it began.
+        reductions: What the step reduced over ranks to make its loss.
+        casts: What the step cast to float8.
         schedule: What this rank's stages of a pipeline ran, in order.
         calls: Collectives that are to be compared with their definition.
+        runs: How often the step ran the model, or this rank's last stage: the number of its micro-batches.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
         narrow_sums: Element types in which it summed numbers over ranks in backward or after it, if a policy of FSDP
             sums gradients in a wider one.
@@ -88,8 +100,11 @@ class RankRecord(Record, frozen=True):
     not_checked: tuple[tuple[str, str], ...] = ()
     not_applied: tuple[tuple[str, str], ...] = ()
     collectives: tuple[CollectiveRecord, ...] = ()
+    reductions: tuple[ReductionRecord, ...] = ()
+    casts: tuple[CastRecord, ...] = ()
     schedule: tuple[StageRecord, ...] = ()
     calls: tuple[CallRecord, ...] = ()
+    runs: Count = 0
     narrowed_to: tuple[str, ...] = ()
     narrow_sums: tuple[str, ...] = ()
     raised: tuple[tuple[str, str], ...] = ()

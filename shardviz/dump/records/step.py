@@ -59,6 +59,42 @@ class CollectiveRecord(Record, frozen=True):
         return "outside" if self.outside else "backward" if self.backward else "forward"
 
 
+class ReductionRecord(Record, frozen=True):
+    """Sums, means or maxima over ranks that the step called outside of all modules, before its first backward.
+
+    They make the loss. Those that are alike are counted together.
+
+    Attributes:
+        axes: The axes of the run's mesh that the group runs along; empty if it runs along none.
+        dtype: The dtype of what was reduced.
+        size: How many elements it has on this rank.
+        count: How many there were.
+    """
+
+    axes: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)]
+    dtype: str
+    size: Count
+    count: Count = 1
+
+
+class CastRecord(Record, frozen=True):
+    """A cast to float8 in the step, in the order in which a module made them.
+
+    Attributes:
+        module: The module that ran; empty for the model itself, or between modules.
+        dtype: The dtype that the numbers got.
+        size: How many numbers there were.
+        largest: The largest magnitude of them before the cast, which their scale made.
+        unsharded: Whether the unsharded model made the cast; rank 0 writes those.
+    """
+
+    module: str
+    dtype: str
+    size: Count
+    largest: float
+    unsharded: bool = False
+
+
 class CallRecord(Record, frozen=True):
     """A collective that a module called once, and that is to be compared with its definition.
 

@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from shardviz.dump.records.lines import LinesRecord
     from shardviz.dump.records.step import (
         CallRecord,
+        CastRecord,
         CollectiveRecord,
         MaskRecord,
         NoiseRecord,
+        ReductionRecord,
         StageRecord,
         WrapperRecord,
     )
@@ -55,7 +57,7 @@ GATHER = "full_tensor"
 LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
     *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
-    *("skipped_keys", "rounded"),
+    *("skipped_keys", "rounded", "reductions", "casts"),
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -84,8 +86,11 @@ class Capture:
     without_ids: list[str] = field(default_factory=list)
     not_applied: list[tuple[str, str]] = field(default_factory=list)
     collectives: list[CollectiveRecord] = field(default_factory=list)
+    reductions: list[ReductionRecord] = field(default_factory=list)
+    casts: list[CastRecord] = field(default_factory=list)
     schedule: list[StageRecord] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
+    runs: int = 0
     narrowed_to: set[torch.dtype] = field(default_factory=set)
     narrow_sums: set[torch.dtype] = field(default_factory=set)
     raised: list[tuple[str, str]] = field(default_factory=list)
@@ -222,6 +227,7 @@ class Capture:
             narrow_sums=tuple(sorted(map(dtype_name, self.narrow_sums))),
             not_applied=tuple(dict.fromkeys(self.not_applied)),
             run_id=self.run_id,
+            runs=self.runs,
             wrappers=None if self.wrappers is None else tuple(self.wrappers),
             **{name: tuple(getattr(self, name)) for name in LISTS},
         )

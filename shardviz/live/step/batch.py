@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shardviz.errors import ProbeError
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.compat import local_of
+from shardviz.relate.tolerance import SINGLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from torch import nn
@@ -136,14 +140,34 @@ def has_dim(tensor: torch.Tensor, dim: int) -> bool:
     return tensor.ndim > dim and (dim == 0 or tensor.shape[dim] > 1)
 
 
-def unnamed_batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
-    """Return axes named like data parallelism, if the probe does not define BATCH_AXES.
+def axes_of_one_batch(probe: ModuleType, mesh: Mesh, outputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    """Return axes named like data parallelism whose ranks saw the same batch. Every rank calls this.
 
     Ranks that see the same batch have the same gradients, reduced or not, so a missing reduction would not show.
+    Without BATCH_AXES every rank is given the whole batch. A step of its own may still cut it: outputs then differ.
+
+    Args:
+        probe: The probe.
+        mesh: The run's mesh.
+        outputs: What the model returned on this rank, run by run.
     """
     if hasattr(probe, "BATCH_AXES"):
         return ()
-    return tuple(axis for axis in mesh.axes if axis.startswith(DATA_AXES) and mesh.axis_size(axis) > 1)
+    axes = tuple(axis for axis in mesh.axes if axis.startswith(DATA_AXES) and mesh.axis_size(axis) > 1)
+    if not axes:
+        return ()
+    norms = of_all_ranks([float(torch.linalg.vector_norm(local_of(output).abs().double())) for output in outputs])
+    groups = {axis: [[norms[rank] for rank in group] for group in mesh.groups(axis)] for axis in axes}
+    return tuple(axis for axis in axes if all(map(_are_equal, groups[axis])))
+
+
+def _are_equal(norms: Sequence[Sequence[float]]) -> bool:
+    """Whether ranks that ran the model alike have outputs of the same norms."""
+    return all(
+        abs(left - right) <= SINGLE * max(abs(left), abs(right))
+        for of_run in zip(*norms, strict=False)
+        for left, right in pairwise(of_run)
+    )
 
 
 def own_batch(batch: Batch, axes: Mapping[str, int], mesh: DeviceMesh) -> Batch:

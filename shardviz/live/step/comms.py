@@ -7,6 +7,7 @@ collective that goes through torch's dispatcher: DTensor's, FSDP's, DistributedD
 from __future__ import annotations
 
 import re
+from collections import Counter
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import combinations
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor.debug import CommDebugMode
 
-from shardviz.dump.records.step import CollectiveRecord
+from shardviz.dump.records.step import CastRecord, CollectiveRecord, ReductionRecord
+from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.compat import follow_modules_by, ranks_of_operator
 from shardviz.live.step.running import Running, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
     from torch import nn
@@ -34,6 +36,7 @@ _SPELLINGS = {
     "recv_any_source": "recv",
 }
 _SUMS = ("all_reduce", "reduce_scatter", "reduce")
+_MAX_CASTS = 1024
 _NO_COLLECTIVES = ("wait_tensor", "monitored_barrier", "_wrap_tensor_autograd")
 
 Key = tuple[str, tuple[int, ...], str, bool, bool]
@@ -48,6 +51,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         narrowed_to: Dtypes to which values of a wider dtype were rounded.
+        casts: The first casts to float8.
         summed_in: Dtypes in which numbers were summed over ranks in backward, or after it.
         on_write: Is given the tensors of collectives that may write into them, which leaves their versions as they are.
     """
@@ -57,7 +61,10 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         self._running = Running(model)
         follow_modules_by(self, self._running)
         self._counts: dict[Key, tuple[int, int]] = {}
+        self._reduced: Counter[tuple[tuple[int, ...], torch.dtype, int]] = Counter()
+        self._is_before_backward = True
         self.narrowed_to: set[torch.dtype] = set()
+        self.casts: list[CastRecord] = []
         self.summed_in: set[torch.dtype] = set()
         self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None
 
@@ -68,6 +75,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record a collective, then let torch count and run it."""
+        self._is_before_backward = self._is_before_backward and not self._running.is_bw
         self.note(func, args, kwargs)
         returned = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if self.on_write is not None and str(func).startswith("c10d"):
@@ -96,12 +104,23 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         in_place = args[:1] if "copy_" in str(func) else ()
         operands = [tensor for tensor in tensors_in((*in_place, returned)) if _is_real(tensor)]
         inputs = [tensor for tensor in taken if tensor.ndim]
+        self._note_casts(taken, operands)
         self.narrowed_to |= {tensor.dtype for tensor in (*operands, *inputs) if tensor.dtype.itemsize < widest}
+
+    def _note_casts(self, taken: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+        """Record a cast to float8, with the largest number that it was given."""
+        for tensor in given if len(self.casts) < _MAX_CASTS else ():
+            if tensor.dtype.itemsize == 1 and taken and taken[-1].shape == tensor.shape and tensor.numel():
+                largest = float(taken[-1].detach().abs().amax())
+                dtype = dtype_name(tensor.dtype)
+                self.casts.append(CastRecord(self._running.name, dtype, tensor.numel(), largest))
 
     def _note(self, op: str, func: Any, args: tuple[Any, ...]) -> None:
         ranks = ranks_of_operator(func, args)
         if op in _SUMS and (self._running.is_bw or self._running.is_outside):
             self.summed_in |= {tensor.dtype for tensor in tensors_in(args) if _is_real(tensor)}
+        if op in _SUMS and self._running.is_outside and self._is_before_backward:
+            self._reduced.update((ranks, tensor.dtype, tensor.numel()) for tensor in tensors_in(args[:1]))
         key = (op, ranks, self._running.name, self._running.is_bw, self._running.is_outside)
         count, size = self._counts.get(key, (0, 0))
         self._counts[key] = count + 1, size + _payload(func, args, len(ranks))
@@ -120,6 +139,13 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             named = () if axes or not with_ranks else ranks
             collectives.append(CollectiveRecord(op, axes, len(ranks), module, backward, count, size, outside, named))
         return tuple(collectives)
+
+    def reductions(self, mesh: Mesh, rank: int) -> tuple[ReductionRecord, ...]:
+        """Return what was reduced outside of all modules before the first backward."""
+        return tuple(
+            ReductionRecord(_axes(mesh, rank, ranks), dtype_name(dtype), size, count)
+            for (ranks, dtype, size), count in self._reduced.items()
+        )
 
 
 @lru_cache(maxsize=4096)

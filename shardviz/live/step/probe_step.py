@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec import structs
 
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.errors import ProbeError
@@ -18,11 +19,11 @@ from shardviz.live.compat import clean_name, computed_buffers, held_back, wide_r
 from shardviz.live.lines.rerun import Again
 from shardviz.live.step.batch import (
     Setting,
+    axes_of_one_batch,
     batch_axes,
     num_parts,
     own_batch,
     row_axes,
-    unnamed_batch_axes,
     whole_batch,
 )
 from shardviz.live.step.judge import judging, weight_sketches
@@ -232,8 +233,8 @@ class ProbeStep:
     def _compare(self, model: nn.Module, step: StepResult, reference: UnshardedStep, setting: Setting) -> list[Local]:
         """Capture both steps with their updated weights; return outputs besides one tensor."""
         probe, capture, mesh = self.on.probe, self.on.capture, self.on.job.mesh
-        if unnamed := unnamed_batch_axes(probe, mesh):
-            over = ", ".join(unnamed)
+        if axes := axes_of_one_batch(probe, mesh, step.observation.outputs):
+            over = ", ".join(axes)
             self._note(f"reductions over {over}: every rank saw the same batch, because the probe has no BATCH_AXES")
         unsharded = copied_gradients(list(local_tensors(reference.model)))
         of_parts = gradients_of_micro_batches(probe, setting.build, setting.batch, setting.parts, step, reference)
@@ -346,8 +347,15 @@ class ProbeStep:
         for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:
             self.on.capture.add_values(local, "step")
         self.on.capture.collectives += step.observation.comms.records(self.on.job.mesh, self.on.capture.rank)
+        self.on.capture.casts += step.observation.comms.casts
+        if self.on.capture.rank == 0:
+            self.on.capture.casts += [
+                structs.replace(cast, unsharded=True) for cast in reference.observation.comms.casts
+            ]
+        self.on.capture.reductions += step.observation.comms.reductions(self.on.job.mesh, self.on.capture.rank)
         self.on.capture.narrowed_to |= step.observation.comms.narrowed_to | reference.observation.comms.narrowed_to
         wide = max((dtype.itemsize for dtype in wide_reductions(unwrapped(model))), default=0)
         self.on.capture.narrow_sums |= {dtype for dtype in step.observation.comms.summed_in if dtype.itemsize < wide}
         self.on.capture.schedule += step.observation.schedule
+        self.on.capture.runs = len(step.observation.returned)
         self.on.capture.calls += calls(self.on.probe, model, self.on.device_mesh)

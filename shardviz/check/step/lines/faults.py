@@ -120,7 +120,10 @@ class _Forward:
         if terms and not (state.axes and self._is_summed(value)):
             return self._unsummed(terms[0], call, state)
         words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in inputs))
-        fault = fault_at("result", call, words, state, self._before(inputs))
+        times = math.prod(map(self.states.mesh.axis_size, state.axes))
+        is_mean = state.op == "avg" or math.isclose(state.factor, times, rel_tol=EXACT)
+        axis = " and ".join(state.axes) if is_mean else ""
+        fault = fault_at("result", call, words, state, self._before(inputs), axis)
         return replace(fault, times=state.factor if state.factor != 1 else 0, moved=state.moved)
 
     def _is_summed(self, value: Value) -> bool:

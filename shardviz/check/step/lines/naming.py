@@ -21,6 +21,7 @@ from shardviz.explain.lines import (
     RowsNotRestored,
     ScaledLine,
     StrangeRows,
+    UnaveragedLine,
     UnsummedLine,
     UnsummedLineBackward,
     WholeGradientSummedAgain,
@@ -108,7 +109,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
     """Return the kind of a finding whose cause is a line: a sum that is missing has one name wherever it is found."""
-    if isinstance(cause, UnsummedLine):
+    if isinstance(cause, UnsummedLine | UnaveragedLine):
         return "unreduced-output"
     return kind if kind in cause.kinds else cause.kinds[0]
 
@@ -194,4 +195,6 @@ def cause_of(fault: Fault) -> Cause:
         return WrongLineBackward(place, fault.function, fault.axis)
     if fault.moved:
         return MisplacedLine(place, fault.function, is_of_rank=fault.moved == "rank")
+    if fault.way == "result" and fault.axis:
+        return UnaveragedLine(place, fault.function, fault.axis)
     return ScaledLine(place, fault.times) if fault.times else WrongLine(place, fault.function, fault.input_text)

@@ -84,7 +84,7 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
     axes = overs(gradients, ratio, evidence.batch) if ratio else []
     size = " or ".join(over.text for over in axes)
     exact, is_in_loss = ratio or factor, _is_in_loss(evidence, factor)
-    cause = _cause(gradients, factor, exact)
+    cause = _cause(gradients, factor, ScaledBackward(exact, evidence.num_runs or None))
     if ratio and axes:
         cause = cause_of_axes(ratio, axes, of_all=True, or_else=cause)
     elif is_in_loss:
@@ -121,10 +121,10 @@ def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
     )
 
 
-def _cause(gradients: Sequence[Compared], factor: float, exact: Fraction | float) -> Cause:
+def _cause(gradients: Sequence[Compared], factor: float, of_loss: Cause) -> Cause:
     """Return the cause if no axis tells what the factor comes of."""
     norm, norm_left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
-    return ClippedByParts(norm, norm_left) if norm_left else ScaledBackward(exact)
+    return ClippedByParts(norm, norm_left) if norm_left else of_loss
 
 
 def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:

@@ -32,13 +32,15 @@ from shardviz.explain.losses import (
 )
 from shardviz.explain.templates import number
 from shardviz.relate.measures import axis_sets, reduction_of
+from shardviz.relate.tolerance import TELLING
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.records.step import ReductionRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
@@ -60,6 +62,9 @@ FUNCTIONS: Mapping[str, Callable[[float], float]] = {
 MAX_LOSS = 500.0
 """No function is tried on a larger loss."""
 
+REDUCTIONS_OF_CROSS_ENTROPY = 3
+"""The maximum, the sum of exponentials and the logit of the label."""
+
 SMALL = 0.01
 """A logarithm is recognized by a loss that rounding leaves this much nearer to it than it is large."""
 
@@ -80,6 +85,8 @@ def cause_of_value(evidence: Evidence, comparison: Compared) -> Cause | None:
     padded = [output for output in evidence.results if output.role == "output" and output.padded is not None]
     if logarithm is None and padded and comparison.name == "loss":
         return _of_padding(padded[0])
+    if logarithm is None and comparison.name == "loss" and (counted := _counted_padding(evidence, comparison)):
+        return counted
     batch = evidence.batch
     gradients = list(evidence.gradients.values())
     others = [axis for axis in batch or () if any(gradient.is_split(axis) for gradient in gradients)]
@@ -87,7 +94,8 @@ def cause_of_value(evidence: Evidence, comparison: Compared) -> Cause | None:
     if logarithm or not batch or not others:
         return logarithm
     axes, is_loss = " or ".join(others), comparison.name == "loss"
-    cause = PartialVocabularyLoss(axes) if is_loss else ScalarOfPart(axes, is_same_batch=True)
+    of_loss = PartialVocabularyLoss(axes, axes if _are_rows_reduced(evidence, others) else "")
+    cause: Cause = of_loss if is_loss else ScalarOfPart(axes, is_same_batch=True)
     if any(comparison.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
         return replace(unexplained_value(evidence, comparison), or_else=cause)
     return cause
@@ -103,7 +111,42 @@ def unexplained_loss(evidence: Evidence) -> UnexplainedLoss:
     reordered = next(
         (module.name for module in evidence.activations.by_name.values() if module.state == "reordered"), ""
     )
-    return UnexplainedLoss(reordered)
+    return UnexplainedLoss(reordered, _counted_over(evidence))
+
+
+def _counted_over(evidence: Evidence) -> str:
+    """Return the axes over which ranks sum whole numbers before backward, as a count of tokens; empty if they don't."""
+    records = evidence.dump.files.ranks.values()
+    counted = (reduction for record in records for reduction in record.reductions if "int" in reduction.dtype)
+    return next((" and ".join(reduction.axes) or "ranks" for reduction in counted), "")
+
+
+def _are_rows_reduced(evidence: Evidence, axes: Sequence[str]) -> bool:
+    """Whether a rank reduces a number of each row three times over axes, as the parts of a cross entropy."""
+    outputs = [result.wanted for result in evidence.results if result.role == "output" and result.wanted.size]
+    rows = {wanted.size // wanted.shape[-1] for wanted in outputs if wanted.ndim}
+    counts = [
+        sum(reduction.count for reduction in record.reductions if _is_of_rows(reduction, rows, axes))
+        for record in evidence.dump.files.ranks.values()
+    ]
+    return max(counts, default=0) >= REDUCTIONS_OF_CROSS_ENTROPY
+
+
+def _is_of_rows(reduction: ReductionRecord, rows: set[int], axes: Sequence[str]) -> bool:
+    return "float" in reduction.dtype and reduction.size in rows and bool(set(reduction.axes) & set(axes))
+
+
+def _counted_padding(evidence: Evidence, result: Compared) -> Cause | None:
+    """Return the cause of a cross entropy that counts the last words of right logits, and should leave them out."""
+    excess = [float(np.ravel(values - result.wanted)[0]) for values in result.reduced.values()]
+    for output in evidence.results if max(excess) - min(excess) <= result.tolerance else ():
+        if output.role == "output" and output.wanted.ndim > 1 and np.isfinite(output.wanted).all():
+            sums = np.logaddexp.accumulate(output.wanted, axis=-1).reshape(-1, output.wanted.shape[-1])
+            due = np.mean(sums[:, -1:] - sums, axis=0)[:-1]
+            near = np.flatnonzero(np.abs(due - excess[0]) <= result.tolerance)
+            if len(near) == 1 and excess[0] > TELLING * result.tolerance:
+                return PaddingRead(output.wanted.ndim - 1, int(near[0]) + 1, output.wanted.shape[-1])
+    return None
 
 
 def _of_padding(output: Compared) -> Cause:

@@ -18,21 +18,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.dump.records.step import of_replay
+from shardviz.explain.changed import ScaleOfPart
 from shardviz.explain.factors import SmallFactor
 from shardviz.explain.sums import NarrowSum
 from shardviz.explain.templates import number
 from shardviz.layout.dtypes import itemsize
 from shardviz.relate.casts import rounded
 from shardviz.relate.factors import factor_of
-from shardviz.relate.tolerance import EXPLAINED_BY_LINE, MANY, SURE
+from shardviz.relate.tolerance import EXPLAINED_BY_LINE, MANY, STEP, SURE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.records.step import CastRecord
     from shardviz.explain.finding import Finding
 
 
@@ -106,3 +108,33 @@ def _measured(evidence: Evidence, comparison: Compared) -> tuple[float, float, f
     unexplained = math.sqrt(float(np.sum(np.square(got - factor * expected))) / square)
     effective = square * square / float(np.sum(expected**4))
     return factor, unexplained / math.sqrt(max(effective, 1.0)), unexplained
+
+
+def scale_of_part(evidence: Evidence) -> ScaleOfPart | None:
+    """Return that ranks cast parts to float8 which the same scale rule brings to one largest number; None if not.
+
+    With one scale only the rank that has the largest number of the whole reaches it. An axis that splits the batch is
+    unexplained out: numbers of each rank's own rows often have a scale of their own on purpose.
+    """
+    records, mesh = evidence.dump.files.ranks, evidence.dump.files.mesh
+    sizes = {axis: mesh.axis_size(axis) for axis in mesh.axes if mesh.axis_size(axis) > 1}
+    axes = [axis for axis in sizes if not (evidence.batch or {}).get(axis, True)]
+    of_batch = [size for axis, size in sizes.items() if axis not in axes]
+    whole = [cast for record in records.values() for cast in record.casts if cast.unsharded]
+    of_ranks = [[cast for cast in record.casts if not cast.unsharded] for record in records.values()]
+    if not axes or not whole or any(len(casts) != len(whole) for casts in of_ranks):
+        return None
+    scaled = [
+        cast
+        for cast, *parts in zip(whole, *of_ranks, strict=True)
+        if all(_is_own(part, cast, of_batch) for part in parts)
+    ]
+    modules = tuple(dict.fromkeys(cast.module or "the model itself" for cast in scaled))
+    return ScaleOfPart(modules, scaled[0].dtype, scaled[0].largest, " and ".join(axes)) if scaled else None
+
+
+def _is_own(part: CastRecord, whole: CastRecord, of_batch: Sequence[int]) -> bool:
+    """Whether a rank casts a part, not of the batch, and its scale makes the largest number of the whole of it."""
+    is_part = (part.module, part.dtype) == (whole.module, whole.dtype) and part.size < whole.size
+    is_of_batch = any(whole.size // part.size % size == 0 for size in of_batch)
+    return is_part and not is_of_batch and math.isclose(part.largest, whole.largest, rel_tol=STEP)

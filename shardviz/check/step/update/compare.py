@@ -21,7 +21,7 @@ from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
-from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, why_weight
+from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, unexplained_weight, why_weight
 from shardviz.check.step.words import number
 from shardviz.explain.finding import Finding
 from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank, UnexplainedState
@@ -30,7 +30,6 @@ from shardviz.explain.update import (
     OwnBufferRead,
     RepeatedCount,
     UnexplainedBuffer,
-    UnexplainedWeight,
     UnreducedStatistics,
 )
 from shardviz.relate.measures import owner_of, ratio_of
@@ -127,9 +126,9 @@ def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...])
     if comparison.role == "param" and _before(dump, comparison) is None:
         yield NotChecked(comparison.name, f"{what} after the step: its value before the step was not captured", "step")
         return
-    wrong = {rank: far for rank in comparison.reduced if (far := _distance(dump, comparison, rank)) is not None}
+    wrong = {rank: far for rank in comparison.reduced if (far := _distance(evidence, comparison, rank)) is not None}
     if not wrong:
-        if _is_lost(dump, comparison):
+        if _is_lost(evidence, comparison):
             why = "it differs, and its gradient is so small compared with others that it may be rounding alone"
             yield NotChecked(comparison.name, f"{what} after the step: {why}", "step")
         return
@@ -201,25 +200,26 @@ def _steering(comparison: Compared, axes: Sequence[str]) -> Finding:
     return comparison.finding(OwnBufferRead(along), sentence, ranks, held=f"different values along {along}")
 
 
-def _distance(dump: Dump, comparison: Compared, rank: int) -> tuple[float, float] | None:
+def _distance(evidence: Evidence, comparison: Compared, rank: int) -> tuple[float, float] | None:
     """Return the element of a rank that is farthest off, and what it should be; None if all are right."""
-    values, expected, off = comparison.reduced[rank], comparison.wanted_of(rank), _beyond(dump, comparison, rank)
+    values, expected, off = comparison.reduced[rank], comparison.wanted_of(rank), _beyond(evidence, comparison, rank)
     if comparison.role != "buffer":
-        off = np.where(_telling(dump, comparison, rank), off, -1.0)
+        off = np.where(_telling(evidence, comparison, rank), off, -1.0)
     if not (off > 0).any():
         return None
     at = np.unravel_index(np.argmax(off), off.shape)
     return float(values[at]), float(expected[at])
 
 
-def _beyond(dump: Dump, comparison: Compared, rank: int) -> NDArray[np.float64]:
-    """Return each element's error on a rank; -1 within rounding, infinity for NaN."""
+def _beyond(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.float64]:
+    """Return how far each element of a rank is off; -1 for those within what rounding allows, infinity for NaN."""
     expected = comparison.wanted_of(rank)
     allowed = comparison.rounding.tolerance(comparison.wanted, gradient=comparison.role == "optim")
-    before = _before(dump, comparison)
+    before = _before(evidence.dump, comparison)
     if before is not None:
         moved = float(np.max(np.abs(expected - comparison.part(before, rank)), initial=0.0))
-        allowed += max(STEP, ROUNDINGS_OF_STEP * comparison.rounding.epsilon) * moved
+        rounded = ROUNDINGS_OF_STEP * comparison.rounding.epsilon
+        allowed += max(max(STEP, rounded) * moved, rounded * evidence.largest_step)
     off = np.abs(comparison.reduced[rank] - expected)
     return np.where(off <= allowed, -1.0, np.nan_to_num(off, nan=np.inf))
 
@@ -234,26 +234,38 @@ def _before(dump: Dump, comparison: Compared) -> NDArray[np.float64] | None:
     )
 
 
-def _is_lost(dump: Dump, comparison: Compared) -> bool:
+def _is_lost(evidence: Evidence, comparison: Compared) -> bool:
     """Whether a rank has elements that are off, and all gradients of its part may be rounding alone."""
     return comparison.role != "buffer" and any(
-        (_beyond(dump, comparison, rank) > 0).any() and not _telling(dump, comparison, rank).any()
+        (_beyond(evidence, comparison, rank) > 0).any() and not _telling(evidence, comparison, rank).any()
         for rank in comparison.reduced
     )
 
 
-def _telling(dump: Dump, comparison: Compared, rank: int) -> NDArray[np.bool_]:
-    """Return the elements whose gradient is exactly zero or not lost in rounding."""
-    name = _weight(comparison.role, comparison.name)
+def _telling(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.bool_]:
+    """Return which elements have a gradient that is not lost in rounding, or one that is zero in both models."""
+    dump, name = evidence.dump, _weight(comparison.role, comparison.name)
     gradient = dump.find("reference", "grad", name)
     if gradient is None:
         return np.ones(comparison.reduced[rank].shape, bool)
     whole = in_order(dump, "grad", name, dump.values(gradient.first, name))
     if whole.size != comparison.wanted.size:
         return np.ones(comparison.reduced[rank].shape, bool)
-    sizes = np.abs(comparison.part(whole, rank))
-    telling: NDArray[np.bool_] = (sizes > TELLING * comparison.rounding.tolerance(whole, gradient=True)) | (sizes == 0)
+    sizes, is_zero = np.abs(comparison.part(whole, rank)), whole == 0
+    held = evidence.gradients.get(name)
+    if is_zero.any() and held is not None and held.wanted.size == whole.size:
+        is_zero = is_zero & ~_is_touched(held).reshape(whole.shape)
+    is_large = sizes > TELLING * comparison.rounding.tolerance(whole, gradient=True)
+    telling: NDArray[np.bool_] = is_large | comparison.part(is_zero, rank)
     return telling
+
+
+def _is_touched(gradient: Compared) -> NDArray[np.bool_]:
+    """Return which elements of a gradient are not exactly zero on some rank: terms that cancel leave their rounding."""
+    touched = np.zeros(gradient.wanted.size, bool)
+    for rank, held in gradient.reduced.items():
+        touched[gradient.regions[rank].flat_ids(gradient.wanted.shape).ravel()] |= held.ravel() != 0
+    return touched
 
 
 def _finding(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:
@@ -262,7 +274,13 @@ def _finding(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tuple
     texts = (number(held), number(expected)) if number(held) != number(expected) else (f"{held:.9g}", f"{expected:.9g}")
     off = f"rank {ranks[0]} has {texts[0]} instead of {texts[1]}"
     why = _why(evidence, comparison, ranks)
-    cause = why.cause if why else UnexplainedState() if comparison.role == "optim" else UnexplainedWeight()
+    cause = (
+        why.cause
+        if why
+        else UnexplainedState()
+        if comparison.role == "optim"
+        else unexplained_weight(evidence, comparison)
+    )
     where = f"on {len(ranks):,} of {len(comparison.reduced):,} ranks"
     text = f"{WHAT[comparison.role]} is not the unsharded model's after the step {where}"
     sentence = f"{why.sentence}; {off}" if why else f"{text}: {off}"

@@ -21,12 +21,13 @@ from shardviz.explain.update import (
     LeftOutOfOptimizer,
     OptimizerOfOtherParameters,
     StepNotKept,
+    StepNotSent,
 )
 from shardviz.relate.tolerance import EXPLAINED_UPDATE, SINGLE
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump
@@ -50,7 +51,7 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
         why = f"the weights after the optimizer's step: it began with what is wrong ({kind_of(step[0])})"
         yield NotChecked("", why, "step")
         return
-    comparisons = []
+    comparisons, arrived = [], _arrived(dump)
     for comparison in compared(dump, ("param",)):
         idle = _not_stepped_by(dump, comparison)
         if comparison.incomparable:
@@ -58,7 +59,8 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
                 comparison.name, f"its value after the optimizer's step: {comparison.incomparable}", "step"
             )
         elif idle and _is_meant_to_move(dump, comparison, idle):
-            yield _left_out(comparison, idle) if _with_gradient(dump, comparison) else _not_written(comparison, idle)
+            is_trained = bool(_with_gradient(dump, comparison))
+            yield _left_out(comparison, idle, arrived) if is_trained else _not_written(comparison, idle)
         elif comparison.copies_differ_along:
             yield with_copies(_differing(dump, comparison), dump, tensors[comparison.name])
         elif len(idle) < len(comparison.values):  # else it is left alone on purpose
@@ -75,6 +77,18 @@ def _not_stepped_by(dump: Dump, comparison: Compared) -> tuple[int, ...]:
     )
 
 
+def _arrived(dump: Dump) -> Mapping[int, str]:
+    """Return by rank a weight that its optimizer does not step, and that changed: another rank sent it."""
+    arrived: dict[int, str] = {}
+    for comparison in compared(dump, ("param",)):
+        for rank, values in comparison.values.items() if not comparison.incomparable else ():
+            if comparison.name in dump.files.ranks[rank].not_stepped and not np.array_equal(
+                values, comparison.wanted_of(rank)
+            ):
+                arrived.setdefault(rank, comparison.name)
+    return arrived
+
+
 def _is_meant_to_move(dump: Dump, comparison: Compared, idle: Sequence[int]) -> bool:
     """Whether the unsharded model's optimizer moves it; if that did not run, whether other ranks' do."""
     after = dump.find("updated", "param", comparison.name)
@@ -86,13 +100,20 @@ def _is_meant_to_move(dump: Dump, comparison: Compared, idle: Sequence[int]) -> 
     return any(np.any(comparison.part(moved, rank)) for rank in idle)
 
 
-def _left_out(comparison: Compared, idle: tuple[int, ...]) -> Finding:
+def _left_out(comparison: Compared, idle: tuple[int, ...], arrived: Mapping[int, str]) -> Finding:
+    """Return the finding of a weight that some ranks do not step, or none."""
     everywhere = len(idle) == len(comparison.values)
     whose = (
         "no rank's optimizer steps it" if everywhere else f"the optimizer does not step it{_where(comparison, idle)}"
     )
     others = "the unsharded model's steps it" if everywhere else "the others step it"
     sentence = f"{whose}: it is not one of the tensors in param_groups there, or has a learning rate of 0, and {others}"
+    if not everywhere and all(rank in arrived for rank in idle):
+        where = named_ranks(idle, MAX_LISTED)
+        sentence = (
+            f"{where} did not get it after the optimizer's step, and the others, which step it, have the comparison"
+        )
+        return comparison.finding(StepNotSent(arrived[idle[0]]), sentence, idle)
     return comparison.finding(LeftOutOfOptimizer(), sentence, idle)
 
 

@@ -27,9 +27,10 @@ from shardviz.explain.update import (
     RepeatedStep,
     StepOfPart,
     TrainedThoughFrozen,
+    UnexplainedWeight,
 )
 from shardviz.relate.factors import factor_of
-from shardviz.relate.tolerance import EXPLAINED_UPDATE, FEW, LEAST_SINGULAR
+from shardviz.relate.tolerance import ALIKE, EXPLAINED_UPDATE, FEW, LEAST_SINGULAR
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -79,9 +80,20 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
         _left_out(step)
         or _decayed(dump, comparison, step)
         or _of_orthogonal_parts(step)
+        or _of_singular_vectors_of_parts(evidence, step)
         or _by_own_statistics(step)
         or _of_this_part(dump, comparison, step)
     )
+
+
+def unexplained_weight(evidence: Evidence, result: Compared) -> UnexplainedWeight:
+    """Return what is known of a wrong weight whose step no rule explains."""
+    step = _step_of(evidence.dump, result)
+    settings = dict.fromkeys(name for record in evidence.dump.files.ranks.values() for name in record.other_settings)
+    count = 0 if step is None else sum(np.count_nonzero(step.wanted_of(rank)) for rank in step.reduced)
+    few = f"{count}" if count < FEW else ""
+    axes = () if few or step is None else tuple(axis for axis in step.mesh.axes if step.is_split(axis))
+    return UnexplainedWeight(listed(settings, MAX_LISTED), few, " and ".join(axes))
 
 
 def _left_out(step: Compared) -> Why | None:
@@ -234,6 +246,33 @@ def _of_orthogonal_parts(step: Compared) -> Why | None:
     return Why("each rank's step of it is an orthogonal matrix, as the whole step should be", StepOfPart())
 
 
+def _of_singular_vectors_of_parts(evidence: Evidence, step: Compared) -> Why | None:
+    """Return that each rank's step has the singular vectors of its part of the gradient, and should have the whole's.
+
+    Muon and Shampoo change the singular values of a gradient and keep its vectors. A step S has those of a gradient G
+    if both G S' and G' S are symmetric.
+    """
+    gradient = evidence.gradients.get(step.name)
+    if step.wanted.ndim != 2 or gradient is None or gradient.wanted.shape != step.wanted.shape:
+        return None
+    parts = [(got, due, step.part(gradient.wanted, rank)) for rank, (got, due) in _parts_by_rank(step).items()]
+    is_of_parts = all(_has_vectors_of(own, got) for got, _, own in parts)
+    if not parts or not is_of_parts or any(_has_vectors_of(own, due) for _, due, own in parts):
+        return None
+    if not _has_vectors_of(gradient.wanted, step.wanted):
+        return None
+    vectors = "each rank's step of it has the singular vectors of its own part of the gradient"
+    return Why(f"{vectors}, and the unsharded model's step has those of the whole gradient", StepOfPart())
+
+
+def _has_vectors_of(gradient: NDArray[np.float64], step: NDArray[np.float64]) -> bool:
+    """Whether a step has the singular vectors of a gradient, except for what narrow numbers round."""
+    if max(step.shape) > MAX_MATRIX or not np.isfinite(step).all() or not np.isfinite(gradient).all():
+        return False
+    products = (gradient @ step.T, gradient.T @ step)
+    return all(np.linalg.norm(square - square.T) <= ALIKE * np.linalg.norm(square) for square in products)
+
+
 def _by_own_statistics(step: Compared) -> Why | None:
     """Return that a rank's step is scaled by numbers of its own, alike all along a split dim: means over its part."""
     parts = _parts_of(step)
@@ -277,8 +316,12 @@ def _of_normed_parts(step: Compared) -> Why | None:
 
 def _parts_of(step: Compared) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Return the step of each rank's part and the due one, of parts that are neither empty nor the whole."""
-    parts = ((got, step.wanted_of(rank)) for rank, got in step.reduced.items())
-    return [(got, due) for got, due in parts if 0 < got.size < step.wanted.size]
+    return list(_parts_by_rank(step).values())
+
+
+def _parts_by_rank(step: Compared) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    parts = {rank: (got, step.wanted_of(rank)) for rank, got in step.reduced.items()}
+    return {rank: (got, due) for rank, (got, due) in parts.items() if 0 < got.size < step.wanted.size}
 
 
 def _is_orthogonal(step: NDArray[np.float64]) -> bool:
