@@ -124,18 +124,25 @@ class UngatheredKeys(Cause):
         before: The last right module.
         module: The first wrong one.
         axis: The axis that splits the sequence.
+        exchange: A collective that ran between the two over that axis; empty if none was seen.
     """
 
     before: str
     module: str
     axis: str
+    exchange: str = ""
     kinds = ("wrong-value",)
     why = (
-        "If attention runs between {before} and {module}, each rank along {axis} uses only its own keys and values",
-        "Rotary positions or the mask don't match the order of the gathered keys",
+        (
+            "{exchange:?|If attention runs between {before} and {module}, each rank along {axis} uses only its own "
+            "keys and values}"
+        ),
+        "{exchange:?Code puts the results of {exchange} over {axis} together in the wrong order of tokens or heads}",
+        "Rotary positions or the mask don't match the order of the {exchange:?exchanged|gathered} keys",
     )
     how = (
-        "gather keys and values over {axis} before {module}, or use ring attention",
+        "{exchange:?|gather keys and values over {axis} before {module}, or use ring attention}",
+        "{exchange:?join what {exchange} gives in the order of the ranks along {axis}, along the dim that was split}",
         "take rotary positions and the mask from the tokens' positions in the whole sequence",
     )
 

@@ -23,19 +23,23 @@ class WrongLine(Cause):
         place: The line, as `moe.py:83`.
         function: What it calls.
         given: What each rank has of what it is given; empty if it is given no tensor.
+        reads: The function that gets it, if the line makes several calls and `function` only reads what comes of it.
     """
 
     place: str
     function: str
     given: str = ""
+    reads: str = ""
     kinds = WRONG
     why = (
-        "{function} in {place} gets {given:?{given}|a rank's own sizes and offsets}, and its result doesn't fit the "
-        "unsharded model's, which comes from the whole"
+        "{reads:?In {place}, {reads} gets {given:?{given}|a rank's own sizes and offsets}, and what {function} makes "
+        "of its result doesn't fit the unsharded model's|{function} in {place} gets {given:?{given}|a rank's own sizes and offsets}, and its result doesn't fit the "
+        "unsharded model's, which comes from the whole}"
     )
     how = (
-        "gather or reduce the input of {function} before {place}, or use the whole tensor's sizes and the rank's own "
-        "offset there"
+        "{reads:?check in {place} what {reads} runs over, and the sizes, offsets and order of what is made of its "
+        "result up to {function}|gather or reduce the input of {function} before {place}, or use the whole tensor's "
+        "sizes and the rank's own offset there}"
     )
 
 

@@ -70,7 +70,8 @@ def _kind(code: CodeType) -> str:
         return "ours"
     if file.startswith(MODULES) and not file.startswith(PLUMBING):
         return "torch"
-    is_library = file.startswith((TORCH, "<frozen")) or (file.startswith(LIBRARY) and "site-packages" not in file)
+    is_wrapper = file.endswith(f"{os.sep}typing_extensions.py")
+    is_library = is_wrapper or file.startswith((TORCH, "<frozen")) or (file.startswith(LIBRARY) and "site-packages" not in file)
     return "" if is_library or file.startswith(HERE) else "user"
 
 

@@ -229,6 +229,7 @@ class Lines:
                 self._all(zip(call.inputs, call.whole.inputs, strict=True))
 
         self._by_what_they_read()
+        self._by_what_they_make()
 
     def _by_what_they_read(self) -> None:
         """Pair calls on different lines, as of a class that replaces another, by function and by what they read."""
@@ -254,6 +255,22 @@ class Lines:
                     self._all(zip(call.inputs, whole.inputs, strict=True))
                     del left[: at + 1]
                     break
+
+    def _by_what_they_make(self) -> None:
+        """Pair calls on different lines by function and by what they make, the last first."""
+        makers = {number: line for line in reversed(self.unsharded.lines) for number in line.outputs}
+        taken = {id(call.whole) for call in self.calls if call.whole is not None}
+        for call in reversed(self.calls):
+            whole = makers.get(self.wanted.get(call.outputs[0], -1)) if len(call.outputs) == 1 else None
+            is_free = whole is not None and id(whole) not in taken and call.whole is None
+            if whole is None or not is_free or whole.function != call.first.function or whole.function in SELECTS:
+                continue
+            given = [self.wanted.get(value) for value in call.inputs]
+            known = [number == other for number, other in zip(given, whole.inputs, strict=False) if number is not None]
+            if len(given) == len(whole.inputs) and all(known) and (known or len(given) == 1):
+                call.whole = whole
+                taken.add(id(whole))
+                self._all(zip(call.inputs, whole.inputs, strict=True))
 
     def _are_as_many(self, whole: LineRecord) -> bool:
         """Whether both sides take parts of a tensor as often: of a split one ranks take fewer, and other parts."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault
-from shardviz.check.step.lines.exchanges import exchange_backward, exchange_fault
+from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
 from shardviz.relate.tolerance import EXACT
@@ -36,7 +36,9 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
         states.forward(value)
     fault = forward_fault(lines, states)
     if fault is not None and fault.way == "between":
-        fault = exchange_fault(lines, states) or foreign_fault(lines, states) or fault
+        fault = (
+            moved_fault(lines, states) or exchange_fault(lines, states) or foreign_fault(lines, states) or fault
+        )
     fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
 
@@ -50,6 +52,25 @@ def forward_fault(lines: Lines, states: States) -> Fault | None:
         return search.blame(wrong)
     pending = next((value for value in returned if states.forward(value).kind == "terms"), None)
     return None if pending is None else search.never_summed(pending)
+
+
+def moved_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line that puts numbers in another order, which the first call that mixes them turns into others."""
+    for call in lines.calls:
+        moved = [value for value in call.inputs if states.forward(value).moved == "order"]
+        made = [states.forward(value) for value in call.outputs]
+        if moved and made and all(state.kind == "none" for state in made):
+            maker = lines.producer(moved[0])
+            while maker is not None and (earlier := _moved_input(maker, states)):
+                moved, maker = [earlier], lines.producer(earlier)
+            if maker is None or maker.first.function not in MOVES:
+                return None
+            return _Forward(lines, states).fault_of_moved(moved[0], maker)
+    return None
+
+
+def _moved_input(call: Call, states: States) -> Value | None:
+    return next((value for value in call.inputs if states.forward(value).moved == "order"), None)
 
 
 class _Forward:
@@ -119,9 +140,20 @@ class _Forward:
             return replace(fault, times=times) if is_repeated else fault
         if terms and not (state.axes and self._is_summed(value)):
             return self._unsummed(terms[0], call, state)
+        return self._fault_of_result(state, call, given, through)
+
+    def fault_of_moved(self, value: Value, call: Call) -> Fault:
+        """Return what is wrong with a call that puts right numbers in another order."""
+        given, through = self._given(call)
+        return self._fault_of_result(self.states.forward(value), call, given, through)
+
+    def _fault_of_result(self, state: State, call: Call, given: Sequence[Value], through: Sequence[Call]) -> Fault:
         words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in given))
         fault = fault_at("result", call, words, state, self._before(given))
-        return replace(fault, times=state.factor if state.factor != 1 else 0, moved=state.moved)
+        between = sorted(through, key=lambda one: one.order)
+        reader = next((one for one in between if one.first.is_collective), next(iter(between), None))
+        reads = reader.first.function if reader is not None else ""
+        return replace(fault, times=state.factor if state.factor != 1 else 0, moved=state.moved, reads=reads)
 
     def _is_summed(self, value: Value) -> bool:
         """Whether a collective is given what is made of a tensor, as long as it has the terms of a sum."""
@@ -193,10 +225,24 @@ class _Forward:
         maker, own = self.maker_of_terms(terms), self.states.forward(terms)
         before, last = maker.line if maker is not None else None, self.lines.producer(terms)
         fault = fault_at("unsummed", call, own.text, state, before, axis=own.axes[0])
+        fault = replace(fault, summed=self._sum_behind(call))
         if last is None or before != call.line or last.line != call.line:
             return fault
         others = [self.states.forward(one).kind for one in call.inputs if one != terms]
         return replace(fault, operand=last.first.function, is_beside_whole="right" in others)
+
+    def _sum_behind(self, call: Call) -> str:
+        """Return the collective that sums what a call makes, or a copy of it; empty if none does."""
+        left, seen = [call], set()
+        while left:
+            current = left.pop(0)
+            readers = [reader for value in current.outputs for reader in self.lines.readers(value)]
+            summing = next((one.first.function for one in readers if one.first.function.startswith(SUMS)), "")
+            if summing:
+                return summing
+            seen.add(current)
+            left += [one for one in readers if one.first.function in COPIES and one not in seen]
+        return ""
 
     def never_summed(self, value: Value) -> Fault | None:
         """Return the line that makes terms of a sum which the module returns as they are."""

@@ -11,6 +11,7 @@ from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.check.whole.completeness import no_file_of
 from shardviz.explain.finding import Finding
+from shardviz.explain.forward import UngatheredKeys
 from shardviz.explain.lines import (
     ExchangeNotReversed,
     ForeignNumbersSummed,
@@ -57,6 +58,8 @@ def module_to_open(finding: Finding) -> str | None:
     """Return the module whose lines may hold a finding's cause; None if the finding names no module."""
     if isinstance(finding.explanation, UnexplainedBetweenModules):
         return finding.module.rpartition(".")[0]
+    if isinstance(finding.explanation, UngatheredKeys):
+        return finding.explanation.module.rpartition(".")[0]
     return finding.module if finding.module or isinstance(finding.explanation, OPEN) else None
 
 
@@ -85,7 +88,7 @@ def _not_read(dump: Dump) -> Iterator[NotChecked]:
 def with_line(finding: Finding, fault: Fault) -> Finding:
     """Return a finding that begins with a fault's line; its cause is the line's if it had none."""
     line_finding = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
-    is_open = isinstance(finding.explanation, OPEN)
+    is_open = isinstance(finding.explanation, OPEN) or _is_exchanged(finding.explanation)
     if fault.way == "between" and fault.before is not None:
         return (
             line_finding.because(WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own))
@@ -97,6 +100,11 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
         return placed
     cause = cause_of(fault)
     return replace(placed, kind=_kind_of(cause, placed.kind)).because(cause)
+
+
+def _is_exchanged(cause: Cause | None) -> bool:
+    """Whether ranks exchange keys and values, and what they do with them is all that is left to find."""
+    return isinstance(cause, UngatheredKeys) and bool(cause.exchange)
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
@@ -135,6 +143,8 @@ def sentence_of(fault: Fault) -> str:
             return f"{made}, and {fault.function} takes it before it is summed"
         if before == line:
             return f"{terms}{'' if fault.given else ', and the module returns it'}; nothing sums it"
+        if fault.summed:
+            return f"{terms}; {_at(line, before)}{_inner(fault)} uses it before {fault.summed} sums it"
         return f"{terms}; {_at(line, before)}{_inner(fault)} uses it as the whole; nothing sums it between"
     if fault.way == "rows":
         return (
@@ -159,6 +169,8 @@ def sentence_of(fault: Fault) -> str:
         return f"{place}: it {given}hands back {fault.held}"
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
     given = f"{fault.function}{over} is given {fault.given} and gives" if fault.given else f"{fault.function} gives"
+    if fault.given and fault.reads:
+        given = f"{fault.reads} is given {fault.given}, and what {fault.function} makes of its result is"
     return f"{_at(line)}{_inner(fault)} is the first line that is wrong{after}: {given} {fault.held}"
 
 
@@ -188,5 +200,6 @@ def cause_of(fault: Fault) -> Cause:
     if fault.way == "gradient":
         return WrongLineBackward(place, fault.function, fault.axis)
     if fault.moved:
-        return MisplacedLine(place, fault.function, is_of_rank=fault.moved == "rank")
-    return ScaledLine(place, fault.times) if fault.times else WrongLine(place, fault.function, fault.given)
+        inner = place_of(fault.inner) if fault.inner is not None else place
+        return MisplacedLine(inner, fault.function, is_of_rank=fault.moved == "rank")
+    return ScaledLine(place, fault.times) if fault.times else WrongLine(place, fault.function, fault.given, fault.reads)
