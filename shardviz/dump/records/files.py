@@ -8,7 +8,15 @@ from msgspec import Meta, field
 
 from shardviz.dump.records.base import Count, NumRanks, Record, RunId
 from shardviz.dump.records.lines import LinesRecord
-from shardviz.dump.records.step import CallRecord, CollectiveRecord, MaskRecord, NoiseRecord, StageRecord, WrapperRecord
+from shardviz.dump.records.step import (
+    CallRecord,
+    CollectiveRecord,
+    MaskRecord,
+    NoiseRecord,
+    StageRecord,
+    UnreadRecord,
+    WrapperRecord,
+)
 from shardviz.dump.records.tensors import (
     Body,
     FragmentRecord,
@@ -43,6 +51,7 @@ class RankRecord(Record, frozen=True):
         not_checked: What this rank could not look at, and why: `(name, reason)`.
         not_applied: Tensors that did not read back as they were filled, and how: `(name, reason)`.
         collectives: What the training step sent between ranks, in the order in which it began.
+        unread: Sums over ranks whose results nothing read.
         schedule: What this rank's stages of a pipeline ran, in order.
         calls: Collectives that are to be compared with their definition.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
@@ -108,6 +117,7 @@ class RankRecord(Record, frozen=True):
     sketches: tuple[SketchRecord, ...] = ()
     kept: tuple[KeptRecord, ...] = ()
     lines: tuple[LinesRecord, ...] = ()
+    unread: tuple[UnreadRecord, ...] = ()
     run_id: RunId = ""
 
 

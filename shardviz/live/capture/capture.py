@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         MaskRecord,
         NoiseRecord,
         StageRecord,
+        UnreadRecord,
         WrapperRecord,
     )
     from shardviz.dump.records.tensors import FragmentRecord, Stamp
@@ -56,6 +57,7 @@ LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
     *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
     "skipped_keys",
+    "unread",
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -84,6 +86,7 @@ class Capture:
     without_ids: list[str] = field(default_factory=list)
     not_applied: list[tuple[str, str]] = field(default_factory=list)
     collectives: list[CollectiveRecord] = field(default_factory=list)
+    unread: list[UnreadRecord] = field(default_factory=list)
     schedule: list[StageRecord] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     narrowed_to: set[torch.dtype] = field(default_factory=set)

@@ -339,6 +339,9 @@ class ProbeStep:
         for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:
             self.on.capture.add_values(local, "step")
         self.on.capture.collectives += step.seen.comms.records(self.on.job.mesh, self.on.capture.rank)
+        self.on.capture.unread += step.seen.comms.unread_records(
+            self.on.job.mesh, self.on.capture.rank, unwrapped(model)
+        )
         self.on.capture.narrowed_to |= step.seen.comms.narrowed_to | reference.seen.comms.narrowed_to
         wide = max((dtype.itemsize for dtype in wide_reductions(unwrapped(model))), default=0)
         self.on.capture.narrow_sums |= {dtype for dtype in step.seen.comms.summed_in if dtype.itemsize < wide}
