@@ -33,8 +33,8 @@ class WrongLine(Cause):
     kinds = WRONG
     why = (
         "{reads:?In {place}, {reads} gets {given:?{given}|a rank's own sizes and offsets}, and what {function} makes "
-        "of its result doesn't fit the unsharded model's|{function} in {place} gets {given:?{given}|a rank's own sizes and offsets}, and its result doesn't fit the "
-        "unsharded model's, which comes from the whole}"
+        "of its result doesn't fit the unsharded model's|{function} in {place} gets {given:?{given}|a rank's own sizes "
+        "and offsets}, and its result doesn't fit the unsharded model's, which comes from the whole}"
     )
     how = (
         "{reads:?check in {place} what {reads} runs over, and the sizes, offsets and order of what is made of its "

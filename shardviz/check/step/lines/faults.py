@@ -36,9 +36,7 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
         states.forward(value)
     fault = forward_fault(lines, states)
     if fault is not None and fault.way == "between":
-        fault = (
-            moved_fault(lines, states) or exchange_fault(lines, states) or foreign_fault(lines, states) or fault
-        )
+        fault = moved_fault(lines, states) or exchange_fault(lines, states) or foreign_fault(lines, states) or fault
     fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
 
