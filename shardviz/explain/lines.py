@@ -166,14 +166,19 @@ class WrongReductionLine(Cause):
         place: The line, as `moe.py:83`.
         function: The collective.
         ranks: The ranks of its group that the first rank is in.
+        axis: The axis over which its input is one term of a sum; empty if that is not known.
     """
 
     place: str
     function: str
     ranks: tuple[int, ...]
+    axis: str = ""
     kinds = WRONG
     why = "{function} in {place} over {ranks:ranks} doesn't give the whole of its inputs: the group or the op is wrong"
-    how = "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of the axis that splits them"
+    how = (
+        "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of {axis:?{axis}|the axis that splits "
+        "them}"
+    )
 
 
 class RepeatedReductionLine(Cause):

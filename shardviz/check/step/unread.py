@@ -34,8 +34,9 @@ def _is_lacked(finding: Finding, record: UnreadRecord) -> bool:
         return record.gradient == finding.tensor and set(record.axes) == set(cause.axes)
     if isinstance(cause, OutputNotReduced):
         return record.is_forward and set(record.axes) == set(cause.axes)
-    is_of_one_axis = isinstance(cause, UnreducedBesideVector | UnsummedLine | UnsummedModule)
-    return is_of_one_axis and record.is_forward and record.axes == (cause.axis,)
+    if isinstance(cause, UnreducedBesideVector | UnsummedLine | UnsummedModule):
+        return record.is_forward and record.axes == (cause.axis,)
+    return False
 
 
 def _of_line(finding: Finding, record: UnreadRecord) -> Finding:

@@ -92,6 +92,8 @@ class Lines:
         sharded: What each rank recorded.
         unsharded: What rank 0 recorded of the unsharded model.
         asked: The module that was asked for: the same, or one of torch's own in it.
+        wanted: The unsharded model's tensor that a tensor is compared with.
+        without_bias: Tensors that the unsharded model does not have: a result and the bias to be taken from it.
     """
 
     module: str
@@ -99,6 +101,7 @@ class Lines:
     unsharded: LinesRecord
     asked: str
     wanted: dict[Value, int] = field(default_factory=dict)
+    without_bias: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @staticmethod
     def of(dump: Dump) -> Lines | None:
@@ -140,7 +143,8 @@ class Lines:
     @cached_property
     def wholes(self) -> Mapping[int, ValueRecord]:
         """Every tensor of the unsharded model."""
-        return {value.number: value for value in self.unsharded.values}
+        wholes = {value.number: value for value in self.unsharded.values}
+        return wholes | {number: wholes[made] for number, (made, _) in self.without_bias.items()}
 
     @cached_property
     def producers(self) -> Mapping[tuple[int, int], Call]:
@@ -243,6 +247,8 @@ class Lines:
             if call.first.frames in there or call.first.is_collective:
                 continue
             given = [self.wanted.get(value) for value in call.inputs]
+            if self._pair_without_bias(call, given, left):
+                continue
             for at, whole in enumerate(left):
                 sides = list(zip(given, whole.inputs, strict=False))
                 is_alike = whole.function == call.first.function and len(given) == len(whole.inputs)
@@ -255,6 +261,18 @@ class Lines:
                     self._all(zip(call.inputs, whole.inputs, strict=True))
                     del left[: at + 1]
                     break
+
+    def _pair_without_bias(self, call: Call, given: Sequence[int | None], left: Sequence[LineRecord]) -> bool:
+        """Pair a product with the unsharded model's that adds a bias, which ranks add after the sum of their terms."""
+        if call.first.function != "linear" or len(given) != 2:
+            return False
+        for whole in left:
+            if whole.function == "linear" and len(whole.inputs) == 3 and whole.inputs[1] == given[1]:
+                number = -1 - len(self.without_bias)
+                self.without_bias[number] = whole.outputs[0], whole.inputs[2]
+                self._all([(call.outputs[0], number), (call.inputs[0], whole.inputs[0])])
+                return True
+        return False
 
     def _by_what_they_make(self) -> None:
         """Pair calls on different lines by function and by what they make, the last first."""

@@ -35,6 +35,8 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     for value in lines.values:  # in order, so that none of them has to go back far
         states.forward(value)
     fault = forward_fault(lines, states)
+    if fault is not None and fault.way == "result" and fault.reads:
+        fault = moved_fault(lines, states) or fault
     if fault is not None and fault.way == "between":
         fault = moved_fault(lines, states) or exchange_fault(lines, states) or foreign_fault(lines, states) or fault
     fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
@@ -132,7 +134,8 @@ class _Forward:
         if call.first.ranks and call.first.is_collective:
             inner = self.states.forward(given[0]) if given else None
             text, is_whole = (inner.text, inner.kind == "right") if inner is not None else ("", False)
-            fault = fault_at("collective", call, text, state, self._before(given), ranks=call.first.ranks)
+            axis = inner.axes[0] if inner is not None and inner.kind == "terms" else ""
+            fault = fault_at("collective", call, text, state, self._before(given), axis, call.first.ranks)
             times = len(call.first.ranks)
             is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
             return replace(fault, times=times) if is_repeated else fault

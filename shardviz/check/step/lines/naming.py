@@ -192,7 +192,7 @@ def cause_of(fault: Fault) -> Cause:
     if fault.way == "collective" and fault.times:
         return RepeatedReductionLine(place, fault.function, round(fault.times), fault.ranks)
     if fault.way == "collective":
-        return WrongReductionLine(place, fault.function, fault.ranks)
+        return WrongReductionLine(place, fault.function, fault.ranks, fault.axis)
     if fault.way == "unsummed gradient":
         return UnsummedLineBackward(place, fault.axis)
     if fault.reader is not None:

@@ -254,7 +254,8 @@ class States:
         """Whether every rank, or all ranks along an axis together, have each number once, wherever it stands."""
         if len(np.unique(whole)) < max(MIN_DISTINCT, whole.size // 2):
             return False
-        groups = [[(rank,) for rank in held], *(list(self.mesh.groups(axis)) for axis in self.mesh.axes)]
+        groups: list[list[tuple[int, ...]]] = [[(rank,) for rank in held]]
+        groups += [list(self.mesh.groups(axis)) for axis in self.mesh.axes]
         wanted = np.sort(whole, axis=None)
         for sharing in groups:
             joined = [np.concatenate([held[rank].ravel() for rank in group]) for group in sharing]
@@ -273,6 +274,10 @@ class States:
         return any(held[rank].shape != own.shape or error_of(held[rank], own) > EXACT for rank, own in first.items())
 
     def _array(self, moment: Literal["step", "reference"], rank: int, number: int, *, gradient: bool) -> NDArray[Any]:
+        if moment == "reference" and number in self.lines.without_bias:
+            made, bias = self.lines.without_bias[number]
+            array = self._array(moment, rank, made, gradient=gradient)
+            return array if gradient else array - self._array(moment, rank, bias, gradient=False)
         name = of_value(self.lines.module, number, gradient=gradient)
         tensor = self.dump.by_name(moment, "activation")[name]
         return np.asarray(self.dump.values(tensor.shards[rank], name), np.float64)
@@ -311,7 +316,8 @@ class States:
         return tensor.shards[rank].body.dtype if tensor is not None and rank in tensor.shards else ""
 
     def _dtype(self, wanted: int) -> str:
-        tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, wanted)]
+        number = self.lines.without_bias.get(wanted, (wanted,))[0]
+        tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, number)]
         return tensor.first.body.dtype
 
 

@@ -203,8 +203,9 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
 def _is_term_of(first: Divergence, result: Compared, finding: Finding) -> bool:
     """Whether a weight of the first wrong module lacks the sum that the gradient of the module's output lacks."""
     cause, pending = finding.explanation, first.call.point("gradient of output", "pending")
-    is_unreduced = isinstance(cause, GradientNotReduced) and cause.op == "SUM" and _is_weight_of(first, result)
-    return is_unreduced and pending is not None and cause.axes == (pending_axis(pending),)
+    if pending is None or not isinstance(cause, GradientNotReduced) or not _is_weight_of(first, result):
+        return False
+    return cause.op == "SUM" and cause.axes == (pending_axis(pending),)
 
 
 def _order_of(evidence: Evidence, weight: str) -> int:
