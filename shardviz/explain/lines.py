@@ -43,6 +43,34 @@ class WrongLine(Cause):
     )
 
 
+class UnlikeOperands(Cause):
+    """A line combines two tensors of which a rank has different slices along one dim.
+
+    Both are split over the same axis, one in a single stretch and one segment by segment. A rank's query heads meet the
+    key heads of others, as when key heads are repeated on each rank instead of in the whole. Shapes agree.
+
+    Attributes:
+        place: The line, as `attention.py:25`.
+        function: What it calls.
+        given: What each rank has of the two.
+        dim: The dim.
+    """
+
+    place: str
+    function: str
+    given: str
+    dim: int
+    kinds = WRONG
+    why = (
+        "{function} in {place} combines {given}: along dim {dim} a rank's slices of the two are not the same ones of "
+        "the whole"
+    )
+    how = (
+        "split both along dim {dim} in the same way before {place}: with key heads that are repeated on each rank, "
+        "repeat_interleave keeps a head beside its own, repeat does not"
+    )
+
+
 class MisplacedLine(Cause):
     """A line gives the right numbers in another order, or another rank's part.
 
@@ -114,10 +142,10 @@ class WrongLines(Cause):
     last: str
     is_own: bool
     kinds = WRONG
-    why = "Every rank gives {first} the right input, whole or its own part, and {last} returns a wrong result"
+    why = "The tensors that {first} gets are right, whole or each rank's own part, and {last} returns a wrong result"
     how = (
-        "check {first} to {last}: first the group and op of each collective, then the sizes and offsets of the rank's "
-        "part"
+        "check {first} to {last}: first the group and op of each collective, then the sizes, offsets and indices of "
+        "the rank's part, which may be computed before {first}"
     )
 
 

@@ -221,7 +221,50 @@ def whole_output(part, mesh):
 
 '''
 
+GROUPED = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.o = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+        self.k, self.v = nn.Linear(16, 8, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x):
+        q, k, v = (part(x).unflatten(-1, (-1, 2)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
+        seen = functional.scaled_dot_product_attention(q, k, v)
+        return self.o(seen.transpose(1, 2).flatten(2))
+
+
+def build():
+    return Attention()
+
+
+def parallelize(model, mesh):
+    plan = {name: ColwiseParallel() for name in ("q", "k", "v")}
+    parallelize_module(model, mesh["tp"], plan | {"o": RowwiseParallel()})
+
+
+def batch():
+    return torch.randn(2, 5, 16)
+
+"""
+
 CASES = (
+    Bug(
+        "key heads repeated as a block on each rank",
+        "tp=2",
+        GROUPED,
+        (
+            (
+                "part.repeat_interleave(q.shape[1] // part.shape[1], 1)",
+                "part.repeat(1, q.shape[1] // part.shape[1], 1, 1)",
+            ),
+        ),
+        ("wrong-value",),
+        ("repeat_interleave", "dim 1", "case.py"),
+        ("gather or reduce",),
+        with_lines=True,
+    ),
     Bug(
         "a functional sum of gradients whose result is dropped",
         "dp=2",

@@ -52,6 +52,7 @@ class Fault:
         moved: Where the numbers of its result stand, if that is all that is wrong with them.
         reads: The function that is given `given`, if `function` is given what that makes: the collective among the
             calls between, or the first of them.
+        unlike: The dim along which two inputs have different slices of one size on a rank; empty if there is none.
         summed: The collective that sums what `function` makes of the terms; empty if nothing does.
     """
 
@@ -72,6 +73,7 @@ class Fault:
     is_beside_whole: bool = False
     reads: str = ""
     summed: str = ""
+    unlike: str = ""
 
     @property
     def is_torchs(self) -> bool:

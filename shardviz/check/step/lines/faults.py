@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault
@@ -52,6 +53,10 @@ def forward_fault(lines: Lines, states: States) -> Fault | None:
         return search.blame(wrong)
     pending = next((value for value in returned if states.forward(value).kind == "terms"), None)
     return None if pending is None else search.never_summed(pending)
+
+
+def _axes_in(chain: Sequence[object]) -> list[str]:
+    return [link for link in chain if isinstance(link, str)]
 
 
 def moved_fault(lines: Lines, states: States) -> Fault | None:
@@ -154,7 +159,19 @@ class _Forward:
         between = sorted(through, key=lambda one: one.order)
         reader = next((one for one in between if one.first.is_collective), next(iter(between), None))
         reads = reader.first.function if reader is not None else ""
-        return replace(fault, times=state.factor if state.factor != 1 else 0, moved=state.moved, reads=reads)
+        unlike = "" if reads else self._unlike_dim(given)
+        times = state.factor if state.factor != 1 else 0
+        return replace(fault, times=times, moved=state.moved, reads=reads, unlike=unlike)
+
+    def _unlike_dim(self, given: Sequence[Value]) -> str:
+        """Return the dim of which two tensors have different slices on a rank; a matrix product has dims of its own."""
+        layouts = [state.layout for value in given if (state := self.states.forward(value)).kind == "right"]
+        for first, second in combinations([layout for layout in layouts if layout is not None], 2):
+            for dim, pair in enumerate(zip(first.chains[:-2], second.chains[:-2], strict=False)):
+                is_same_split = first.shape[dim] == second.shape[dim] and all(_axes_in(chain) for chain in pair)
+                if is_same_split and pair[0] != pair[1] and _axes_in(pair[0]) == _axes_in(pair[1]):
+                    return str(dim)
+        return ""
 
     def _is_summed(self, value: Value) -> bool:
         """Whether a collective is given what is made of a tensor, as long as it has the terms of a sum."""

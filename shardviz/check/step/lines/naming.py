@@ -20,6 +20,7 @@ from shardviz.explain.lines import (
     RowsNotRestored,
     ScaledLine,
     StrangeRows,
+    UnlikeOperands,
     UnsummedLine,
     UnsummedLineBackward,
     WholeGradientSummedAgain,
@@ -202,4 +203,6 @@ def cause_of(fault: Fault) -> Cause:
     if fault.moved:
         inner = place_of(fault.inner) if fault.inner is not None else place
         return MisplacedLine(inner, fault.function, is_of_rank=fault.moved == "rank")
+    if fault.unlike:
+        return UnlikeOperands(place, fault.function, fault.given, int(fault.unlike))
     return ScaledLine(place, fault.times) if fault.times else WrongLine(place, fault.function, fault.given, fault.reads)
