@@ -40,6 +40,7 @@ from shardviz.check.step.collectives import check_collectives
 from shardviz.check.step.contradictions import check_zero_gradients
 from shardviz.check.step.lines.naming import with_lines
 from shardviz.check.step.run import check_step, without_consequences_of_update
+from shardviz.check.step.unread import with_unread
 from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.check.step.update.copies import check_update
 from shardviz.check.values.copies import check_copies
@@ -87,7 +88,7 @@ def report_on(dump: Dump) -> Report:
         return _report(dump, laid_out, list(check_planned(dump)))
     weights = [*with_one_order(_of_shards(laid_out), laid_out), *_of_run(dump)]
     told_right: dict[Place, bool] = {}
-    step = with_lines(dump, _of_step(laid_out, _findings(weights), told_right))
+    step = with_unread(dump, with_lines(dump, _of_step(laid_out, _findings(weights), told_right)))
     return replace(_report(dump, laid_out, [*weights, *step, *check_collectives(dump)]), compared=told_right)
 
 

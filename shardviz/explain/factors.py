@@ -322,8 +322,8 @@ class ScaledBackward(Cause):
         ),
         (
             "Backward runs on {factor:times} the returned loss: {runs:?a weight{is_larger:? or a loss scale}|"
-            "{is_larger:?a loss scale, a weight, or undivided losses of micro-batches|a weight, or a second division by "
-            "the number of micro-batches}}"
+            "{is_larger:?a loss scale, a weight, or undivided losses of micro-batches|a weight, or a second division "
+            "by the number of micro-batches}}"
         ),
     )
     how = (

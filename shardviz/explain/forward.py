@@ -124,18 +124,28 @@ class UngatheredKeys(Cause):
         before: The last right module.
         module: The first wrong one.
         axis: The axis that splits the sequence.
+        exchange: A collective that ran between the two over that axis; empty if none was seen.
     """
 
     before: str
     module: str
     axis: str
+    exchange: str = ""
     kinds = ("wrong-value",)
     why = (
-        "If attention runs between {before:called} and {module:called}, it uses only each rank's own keys and values",
-        "Rotary positions or the mask don't match the order of the gathered keys",
+        (
+            "{exchange:?|If attention runs between {before:called} and {module:called}, it uses only each rank's own "
+            "keys and values}"
+        ),
+        "{exchange:?The code joins the results of {exchange} over {axis} in the wrong order of tokens or heads}",
+        "Rotary positions or the mask don't match the order of the {exchange:?exchanged|gathered} keys",
     )
     how = (
-        "gather keys and values over {axis}, or use ring attention",
+        "{exchange:?|gather keys and values over {axis}, or use ring attention}",
+        (
+            "{exchange:?join the results of {exchange} in the order of the ranks along {axis}, along the dim that was "
+            "split}"
+        ),
         "compute both from the tokens' positions in the whole sequence",
     )
 

@@ -23,19 +23,51 @@ class WrongLine(Cause):
         place: The line, as `moe.py:83`.
         function: What it calls.
         given: What each rank has of what it is given; empty if it is given no tensor.
+        reads: The function that gets it, if the line makes several calls and `function` only reads what comes of it.
     """
 
     place: str
     function: str
     given: str = ""
+    reads: str = ""
     kinds = WRONG
     why = (
-        "{function} in {place} gets {given:?{given}|a rank's own sizes and offsets}, and its result doesn't match the "
-        "unsharded model's, which comes from the whole"
+        "{reads:?In {place}, {reads} gets {given:?{given}|a rank's own sizes and offsets}, and {function} makes of its "
+        "result what doesn't match the unsharded model's|{function} in {place} gets {given:?{given}|a rank's own sizes "
+        "and offsets}, and its result doesn't match the unsharded model's, which comes from the whole}"
     )
     how = (
-        "gather or reduce the input of {function} before {place}, or use the whole tensor's sizes and the rank's own "
-        "offset there"
+        "{reads:?check in {place} what {reads} runs over, and the sizes, offsets and order of what is made of its "
+        "result up to {function}|gather or reduce the input of {function} before {place}, or use the whole tensor's "
+        "sizes and the rank's own offset there}"
+    )
+
+
+class UnlikeOperands(Cause):
+    """A line combines two tensors of which a rank has different slices along one dim.
+
+    Both are split over the same axis, one in a single stretch and one segment by segment. A rank's query heads meet the
+    key heads of others, as when key heads are repeated on each rank instead of in the whole. Shapes agree.
+
+    Attributes:
+        place: The line, as `attention.py:25`.
+        function: What it calls.
+        given: What each rank has of the two.
+        dim: The dim.
+    """
+
+    place: str
+    function: str
+    given: str
+    dim: int
+    kinds = WRONG
+    why = (
+        "{function} in {place} combines {given}: along dim {dim} a rank's slices of the two are not the same ones of "
+        "the whole"
+    )
+    how = (
+        "split both along dim {dim} in the same way before {place}: with key heads that are repeated on each rank, "
+        "repeat_interleave keeps a head beside its own, repeat does not"
     )
 
 
@@ -110,10 +142,10 @@ class WrongLines(Cause):
     last: str
     is_own: bool
     kinds = WRONG
-    why = "Every rank gives {first} the right input, whole or its own part, and {last} returns a wrong result"
+    why = "The tensors that {first} gets are right, whole or each rank's own part, and {last} returns a wrong result"
     how = (
-        "check {first} to {last}: first the group and op of each collective, then the sizes and offsets of the rank's "
-        "part"
+        "check {first} to {last}: first the group and op of each collective, then the sizes, offsets and indices of "
+        "the rank's part, which may be computed before {first}"
     )
 
 
@@ -184,14 +216,19 @@ class WrongReductionLine(Cause):
         place: The line, as `moe.py:83`.
         function: The collective.
         ranks: The ranks of its group that the first rank is in.
+        axis: The axis over which its input is one term of a sum; empty if that is not known.
     """
 
     place: str
     function: str
     ranks: tuple[int, ...]
+    axis: str = ""
     kinds = WRONG
     why = "{function} in {place} over {ranks:ranks} doesn't give the whole of its inputs: the group or the op is wrong"
-    how = "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of the axis that splits them"
+    how = (
+        "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of {axis:?{axis}|the axis that splits "
+        "them}"
+    )
 
 
 class RepeatedReductionLine(Cause):

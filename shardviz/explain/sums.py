@@ -222,6 +222,29 @@ class UnreducedBesideVector(Cause):
     )
 
 
+class ResultNotRead(Cause):
+    """A functional collective sums over ranks, and the code drops the sum.
+
+    `torch.distributed.all_reduce` writes into its argument. `_functional_collectives.all_reduce` leaves it as it is and
+    returns the sum in a new tensor. Code that calls the second like the first runs, communicates, and changes nothing.
+
+    Attributes:
+        place: The line that calls it, as `train.py:57`.
+        function: The collective.
+        axes: The axes that it sums over.
+    """
+
+    place: str
+    function: str
+    axes: tuple[str, ...]
+    kinds = ("unreduced-gradient", "unreduced-output")
+    why = "{function} in {place} returns the sum over {axes} in a new tensor, and nothing reads that tensor"
+    how = (
+        "in {place}, use what {function} returns: x = {function}(x, ...), or x.copy_({function}(x, ...)) for a "
+        "gradient; torch.distributed.{function} works in place"
+    )
+
+
 class ConcatenatedTerms(Cause):
     """Terms of a sum are gathered side by side instead of being added.
 

@@ -16,6 +16,7 @@ from shardviz.dump.records.step import (
     NoiseRecord,
     ReductionRecord,
     StageRecord,
+    UnreadRecord,
     WrapperRecord,
 )
 from shardviz.dump.records.tensors import (
@@ -54,6 +55,7 @@ class RankRecord(Record, frozen=True):
         collectives: What the training step sent between ranks, in the order in which it began.
         reductions: What the step reduced over ranks to make its loss.
         casts: What the step cast to float8.
+        unread: Sums over ranks whose results nothing read.
         schedule: What this rank's stages of a pipeline ran, in order.
         calls: Collectives that are to be compared with their definition.
         runs: How often the step ran the model, or this rank's last stage: the number of its micro-batches.
@@ -126,6 +128,7 @@ class RankRecord(Record, frozen=True):
     sketches: tuple[SketchRecord, ...] = ()
     kept: tuple[KeptRecord, ...] = ()
     lines: tuple[LinesRecord, ...] = ()
+    unread: tuple[UnreadRecord, ...] = ()
     run_id: RunId = ""
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from shardviz.dump.records.base import Count, NumRanks, Record, Role
+from shardviz.dump.records.lines import FrameRecord
 from shardviz.layout.mesh import MAX_AXES
 
 WHOLE_LOSS = "loss.whole"
@@ -93,6 +94,24 @@ class CastRecord(Record, frozen=True):
     size: Count
     largest: float
     unsharded: bool = False
+
+
+class UnreadRecord(Record, frozen=True):
+    """A sum over ranks that a functional collective returned in a new tensor, which nothing read.
+
+    Attributes:
+        op: What it is, as torch names the function.
+        axes: The axes of the run's mesh that its group runs along; empty if it runs along none.
+        line: The line of the user's code that calls it.
+        gradient: The parameter whose gradient it was given; empty if it was something else.
+        is_forward: Whether it ran in a forward pass.
+    """
+
+    op: str
+    axes: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)]
+    line: FrameRecord
+    gradient: str = ""
+    is_forward: bool = False
 
 
 class CallRecord(Record, frozen=True):

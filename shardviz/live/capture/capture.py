@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         NoiseRecord,
         ReductionRecord,
         StageRecord,
+        UnreadRecord,
         WrapperRecord,
     )
     from shardviz.dump.records.tensors import FragmentRecord, Stamp
@@ -57,7 +58,7 @@ GATHER = "full_tensor"
 LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
     *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
-    *("skipped_keys", "rounded", "reductions", "casts"),
+    *("skipped_keys", "rounded", "reductions", "casts", "unread"),
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -88,6 +89,7 @@ class Capture:
     collectives: list[CollectiveRecord] = field(default_factory=list)
     reductions: list[ReductionRecord] = field(default_factory=list)
     casts: list[CastRecord] = field(default_factory=list)
+    unread: list[UnreadRecord] = field(default_factory=list)
     schedule: list[StageRecord] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     runs: int = 0

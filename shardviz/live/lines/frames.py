@@ -55,6 +55,14 @@ def frames_of(module: nn.Module) -> tuple[tuple[FrameRecord, ...], int]:
     return tuple(_record(frame) for frame, _ in reversed(frames)), max(len(frames) - 1 - at, 0)
 
 
+def user_line() -> FrameRecord | None:
+    """Return the innermost line of the user's code that is running; None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _kind(frame.f_code) != "user":
+        frame = frame.f_back
+    return None if frame is None else _record(frame)
+
+
 def _module_of(frame: FrameType) -> nn.Module | None:
     """Return the module whose method a frame runs."""
     names = frame.f_code.co_varnames
@@ -70,7 +78,10 @@ def _kind(code: CodeType) -> str:
         return "ours"
     if file.startswith(MODULES) and not file.startswith(PLUMBING):
         return "torch"
-    is_library = file.startswith((TORCH, "<frozen")) or (file.startswith(LIBRARY) and "site-packages" not in file)
+    is_wrapper = file.endswith(f"{os.sep}typing_extensions.py")
+    is_library = (
+        is_wrapper or file.startswith((TORCH, "<frozen")) or (file.startswith(LIBRARY) and "site-packages" not in file)
+    )
     return "" if is_library or file.startswith(HERE) else "user"
 
 

@@ -123,6 +123,7 @@ class Recorder:
     _made: list[tuple[tuple[int, ...], list[torch.Tensor]]] = field(default_factory=list)
     _num_elements: int = 0
     _first: list[Event] | None = None
+    _writers: dict[int, Event] = field(default_factory=dict)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -143,8 +144,11 @@ class Recorder:
         self._complete(tensor)
         traced = self._known.get(id(tensor))
         if traced is None or not self._is_current(traced):
-            origin = origin or self._names.get(id(tensor), "")
-            traced = self._known[id(tensor)] = self._new(tensor, origin or "elsewhere")
+            writer = self._writers.get(_storage(tensor)) if traced is not None else None
+            origin = origin or self._names.get(id(tensor), "") or ("elsewhere" if writer is None else "")
+            traced = self._known[id(tensor)] = self._new(tensor, origin)
+            if writer is not None and not origin:  # it wrote through a view of this tensor
+                writer.outputs = (*writer.outputs, traced.number)
         self._follow(traced)
         return traced.number
 
@@ -191,6 +195,7 @@ class Recorder:
             sides = inputs, outputs, ranks, _is_collective(function, ranks), _numbers_in(call_inputs)
             if frames:
                 self.events.append(Event(len(self.returned), function, (frames, module_frame), *sides))
+                self._writers.update((_storage(tensor), self.events[-1]) for tensor in written)
 
     def collective(self, func: Any, args: tuple[Any, ...]) -> None:
         """Note a collective that runs inside of a call: its ranks, and what it writes into."""

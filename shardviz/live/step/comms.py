@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor.debug import CommDebugMode
 
-from shardviz.dump.records.step import CastRecord, CollectiveRecord, ReductionRecord
+from shardviz.dump.records.step import CastRecord, CollectiveRecord, ReductionRecord, UnreadRecord
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.compat import follow_modules_by, ranks_of_operator
+from shardviz.live.compat import clean_name, follow_modules_by, ranks_of_operator
 from shardviz.live.step.running import Running, tensors_in
+from shardviz.live.step.unread import Unread, hands_on, memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,6 +54,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         narrowed_to: Dtypes to which values of a wider dtype were rounded.
         casts: The first casts to float8.
         summed_in: Dtypes in which numbers were summed over ranks in backward, or after it.
+        unread: The results of functional collectives that nothing reads.
         on_write: Is given the tensors of collectives that may write into them, which leaves their versions as they are.
     """
 
@@ -66,6 +68,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         self.narrowed_to: set[torch.dtype] = set()
         self.casts: list[CastRecord] = []
         self.summed_in: set[torch.dtype] = set()
+        self.unread = Unread()
         self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None
 
     @property
@@ -77,10 +80,12 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         """Record a collective, then let torch count and run it."""
         self._is_before_backward = self._is_before_backward and not self._running.is_bw
         self.note(func, args, kwargs)
+        self.unread.read(func, (args, kwargs or {}))
         returned = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if self.on_write is not None and str(func).startswith("c10d"):
             self.on_write(tensors_in((*args, *(kwargs or {}).values())))
         self._note_narrowing(func, args, returned)
+        self._note_result(func, args, returned)
         return returned
 
     @contextmanager
@@ -96,6 +101,29 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         """Record an operator, if it is a collective."""
         if op := collective_name(func):
             self._note(op, func, (*args, *(kwargs or {}).values()))
+
+    def _note_result(self, func: Any, args: tuple[Any, ...], returned: Any) -> None:
+        """Follow what a functional collective returned until something reads it."""
+        op = collective_name(func)
+        if op in _SUMS and "functional" in str(func):
+            is_forward = not (self._running.is_bw or self._running.is_outside)
+            self.unread.called(op, ranks_of_operator(func, args), args, returned, is_forward=is_forward)
+        elif hands_on(func):
+            self.unread.handed_on(returned)
+
+    def unread_records(self, mesh: Mesh, rank: int, model: nn.Module) -> tuple[UnreadRecord, ...]:
+        """Return the sums whose results nothing read, each with the parameter whose gradient it was given."""
+        gradients = {
+            (memory_of(param.grad), param.grad.numel()): clean_name(name)
+            for name, param in model.named_parameters()
+            if param.grad is not None
+        }
+        return tuple(
+            UnreadRecord(
+                call.op, _axes(mesh, rank, call.ranks), call.line, gradients.get(call.given, ""), call.is_forward
+            )
+            for call in self.unread.dropped
+        )
 
     def _note_narrowing(self, func: Any, args: tuple[Any, ...], returned: Any) -> None:
         """Record the dtype of rounded results, and of narrower inputs beside wider ones."""

@@ -353,6 +353,9 @@ class ProbeStep:
                 structs.replace(cast, unsharded=True) for cast in reference.observation.comms.casts
             ]
         self.on.capture.reductions += step.observation.comms.reductions(self.on.job.mesh, self.on.capture.rank)
+        self.on.capture.unread += step.observation.comms.unread_records(
+            self.on.job.mesh, self.on.capture.rank, unwrapped(model)
+        )
         self.on.capture.narrowed_to |= step.observation.comms.narrowed_to | reference.observation.comms.narrowed_to
         wide = max((dtype.itemsize for dtype in wide_reductions(unwrapped(model))), default=0)
         self.on.capture.narrow_sums |= {dtype for dtype in step.observation.comms.summed_in if dtype.itemsize < wide}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
+from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.words import spans
 from shardviz.explain.forward import PositionsStartAgain, UngatheredKeys
 from shardviz.explain.gradients import RepeatedMicroBatch
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
 
 MAX_LISTED = 4
+EXCHANGES = ("all_gather", "all_to_all", "gather", "send", "recv", "broadcast")
+"""Collectives by which a rank gets keys and values of others."""
 
 
 def check_repeated(evidence: Evidence, comparison: Compared) -> Reason | None:
@@ -83,10 +86,22 @@ def check_ungathered(evidence: Evidence, comparison: Compared) -> Reason | None:
         return None
     right = _right_slices(odd)
     return Reason(
-        UngatheredKeys(before[-1].name, odd.name, axis),
+        UngatheredKeys(before[-1].name, odd.name, axis, _exchange_over(evidence, odd.name, axis)),
         f"up to {before[-1].name} each rank along {axis} has the right slices of dim {dim}; {odd.name} "
         f"is the first wrong module{right}",
     )
+
+
+def _exchange_over(evidence: Evidence, module: str, axis: str) -> str:
+    """Return the first collective by which ranks along an axis exchange numbers in the module around another one."""
+    outer = module.rpartition(".")[0]
+    calls = (call for record in evidence.dump.files.ranks.values() for call in record.collectives)
+    inside = (call for call in calls if axis in call.axes and call.when == "forward" and call.module != module)
+    return next((call.op for call in inside if call.op in EXCHANGES and _is_in(call.module, outer)), "")
+
+
+def _is_in(module: str, outer: str) -> bool:
+    return module == outer or is_within(module, outer)
 
 
 def _is_split_alike(evidence: Evidence, last: Activation, odd: Activation, dim: int) -> bool:

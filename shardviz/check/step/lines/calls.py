@@ -92,6 +92,8 @@ class Lines:
         sharded: What each rank recorded.
         unsharded: What rank 0 recorded of the unsharded model.
         asked_module: The module that was asked for: the same, or one of torch's own in it.
+        wanted: The unsharded model's tensor that a tensor is compared with.
+        without_bias: Tensors that the unsharded model does not have: a result and the bias to be taken from it.
     """
 
     module: str
@@ -99,6 +101,7 @@ class Lines:
     unsharded: LinesRecord
     asked_module: str
     wanted: dict[Value, int] = field(default_factory=dict)
+    without_bias: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @staticmethod
     def of(dump: Dump) -> Lines | None:
@@ -140,7 +143,8 @@ class Lines:
     @cached_property
     def wholes(self) -> Mapping[int, ValueRecord]:
         """Every tensor of the unsharded model."""
-        return {value.number: value for value in self.unsharded.values}
+        wholes = {value.number: value for value in self.unsharded.values}
+        return wholes | {number: wholes[made] for number, (made, _) in self.without_bias.items()}
 
     @cached_property
     def producers(self) -> Mapping[tuple[int, int], Call]:
@@ -229,6 +233,7 @@ class Lines:
                 self._all(zip(call.inputs, call.whole.inputs, strict=True))
 
         self._by_what_they_read()
+        self._by_what_they_make()
 
     def _by_what_they_read(self) -> None:
         """Pair calls on different lines by function and inputs, as of a class that replaces another."""
@@ -242,6 +247,8 @@ class Lines:
             if call.first.frames in there or call.first.is_collective:
                 continue
             expected_inputs = [self.wanted.get(value) for value in call.inputs]
+            if self._pair_without_bias(call, expected_inputs, unpaired):
+                continue
             for at, whole in enumerate(unpaired):
                 sides = list(zip(expected_inputs, whole.inputs, strict=False))
                 is_alike = whole.function == call.first.function and len(expected_inputs) == len(whole.inputs)
@@ -254,6 +261,34 @@ class Lines:
                     self._all(zip(call.inputs, whole.inputs, strict=True))
                     del unpaired[: at + 1]
                     break
+
+    def _pair_without_bias(self, call: Call, given: Sequence[int | None], left: Sequence[LineRecord]) -> bool:
+        """Pair a product with the unsharded model's that adds a bias, which ranks add after the sum of their terms."""
+        if call.first.function != "linear" or len(given) != 2:
+            return False
+        for whole in left:
+            if whole.function == "linear" and len(whole.inputs) == 3 and whole.inputs[1] == given[1]:
+                number = -1 - len(self.without_bias)
+                self.without_bias[number] = whole.outputs[0], whole.inputs[2]
+                self._all([(call.outputs[0], number), (call.inputs[0], whole.inputs[0])])
+                return True
+        return False
+
+    def _by_what_they_make(self) -> None:
+        """Pair calls on different lines by function and by what they make, the last first."""
+        makers = {number: line for line in reversed(self.unsharded.lines) for number in line.outputs}
+        taken = {id(call.whole) for call in self.calls if call.whole is not None}
+        for call in reversed(self.calls):
+            whole = makers.get(self.wanted.get(call.outputs[0], -1)) if len(call.outputs) == 1 else None
+            is_free = whole is not None and id(whole) not in taken and call.whole is None
+            if whole is None or not is_free or whole.function != call.first.function or whole.function in SELECTS:
+                continue
+            given = [self.wanted.get(value) for value in call.inputs]
+            known = [number == other for number, other in zip(given, whole.inputs, strict=False) if number is not None]
+            if len(given) == len(whole.inputs) and all(known) and (known or len(given) == 1):
+                call.whole = whole
+                taken.add(id(whole))
+                self._all(zip(call.inputs, whole.inputs, strict=True))
 
     def _are_as_many(self, whole: LineRecord) -> bool:
         """Whether both sides take parts of a tensor as often: of a split one ranks take fewer, and other parts."""

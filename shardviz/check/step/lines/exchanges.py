@@ -41,11 +41,11 @@ ROOM = frozenset(("new_empty", "empty_like", "empty", "zeros", "zeros_like", "ne
 
 
 def exchange_fault(lines: Lines, states: States) -> Fault | None:
-    """Return the line at which exchanged rows go wrong; None if nothing is exchanged, or ranks also sum numbers."""
-    functions = {call.first.function for call in lines.calls}
-    if not any(name.startswith(EXCHANGE) for name in functions) or functions & {*SUMS}:
-        return None
+    """Return the line at which exchanged rows go wrong; None if nothing is exchanged, or ranks also sum rows."""
     rows = Rows(lines, states)
+    summing = [call for call in lines.calls if call.first.function in SUMS]
+    if not any(map(_is_exchange, lines.calls)) or any(rows.of(value) for call in summing for value in call.outputs):
+        return None
     return _not_restored(lines, rows) or _first_strange(lines, rows)
 
 

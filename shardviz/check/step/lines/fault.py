@@ -50,6 +50,10 @@ class Fault:
         operand: What gives the terms to `function`, if one line does both.
         is_beside_whole: Whether `function` also takes what every rank has whole, or its part of.
         moved: Where the numbers of its result stand, if that is all that is wrong with them.
+        reads: The function that is given `given`, if `function` is given what that makes: the collective among the
+            calls between, or the first of them.
+        unlike: The dim along which two inputs have different slices of one size on a rank; empty if there is none.
+        summed: The collective that sums what `function` makes of the terms; empty if nothing does.
     """
 
     way: Way
@@ -67,6 +71,9 @@ class Fault:
     reader: FrameRecord | None = None
     operand: str = ""
     is_beside_whole: bool = False
+    reads: str = ""
+    summed: str = ""
+    unlike: str = ""
 
     @property
     def is_torchs(self) -> bool:

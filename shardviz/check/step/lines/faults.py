@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault
-from shardviz.check.step.lines.exchanges import exchange_backward, exchange_fault
+from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
 from shardviz.relate.tolerance import EXACT
@@ -35,8 +36,10 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     for value in lines.values:  # in order, so that none of them has to go back far
         states.forward(value)
     fault = forward_fault(lines, states)
+    if fault is not None and fault.way == "result" and fault.reads:
+        fault = moved_fault(lines, states) or fault
     if fault is not None and fault.way == "between":
-        fault = exchange_fault(lines, states) or foreign_fault(lines, states) or fault
+        fault = moved_fault(lines, states) or exchange_fault(lines, states) or foreign_fault(lines, states) or fault
     fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
 
@@ -50,6 +53,29 @@ def forward_fault(lines: Lines, states: States) -> Fault | None:
         return search.blame(wrong)
     pending = next((value for value in returned if states.forward(value).kind == "terms"), None)
     return None if pending is None else search.never_summed(pending)
+
+
+def _axes_in(chain: Sequence[object]) -> list[str]:
+    return [link for link in chain if isinstance(link, str)]
+
+
+def moved_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line that puts numbers in another order, which the first call that mixes them turns into others."""
+    for call in lines.calls:
+        moved = [value for value in call.inputs if states.forward(value).moved == "order"]
+        made = [states.forward(value) for value in call.outputs]
+        if moved and made and all(state.kind == "none" for state in made):
+            maker = lines.producer(moved[0])
+            while maker is not None and (earlier := _moved_input(maker, states)):
+                moved, maker = [earlier], lines.producer(earlier)
+            if maker is None or maker.first.function not in MOVES:
+                return None
+            return _Forward(lines, states).fault_of_moved(moved[0], maker)
+    return None
+
+
+def _moved_input(call: Call, states: States) -> Value | None:
+    return next((value for value in call.inputs if states.forward(value).moved == "order"), None)
 
 
 class _Forward:
@@ -113,18 +139,42 @@ class _Forward:
         if call.first.ranks and call.first.is_collective:
             inner = self.states.forward(inputs[0]) if inputs else None
             text, is_whole = (inner.text, inner.kind == "right") if inner is not None else ("", False)
-            fault = fault_at("collective", call, text, state, self._before(inputs), ranks=call.first.ranks)
+            axis = inner.axes[0] if inner is not None and inner.kind == "terms" else ""
+            fault = fault_at("collective", call, text, state, self._before(inputs), axis, call.first.ranks)
             times = len(call.first.ranks)
             is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
             return replace(fault, times=times) if is_repeated else fault
         if terms and not (state.axes and self._is_summed(value)):
             return self._unsummed(terms[0], call, state)
+        return self._fault_of_result(state, call, inputs, through)
+
+    def fault_of_moved(self, value: Value, call: Call) -> Fault:
+        """Return what is wrong with a call that puts right numbers in another order."""
+        inputs, through = self._given(call)
+        return self._fault_of_result(self.states.forward(value), call, inputs, through)
+
+    def _fault_of_result(self, state: State, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
         words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in inputs))
-        times = math.prod(map(self.states.mesh.axis_size, state.axes))
-        is_mean = state.op == "avg" or math.isclose(state.factor, times, rel_tol=EXACT)
+        of_axes = math.prod(map(self.states.mesh.axis_size, state.axes))
+        is_mean = state.op == "avg" or math.isclose(state.factor, of_axes, rel_tol=EXACT)
         axis = " and ".join(state.axes) if is_mean else ""
         fault = fault_at("result", call, words, state, self._before(inputs), axis)
-        return replace(fault, times=state.factor if state.factor != 1 else 0, moved=state.moved)
+        between = sorted(through, key=lambda one: one.order)
+        reader = next((one for one in between if one.first.is_collective), next(iter(between), None))
+        reads = reader.first.function if reader is not None else ""
+        unlike = "" if reads else self._unlike_dim(inputs)
+        times = state.factor if state.factor != 1 else 0
+        return replace(fault, times=times, moved=state.moved, reads=reads, unlike=unlike)
+
+    def _unlike_dim(self, inputs: Sequence[Value]) -> str:
+        """Return the dim of which two tensors have different slices on a rank; a matrix product has dims of its own."""
+        layouts = [state.layout for value in inputs if (state := self.states.forward(value)).kind == "right"]
+        for first, second in combinations([layout for layout in layouts if layout is not None], 2):
+            for dim, pair in enumerate(zip(first.chains[:-2], second.chains[:-2], strict=False)):
+                is_same_split = first.shape[dim] == second.shape[dim] and all(_axes_in(chain) for chain in pair)
+                if is_same_split and pair[0] != pair[1] and _axes_in(pair[0]) == _axes_in(pair[1]):
+                    return str(dim)
+        return ""
 
     def _is_summed(self, value: Value) -> bool:
         """Whether a collective is given what is made of a tensor, as long as it has the terms of a sum."""
@@ -196,10 +246,24 @@ class _Forward:
         maker, state_of_terms = self.maker_of_terms(terms), self.states.forward(terms)
         before, last = maker.line if maker is not None else None, self.lines.producer(terms)
         fault = fault_at("unsummed", call, state_of_terms.text, state, before, axis=state_of_terms.axes[0])
+        fault = replace(fault, summed=self._sum_behind(call))
         if last is None or before != call.line or last.line != call.line:
             return fault
         others = [self.states.forward(one).kind for one in call.inputs if one != terms]
         return replace(fault, operand=last.first.function, is_beside_whole="right" in others)
+
+    def _sum_behind(self, call: Call) -> str:
+        """Return the collective that sums what a call makes, or a copy of it; empty if none does."""
+        left, seen = [call], set()
+        while left:
+            current = left.pop(0)
+            readers = [reader for value in current.outputs for reader in self.lines.readers(value)]
+            summing = next((one.first.function for one in readers if one.first.function.startswith(SUMS)), "")
+            if summing:
+                return summing
+            seen.add(current)
+            left += [one for one in readers if one.first.function in COPIES and one not in seen]
+        return ""
 
     def never_summed(self, value: Value) -> Fault | None:
         """Return the line that makes terms of a sum which the module returns as they are."""

@@ -13,6 +13,7 @@ from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.reductions import Unreduced
 from shardviz.check.whole.completeness import no_file_of
 from shardviz.explain.finding import Finding
+from shardviz.explain.forward import UngatheredKeys
 from shardviz.explain.lines import (
     ExchangeNotReversed,
     ForeignNumbersSummed,
@@ -22,6 +23,7 @@ from shardviz.explain.lines import (
     ScaledLine,
     StrangeRows,
     UnaveragedLine,
+    UnlikeOperands,
     UnsummedLine,
     UnsummedLineBackward,
     WholeGradientSummedAgain,
@@ -60,6 +62,8 @@ def module_to_open(finding: Finding) -> str | None:
     """Return the module whose lines may hold a finding's cause: the model's name is empty; None without a module."""
     if isinstance(finding.explanation, UnexplainedBetweenModules):
         return finding.module.rpartition(".")[0]
+    if isinstance(finding.explanation, UngatheredKeys):
+        return finding.explanation.module.rpartition(".")[0]
     if finding.module or isinstance(finding.explanation, OPEN):
         return finding.module
     results = (pair.comparison if isinstance(pair, Unreduced) else pair for pair in finding.pairs)
@@ -93,7 +97,7 @@ def _not_read(dump: Dump) -> Iterator[NotChecked]:
 def with_line(finding: Finding, fault: Fault) -> Finding:
     """Return a finding that begins with a fault's line; its cause is the line's if it had none."""
     line_finding = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
-    is_open = isinstance(finding.explanation, OPEN)
+    is_open = isinstance(finding.explanation, OPEN) or _is_exchanged(finding.explanation)
     if fault.way == "between" and fault.before is not None:
         return (
             line_finding.because(WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own))
@@ -105,6 +109,11 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
         return placed
     cause = cause_of(fault)
     return replace(placed, kind=_kind_of(cause, placed.kind)).because(cause)
+
+
+def _is_exchanged(cause: Cause | None) -> bool:
+    """Whether ranks exchange keys and values, and what they do with them is all that is left to find."""
+    return isinstance(cause, UngatheredKeys) and bool(cause.exchange)
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
@@ -143,6 +152,8 @@ def sentence_of(fault: Fault) -> str:
             return f"{start}, and {fault.function} takes it before it is summed"
         if before == line:
             return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing sums it"
+        if fault.summed:
+            return f"{terms}; {_at(line, before)}{_inner(fault)} uses it before {fault.summed} sums it"
         return f"{terms}; {_at(line, before)}{_inner(fault)} uses it as the whole; nothing sums it between"
     if fault.way == "rows":
         return f"{_at(line)} makes rows that the unsharded model doesn't have; {fault.function} gets rows that it has"
@@ -164,8 +175,11 @@ def sentence_of(fault: Fault) -> str:
         place = f"in backward {_at(line)}{_inner(fault)} is the first wrong line{after}"
         return f"{place}: it {clause}sends back {fault.held}"
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
-    clause = f"{over} gets {fault.input_text} and returns" if fault.input_text else " returns"
-    return f"{_at(line)}{_inner(fault)} is the first wrong line{after}: {fault.function}{clause} {fault.held}"
+    clause = f"{fault.function}{over} gets {fault.input_text} and returns" if fault.input_text else ""
+    if fault.input_text and fault.reads:
+        clause = f"{fault.reads} gets {fault.input_text}, and {fault.function} makes of its result"
+    clause = clause or f"{fault.function} returns"
+    return f"{_at(line)}{_inner(fault)} is the first wrong line{after}: {clause} {fault.held}"
 
 
 def cause_of(fault: Fault) -> Cause:
@@ -186,7 +200,7 @@ def cause_of(fault: Fault) -> Cause:
     if fault.way == "collective" and fault.times:
         return RepeatedReductionLine(place, fault.function, round(fault.times), fault.ranks)
     if fault.way == "collective":
-        return WrongReductionLine(place, fault.function, fault.ranks)
+        return WrongReductionLine(place, fault.function, fault.ranks, fault.axis)
     if fault.way == "unsummed gradient":
         return UnsummedLineBackward(place, fault.axis)
     if fault.reader is not None:
@@ -194,7 +208,14 @@ def cause_of(fault: Fault) -> Cause:
     if fault.way == "gradient":
         return WrongLineBackward(place, fault.function, fault.axis)
     if fault.moved:
-        return MisplacedLine(place, fault.function, is_of_rank=fault.moved == "rank")
+        inner = place_of(fault.inner) if fault.inner is not None else place
+        return MisplacedLine(inner, fault.function, is_of_rank=fault.moved == "rank")
+    if fault.unlike:
+        return UnlikeOperands(place, fault.function, fault.input_text, int(fault.unlike))
     if fault.way == "result" and fault.axis:
         return UnaveragedLine(place, fault.function, fault.axis)
-    return ScaledLine(place, fault.times) if fault.times else WrongLine(place, fault.function, fault.input_text)
+    return (
+        ScaledLine(place, fault.times)
+        if fault.times
+        else WrongLine(place, fault.function, fault.input_text, fault.reads)
+    )

@@ -43,6 +43,8 @@ COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
 INTEGERS = ("int", "uint")
 MAX_BESIDE = 4
 """A tensor that more readers hand back gradients of is not looked at."""
+MIN_DISTINCT = 16
+"""Fewer different numbers stand in some order by chance."""
 MAX_SIZE = 1 << 20
 """A tensor of more elements is not related."""
 
@@ -201,7 +203,10 @@ class States:
             related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)))
         state = _state_of(related.chain)
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
-        return State("right", layout) if layout is not None else state
+        if layout is not None:
+            return State("right", layout)
+        is_moved = state.kind == "none" and self._is_rearranged(whole, held, near)
+        return State("other", moved="order") if is_moved else state
 
     def terms_beside(self, value: Value, others: Sequence[Value]) -> str:
         """Return the axis over which a tensor's gradient lacks a sum; empty if it lacks none.
@@ -247,6 +252,19 @@ class States:
                     if all(error_of(held[rank], part_of(whole, region)) <= near for rank, region in layout.regions()):
                         yield layout
 
+    def _is_rearranged(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> bool:
+        """Whether every rank, or all ranks along an axis together, have each number once, wherever it stands."""
+        if len(np.unique(whole)) < max(MIN_DISTINCT, whole.size // 2):
+            return False
+        groups: list[list[tuple[int, ...]]] = [[(rank,) for rank in held]]
+        groups += [list(self.mesh.groups(axis)) for axis in self.mesh.axes]
+        wanted = np.sort(whole, axis=None)
+        for sharing in groups:
+            joined = [np.concatenate([held[rank].ravel() for rank in group]) for group in sharing]
+            if all(one.size == whole.size and error_of(np.sort(one), wanted) <= near for one in joined):
+                return True
+        return False
+
     def differs_along(self, value: Value, axis: str, *, gradient: bool = False) -> bool:
         """Whether ranks along an axis hold different numbers, in a tensor or in its gradient."""
         try:
@@ -258,6 +276,10 @@ class States:
         return any(held[rank].shape != own.shape or error_of(held[rank], own) > EXACT for rank, own in first.items())
 
     def _array(self, moment: Literal["step", "reference"], rank: int, number: int, *, gradient: bool) -> NDArray[Any]:
+        if moment == "reference" and number in self.lines.without_bias:
+            made, bias = self.lines.without_bias[number]
+            array = self._array(moment, rank, made, gradient=gradient)
+            return array if gradient else array - self._array(moment, rank, bias, gradient=False)
         name = of_value(self.lines.module, number, gradient=gradient)
         tensor = self.dump.by_name(moment, "activation")[name]
         return np.asarray(self.dump.values(tensor.shards[rank], name), np.float64)
@@ -296,7 +318,8 @@ class States:
         return tensor.shards[rank].body.dtype if tensor is not None and rank in tensor.shards else ""
 
     def _dtype(self, wanted: int) -> str:
-        tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, wanted)]
+        number = self.lines.without_bias.get(wanted, (wanted,))[0]
+        tensor = self.dump.by_name("reference", "activation")[of_value(self.lines.module, number)]
         return tensor.first.body.dtype
 
 

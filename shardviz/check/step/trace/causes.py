@@ -33,10 +33,10 @@ from shardviz.relate.tolerance import NOISE, POINT_EPSILON
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.trace.calls import Calls
+    from shardviz.check.step.trace.calls import Call, Calls
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
@@ -117,7 +117,10 @@ def _rounding(evidence: Evidence) -> Rounding:
 
 
 def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Layout]:
-    """Yield layouts that fit every rank's shape, those of other layers first."""
+    """Yield layouts that fit every rank's shape, those of other layers first.
+
+    Axes that split the same dim of the module's input come before axes of the same size that don't.
+    """
     mesh = dump.files.mesh
     local = {rank: shard.body.local_shape for rank, shard in tensor.shards.items()}
     layouts: list[Layout] = []
@@ -126,11 +129,24 @@ def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape:
         Layout.from_placements(mesh, shape, placements)
         for placements, _ in placements_of(shape, local[rank], mesh, rank)
     )
-    for layout in (*_of_others(dump, calls, first, shape), *splits):
+    given = _splits_of_input(first.call)
+    by_input = sorted(splits, key=lambda layout: -len(given & set(_axes_by_dim(layout.chains))))
+    for layout in (*_of_others(dump, calls, first, shape), *by_input):
         fits = all(rank in mesh and layout.region(mesh.coord_of(rank)).shape == local[rank] for rank in local)
         if fits and not layout.partial and layout not in layouts:
             layouts.append(layout)
             yield layout
+
+
+def _splits_of_input(call: Call) -> set[tuple[int, str]]:
+    """Return the dims of a call's right inputs that are split, each with an axis."""
+    points = [point for own in call.points.values() for point in own if (point.what, point.state) == ("input", "right")]
+    layouts = {point.layout for point in points if point.layout}
+    return {pair for text in layouts for pair in _axes_by_dim(parse(text).chains)}
+
+
+def _axes_by_dim(chains: Sequence[Sequence[object]]) -> Iterator[tuple[int, str]]:
+    return ((dim, link) for dim, chain in enumerate(chains) for link in chain if isinstance(link, str))
 
 
 def _of_others(dump: Dump, calls: Calls, first: Divergence, shape: tuple[int, ...]) -> Iterator[Layout]:

@@ -174,10 +174,12 @@ def _in_backward(first: Divergence, name: str) -> str:
     if first.way == "between":
         right = f", and right if {first.after} is" if first.after else ""
         return f"in backward the gradient of {name}'s output is the first that is wrong, as it arrives there{right}"
-    return (
-        f"in backward {name} is the first wrong module: the gradient of its output matches the unsharded "
-        "model's, the gradient of its input doesn't"
-    )
+    begin = f"in backward {name} is the first wrong module: the gradient of its output"
+    pending = first.call.point("gradient of output", "pending")
+    if pending is not None:
+        axis = pending_axis(pending)
+        return f"{begin} is one term of a sum over {axis}, the gradient of its input is neither a term nor the sum"
+    return f"{begin} matches the unsharded model's, the gradient of its input doesn't"
 
 
 def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found]) -> list[Found]:
@@ -186,7 +188,9 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
     follow = [
         (comparison, finding)
         for comparison, finding in pairs
-        if comparison.role == "grad" and (finding.generic or is_proven) and _follows(evidence, first, comparison.name)
+        if comparison.role == "grad"
+        and (finding.generic or is_proven or _is_term_of(first, comparison, finding))
+        and _follows(evidence, first, comparison.name)
     ]
     if not follow:
         return list(pairs)
@@ -194,6 +198,14 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
     unrelated = [(result, finding) for result, finding in pairs if id(finding) not in ids]
     comparison, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
     return [*unrelated, (comparison, _folded(evidence, first, nearest, pairs, len(follow) - 1))]
+
+
+def _is_term_of(first: Divergence, result: Compared, finding: Finding) -> bool:
+    """Whether a weight of the first wrong module lacks the sum that the gradient of the module's output lacks."""
+    cause, pending = finding.explanation, first.call.point("gradient of output", "pending")
+    if pending is None or not isinstance(cause, GradientNotReduced) or not _is_weight_of(first, result):
+        return False
+    return cause.op == "SUM" and cause.axes == (pending_axis(pending),)
 
 
 def _order_of(evidence: Evidence, weight: str) -> int:
