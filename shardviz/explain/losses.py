@@ -31,8 +31,8 @@ class UnexplainedLoss(Cause):
         "{reordered:?Tokens are in an order of their own at {reordered}, and the labels are in a different order}",
         (
             "The outputs are right{counted_over:?, and the step sums its counts over {counted_over}. Labels or masks "
-            "were shifted or padded after they were cut|. Ranks or micro-batches count unequal numbers of tokens or rows, "
-            "and the loss is the mean of their means}"
+            "were shifted or padded after they were cut|. Ranks or micro-batches count unequal numbers of tokens or "
+            "rows, and the loss is the mean of their means}"
         ),
         (
             "{counted_over:?The step sums the counts, and does not divide the loss by the sum|Labels or masks were "

@@ -121,7 +121,7 @@ class _Forward:
             return self._unsummed(terms[0], call, state)
         words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in given))
         times = math.prod(map(self.states.mesh.axis_size, state.axes))
-        is_mean = state.op == "avg" or math.isclose(state.factor, times, rel_tol=EXACT)
+        is_mean = not terms and (state.op == "avg" or math.isclose(state.factor, times, rel_tol=EXACT))
         axis = " and ".join(state.axes) if is_mean else ""
         fault = fault_at("result", call, words, state, self._before(given), axis)
         return replace(fault, times=state.factor if state.factor != 1 else 0, moved=state.moved)
