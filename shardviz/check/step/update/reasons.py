@@ -92,7 +92,11 @@ def unexplained_weight(evidence: Evidence, result: Compared) -> UnexplainedWeigh
     settings = dict.fromkeys(name for record in evidence.dump.files.ranks.values() for name in record.other_settings)
     count = 0 if step is None else sum(np.count_nonzero(step.wanted_of(rank)) for rank in step.reduced)
     few = f"{count}" if count < FEW else ""
-    axes = () if few or step is None else tuple(axis for axis in step.mesh.axes if step.is_split(axis))
+    axes = (
+        ()
+        if few or step is None or step.wanted.ndim < 2
+        else tuple(axis for axis in step.mesh.axes if step.is_split(axis))
+    )
     return UnexplainedWeight(listed(settings, MAX_LISTED), few, " and ".join(axes))
 
 
