@@ -30,15 +30,9 @@ class UnexplainedLoss(Cause):
     why = (
         "{reordered:?At {reordered} the tokens are in a different order than the labels}",
         (
-<<<<<<< HEAD
             "{counted_over:?The step sums its counts over {counted_over}, and the code shifts or pads labels or masks "
             "after it cuts them|Ranks or micro-batches count unequal numbers of tokens, and the loss is the mean of "
             "their means}"
-=======
-            "The outputs are right{counted_over:?, and the step sums its counts over {counted_over}. Labels or masks "
-            "were shifted or padded after they were cut|. Ranks or micro-batches count unequal numbers of tokens or "
-            "rows, and the loss is the mean of their means}"
->>>>>>> fixb
         ),
         (
             "{counted_over:?The step sums the counts, and doesn't divide the loss by the sum|The code shifts or pads "

@@ -146,7 +146,6 @@ class _Forward:
             return replace(fault, times=times) if is_repeated else fault
         if terms and not (state.axes and self._is_summed(value)):
             return self._unsummed(terms[0], call, state)
-<<<<<<< HEAD
         return self._fault_of_result(state, call, inputs, through)
 
     def fault_of_moved(self, value: Value, call: Call) -> Fault:
@@ -160,11 +159,6 @@ class _Forward:
         of_axes = math.prod(map(self.states.mesh.axis_size, state.axes))
         is_mean = state.op == "avg" or math.isclose(state.factor, of_axes, rel_tol=EXACT)
         is_mean = is_mean and all(one.kind != "terms" for one in given)
-=======
-        words = " and ".join(dict.fromkeys(self.states.forward(one).text for one in given))
-        times = math.prod(map(self.states.mesh.axis_size, state.axes))
-        is_mean = not terms and (state.op == "avg" or math.isclose(state.factor, times, rel_tol=EXACT))
->>>>>>> fixb
         axis = " and ".join(state.axes) if is_mean else ""
         fault = fault_at("result", call, words, state, self._before(inputs), axis)
         between = sorted(through, key=lambda one: one.order)
