@@ -289,7 +289,7 @@ def _incomplete(rows: Mapping[int, tuple[int, ...]], size: int, mesh: Mesh) -> R
     for rank, rows_of_rank in rows.items():
         ranks_of.setdefault(rows_of_rank, []).append(rank)
     given = {row for rows_of_rank in ranks_of for row in rows_of_rank}
-    shares = [f"{named_ranks(ranks)} rows {join_numbers(rows_of_rank)}" for own, ranks in ranks_of.items()]
+    shares = [f"{named_ranks(ranks)} rows {join_numbers(rows_of_rank)}" for rows_of_rank, ranks in ranks_of.items()]
     equal = [
         axis
         for axis in mesh.axes
