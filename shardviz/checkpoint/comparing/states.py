@@ -24,8 +24,6 @@ UNCHANGED = ("equal", "cast")
 
 def with_masters(outcomes: Outcomes) -> Outcomes:
     """Find masters that one side lacks and has as weights."""
-    if not any(map(_owner, outcomes)):
-        return outcomes
     weights = {pair.name: pair for _, pair in outcomes if state_of(pair.name) is None}
     return [(_as_master(outcome, pair, weights, _owner((outcome, pair))), pair) for outcome, pair in outcomes]
 
