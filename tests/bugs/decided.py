@@ -81,7 +81,9 @@ class Centered(nn.Module):
         if self.mesh is not None:
             mean, square = (Mean.apply(one, self.mesh.get_group()) for one in (mean, square))
         return (x - mean) * torch.rsqrt(square - mean.square() + 1e-5)
-def build(): return nn.Sequential(nn.Linear(6, 8), Centered(), nn.Tanh(), nn.Linear(8, 6), Centered())
+def build():
+    first = (nn.Linear(6, 8), Centered(), nn.Tanh())
+    return nn.Sequential(*first, nn.Linear(8, 6), Centered(), nn.Tanh(), nn.Linear(6, 4))
 def batch(): return torch.randn(8, 6) * torch.arange(1, 9)[:, None]
 def parallelize(model, mesh):
     model[1].mesh = mesh
