@@ -92,11 +92,8 @@ def unexplained_weight(evidence: Evidence, result: Compared) -> UnexplainedWeigh
     settings = dict.fromkeys(name for record in evidence.dump.files.ranks.values() for name in record.other_settings)
     count = 0 if step is None else sum(np.count_nonzero(step.wanted_of(rank)) for rank in step.reduced)
     few = f"{count}" if count < FEW else ""
-    axes = (
-        ()
-        if few or step is None or step.wanted.ndim < 2
-        else tuple(axis for axis in step.mesh.axes if step.is_split(axis))
-    )
+    is_matrix = step is not None and not few and step.wanted.ndim > 1
+    axes = [axis for axis in step.mesh.axes if step.is_split(axis)] if is_matrix and step is not None else []
     return UnexplainedWeight(listed(settings, MAX_LISTED), few, " and ".join(axes))
 
 
