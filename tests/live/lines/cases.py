@@ -557,14 +557,12 @@ CASES = (
         REPLACED,
         (("terms = summed(terms, self.group)\n", "\n"),),
         "terms + self.down.bias",
-        is_between=True,
     ),
     Case(
         "replaced class, nonlinear twice",
         REPLACED,
         (("terms = F.linear(hidden, self.down.weight)", "terms = F.linear(torch.tanh(hidden), self.down.weight)"),),
         "F.linear(torch.tanh(hidden)",
-        is_between=True,
     ),
     Case(
         "sum over the wrong axis",

@@ -36,7 +36,7 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     for value in lines.values:  # in order, so that none of them has to go back far
         states.forward(value)
     fault = forward_fault(lines, states)
-    if fault is not None and fault.way == "result" and fault.reads:
+    if fault is not None and fault.way == "result" and fault.reads and not fault.moved:
         fault = moved_fault(lines, states) or fault
     if fault is not None and fault.way == "between":
         fault = moved_fault(lines, states) or exchange_fault(lines, states) or foreign_fault(lines, states) or fault
@@ -66,7 +66,7 @@ def moved_fault(lines: Lines, states: States) -> Fault | None:
         made = [states.forward(value) for value in call.outputs]
         if moved and made and all(state.kind == "none" for state in made):
             maker = lines.producer(moved[0])
-            while maker is not None and (earlier := _moved_input(maker, states)):
+            while maker is not None and (earlier := _moved_before(lines, states, maker)):
                 moved, maker = [earlier], lines.producer(earlier)
             if maker is None or maker.first.function not in MOVES:
                 return None
@@ -74,8 +74,18 @@ def moved_fault(lines: Lines, states: States) -> Fault | None:
     return None
 
 
-def _moved_input(call: Call, states: States) -> Value | None:
-    return next((value for value in call.inputs if states.forward(value).moved == "order"), None)
+def _moved_before(lines: Lines, states: States, call: Call) -> Value | None:
+    """Return a tensor in another order that a call is made of, through what is not compared."""
+    left, seen = list(call.inputs), set(call.outputs)
+    while left:
+        value = left.pop()
+        state, maker = states.forward(value), lines.producer(value)
+        if state.moved == "order":
+            return value
+        if value not in seen and not state.is_known and maker is not None:
+            left += maker.inputs
+        seen.add(value)
+    return None
 
 
 class _Forward:
