@@ -33,7 +33,7 @@ from shardviz.explain.update import (
     UnreducedStatistics,
 )
 from shardviz.relate.measures import owner_of, ratio_of
-from shardviz.relate.tolerance import FEW, ROUNDINGS_OF_STEP, STEP, TELLING
+from shardviz.relate.tolerance import EPSILON, FEW, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, STEP, TELLING
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -216,12 +216,32 @@ def _beyond(evidence: Evidence, result: Compared, rank: int) -> NDArray[np.float
     wanted = result.wanted_of(rank)
     allowed = result.rounding.tolerance(result.wanted, gradient=result.role == "optim")
     before = _before(evidence.dump, result)
+    if result.role == "buffer":
+        allowed = max(allowed, _noise_of_buffer(evidence.dump, result))
     if before is not None:
         moved = float(np.max(np.abs(wanted - result.part(before, rank)), initial=0.0))
         rounded = ROUNDINGS_OF_STEP * result.rounding.epsilon
         allowed += max(max(STEP, rounded) * moved, rounded * evidence.largest_step)
     off = np.abs(result.reduced[rank] - wanted)
     return np.where(off <= allowed, -1.0, np.nan_to_num(off, nan=np.inf))
+
+
+def _noise_of_buffer(dump: Dump, result: Compared) -> float:
+    """Return what sums leave that cancel to a buffer, as a mean of what is normalized; 0 if it is larger than that.
+
+    The buffers of a module are of the same activations, so the largest of them says how large those are.
+    """
+    module = result.name.rpartition(".")[0]
+    floats = [
+        dump.values(tensor.first, name)
+        for tensor in dump.at("updated")
+        if tensor.role == "buffer" and "float" in tensor.first.body.dtype
+        for name in tensor.names
+        if name.rpartition(".")[0] == module
+    ]
+    size = max((float(np.max(np.abs(values), initial=0.0)) for values in floats), default=0.0)
+    noise = ROUNDINGS_OF_ONE * min(result.rounding.epsilon, EPSILON["float32"]) * size
+    return noise if np.max(np.abs(result.wanted), initial=0.0) <= noise else 0.0
 
 
 def _before(dump: Dump, result: Compared) -> NDArray[np.float64] | None:
