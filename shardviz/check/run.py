@@ -56,6 +56,7 @@ from shardviz.dump.read import read_files
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
 from shardviz.explain.order import OrderNotApplied
+from shardviz.explain.update import AnotherLearningRate, RepeatedStep
 from shardviz.layout.intended import split_order
 from shardviz.text import natural_key
 
@@ -69,6 +70,9 @@ if TYPE_CHECKING:
     from shardviz.layout.intended import DimOrder
 
 Result = Finding | NotChecked
+
+RATE_OF_GROUP = "the optimizer's lr of group"
+"""How ranks begin a note that a learning rate is not the unsharded model's."""
 
 
 def check_dump(path: Path | str) -> Report:
@@ -89,7 +93,16 @@ def report_on(dump: Dump) -> Report:
     weights = [*with_one_order(_of_shards(laid_out), laid_out), *_of_run(dump)]
     told_right: dict[Place, bool] = {}
     step = with_unread(dump, with_lines(dump, _of_step(laid_out, _findings(weights), told_right)))
-    return replace(_report(dump, laid_out, [*weights, *step, *check_collectives(dump)]), compared=told_right)
+    results = _without_rates([*weights, *step, *check_collectives(dump)])
+    return replace(_report(dump, laid_out, results), compared=told_right)
+
+
+def _without_rates(results: list[Result]) -> list[Result]:
+    """Return results without the notes that learning rates differ, if a finding about a weight's step says so."""
+    causes = [finding.explanation for finding in _findings(results)]
+    if not any(isinstance(cause, AnotherLearningRate | RepeatedStep) for cause in causes):
+        return results
+    return [result for result in results if isinstance(result, Finding) or not result.why.startswith(RATE_OF_GROUP)]
 
 
 def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:

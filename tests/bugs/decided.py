@@ -224,4 +224,16 @@ CASES = (
         "dp=2",
         CENTERED.replace("SGD(model.parameters(), lr=0.1)", "Adam(model.parameters(), lr=0.1)"),
     ),
+    Healthy(
+        "a running mean of what is normalized already",
+        "tp=2",
+        """
+def build():
+    first = (nn.Linear(6, 8), nn.Linear(8, 6), nn.BatchNorm1d(6, affine=False), nn.BatchNorm1d(6))
+    return nn.Sequential(*first, nn.Tanh(), nn.Linear(6, 4))
+def batch(): return torch.randn(12, 6)
+def parallelize(model, mesh): parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+def optimizer(model, mesh): return torch.optim.SGD(model.parameters(), lr=0.01)
+""",
+    ),
 )

@@ -13,6 +13,7 @@ cases, so what is left says what it started from.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,10 +31,11 @@ from shardviz.explain.update import (
     OwnBufferRead,
     RepeatedCount,
     UnexplainedBuffer,
+    UnexplainedWeight,
     UnreducedStatistics,
 )
 from shardviz.relate.measures import owner_of, ratio_of
-from shardviz.relate.tolerance import FEW, ROUNDINGS_OF_STEP, STEP, TELLING
+from shardviz.relate.tolerance import EPSILON, FEW, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, STEP, TELLING
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ def check_unsharded_update(
         return
     rounding = rounding_of(dump)
     splitting = tuple(axis for axis, is_batch in (evidence.batch or {}).items() if is_batch)
-    settled = set(judged)
+    settled, outcomes = set(judged), list[Finding | NotChecked]()
     for role in WHAT:
         for tensor, name in _of_role(dump, role):
             reference = dump.find("updated", role, name)
@@ -77,18 +79,32 @@ def check_unsharded_update(
             if reference is not None and "complex" in reference.first.body.dtype:
                 told_right[Place("step", tensor.role, name)] = _is_bitwise(tensor, reference, name)
                 if not told_right[Place("step", tensor.role, name)]:
-                    yield NotChecked(name, f"{WHAT[role]} after the step: its numbers are complex", "step")
+                    outcomes.append(NotChecked(name, f"{WHAT[role]} after the step: its numbers are complex", "step"))
             elif reference is not None and weight not in settled:
                 expected = dump.values(reference.first, name)
                 comparison = laid_out(dump, tensor, name, expected, rounding)
                 findings = list(_check(evidence, comparison, splitting))
-                yield from (
+                outcomes += (
                     finding.seen_in(comparison) if isinstance(finding, Finding) else finding for finding in findings
                 )
                 if not any(isinstance(finding, NotChecked) for finding in findings):
                     told_right[Place("step", tensor.role, name)] = not findings
                 settled |= {weight} if findings else set()
+    yield from _without_contradicted(outcomes)
     yield from _not_kept(dump, settled)
+
+
+def _without_contradicted(outcomes: list[Finding | NotChecked]) -> list[Finding | NotChecked]:
+    """Return outcomes that blame no part of a matrix if a weight that is not one is off by no known rule, too."""
+    causes = [outcome.explanation for outcome in outcomes if isinstance(outcome, Finding)]
+    if all(cause.split_over for cause in causes if isinstance(cause, UnexplainedWeight)):
+        return outcomes
+    return [
+        outcome.because(replace(outcome.explanation, split_over=""))
+        if isinstance(outcome, Finding) and isinstance(outcome.explanation, UnexplainedWeight)
+        else outcome
+        for outcome in outcomes
+    ]
 
 
 def _not_kept(dump: Dump, settled: Collection[str]) -> Iterator[NotChecked]:
@@ -216,12 +232,32 @@ def _beyond(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.f
     expected = comparison.wanted_of(rank)
     allowed = comparison.rounding.tolerance(comparison.wanted, gradient=comparison.role == "optim")
     before = _before(evidence.dump, comparison)
+    if comparison.role == "buffer":
+        allowed = max(allowed, _noise_of_buffer(evidence.dump, comparison))
     if before is not None:
         moved = float(np.max(np.abs(expected - comparison.part(before, rank)), initial=0.0))
         rounded = ROUNDINGS_OF_STEP * comparison.rounding.epsilon
         allowed += max(max(STEP, rounded) * moved, rounded * evidence.largest_step)
     off = np.abs(comparison.reduced[rank] - expected)
     return np.where(off <= allowed, -1.0, np.nan_to_num(off, nan=np.inf))
+
+
+def _noise_of_buffer(dump: Dump, comparison: Compared) -> float:
+    """Return what sums leave that cancel to a buffer, as a mean of what is normalized; 0 if it is larger than that.
+
+    The buffers of a module are of the same activations, so the largest of them says how large those are.
+    """
+    module = comparison.name.rpartition(".")[0]
+    floats = [
+        dump.values(tensor.first, name)
+        for tensor in dump.at("updated")
+        if tensor.role == "buffer" and "float" in tensor.first.body.dtype
+        for name in tensor.names
+        if name.rpartition(".")[0] == module
+    ]
+    size = max((float(np.max(np.abs(values), initial=0.0)) for values in floats), default=0.0)
+    noise = ROUNDINGS_OF_ONE * min(comparison.rounding.epsilon, EPSILON["float32"]) * size
+    return noise if np.max(np.abs(comparison.wanted), initial=0.0) <= noise else 0.0
 
 
 def _before(dump: Dump, comparison: Compared) -> NDArray[np.float64] | None:

@@ -92,9 +92,11 @@ def unexplained_weight(evidence: Evidence, result: Compared) -> UnexplainedWeigh
     settings = dict.fromkeys(name for record in evidence.dump.files.ranks.values() for name in record.other_settings)
     count = 0 if step is None else sum(np.count_nonzero(step.wanted_of(rank)) for rank in step.reduced)
     few = f"{count}" if count < FEW else ""
-    is_matrix = step is not None and not few and step.wanted.ndim > 1
-    axes = [axis for axis in step.mesh.axes if step.is_split(axis)] if is_matrix and step is not None else []
-    return UnexplainedWeight(listed(settings, MAX_LISTED), few, " and ".join(axes))
+    axes = [axis for axis in step.mesh.axes if step.is_split(axis)] if step is not None and not few else []
+    is_of_matrices = result.wanted.ndim > 1 and not any(
+        other.wrong for other in _other_weights(evidence.dump, result) if other.wanted.ndim < 2
+    )
+    return UnexplainedWeight(listed(settings, MAX_LISTED), few, " and ".join(axes) if is_of_matrices else "")
 
 
 def _left_out(step: Compared) -> Why | None:
