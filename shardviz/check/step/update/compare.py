@@ -13,7 +13,6 @@ cases, so what is left says what it started from.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,7 +30,6 @@ from shardviz.explain.update import (
     OwnBufferRead,
     RepeatedCount,
     UnexplainedBuffer,
-    UnexplainedWeight,
     UnreducedStatistics,
 )
 from shardviz.relate.measures import owner_of, ratio_of
@@ -71,7 +69,7 @@ def check_unsharded_update(
         return
     rounding = rounding_of(dump)
     splitting = tuple(axis for axis, is_batch in (evidence.batch or {}).items() if is_batch)
-    settled, outcomes = set(judged), list[Finding | NotChecked]()
+    settled = set(judged)
     for role in WHAT:
         for tensor, name in _of_role(dump, role):
             reference = dump.find("updated", role, name)
@@ -79,32 +77,18 @@ def check_unsharded_update(
             if reference is not None and "complex" in reference.first.body.dtype:
                 told_right[Place("step", tensor.role, name)] = _is_bitwise(tensor, reference, name)
                 if not told_right[Place("step", tensor.role, name)]:
-                    outcomes.append(NotChecked(name, f"{WHAT[role]} after the step: its numbers are complex", "step"))
+                    yield NotChecked(name, f"{WHAT[role]} after the step: its numbers are complex", "step")
             elif reference is not None and weight not in settled:
                 expected = dump.values(reference.first, name)
                 comparison = laid_out(dump, tensor, name, expected, rounding)
                 findings = list(_check(evidence, comparison, splitting))
-                outcomes += (
+                yield from (
                     finding.seen_in(comparison) if isinstance(finding, Finding) else finding for finding in findings
                 )
                 if not any(isinstance(finding, NotChecked) for finding in findings):
                     told_right[Place("step", tensor.role, name)] = not findings
                 settled |= {weight} if findings else set()
-    yield from _without_contradicted(outcomes)
     yield from _not_kept(dump, settled)
-
-
-def _without_contradicted(outcomes: list[Finding | NotChecked]) -> list[Finding | NotChecked]:
-    """Return outcomes that blame no part of a matrix if a weight that is not one is off by no known rule, too."""
-    causes = [outcome.explanation for outcome in outcomes if isinstance(outcome, Finding)]
-    if all(cause.split_over for cause in causes if isinstance(cause, UnexplainedWeight)):
-        return outcomes
-    return [
-        outcome.because(replace(outcome.explanation, split_over=""))
-        if isinstance(outcome, Finding) and isinstance(outcome.explanation, UnexplainedWeight)
-        else outcome
-        for outcome in outcomes
-    ]
 
 
 def _not_kept(dump: Dump, settled: Collection[str]) -> Iterator[NotChecked]:
@@ -315,7 +299,7 @@ def _finding(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tuple
         if why
         else UnexplainedState()
         if comparison.role == "optim"
-        else unexplained_weight(evidence, comparison)
+        else unexplained_weight(evidence, comparison, ranks)
     )
     where = f"on {len(ranks):,} of {len(comparison.reduced):,} ranks"
     text = f"{WHAT[comparison.role]} is not the unsharded model's after the step {where}"

@@ -34,7 +34,7 @@ from shardviz.relate.tolerance import ALIKE, EXPLAINED_UPDATE, FEW, LEAST_SINGUL
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -86,15 +86,17 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
     )
 
 
-def unexplained_weight(evidence: Evidence, result: Compared) -> UnexplainedWeight:
-    """Return what is known of a wrong weight whose step no rule explains."""
-    step = _step_of(evidence.dump, result)
+def unexplained_weight(evidence: Evidence, comparison: Compared, ranks: Collection[int]) -> UnexplainedWeight:
+    """Return what is known of a weight that is wrong on some ranks and whose step no rule explains."""
+    step = _step_of(evidence.dump, comparison)
     settings = dict.fromkeys(name for record in evidence.dump.files.ranks.values() for name in record.other_settings)
     count = 0 if step is None else sum(np.count_nonzero(step.wanted_of(rank)) for rank in step.reduced)
     few = f"{count}" if count < FEW else ""
     axes = [axis for axis in step.mesh.axes if step.is_split(axis)] if step is not None and not few else []
-    is_of_matrices = result.wanted.ndim > 1 and not any(
-        other.wrong for other in _other_weights(evidence.dump, result) if other.wanted.ndim < 2
+    is_of_matrices = (
+        comparison.wanted.ndim > 1
+        and len(ranks) == len(comparison.reduced)
+        and not any(other.wrong for other in _other_weights(evidence.dump, comparison) if other.wanted.ndim < 2)
     )
     return UnexplainedWeight(listed(settings, MAX_LISTED), few, " and ".join(axes) if is_of_matrices else "")
 
