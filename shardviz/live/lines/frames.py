@@ -55,6 +55,14 @@ def frames_of(module: nn.Module) -> tuple[tuple[FrameRecord, ...], int]:
     return tuple(_record(frame) for frame, _ in reversed(frames)), max(len(frames) - 1 - at, 0)
 
 
+def users_place() -> str:
+    """Return the innermost line of the user's that is running, as `loss.py:31`; empty if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (_kind(frame.f_code) != "user"):
+        frame = frame.f_back
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
 def _module_of(frame: FrameType) -> nn.Module | None:
     """Return the module whose method a frame runs."""
     names = frame.f_code.co_varnames

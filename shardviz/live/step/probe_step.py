@@ -340,6 +340,7 @@ class ProbeStep:
         for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:
             self.on.capture.add_values(local, "step")
         self.on.capture.collectives += step.seen.comms.records(self.on.job.mesh, self.on.capture.rank)
+        self.on.capture.moves += dict.fromkeys(step.seen.comms.moves)
         self.on.capture.casts += step.seen.comms.casts
         if self.on.capture.rank == 0:
             self.on.capture.casts += [structs.replace(cast, unsharded=True) for cast in reference.seen.comms.casts]
