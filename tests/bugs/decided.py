@@ -153,7 +153,54 @@ class Muon(torch.optim.Optimizer):
 def optimizer(model, mesh): return Muon(model.parameters())
 """
 
+GATHERED = """
+BATCH_AXES = ("fsdp",)
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group, ctx.rows = group, len(x)
+        parts = [torch.empty_like(x) for _ in range(distributed.get_world_size(group))]
+        distributed.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts)
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        distributed.all_reduce(grad, group=ctx.group)
+        first = distributed.get_rank(ctx.group) * ctx.rows
+        return grad[first : first + ctx.rows], None
+def own_in_all(x, group):
+    parts = [torch.empty_like(x) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(parts, x.detach().contiguous(), group=group)
+    parts[distributed.get_rank(group)] = x
+    return torch.cat(parts)
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 8), nn.Linear(6, 8)
+    def forward(self, x): return self.left(x), self.right(x)
+def build(): return Pair()
+def batch(): return torch.randn(8, 6)
+def parallelize(model, mesh): fully_shard(model, mesh=mesh)
+def loss(model, x):
+    left, right = model(x)
+    return functional.cross_entropy(left @ right.T, torch.arange(len(left)))
+def step(model, x, mesh):
+    left, right = model(x)
+    labels = mesh.get_local_rank() * len(left) + torch.arange(len(left))
+    value = functional.cross_entropy(left @ Gather.apply(right, mesh.get_group()).T, labels)
+    value.backward()
+    return value
+"""
+
 CASES = (
+    Bug(
+        "rows of other ranks that get no gradient",
+        "fsdp=2",
+        GATHERED,
+        (("Gather.apply(right", "own_in_all(right"),),
+        ("wrong-value",),
+        ("all_gather in case.py", "no backward"),
+    ),
     Bug(
         "the last weight of ZeRO that nothing sends",
         "dp=2",

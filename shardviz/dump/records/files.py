@@ -13,6 +13,7 @@ from shardviz.dump.records.step import (
     CastRecord,
     CollectiveRecord,
     MaskRecord,
+    MoveRecord,
     NoiseRecord,
     ReductionRecord,
     StageRecord,
@@ -54,6 +55,7 @@ class RankRecord(Record, frozen=True):
         not_applied: Tensors that did not read back as they were filled, and how: `(name, reason)`.
         collectives: What the training step sent between ranks, in the order in which it began.
         reductions: What the step reduced over ranks to make its loss.
+        moves: What the step moved between ranks without a backward.
         casts: What the step cast to float8.
         unread: Sums over ranks whose results nothing read.
         schedule: What this rank's stages of a pipeline ran, in order.
@@ -103,6 +105,7 @@ class RankRecord(Record, frozen=True):
     not_applied: tuple[tuple[str, str], ...] = ()
     collectives: tuple[CollectiveRecord, ...] = ()
     reductions: tuple[ReductionRecord, ...] = ()
+    moves: tuple[MoveRecord, ...] = ()
     casts: tuple[CastRecord, ...] = ()
     schedule: tuple[StageRecord, ...] = ()
     calls: tuple[CallRecord, ...] = ()

@@ -78,6 +78,20 @@ class ReductionRecord(Record, frozen=True):
     count: Count = 1
 
 
+class MoveRecord(Record, frozen=True):
+    """A collective without a backward that moves floats, called with gradients on before the step's first backward.
+
+    It ran outside of all modules and of every torch.autograd.Function.
+
+    Attributes:
+        op: What it is: `all_gather`, ...
+        place: The user's line that calls it, as `loss.py:31`.
+    """
+
+    op: str
+    place: str
+
+
 class CastRecord(Record, frozen=True):
     """A cast to float8 in the step, in the order in which a module made them.
 

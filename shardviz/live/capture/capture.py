@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         CastRecord,
         CollectiveRecord,
         MaskRecord,
+        MoveRecord,
         NoiseRecord,
         ReductionRecord,
         StageRecord,
@@ -58,7 +59,7 @@ GATHER = "full_tensor"
 LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
     *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
-    *("skipped_keys", "rounded", "reductions", "casts", "unread"),
+    *("skipped_keys", "rounded", "reductions", "casts", "unread", "moves"),
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -88,6 +89,7 @@ class Capture:
     not_applied: list[tuple[str, str]] = field(default_factory=list)
     collectives: list[CollectiveRecord] = field(default_factory=list)
     reductions: list[ReductionRecord] = field(default_factory=list)
+    moves: list[MoveRecord] = field(default_factory=list)
     casts: list[CastRecord] = field(default_factory=list)
     unread: list[UnreadRecord] = field(default_factory=list)
     schedule: list[StageRecord] = field(default_factory=list)

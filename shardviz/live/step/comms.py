@@ -13,18 +13,19 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.tensor.debug import CommDebugMode
 
-from shardviz.dump.records.step import CastRecord, CollectiveRecord, ReductionRecord, UnreadRecord
+from shardviz.dump.records.step import CastRecord, CollectiveRecord, MoveRecord, ReductionRecord, UnreadRecord
 from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.compat import clean_name, follow_modules_by, ranks_of_operator
+from shardviz.live.lines.frames import user_line
 from shardviz.live.step.running import Running, tensors_in
 from shardviz.live.step.unread import Unread, hands_on, memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    import torch
     from torch import nn
 
     from shardviz.layout.mesh import Mesh
@@ -37,6 +38,7 @@ _SPELLINGS = {
     "recv_any_source": "recv",
 }
 _SUMS = ("all_reduce", "reduce_scatter", "reduce")
+_MOVES = ("all_gather", "all_to_all", "gather")
 _MAX_CASTS = 1024
 _NO_COLLECTIVES = ("wait_tensor", "monitored_barrier", "_wrap_tensor_autograd")
 
@@ -52,6 +54,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         narrowed_to: Dtypes to which values of a wider dtype were rounded.
+        moves: Collectives without a backward that moved floats before the first backward, outside of modules.
         casts: The first casts to float8.
         summed_in: Dtypes in which numbers were summed over ranks in backward, or after it.
         unread: The results of functional collectives that nothing reads.
@@ -67,6 +70,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         self._is_before_backward = True
         self.narrowed_to: set[torch.dtype] = set()
         self.casts: list[CastRecord] = []
+        self.moves: list[MoveRecord] = []
         self.summed_in: set[torch.dtype] = set()
         self.unread = Unread()
         self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None
@@ -135,6 +139,18 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         self._note_casts(taken, operands)
         self.narrowed_to |= {tensor.dtype for tensor in (*operands, *inputs) if tensor.dtype.itemsize < widest}
 
+    def _note_outside(self, op: str, ranks: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> None:
+        """Record what makes the loss: a reduction, or what is moved and gets no gradient back."""
+        if op in _SUMS:
+            self._reduced.update((ranks, tensor.dtype, tensor.numel()) for tensor in tensors[:1])
+        elif (
+            op in _MOVES
+            and torch.is_grad_enabled()
+            and any(_is_real(tensor) and tensor.numel() > 1 for tensor in tensors)
+        ):
+            line = user_line()
+            self.moves.append(MoveRecord(op, "" if line is None else f"{line.file}:{line.line}"))
+
     def _note_casts(self, taken: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
         """Record a cast to float8, with the largest number that it was given."""
         for tensor in given if len(self.casts) < _MAX_CASTS else ():
@@ -147,8 +163,8 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         ranks = ranks_of_operator(func, args)
         if op in _SUMS and (self._running.is_bw or self._running.is_outside):
             self.summed_in |= {tensor.dtype for tensor in tensors_in(args) if _is_real(tensor)}
-        if op in _SUMS and self._running.is_outside and self._is_before_backward:
-            self._reduced.update((ranks, tensor.dtype, tensor.numel()) for tensor in tensors_in(args[:1]))
+        if self._running.is_outside and self._is_before_backward:
+            self._note_outside(op, ranks, list(tensors_in(args)))
         key = (op, ranks, self._running.name, self._running.is_bw, self._running.is_outside)
         count, size = self._counts.get(key, (0, 0))
         self._counts[key] = count + 1, size + _payload(func, args, len(ranks))

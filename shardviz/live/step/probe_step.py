@@ -347,6 +347,7 @@ class ProbeStep:
         for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:
             self.on.capture.add_values(local, "step")
         self.on.capture.collectives += step.observation.comms.records(self.on.job.mesh, self.on.capture.rank)
+        self.on.capture.moves += dict.fromkeys(step.observation.comms.moves)
         self.on.capture.casts += step.observation.comms.casts
         if self.on.capture.rank == 0:
             self.on.capture.casts += [

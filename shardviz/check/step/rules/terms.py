@@ -78,7 +78,11 @@ def _where_to_look(evidence: Evidence, comparison: Compared) -> Cause:
 def _in_backward(evidence: Evidence) -> Cause:
     cut = evidence.without_gradient
     is_of_loss = any(call.is_bad(OUTPUT) for call in evidence.calls.by_module.get("", ()))
-    return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss)
+    moves = {move for record in evidence.dump.files.ranks.values() for move in record.moves}
+    if cut or len(moves) != 1:
+        return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss)
+    (move,) = moves
+    return UnexplainedBackward(is_of_loss, move.op, move.place)
 
 
 def added_too_often(dump: Dump, comparison: Compared) -> Finding | None:
