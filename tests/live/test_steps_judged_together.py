@@ -194,7 +194,7 @@ def batch(): return torch.randn(4, 6)
 def test_terms_of_a_sum_that_nothing_adds_up_are_reported_by_the_module_that_puts_them_out(tmp_path: Path) -> None:
     (found,) = checked(SUMMED_BY_HAND, "tp=2", tmp_path, right=False).findings
     assert (found.kind, found.tensor) == ("unreduced-output", "output")
-    assert found.fix.startswith("all_reduce the output of 0 over tp before 1 reads it")
+    assert found.fix.startswith("all_reduce the output of module 0 over tp before module 1 reads it")
 
 
 @recorded

@@ -47,7 +47,7 @@ def _as_master(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair], owner:
     side, name = SIDES[at], printable(weight.name)
     if is_same(master, weight):
         return outcome.became("tied", f"{outcome.why}: the {side} has it as its weight {name}", other=weight.name)
-    return outcome.became(outcome.verdict, f"{outcome.why}; the {side}'s weight {name} has other values")
+    return outcome.became(outcome.verdict, f"{outcome.why}; the {side}'s weight {name} has different values")
 
 
 def _weight_of(parameter: str, weights: Mapping[str, Pair]) -> Pair | None:

@@ -169,7 +169,7 @@ train(student)
 def test_help_says_that_values_are_destroyed(capsys):
     with pytest.raises(SystemExit):
         main(["run", "--help"])
-    assert "destroys the weights" in capsys.readouterr().out
+    assert "destroys its weights" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("other", ["--reference", "--steps"])
