@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import shutil
 import tempfile
 import textwrap
 from dataclasses import fields
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +64,9 @@ def judge_rooms(rooms: Sequence[Room], words: Sequence[str] = (), processes: int
             named = [case for case in room.cases.values() if not words or any(word in case.name for word in words)]
             jobs += [(room.size(case.name), room.name, case, folder) for case in named]
         jobs.sort(key=lambda job: -job[0])  # the long ones first, so that no process waits for another at the end
-        with get_context("fork").Pool(processes) if processes else contextlib.nullcontext() as pool:
+        gc.freeze()  # each collection would walk through all that is imported, and copy it into the process
+        workers = partial(get_context("fork").Pool, processes, gc.set_threshold, (20_000,))
+        with workers() if processes else contextlib.nullcontext() as pool:
             judged = pool.imap_unordered(_judge_in, jobs, chunksize=4) if pool is not None else map(_judge_in, jobs)
             for name, case, rows in judged:
                 verdicts[name][case] = rows
