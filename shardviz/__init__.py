@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from shardviz.live.capture.stamp import stamp
     from shardviz.live.run.watching import watch
     from shardviz.notebook.load import load
+    from shardviz.versions import __version__ as __version__
 
 _HOMES = {
+    "__version__": "shardviz.versions",
     "LightningCallback": "shardviz.live.run.watching",
     "Layout": "shardviz.layout.layout",
     "Mesh": "shardviz.layout.mesh",

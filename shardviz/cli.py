@@ -195,13 +195,9 @@ def _unknown(word: str) -> tuple[str, str]:
 
 
 def _versions() -> str:
-    from importlib.metadata import PackageNotFoundError, version
     from platform import python_version
 
-    found = []
-    for package in ("shardviz", "torch"):
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            found.append(f"{package} not installed")
-    return ", ".join([*found, f"Python {python_version()}"])
+    from shardviz.versions import package_version
+
+    packages = (f"{package} {package_version(package) or 'not installed'}" for package in ("shardviz", "torch"))
+    return ", ".join([*packages, f"Python {python_version()}"])

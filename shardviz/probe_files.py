@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from shardviz.errors import ProbeError
 from shardviz.probe_source import Source, constant, imported_modules, module_file, top_level_names
 from shardviz.text import did_you_mean, nearest
+from shardviz.versions import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -150,11 +151,11 @@ def check_torch(probe: Probe) -> None:
     Raises:
         ProbeError: It is too old.
     """
-    installed = version("torch")
-    if tuple(map(int, re.findall("[0-9]+", installed)[:2])) < probe.torch:
+    found = package_version("torch")
+    if found and tuple(map(int, re.findall("[0-9]+", found)[:2])) < probe.torch:
         needed = ".".join(map(str, probe.torch))
         raise ProbeError(
-            f"probe {probe.name} needs torch {needed} or newer, found {installed}", f"pip install 'torch>={needed}'"
+            f"probe {probe.name} needs torch {needed} or newer, found {found}", f"pip install 'torch>={needed}'"
         )
 
 

@@ -91,9 +91,9 @@ def as_text(sweep: Audit, folder: Path | None = None) -> str:
         sweep: What the sweep found.
         folder: Where the repros were written; they are named then, and not written out.
     """
-    from importlib.metadata import version
+    from shardviz.versions import package_version
 
-    lines = [f"torch {version('torch')}: {sweep.num_cases:,} cases tried, {sweep.num_wrong:,} wrong"]
+    lines = [f"torch {package_version('torch')}: {sweep.num_cases:,} cases tried, {sweep.num_wrong:,} wrong"]
     if sweep.not_tried:
         lines.append(f"not tried: {sweep.not_tried:,} cases, because too many worlds died")
     for number, disagreement in enumerate(sweep.disagreements, 1):

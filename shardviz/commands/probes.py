@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz import probe_files
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ProbeError
 from shardviz.text import printable
+from shardviz.versions import package_version
 
 if TYPE_CHECKING:
     import argparse
@@ -49,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
     others, broken = probe_files.installed()
     probes = [*probe_files.shipped(), *others]
     if args.format == "json":
-        write_markup(json.dumps([_as_json(probe, _own_version()) for probe in probes], indent=1) + "\n", None)
+        write_markup(
+            json.dumps([_as_json(probe, package_version("shardviz")) for probe in probes], indent=1) + "\n", None
+        )
     else:
         terminal = terminal_for(args.color)
         write_answer(_lines(probes, terminal), terminal)
@@ -71,16 +74,6 @@ def _as_json(probe: Probe, own_version: str) -> dict[str, Any]:
         "distribution": probe.name.partition("/")[0] if installed else "shardviz",
         "version": probe.version if installed else own_version,
     }
-
-
-def _own_version() -> str:
-    """Return shardviz's version; empty if it runs from its sources, without having been installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("shardviz")
-    except PackageNotFoundError:
-        return ""
 
 
 def _lines(probes: Sequence[Probe], terminal: Terminal) -> list[Text]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import socket
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
@@ -23,6 +22,7 @@ from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import dtype_name, named_tensors, tied_names
 from shardviz.live.job import VALUES_LIMIT
 from shardviz.text import fold
+from shardviz.versions import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -284,8 +284,8 @@ def run_record(
     """Return the facts about the whole run, for `run.json`."""
     return RunRecord(
         schema=SCHEMA,
-        shardviz=version("shardviz"),
-        torch=version("torch"),
+        shardviz=package_version("shardviz"),
+        torch=package_version("torch"),
         num_ranks=distributed.get_world_size(),
         command=command,
         probe=probe,

@@ -10,7 +10,6 @@ import math
 import secrets
 import sys
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -35,6 +34,7 @@ from shardviz.machine import cores
 from shardviz.plan.alternatives import Row, row_of
 from shardviz.plan.counting import Amounts
 from shardviz.text import counted
+from shardviz.versions import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -176,8 +176,8 @@ def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
     record = _planned(job, loaded)
     run = RunRecord(
         schema=SCHEMA,
-        shardviz=version("shardviz"),
-        torch=version("torch"),
+        shardviz=package_version("shardviz"),
+        torch=package_version("torch"),
         num_ranks=job.mesh.size,
         command=job.command,
         probe=job.probe.name,

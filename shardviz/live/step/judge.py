@@ -11,7 +11,6 @@ import importlib
 import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +35,7 @@ from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.run.tracing import groups_of
 from shardviz.live.step.step import gradients
 from shardviz.live.step.trace.points import add_points
+from shardviz.versions import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -246,7 +246,7 @@ def _write(folder: Path, step_capture: Capture, trace: Trace, weights: Sequence[
 
 
 def _run(seen: Capture) -> RunRecord:
-    return RunRecord(SCHEMA, version("shardviz"), version("torch"), seen.num_ranks, run_id=seen.run_id)
+    return RunRecord(SCHEMA, package_version("shardviz"), package_version("torch"), seen.num_ranks, run_id=seen.run_id)
 
 
 def _bring_together(folder: Path, rank: int, num_ranks: int) -> None:
