@@ -219,7 +219,7 @@ class RankDependentCode(Cause):
     """
 
     ranks: tuple[int, ...]
-    kinds = ("wrong-value",)
+    kinds = ("wrong-value", "wrong-scale")
     why = "The code on {ranks:ranks} computes something different from the other ranks, which are right"
     how = "look for code that depends on the rank: an input, a seed, a branch, a buffer that the rank computes again"
 

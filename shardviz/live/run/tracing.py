@@ -14,7 +14,6 @@ import sys
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -31,7 +30,7 @@ from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.claims.wrappers import reducing
-from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward
+from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward, is_compiled
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.references.values import outermost
@@ -40,6 +39,7 @@ from shardviz.live.step.running import tensors_in
 from shardviz.live.step.trace.points import add_points
 from shardviz.live.step.trace.recorder import MAX_ELEMENTS, Trace
 from shardviz.live.trace_modules import Followed
+from shardviz.versions import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -70,6 +70,11 @@ class Step:
     most: int
     weights: Sequence[Local]
     broke_off: bool = False
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether modules of it are in a compiled graph, which calls no hook."""
+        return any(map(is_compiled, self.root.modules()))
 
 
 def weights_of(tensors: Iterable[Local], most: int) -> list[Local]:
@@ -108,10 +113,15 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         capture.not_checked.append(("", f"{unseen}: {problem}"))
     if step.trace.left_out:
         capture.not_checked.append(("", step.trace.left_out))
+    if step.is_compiled:
+        capture.not_checked.append(("", COMPILED))
     folder.mkdir(exist_ok=True)
     if is_first_here(folder, "trace folder"):
         write_run(
-            folder, RunRecord(SCHEMA, version("shardviz"), version("torch"), num_ranks, command, run_id=capture.run_id)
+            folder,
+            RunRecord(
+                SCHEMA, package_version("shardviz"), package_version("torch"), num_ranks, command, run_id=capture.run_id
+            ),
         )
     write_rank(folder, capture.record(), capture.dense)
 
@@ -156,6 +166,11 @@ MAX_GIVEN = 64
 
 
 WHAT = "the trace of a step"
+
+COMPILED = (
+    "what modules take and return inside torch.compile, whose graph has no modules; run the job with "
+    "TORCH_COMPILE_DISABLE=1 to record them"
+)
 
 
 class JobTrace(Trace):
@@ -258,6 +273,7 @@ class Follower:
         self._handles: list[Any] = []
         self._step: Step | None = None
         self._is_over = False
+        self._is_of_many = False
         self._process = os.getpid()
 
     def optimizing(self, optimizer: Optimizer) -> None:
@@ -305,6 +321,7 @@ class Follower:
 
     def _follow(self, root: nn.Module, called: nn.Module) -> None:
         disarm(self.visit)
+        self._is_of_many = distributed.is_initialized()
         model = unwrapped(root)
         followed = Followed.parse(self.options.trace)
         trace = JobTrace(sum(followed.includes(name) for name, _ in model.named_modules()))
@@ -320,12 +337,14 @@ class Follower:
 
     def _before(self, optimizer: Optimizer) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
-        if self._step is not None and self._step.trace.order:
+        if self._step is not None and (self._step.trace.order or self._step.is_compiled):
             parameter_ids = {id(one) for one in self._step.root.parameters()}
             if parameter_ids & _parameters(optimizer):
                 self._finish("")
 
     def _end_with_process(self) -> None:
+        if self._is_of_many and not distributed.is_initialized():
+            return  # the process groups that would say whose part this is were destroyed
         # Python keeps here what it printed a traceback of.
         raised: BaseException | None = getattr(sys, "last_value", None)
         if raised is None:

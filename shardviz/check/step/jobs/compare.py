@@ -188,7 +188,8 @@ def _reordered(
 
 
 def _beside(reference: WholeJob, job: WholeJob, judging: Judging, weights: Weights) -> Attempt:
-    if not judging.judgments:
+    left_out = _left_out((reference.job, job.job))
+    if not judging.judgments and not left_out:
         why = "the step, module by module: the two models have no module of one name"
         return Attempt(_not_compared(why), is_complete=False)
     dump, sampled = assembled(job.job, judging, weights)
@@ -202,14 +203,15 @@ def _beside(reference: WholeJob, job: WholeJob, judging: Judging, weights: Weigh
     not_compared += [
         *_without_numbers(judging, reference),
         *_apart(judging, reference),
-        *_left_out((reference.job, job.job)),
+        *left_out,
     ]
     right = [
         place
         for place, judgment in judging.judgments.items()
         if not any(state in BAD for state in judgment.state.values())
     ]
-    dtypes = tuple(" and ".join(_dtypes(points)) for points in (judging.whole, *list(judging.ranks.values())[:1]))
+    both = (judging.whole, *list(judging.ranks.values())[:1])
+    dtypes = tuple(filter(None, (" and ".join(_dtypes(points)) for points in both)))
     difference = StepDifference(
         tuple(_departure(finding, judging, reference, job) for finding in findings),
         len(weights.params) + len(right),

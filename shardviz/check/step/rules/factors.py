@@ -34,6 +34,7 @@ from shardviz.explain.factors import (
     UndividedShardGradient,
 )
 from shardviz.explain.losses import DividedMean, SummedValue, UnsummedValue
+from shardviz.explain.step import RankDependentCode
 from shardviz.explain.templates import number, times_text
 from shardviz.relate.measures import axes_of_size, factors_of_ranks, ratio_of
 from shardviz.relate.tolerance import SINGLE, near_ratio
@@ -225,12 +226,14 @@ def _by_numbers(comparison: Compared, gradients_alike: Part | None) -> Finding |
     shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
     times = f"{number(high)} times {comparison.whose} on every rank" if alike else f"scaled by {shown}"
     cause: Cause = ClippedByParts() if comparison.role == "grad" else ScaledByOwnCount()
+    if comparison.role == "grad" and len(comparison.wrong) < len(factors) and high > 1 + SINGLE:  # clipping lessens
+        cause = RankDependentCode(comparison.wrong)
     if _is_loss_scale(factors.values()):
         cause = LossScaleLeft()
     if alike:
         of_all = gradients_alike is None or not gradients_alike.is_beside_right
         cause = ScaledForward() if comparison.role == "output" else ScaledInStep(of_all)
-    return comparison.finding(cause, f"the {comparison.what} is {times}")
+    return comparison.finding(cause, f"the {comparison.what} is {times}", kind="wrong-scale")
 
 
 def _is_loss_scale(factors: Iterable[float]) -> bool:

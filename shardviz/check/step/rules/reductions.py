@@ -96,6 +96,8 @@ def check_unreduced(comparison: Compared, batch: Batch | None = None) -> Finding
     if missing is None:
         return _among_holders(comparison)
     reduction, over, ratio = missing
+    if ratio != 1 and len(comparison.wrong) < len(comparison.values):
+        return None  # a rank that has the whole gradient has not just its own part of it
     axes = " and ".join(over)
     low, high, worst = _farthest(comparison, comparison.mesh.groups(comparison.copies_differ_along[0]))
     whole = comparison.whose if ratio == 1 else f"{times_text(ratio)} {comparison.whose}"

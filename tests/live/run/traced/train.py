@@ -182,6 +182,9 @@ def parallel(model):
         by_fsdp(model, mesh)
     if WAY == "hand":
         by_hand(model, mesh)
+    if is_at("unreduced"):
+        ignored = ["layers.1.norm2.weight"]
+        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     if WAY in ("hand", "ddp") and data is not None:
         model = nn.parallel.DistributedDataParallel(model, process_group=data.get_group())
     at, size = 0, 1
@@ -220,6 +223,8 @@ def main():
         model, at, size, mesh = parallel(model)
         if "dp" in mesh.mesh_dim_names:
             GROUPS["data"] = mesh["dp"].get_group()
+    if is_at("compiled_whole"):
+        model.compile(backend="eager")
     if is_at("compiled"):
         for layer in whole.layers.values():
             layer.compile(backend="eager")
@@ -237,7 +242,7 @@ def main():
         for part in range(num_parts if schedule is None else 0):
             loss = loss_of(model, tokens.chunk(num_parts)[part], labels.chunk(num_parts)[part], size)
             (loss if is_at("undivided_parts") else loss / num_parts).backward()
-        if is_at("unreduced") and mesh is not None:
+        if is_at("by_rank") and mesh is not None:
             weight = whole.layers["1"].norm2.weight
             weight.grad.mul_(1 + dist.get_rank())
         optimizer.step()
