@@ -1,4 +1,4 @@
-"""Whether the chunks of a tensor are all of it, each element once: counted on the grid that the chunks' edges make."""
+"""Whether a tensor's chunks cover it exactly once, counted on the grid of chunk edges."""
 
 from __future__ import annotations
 

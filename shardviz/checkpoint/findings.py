@@ -161,7 +161,7 @@ def _chunks(tensor: Saved) -> Iterator[Finding | NotChecked]:
 
 
 def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
-    """Return that a chunk cannot be read: a tensor subclass is not one of the types that are read as data."""
+    """Report a chunk that can't be read; a tensor subclass is only not checked."""
     if not isinstance(error, UnknownTypeError):
         return UnreadableFile(is_whole=True).finding(name, (), error.message)
     if error.is_subclass:
@@ -173,7 +173,7 @@ def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
 
 
 def _stored(checkpoint: Checkpoint, tensor: Saved, foreign: Container[str]) -> Iterator[Finding | NotChecked]:
-    """Yield chunks that are stored in another dtype or shape than the checkpoint says, or damaged.
+    """Yield chunks that are damaged or stored in a different dtype or shape than recorded.
 
     Those in files of another save are reported with the file.
     """
@@ -200,7 +200,7 @@ def _stored(checkpoint: Checkpoint, tensor: Saved, foreign: Container[str]) -> I
 
 
 def _is_there(checkpoint: Checkpoint, chunk: Chunk) -> bool:
-    """Whether the bytes of a chunk are in its file; where not, that is reported once for the file."""
+    """Whether a chunk's bytes are in its file; a file that is too short has its own finding."""
     size = checkpoint.file_sizes[chunk.place.file] if chunk.place else None
     return size is not None and chunk.place is not None and chunk.place.start + chunk.place.size <= size
 

@@ -1,4 +1,4 @@
-"""Optimizer state in a checkpoint: states without a parameter and the other way round, and numbers that cannot be.
+"""Check optimizer state in a checkpoint: orphans, missing states and impossible numbers.
 
 torch names a state `PREFIX.state.PARAMETER.exp_avg`, Megatron `PREFIX.state.exp_avg.PARAMETER`.
 """
@@ -142,7 +142,7 @@ def _split(name: str) -> re.Match[str] | None:
 
 
 def is_bucket(name: str) -> bool:
-    """Whether a tensor or object has the states of many parameters one behind the other, as Megatron's ranks hold them.
+    """Whether an entry has the states of many parameters in a row, like Megatron's buckets.
 
     Example:
         >>> is_bucket("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.float32).bucket_idx_0.exp_avg")
@@ -152,7 +152,7 @@ def is_bucket(name: str) -> bool:
 
 
 def state_of(name: str) -> tuple[str, str] | None:
-    """Return the parameter and the key of an optimizer's state by its name in a checkpoint; None for other tensors.
+    """Return the parameter and key of an optimizer state, such as `exp_avg`; else None.
 
     Example:
         >>> state_of("optim.state.layers.0.w1.exp_avg"), state_of("layers.0.w1")
@@ -163,7 +163,7 @@ def state_of(name: str) -> tuple[str, str] | None:
 
 
 def moment_of(name: str) -> tuple[str, str] | None:
-    """Return the parameter and the key of a state with the parameter's shape, in names that a job made itself, too.
+    """Return the parameter and key of a moment, also under names that a job made up.
 
     The parameter's name may have a prefix: `optim.` of `optim.up.weight.exp_avg`.
 
@@ -265,7 +265,7 @@ def _orphans(optimizer: _Optimizer, before: str, checkpoint: Checkpoint) -> Iter
 
 
 def _ungrouped(optimizer: _Optimizer) -> Iterator[Finding]:
-    """Yield parameters with state that no group names: with a group its learning rate and the like are lost."""
+    """Yield parameters with state but without a param group, whose learning rate is lost."""
     missing = [name for name in optimizer.states if name not in optimizer.grouped]
     if not optimizer.grouped or optimizer.unread or not missing:
         return
@@ -289,7 +289,7 @@ def _incomplete(optimizer: _Optimizer) -> Iterator[Finding]:
 
 
 def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> Iterator[Finding | NotChecked]:
-    """Yield parameters that their optimizer names and has no state of; without its groups, whether they are frozen."""
+    """Yield parameters without optimizer state; without groups, say that they may be frozen."""
     own_names = [name.removeprefix(before) for name in model if name.startswith(before)]
     missing = [name for name in own_names if name not in optimizer.states]
     for name in missing:

@@ -1,4 +1,4 @@
-"""A checkpoint as data: its tensors, the chunks that each is in, and the bytes of a file that hold a chunk.
+"""A checkpoint as data: tensors, their chunks, and the bytes of a file that hold a chunk.
 
 An `Entry` is any tensor whose values are known: stored, made of others by a map, or filled by a stamp.
 """
@@ -199,7 +199,7 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
         return pieces
 
     def chunk_bits(self, chunk: Chunk, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
-        """Return the bits of a chunk, mapped: what is written to them in mode `r+` is written into the file.
+        """Memory-map the bits of a chunk; with mode `r+`, writes go to the file.
 
         Raises:
             DumpError: They are not stored, or not as the checkpoint says.
@@ -330,7 +330,7 @@ def _bits_type(dtype: str, name: str) -> np.dtype[Any]:
 
 
 def _shared(region: Region, chunk: Chunk) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """Return the boxes that a region and a chunk have in common: their places in the one and in the other."""
+    """Return the boxes shared by a region and a chunk, as slices of each."""
     boxes: list[tuple[tuple[slice, ...], tuple[slice, ...]]] = [((), ())]
     for ranges, start, size in zip(region.dims, chunk.offsets, chunk.sizes, strict=True):
         along, before = [], 0

@@ -1,4 +1,4 @@
-"""Tensors that differ by the numbers in their names, which of them belong together, and the lines of a map for them."""
+"""Families of tensors whose names differ only in their numbers, and map lines for them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Family:
 
 
 def families_of(tensors: Iterable[Tensor]) -> list[Family]:
-    """Return families; tensors whose shapes differ, though only their numbers do, are by themselves."""
+    """Group tensors into families; one whose shape differs from its family's is alone."""
     by_pattern: dict[str, dict[Numbers, Tensor]] = {}
     for tensor in tensors:
         numbers = tuple(map(int, NUMBER.findall(tensor.name)))
@@ -93,13 +93,13 @@ class Link:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the same numbers stand on both sides, before those that only one has: a `*` says it."""
+        """Whether both sides have the same numbers, so that a plain `*` can say it."""
         stars = self.family.pattern.count("*")
         is_same = all(one == other for one, other in self.numbers.items())
         return is_same and self.extra == tuple(range(stars - len(self.extra), stars))
 
     def name(self, numbers: Numbers | None) -> str:
-        """Return the pattern of its tensors: with `*` for all numbers, or for those that only it has."""
+        """Return the pattern with its numbers filled in; `*` for numbers that only it has."""
         if numbers is None:
             return self.family.pattern
         words = iter(map(str, self.numbers[numbers]))
@@ -213,7 +213,7 @@ def rules_from(lines: Iterable[Line]) -> tuple[Rule, ...]:
 
 
 def _shortened(every: list[Line], sides: tuple[Collection[str], Collection[str]]) -> list[Line]:
-    """Put lines together that only rename, and whose names end alike: `blocks.*.ffn.* = layers.*.mlp.*`."""
+    """Merge lines that only rename and whose names end alike: `blocks.*.ffn.* = layers.*.mlp.*`."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in every:
         for ends in _ends(line):
@@ -226,7 +226,7 @@ def _shortened(every: list[Line], sides: tuple[Collection[str], Collection[str]]
 
 
 def _ends(line: Line) -> list[tuple[str, str]]:
-    """Return the patterns that a line is of if the last words of its names, which are the same, become one `*`."""
+    """Return a line's patterns with its names' common last words replaced by one `*`."""
     if "(" in line.right or line.why:
         return []
     left_words, right_words = line.left.split("."), line.right.split(".")

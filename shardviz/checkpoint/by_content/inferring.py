@@ -63,7 +63,7 @@ def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[Ch
 
 
 def _constants(family: Family) -> tuple[float, ...]:
-    """Return the numbers that the tensors of a family are; empty unless each of those looked at is one number."""
+    """Return the constants that a family is filled with; empty if a member isn't constant."""
     constants = [constant(family.members[numbers]) for numbers in family.some]
     return () if None in constants else tuple(sorted({one for one in constants if one is not None}))
 
@@ -156,7 +156,7 @@ class _Work:
                 some[side][:] = [one for one in some[side] if one is not family]
 
     def _recipes(self, side: int, whole: Family) -> list[Recipe]:
-        """Return how most tensors of a family are made: several recipes if different tensors have the same values."""
+        """Return how most tensors of a family are made; several recipes if sources are equal."""
         size = math.prod(whole.shape)
         near = [one for one in (*self.free[1 - side], *self.alike[1 - side]) if math.prod(one.shape) <= size]
         sources = [link for part in near if _may_be_part(whole, part) for link in links(whole, part)]
@@ -212,7 +212,7 @@ class _Work:
         return places is not None and fits(places, np.arange(other.shape[0]))
 
     def by_modules(self) -> None:
-        """Choose what belongs to modules that are known, by the last words of names: a bias as its weight."""
+        """Match the rest of a matched module by the last word of a name: a bias like its weight."""
         for choice in list(self.choices):
             module, dot, leaf = choice.whole.pattern.rpartition(".")
             for whole in [*self.free[choice.side], *self.alike[choice.side]] if dot else ():
@@ -225,7 +225,7 @@ class _Work:
                     self.choose(choice.side, whole, recipe, BESIDE)
 
     def _as_beside(self, choice: Choice, whole: Family, leaf: str) -> Recipe | None:
-        """Return a family's recipe, made like that of another family in its module; None if its shape does not fit."""
+        """Adapt the recipe of a matched tensor to a family in its module; None if shapes don't fit."""
         there = {one.pattern: one for some in (self.free, self.alike) for one in some[1 - choice.side]}
         parts: list[Link] = []
         for link in choice.recipe.links:
@@ -246,7 +246,7 @@ class _Work:
         return replace(recipe, padded=size if recipe.padded else 0) if recipe.padded or sum(sizes) == size else None
 
     def by_constants(self) -> None:
-        """Choose what is a single number and alone of its shape and numbers; say of the rest that it is ambiguous."""
+        """Match constant tensors that are unique in shape and numbers; call the others ambiguous."""
         classes: dict[tuple[object, ...], tuple[list[Family], list[Family]]] = {}
         for side in (0, 1):
             for family in self.alike[side]:
@@ -263,7 +263,7 @@ class _Work:
 
 
 def _may_be_part(whole: Family, segment: Family) -> bool:
-    """Whether shapes allow that one is part of the other: the sizes of all dims but one are there."""
+    """Whether the shapes allow one tensor to be part of another: at most one dim differs."""
     sizes = Counter(segment.shape) - Counter(whole.shape)
     return sum(sizes.values()) <= 1 and len(segment.shape) <= len(whole.shape)
 

@@ -121,7 +121,10 @@ class Strips:
 
 
 def _strip(bits: NDArray[Any], dim: int) -> NDArray[Any]:
-    """Return a few values of each slice along a dim, a row for each; of short slices, with those that follow."""
+    """Return a few values of each slice along a dim, one row a slice.
+
+    Rows of short slices go on with the slices that follow.
+    """
     moved = np.moveaxis(bits, dim, 0)
     others = moved.shape[1:]
     spread = np.unique(np.linspace(0, math.prod(others) - 1, WIDTH).astype(np.int64))
@@ -157,7 +160,7 @@ def constant(tensor: Tensor) -> float | None:
 
 
 def are_near(tensor: View, second: View) -> bool:
-    """Whether two tensors of one shape have nearly the same values, such as those of two steps, or one scaled."""
+    """Whether two tensors of one shape correlate strongly, like two steps or a scaled copy."""
     try:
         sides = [values_of(sampled(view.bits), view.tensor.dtype) for view in (tensor, second)]
     except (DumpError, OSError):
@@ -243,7 +246,7 @@ class _Part:
 
 
 def recipes(whole: Tensor, numbers: Numbers, sources: Sequence[Link], strips: Strips) -> Iterator[Recipe]:
-    """Yield how a tensor may be made of those that belong to its numbers: several if there are several of one content.
+    """Yield the ways to make a tensor of the other side's tensors with the same numbers.
 
     Args:
         whole: The tensor.
@@ -319,7 +322,7 @@ def _parts(
 
 
 def _made(view: View, parts: list[_Part], dim: int, turned: bool, stacks: int) -> Iterator[Recipe]:
-    """Yield how parts make up a tensor: each of them all of it, or all of them together; at last with padding."""
+    """Yield recipes for a tensor: one source, then several joined, then several with padding."""
     size = view.shape[dim]
     plain = Recipe((), dim, turned=turned, stacks=stacks)
     whole = [part for part in parts if part.size == size and part.count == 1 and not part.is_alike]
@@ -350,7 +353,7 @@ def _made(view: View, parts: list[_Part], dim: int, turned: bool, stacks: int) -
 
 
 def _filled(parts: Sequence[_Part], fillers: Sequence[_Part], size: int) -> list[_Part]:
-    """Return parts with what is all one number, such as a bias at first, in each gap that only one such part fits."""
+    """Fill each gap between parts with a constant tensor, if exactly one has the gap's size."""
     filled: list[_Part] = []
     start = 0
     for stop, segment in [*((part.start, part) for part in parts), (size, None)]:

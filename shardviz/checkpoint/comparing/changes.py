@@ -78,7 +78,7 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
 def counted_differences(
     before: Tensor, after: Tensor, before_bits: NDArray[Any], after_bits: NDArray[Any], names: tuple[str, str]
 ) -> str:
-    """Say how many values differ, and which; the bits are those of both tensors in the narrower type."""
+    """Say how many values differ, and which; both bits are in the narrower of the two dtypes."""
     if before.shape != after.shape:
         return f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
     if before_bits.size == 1 and (old := _first(before)) != (new := _first(after)):
@@ -99,7 +99,7 @@ def counted_differences(
 
 
 def _only(side: Tensor, box: Region | None) -> str:
-    """Return the number that all values of a tensor, or of a part of it, are; empty if they are not alike."""
+    """Return the number that fills a tensor, or a box of it; empty if values vary."""
     bits = side.bits if box is None else part_of(side.bits, box)
     if side.dtype in FLOATS and not any((part << 1).any() for part in blocks(bits)):
         return "0"  # and some of them -0

@@ -156,7 +156,7 @@ def refuse_strangers(pairs: Pairs, before: Side, after: Side, by: str = "name") 
 
 
 def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """Name the map that knows the names of both if many are in one only, or say how to write one."""
+    """Suggest `--map` if many names are on one side only: a map that knows them, or a new one."""
     verdicts = [outcome.verdict for outcome in outcomes]
     lonely = sum(verdict in ("missing", "added", "moved") for verdict in verdicts)
     if lonely <= len(outcomes) / LONELY:
@@ -223,7 +223,7 @@ def _cast(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome:
 
 
 def with_summed_replicas(outcomes: Outcomes) -> Outcomes:
-    """Say that a merge summed replicas if vectors alone are multiplied, all by one number of ranks."""
+    """Explain that a merge summed replicas if only vectors are scaled, all by one whole number."""
     causes = [outcome.explanation for outcome, _ in outcomes]
     factors = {cause.undo: cause.factor for cause in causes if isinstance(cause, ForgottenFactor)}
     shapes = [len(pair.both[0].shape) for outcome, pair in outcomes if isinstance(outcome.explanation, ForgottenFactor)]
@@ -268,7 +268,7 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
 
 
 def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
-    """Return pairs for the names left over, if the layers' tensors of a name are made of several, or by a function.
+    """Pair leftover names by content if each layer's tensor is joined, split or transformed.
 
     A new name alone is a difference, and so are new numbers of layers.
     """
@@ -284,7 +284,7 @@ def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> 
 
 
 def _is_of_layers(choice: Choice, paired_patterns: Collection[str]) -> bool:
-    """Whether a choice makes all layers of a name by a function, with the same numbers on both sides."""
+    """Whether a choice transforms every layer's tensor of a name, with equal layer numbers."""
     every = [choice.whole, *(link.family for link in choice.recipe.links)]
     layers = {numbers[0] for numbers in choice.whole.members if numbers}
     is_whole = len(layers) >= FEWEST_LAYERS and not any(family.pattern in paired_patterns for family in every)

@@ -59,7 +59,7 @@ def can_cast(first: str, second: str) -> bool:
 
 
 def agree(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors have one shape and the same values, after a cast if their types differ.
+    """Whether two tensors have equal shapes and values, after a cast if their dtypes differ.
 
     Raises:
         DumpError: One of them cannot be read.
@@ -130,7 +130,7 @@ def _equal_turned(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, 
 
 
 def _equal_in_tiles(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
-    """Whether a matrix equals a transposed one: compared by tiles, to read both sides in stretches."""
+    """Whether a matrix equals a transposed one, read tile by tile to keep reads contiguous."""
 
     def is_equal(top: int) -> bool:
         places = [(slice(top, top + TILE), slice(left, left + TILE)) for left in range(0, first.shape[1], TILE)]
@@ -179,7 +179,7 @@ class Contents:
         return cls(by_shape)
 
     def equal_to(self, tensor: Tensor) -> Iterator[Tensor]:
-        """Yield the tensors with the values of a given one, after a cast; none if all its values are alike."""
+        """Yield the tensors that equal a given one, after a cast; none if the tensor is constant."""
         sample = sample_of(tensor)
         if sample is None:
             return

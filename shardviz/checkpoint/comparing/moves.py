@@ -1,4 +1,4 @@
-"""Tensors whose values stand under another name: layers or experts renumbered, ties saved twice, parts put together."""
+"""Tensors found under a different name: renumbered layers or experts, ties, fused weights."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def with_moved(outcomes: Outcomes) -> Outcomes:
 
 
 def _with_numbers(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:
-    """Say that layers or experts are renumbered if all tensors of a number have the values of another number."""
+    """Explain renumbered layers: all tensors of a number have those of a different number."""
     kept_names = {outcome.name for outcome, _ in outcomes if outcome.verdict in KEPT}
     moved = {name: source for name, source in sources.items() if source != name}
     words = {name: _in_words(one) for one in renumbered(moved, kept_names) for name in one.names}
@@ -171,13 +171,13 @@ def _tied(outcome: Outcome, pair: Pair, sides: Sequence[Contents]) -> Outcome:
 
 
 def _is_head(name: str, kept: str) -> bool:
-    """Whether a weight that is lost is called an output embedding, and one that is kept an input embedding."""
+    """Whether a lost weight is named like an output embedding, and a kept one like an input's."""
     words = name.rpartition(".")[0].rpartition(".")[2], kept.rpartition(".")[0].rpartition(".")[2]
     return are_embeddings(name, kept) or ("head" in words[0] and "emb" in words[1])
 
 
 def _untied(outcome: Outcome, tensor: Tensor | None, side: Contents) -> Outcome:
-    """Note that a lost matrix is not a copy of the one tensor that has its shape, such as a head of its embedding."""
+    """Note that a lost head isn't a copy of the embedding, the only tensor of its shape."""
     like = side.by_shape.get(tensor.shape, []) if tensor is not None and len(tensor.shape) == 2 else []
     if len(like) != 1 or tensor is None or tensor.dtype != like[0].dtype or outcome.verdict != "missing":
         return outcome
@@ -188,7 +188,7 @@ def _untied(outcome: Outcome, tensor: Tensor | None, side: Contents) -> Outcome:
 
 
 def with_fused(outcomes: Outcomes) -> Outcomes:
-    """Put together tensors that only one checkpoint has if the other has the same lines in one tensor."""
+    """Match tensors that only one checkpoint has with one tensor that has the same lines."""
     lost = [pair.first for outcome, pair in outcomes if outcome.verdict == "missing" and isinstance(pair.first, Saved)]
     new = [pair.second for outcome, pair in outcomes if outcome.verdict == "added" and isinstance(pair.second, Saved)]
     fused, split = find_fused(lost, new), find_fused(new, lost)
@@ -228,7 +228,7 @@ def find_fused(parts: Iterable[Saved], wholes: Iterable[Saved]) -> dict[str, lis
 
 
 def _lines(tensor: Saved) -> NDArray[Any]:
-    """Return a tensor's bits as lines along its last dim; single values where that is its only dim."""
+    """Return a tensor's bits as lines along its last dim; a vector's as single values."""
     return tensor.bits.reshape(-1, tensor.shape[-1] if len(tensor.shape) > 1 else 1)
 
 

@@ -77,7 +77,7 @@ def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ..
 
 
 def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...]) -> str:
-    """Name an order that only the place of every element shows; of a large tensor one of long stretches."""
+    """Name an order by the place of every element; in a large tensor only long stretches."""
     if before.size > MAX_LOCATED:
         return name_stretches(before, after)
     ids = locate(after, before)
@@ -118,7 +118,7 @@ def _reshaped(before: NDArray[Any], after: NDArray[Any]) -> str:
 
 
 def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[Saved, ...]) -> str:
-    """Name the orders of single dims; empty if the ids are not such a product, or not all of the tensor."""
+    """Name the order along each dim; empty if elements are not permuted dim by dim."""
     orders = [_order_along(ids, shape, dim) for dim in range(len(shape))]
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     expected: NDArray[np.int64] = np.ones((), np.int64)
@@ -228,7 +228,7 @@ def _by_stretches(flat: NDArray[np.int64], shape: tuple[int, ...]) -> str:
 
 
 def _by_pieces(order: NDArray[np.int64], shape: tuple[int, ...]) -> str:
-    """Name pieces of one dim that were joined along another; empty if the elements are not such pieces."""
+    """Name pieces of one dim that were joined along another; empty if there are none."""
     digits = transposed_digits(order) or transposed_digits(np.argsort(order))
     if digits is None or len(np.unique(order)) != len(order):
         return ""
@@ -298,7 +298,7 @@ def _in_words(stretches: list[Stretch], dim: int, size: int) -> str:
 
 
 def _stretches(before: NDArray[Any], after: NDArray[Any], first: Stretch) -> list[Stretch] | None:
-    """Return the stretches that make up a tensor, each place once; None if there are more, or it is not that."""
+    """Return the moved stretches that make up a tensor; None if it has too many or a gap."""
     stretches, at = [first], first.start + first.size
     while at < after.size:
         stretch = _stretch(before, after, at) or _behind(before, after, at)
@@ -310,7 +310,7 @@ def _stretches(before: NDArray[Any], after: NDArray[Any], first: Stretch) -> lis
 
 
 def _completed(before: NDArray[Any], after: NDArray[Any], stretches: list[Stretch]) -> list[Stretch] | None:
-    """Return stretches with those that are too short to be looked for; None if a place is left, or taken twice."""
+    """Add the stretches that were too short to search for; None if places don't add up."""
     gaps = _left({stretch.start: stretch.size for stretch in stretches}, before.size)
     sources = _left({stretch.source: stretch.size for stretch in stretches}, before.size)
     if gaps is None or sources is None or len(gaps) != len(sources):
@@ -334,7 +334,7 @@ def _left(sizes: dict[int, int], end: int) -> list[tuple[int, int]] | None:
 
 
 def _behind(before: NDArray[Any], after: NDArray[Any], at: int) -> Stretch | None:
-    """Return the stretch that begins within a window from a place, behind one that is too short to be looked for."""
+    """Return the stretch that begins within one window of a place."""
     later = at + WINDOW
     if later + WINDOW > after.size or (stretch := _stretch(before, after, later)) is None:
         return None
@@ -345,13 +345,13 @@ def _behind(before: NDArray[Any], after: NDArray[Any], at: int) -> Stretch | Non
 
 
 def _stretch(before: NDArray[Any], after: NDArray[Any], at: int) -> Stretch | None:
-    """Return the stretch that begins at a place; None unless its first elements occur once before."""
+    """Return the stretch that begins at a place; None unless its start occurs once before."""
     source = _place(before, after[at : at + WINDOW])
     return None if source < 0 else Stretch(at, source, _equal_length(before[source:], after[at:]))
 
 
 def _place(before: NDArray[Any], window: NDArray[Any]) -> int:
-    """Return the offset of some elements in a tensor; -1 if it lacks them, or has them more than once."""
+    """Return the offset of a window in a tensor; -1 unless it occurs exactly once."""
     places: list[int] = []
     for start in range(0, before.size, BLOCK):
         window_block = before[start : start + BLOCK + len(window) - 1]

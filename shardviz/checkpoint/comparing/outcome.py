@@ -67,7 +67,7 @@ class Outcome:
 
     @property
     def cause_id(self) -> str:
-        """The name of its cause in the catalogue, for programs: `shardviz explain CAUSE` prints its page."""
+        """Name of its cause in the catalogue: `shardviz explain CAUSE` prints its page."""
         return self.explanation.name if self.explanation is not None else ""
 
     def to_json(self) -> dict[str, Any]:

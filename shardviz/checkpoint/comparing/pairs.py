@@ -143,7 +143,7 @@ def paired(
 
 
 def _is_turned(rule: Rule, first: Named, second: Named) -> bool:
-    """Whether a rule makes tensors of the second checkpoint: its names say so, or shapes where both have all names."""
+    """Whether a rule makes the second checkpoint's tensors, judged by names, then by shapes."""
     if is_turned(rule, first.tensors, second.tensors):
         return True
     if not any(map(pattern_of(rule.left).fullmatch, second.tensors)):
@@ -231,7 +231,7 @@ def _completed(before: Side, after: Side, forth: Mapped, back: Mapped) -> Pairs:
 
 
 def _taken(mapped: Mapped, other: Mapped) -> set[str]:
-    """Return the names of one side that a map has settled: made, part of what is made, or needed by nobody."""
+    """Return the names that a map has settled on one side: made, used or left out."""
     parts = {leaf.name for one in other.made.values() for leaf in leaves(one.node)}
     return {*mapped.made, *mapped.lacking, *mapped.left_alone, *other.right_alone, *parts}
 
@@ -250,7 +250,7 @@ def _by_names(
 
 
 def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[str]:
-    """Say what is not compared because the map says that it is padding, or makes nothing of it; once for all layers.
+    """Say what isn't compared because the map calls it padding or doesn't use it.
 
     Args:
         pairs: All pairs.
@@ -269,7 +269,7 @@ def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[s
 
 
 def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
-    """Leave out whole numbers of the first level, such as a step, that one side saved next to its model."""
+    """Leave out top-level integers, such as a step, that only one side saved with its model."""
     counters = [one for one in pairs.lonely if _is_counter(one, sides)]
     if not counters or not pairs.both:
         return pairs

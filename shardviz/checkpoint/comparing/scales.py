@@ -79,7 +79,7 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
 
 
 def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
-    """Return the outcome of a weight in eight bits without known scales: not compared unless it is a plain cast."""
+    """Mark an 8-bit weight without known scales as not compared, unless it is a plain cast."""
     sides = _in_eight_bits(pair) if outcome.verdict == "other" else None
     if sides is None or sides[0].shape != sides[1].shape:
         return outcome
@@ -115,7 +115,7 @@ def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: Fit) -> Outcome:
 
 
 def _with_other_scales(outcome: Outcome, wide: Tensor, coded: Tensor, scale: Tensor) -> Outcome | None:
-    """Say that all values are the nearest if the scales are transposed, or inverted; None if they are not."""
+    """Explain values that match once the scales are transposed or inverted; None if none do."""
     numbers = _numbers(scale)
     tried: list[tuple[str, NDArray[np.float64], Cause]] = []
     if numbers.ndim == 2 and numbers.size > 1:
@@ -141,7 +141,7 @@ def _scales_of(coded: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]
 
 
 def _fits(wide: Tensor, coded: Tensor, scale: Tensor, scales: NDArray[np.float64]) -> Iterator[Fit]:
-    """Yield how values fit for each way in which scales, the numbers of `scale`, may belong to blocks of them."""
+    """Yield how well values fit for each block size that the scales' shape allows."""
     loss = max(QUOTIENT[wide.dtype], QUOTIENT.get(scale.dtype, 0.0))
     shape = tuple(one for one in scales.shape if one > 1) and scales.shape
     if not shape:
@@ -165,7 +165,7 @@ def _block_sizes(size: int, count: int) -> Iterator[int]:
 
 
 def _fit(wide: Tensor, coded: Tensor, scales: NDArray[np.float64], block: tuple[int, ...], loss: float) -> Fit:
-    """Return how values fit where each block has its own scale; a size of 0 stands for a whole dim."""
+    """Return how well values fit with one scale a block; a block size of 0 is a whole dim."""
     shape, line = wide.shape, math.prod(wide.shape[1:])
     rows = max(ROWS // max(line, 1), 1)
     wrong, first = 0, -1
@@ -193,7 +193,7 @@ def _numbers_of_blocks(
 def _are_nearest(
     values: NDArray[np.float64], codes: NDArray[Any], scales: NDArray[np.float64], kind: EightBits, loss: float
 ) -> NDArray[np.bool_]:
-    """Return whether each code is one of the nearest to a value over its scale, but for what rounding may lose."""
+    """Return which codes are the nearest to value / scale, within rounding loss."""
     with np.errstate(all="ignore"):
         expected = np.where(scales == 0, 0, values / scales)
     held = kind.values[codes].astype(np.float64)

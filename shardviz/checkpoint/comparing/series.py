@@ -1,4 +1,4 @@
-"""Checkpoints of other steps next to one, by the numbers in their names, and what these have of a tensor."""
+"""Checkpoints of other steps in the same folder, and which of them have a tensor's values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STEP = re.compile(
 
 
 def siblings(path: Path) -> list[Path]:
-    """Return the checkpoints of other steps beside one: the same path but for the last number of a name.
+    """Return the checkpoints of other steps: only the last number of a path's name differs.
 
     Example:
         >>> siblings(Path("runs/checkpoint-200"))  # doctest: +SKIP
@@ -78,7 +78,7 @@ def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
 
 
 def number_of(path: Path, reference: Path) -> int | None:
-    """Return a checkpoint's step, counted at the level where its path differs from a reference; None if unknown.
+    """Return a checkpoint's step, the number that differs from a reference path, or None.
 
     Example:
         >>> from pathlib import Path
@@ -98,7 +98,7 @@ def number_of(path: Path, reference: Path) -> int | None:
 def steps_with(
     pair: Pair, of_first: Iterable[Checkpoint], of_second: Iterable[Checkpoint]
 ) -> tuple[int, tuple[Checkpoint, ...]] | None:
-    """Return which side of a pair has what other steps have, 0 or 1, and the checkpoints of those steps.
+    """Return which side of a pair (0 or 1) has other steps' values, and those checkpoints.
 
     Args:
         pair: Two tensors that differ.

@@ -1,4 +1,4 @@
-"""Tensors that another step's checkpoint has: left over from it, frozen since, all of one file, or merged.
+"""Tensors with another step's values: stale, frozen, from one stale file, or merged.
 
 Frozen weights are the same in neighboring steps. A tensor counts as left over if the other tensors show that both
 checkpoints are of one step, or if all tensors that differ come from the same other step. Training changes all parts of
@@ -154,7 +154,7 @@ def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpo
 
 
 def with_stale_parts(outcomes: Outcomes, steps: _Steps) -> Outcomes:
-    """Say which tensors have the values of another step in a part only; the rest shows that both are of one step."""
+    """Explain tensors that are stale only in part, once the rest shows that the steps match."""
     if not any(steps.others) or number_of(steps.sides[0].path, steps.sides[1].path) is not None:
         return outcomes
     return [
@@ -203,7 +203,7 @@ def _merged(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome
 
 
 def _named_merged(outcome: Outcome, times: float, third: str) -> Outcome:
-    """Name the two that a change lies between: the first and the third, in the order in which it grows."""
+    """Explain a tensor as a weighted average of two checkpoints, or an adapter merged twice."""
     base, opposite, by = (f"the {SIDES[0]}", third, times) if times > 0 else (third, f"the {SIDES[0]}", 1 - times)
     why = f"{outcome.why}; it is {base} and {factor_text(by)} times what {opposite} adds to that"
     return outcome.became("other", why, AveragedWeights() if by < 1 else AdapterMergedAgain())
@@ -253,7 +253,7 @@ def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequen
 
 
 def is_open(outcome: Outcome) -> bool:
-    """Whether a tensor has other values, and not ones that a factor or a rounding makes of its own."""
+    """Whether a tensor's values differ and neither a factor nor a rounding explains it."""
     return outcome.verdict == "other" and outcome.explanation is None
 
 
@@ -357,7 +357,7 @@ def with_whole_file(outcomes: Outcomes) -> Outcomes:
 
 
 def _whole_file(outcomes: Outcomes, at: int) -> tuple[str, int]:
-    """Return the file of a side that has all tensors that differ, and how many of it do not; empty without one.
+    """Return the one file with all tensors that differ, and how many in it don't; else empty.
 
     Equal scales and biases in it say nothing: they may be all ones or zeros in every save.
     """

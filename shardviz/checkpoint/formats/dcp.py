@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint: `.metadata` says which tensor is in which bytes of which file.
+"""DCP folders: `.metadata` says which bytes of which file hold each tensor.
 
 Megatron's dist-checkpointing in its `torch_dist` format is the same, with a `common.pt` beside it that is not read.
 """

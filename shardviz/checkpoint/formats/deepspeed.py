@@ -230,7 +230,7 @@ def _add_shared(model_part: _Found, state: dict[str, Any]) -> None:
 
 
 def has_universal(folder: Path) -> bool:
-    """Whether a step has such files; a link is not followed, which may lead out of the checkpoint."""
+    """Whether a step has universal files; links aren't followed, they could leave the folder."""
     return (folder / FOLDER).is_dir() and not (folder / FOLDER).is_symlink()
 
 
@@ -251,7 +251,7 @@ def _files(root: Path) -> Iterator[tuple[str, str, Path]]:
 
 
 def _saved_of_file(name: str, path: Path, folder: Path, shape: tuple[int, ...] | None) -> Saved:
-    """Return where a file's tensor is; a flat one in the shape of its parameter, without the padding at its end.
+    """Return a file's tensor; a flat one in its parameter's shape, without its padding.
 
     Raises:
         DumpError: It has no tensor, or one that is not stored row by row.

@@ -1,4 +1,4 @@
-"""Safetensors: files whose header says where each tensor is, folders of them, and DCP's own writer of them.
+"""Safetensors files and folders, including those that DCP's own writer makes.
 
 A header may say which part of a tensor a file has (`DCP_SHARDING_INFO`); else it has all of it.
 """
@@ -202,7 +202,7 @@ def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | 
 
 
 def _header(text: bytes) -> tuple[Mapping[str, _Header], msgspec.Raw | None]:
-    """Return a header's tensors, and its notes; almost always it has none but the format, and is read in one go."""
+    """Return a header's tensors and its notes; a plain header is decoded in one go."""
     if b"DCP_SHARDING_INFO" not in text:
         with suppress(msgspec.ValidationError):  # the error below names what is wrong
             entries = _ENTRIES.decode(text)
@@ -231,7 +231,7 @@ def _refuse_damaged(path: Path, name: str, tensor: _Header, data_size: int) -> N
 
 
 def _whole(name: str, parts: list[Chunk], folder: Path) -> Saved:
-    """Return the tensor that chunks are of: as large as they reach, as DCP's own reader takes it."""
+    """Return the tensor that chunks belong to, as large as they reach (DCP's reader does this)."""
     first = parts[0]
     if len(parts) == 1 and not any(first.offsets):
         return Saved(name, first.sizes, first.dtype, (first,), folder)

@@ -1,4 +1,4 @@
-"""Pickles read as data: a closed list of inert types, and nothing is imported, called or built for a file.
+"""Pickles read as data with a closed list of types; nothing is imported or called.
 
 `pickle.Unpickler` with a narrow `find_class` runs no code either, but a few bytes make it allocate gigabytes (a memo
 index), hash forever or overflow the stack (nested tuples as a key). This machine knows the opcodes that torch writes,

@@ -66,9 +66,10 @@ def _refuse_bare_pickle(path: Path) -> None:
 
 
 def _leaves(tree: Any, parts: Parts) -> Iterator[tuple[Parts, Any]]:
-    """Yield all but dicts, and lists with dicts or tensors in them, each with its names level by level.
+    """Yield every leaf of a nested state dict with its path.
 
-    So torch.distributed.checkpoint flattens a state dict, too. Nothing deeper than `MAX_DEPTH` is looked at.
+    Dicts are split, and so are lists that contain dicts or tensors; torch.distributed.checkpoint flattens a state dict
+    in the same way. Levels below `MAX_DEPTH` are ignored.
     """
     stack = [(parts, tree)]
     count = 0

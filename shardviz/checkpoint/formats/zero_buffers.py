@@ -171,7 +171,7 @@ def _missing(ranks: Mapping[int, RankFile], world: int, models: Sequence[int] | 
 
 
 def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, number: int, world: int) -> None:
-    """Lay out a group of stages 1 and 2: its parameters one behind the other, the whole divided among ranks."""
+    """Lay out a group of stage 1 or 2: parameters in a row, cut evenly over the ranks."""
     lengths = {rank: {kind: one.shape[0] for kind, one in file.buffers[number].items()} for rank, file in ranks.items()}
     part_size = max((length for kinds in lengths.values() for length in kinds.values()), default=0)
     paddings = next((file.paddings[number] for file in ranks.values() if len(file.paddings) > number), [])
@@ -206,7 +206,7 @@ def _places(shapes: Shapes, paddings: Sequence[int]) -> dict[str, tuple[int, tup
 def _unlike(
     file: RankFile, number: int, begin: int, part_size: int, places: Mapping[str, tuple[int, tuple[int, ...]]]
 ) -> Iterator[Problem]:
-    """Yield the first fragment that a file's own links put elsewhere than the order of parameters does."""
+    """Yield the first fragment whose link contradicts the order of the parameters."""
     links = file.links[number] if len(file.links) > number else {}
     for name, (start, size) in links.items():
         at, shape = places.get(name, (0, ()))
@@ -221,7 +221,7 @@ def _unlike(
 
 
 def _lay_out_3(layout: Layout, ranks: Mapping[int, RankFile], groups: Sequence[Shapes], world: int) -> None:
-    """Lay out stage 3: each parameter divided among ranks, and a rank's parts one behind the other."""
+    """Lay out stage 3: each parameter is cut over the ranks, and a rank's parts are in a row."""
     shapes = {name: shape for one in groups for name, shape in one.items()}
     expected = sum(-(-math.prod(shape) // world) for shape in shapes.values())
     for rank, file in ranks.items():
@@ -277,7 +277,7 @@ def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: Place, dtype
 
 
 def _buffers(archive: Archive, master: Any, states: Any) -> dict[str, Stored]:
-    """Return the flat buffers of one group: its masters, and the states that are as long or longer."""
+    """Return the flat buffers of a group: its master weights and its optimizer states."""
     buffers = {}
     for kind, pickled in {MASTER: master, **(states if type(states) is dict else {})}.items():
         stored = archive.tensor(pickled, str(kind)) if type(kind) is str else None

@@ -94,7 +94,7 @@ def _states(side: Side) -> frozenset[str]:
 
 
 def _both(pairs: Pairs) -> tuple[list[Both], set[str]]:
-    """Return the tensors that both have, and the names of the job's that the checkpoint's are made of."""
+    """Return the tensors that job and checkpoint both have, and job names that the map uses."""
     direct: list[Both] = []
     turned: list[tuple[Made, Tensor]] = []
     for pair in pairs.both:
@@ -132,7 +132,7 @@ def _lonely(pairs: Sequence[Pair], job: Job, every: Pairs, search: Search) -> It
 
 
 def _as_tied(outcome: Outcome, live: Live, saved_by_name: dict[str, Tensor], job: Job, search: Search) -> Outcome:
-    """Compare a tensor that the checkpoint lacks with the one that it shares its storage with in the job."""
+    """Compare a tensor missing from the checkpoint by the tensor that it is tied to in the job."""
     twin = next((name for name in live.tied if name in saved_by_name), None)
     if twin is None:
         return outcome

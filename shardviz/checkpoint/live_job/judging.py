@@ -263,7 +263,7 @@ def _padded(dim: int, size: int, stored: int) -> str:
 
 
 def _odd_dim(live: Live, saved: Tensor) -> int | None:
-    """Return the only dim in which plain tensors are shorter than the checkpoint's; None if they are not such parts."""
+    """Return the one dim that plain tensors split evenly; None if they aren't equal parts."""
     if len(live.shape) != len(saved.shape):
         return None
     odd = [dim for dim, pair in enumerate(zip(live.shape, saved.shape, strict=True)) if pair[0] != pair[1]]
@@ -272,7 +272,7 @@ def _odd_dim(live: Live, saved: Tensor) -> int | None:
 
 
 def _of_plain_parts(outcome: Outcome, live: Live, saved: Tensor, dim: int) -> Outcome:
-    """Return whether plain tensors are equal parts of the checkpoint's: the dump does not say which each should be."""
+    """Judge whether plain tensors are equal parts of the saved one, in any order of ranks."""
     reader, size = Reader(saved, live.dtype, saved.shape), live.shape[dim]
     parts = [_part(saved.shape, dim, at, size) for at in range(0, saved.shape[dim], size)]
     parts_held = {piece: [part for part in parts if reader.is_held(part, piece.digest)] for piece in live.pieces}
@@ -296,7 +296,7 @@ def ranks_of(pieces: Iterable[Piece]) -> tuple[int, ...]:
 
 
 def in_words(pieces: Sequence[Piece], live: Live) -> str:
-    """Name shards by their ranks and the parts that they claim: `ranks 1, 3 in [2:4, 0:8]`; `all ranks`."""
+    """Name shards by their ranks and claimed parts: `ranks 1, 3 in [2:4, 0:8]`; `all ranks`."""
     by_part: dict[Region | None, list[Piece]] = {}
     if len(pieces) == len(live.pieces) > 1:
         return f"all of {named_ranks(ranks_of(pieces))}"

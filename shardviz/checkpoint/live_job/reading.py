@@ -1,4 +1,4 @@
-"""A checkpoint's tensor as a job would have it: in the job's dtype, part by part, and each part's hash.
+"""A saved tensor as the job would hold it: in the job's dtype, part by part, hashed.
 
 If a map makes the checkpoint's tensors of the job's, they are put back: `qkv = cat(q, k, v)` gives q its part of qkv,
 `q = split(qkv, 3, 0)` gives qkv a part of itself. Nothing is read before it is asked for.
@@ -99,7 +99,7 @@ class Reader:
         return self._known[region]
 
     def is_held(self, region: Region, digest: str) -> bool:
-        """Whether a rank's hash is that of a part; a dump of an earlier version has the hash of its bytes.
+        """Whether a rank's hash is that of a region; dumps of older versions hash the bytes.
 
         Raises:
             DumpError: As `bits`.

@@ -1,4 +1,4 @@
-"""The maps that come with shardviz, one for each family of models, and the numbers that a model's own settings give."""
+"""Maps that come with shardviz, one a model family, and the numbers in a model's config."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _family(name: str) -> tuple[Rule, ...]:
 
 
 def family_of(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> str:
-    """Return the map that knows nearly all names of two checkpoints, the narrowest one; empty if none does."""
+    """Return the narrowest map that knows nearly all names of two checkpoints, or an empty name."""
     if first.keys() == second.keys():
         return ""
     shares = {name: _known(_family(name), first, second) for name in families()}
@@ -97,9 +97,9 @@ class _Settings(msgspec.Struct):
 
 
 def numbers_beside(folders: Iterable[Path]) -> dict[str, int]:
-    """Return the numbers that settings in some folders have, by the names that maps have for them.
+    """Return the numbers in the config files of some folders, under the names that maps use.
 
-    What cannot be read is left out, and so is what two folders have differently.
+    Files that can't be read are skipped, and so is a number that differs between folders.
     """
     numbers_by_name: dict[str, set[int]] = {}
     for folder in folders:

@@ -1,4 +1,4 @@
-"""The language of maps: lines `name = expression`, read into rules. What it says is in `LANGUAGE`, for users too."""
+"""The map language: `name = expression` lines, parsed into rules; `LANGUAGE` documents it."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
 
 
 def rules_of(names: Mapping[str, str], source: str) -> tuple[Rule, ...]:
-    """Return the rules of a mapping, as the functions of the API take it; a name that ends in `?` may fit nothing.
+    """Return the rules of a Python mapping; a name that ends in `?` need not match anything.
 
     Raises:
         ShardvizError: One of them cannot be read.

@@ -1,4 +1,4 @@
-"""A tensor that is made of others, as a map says: known by its shape, and read no more than it has to be.
+"""A tensor that a map makes of others: its shape is known at once, its values when read.
 
 What a map says is padding, as behind the last row of a vocabulary that has to shard evenly, is never compared.
 """
@@ -148,7 +148,7 @@ def pieces(node: Node, whole: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDAr
 
 
 def parts_of(node: Node, whole: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Node]]:
-    """Yield the views that make up an array, each with the tensor that belongs there, in that tensor's order."""
+    """Yield the views that make up an array, each with the source tensor that belongs there."""
     views = FUNCTIONS[node.function].views if isinstance(node, Op) else None
     if not isinstance(node, Op) or views is None:
         yield whole, node

@@ -1,4 +1,4 @@
-"""Which tensors each rule of a map is about: patterns fitted to the names of two checkpoints, in either direction.
+"""Match the rules of a map with the names of two checkpoints, in either direction.
 
 What stands before all names of a checkpoint, such as `app.model.` in a folder of DCP, does not have to be in the map.
 """
@@ -92,7 +92,7 @@ def filled(pattern: str, words: Sequence[str]) -> str:
 
 
 def named(path: str, tensors: Mapping[str, Any], patterns: Collection[str]) -> Named:
-    """Return tensors by their names without the beginning behind which most of them fit a map's patterns."""
+    """Return tensors by name, without the prefix that makes most of them fit a map's patterns."""
     before = _beginning(tensors, patterns)
     full = {name.removeprefix(before): name for name in tensors if name.startswith(before)}
     return Named(path, {short: tensors[name] for short, name in full.items()}, full)
@@ -125,7 +125,7 @@ def has_some(expression: Expression, groups: Sequence[str], right: Named) -> boo
 
 
 def node_of(expression: Expression, groups: Sequence[str], right: Named, numbers: Numbers) -> Node:
-    """Return the tensors that an expression names, for the words that a name has in the place of its stars.
+    """Return the tensors that an expression names, with its stars filled in.
 
     Raises:
         LackingError: One of them is not there.
@@ -144,7 +144,7 @@ def node_of(expression: Expression, groups: Sequence[str], right: Named, numbers
 
 
 def _enumerated(call: Call, groups: Sequence[str], right: Named) -> list[tuple[Expression, Sequence[str]]]:
-    """Return the operands with the words for their stars: of one that has more stars, one for each number there is."""
+    """Return the operands with words for their stars; a further star takes every number it fits."""
     operand = call.operands[0]
     free = max((one.count("*") for one in names_in(operand)), default=0) - len(groups)
     if len(call.operands) > 1 or call.function not in ("cat", "stack") or free <= _takers(operand):
@@ -280,11 +280,11 @@ class _Work:
         self.lacking.update(errors)
 
     def _is_free(self, name: str) -> bool:
-        """Whether no rule has taken a name, or only an optional one that lacks some of what it names."""
+        """Whether no rule has taken a name, or only an optional rule whose tensors are missing."""
         return name not in self.rule_of or (self.rule_of[name].optional and name in self.lacking)
 
     def _add_one(self, rule: Rule, name: str, groups: tuple[str, ...], errors: dict[str, str]) -> None:
-        """Apply a rule to a name; an optional one whose tensors are missing leaves it to other rules."""
+        """Apply a rule to a name; an optional rule whose tensors are missing leaves it to others."""
         if rule.right is None:
             self.rule_of[name] = rule
             self.alone.add(name)

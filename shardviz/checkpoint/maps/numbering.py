@@ -27,7 +27,7 @@ def starred(text: str) -> str:
 
 
 def renumbering(names: list[str], instead: dict[str, str]) -> tuple[int, list[int]] | None:
-    """Return which number of their names parts are numbered by, and the order of the numbers that they have there."""
+    """Return which number in the names is permuted, and its order; None if none is."""
     pairs_of_names = [(name, instead.get(name, name)) for name in names]
     for at in range(len(_NUMBER.findall(names[0]))):
         pairs: dict[str, str] = {}

@@ -1,7 +1,6 @@
-"""What a conversion did instead of what its map says: a function left out, turned round, with another number or dim,
-its parts in another order, or another tensor in the place of one.
+"""How a conversion deviates from its map: a function, number, dim, order or tensor is wrong.
 
-Nothing is guessed: what is named has all of the tensor's values.
+A deviation is reported only if it explains all of the tensor's values.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def _is(variant: Node, made: Made, tensor: Tensor) -> bool:
 
 
 def _short(node: Node) -> str:
-    """Return how something is made, with `*` for numbers, and once what is the same of all operands."""
+    """Return how a tensor is made, with `*` for numbers; equal operands are written once."""
     if not isinstance(node, Op):
         return starred(printable(node.name))
     parts = list(dict.fromkeys(map(_short, node.parts)))
@@ -143,7 +142,7 @@ def _order_of(outcome: Outcome, mapped: Made, odd: list[tuple[Tensor, Tensor]], 
 
 
 def _of_parts(words: str, what: str) -> str:
-    """Return a sentence about a dim's indices as one about parts: `experts`, or whatever their number counts."""
+    """Reword a sentence about dim 0 as one about named parts, such as `experts`."""
     for phrase, several in (("dim 0's indices", ""), ("dim 0 is", " are"), ("dim 0 comes", " come")):
         words = words.replace(phrase, f"the {what}{several}")
     return words
@@ -160,7 +159,7 @@ def variants(node: Op) -> Iterator[tuple[Node, Cause]]:
 
 
 def _slips(node: Node) -> Iterator[tuple[Node, Cause]]:
-    """Yield a function and its operands, changed in one place; what is the same in all operands is changed in all."""
+    """Yield variants of an expression with one mistake; equal operands get the same mistake."""
     if not isinstance(node, Op):
         return
     yield from _own_slips(node)
@@ -232,7 +231,7 @@ def _other_joins(node: Op) -> Iterator[tuple[Node, Cause]]:
 
 
 def _by_shards(node: Op) -> Iterator[tuple[Node, Cause]]:
-    """Yield parts that were cut over ranks together, and whose shards were put behind each other."""
+    """Yield a `cat` whose parts were sharded together: shards of each rank are side by side."""
     if node.function != "cat" or len(node.parts) < 2:
         return
     dim = node.numbers[0] if node.numbers else 0
