@@ -58,7 +58,7 @@ def hash_of_bytes(stored: NDArray[Any], dtype: str, shape: Sequence[int]) -> str
 
 @lru_cache(maxsize=16)
 def hash_of_nan(dtype: str, shape: tuple[int, ...]) -> str:
-    """Return the hash of a tensor that is NaN throughout; empty if its type is not known to have NaN."""
+    """Return the hash of a tensor of NaN only; empty if its dtype has no known NaN."""
     infinity = INFINITY.get(dtype)
     if infinity is None:
         return ""

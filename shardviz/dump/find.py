@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
-    """Find tensors by their exact name, by a pattern with `*`, or by the end of a name that only one has.
+    """Find tensors by exact name, by a pattern with `*`, or by a unique end of a name.
 
     Returns:
         Names with their tensors, each name once, as it was captured first.
@@ -45,7 +45,7 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
 
 
 def meant(name: str, names: Sequence[str]) -> str:
-    """Return a hint at the tensor that was meant: of a module, by its end, or spelt nearly so; or at a pattern."""
+    """Return a hint at the likeliest name or pattern, such as "did you mean up.weight?"."""
     close = _pattern_meant(name, names) if is_pattern(name) else None
     if not any(char in name for char in "*?"):  # brackets may be a part of the name
         close = close or _name_meant(name, names)
@@ -58,7 +58,7 @@ def is_pattern(name: str) -> bool:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a name is one that a pattern stands for, or the pattern itself: names may have brackets."""
+    """Whether a name equals a pattern or matches it; names may contain brackets."""
     return name == pattern or fnmatchcase(name, pattern)
 
 
@@ -69,7 +69,7 @@ def _name_meant(name: str, names: Sequence[str]) -> str | None:
 
 
 def _pattern_meant(pattern: str, names: Sequence[str]) -> str | None:
-    """Return the pattern nearest to one that fits no name: with stars for numbers, or for all before a name's end."""
+    """Return the nearest pattern that matches a name, or None."""
     before, dot, _ = pattern.rpartition(".")
     by_star = (f"{before}{dot}{name.rpartition('.')[2]}" for name in names)
     patterns = [*dict.fromkeys((*by_star, *map(starred, names)))]

@@ -1,4 +1,4 @@
-"""The parts of one dump, which machines without a shared disk have kept, put together in memory or in one folder."""
+"""Merge the parts of one dump that machines without a shared disk wrote."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_RANKS = 8
 def read_parts(
     folders: Sequence[Path], *, strict: bool = True, on_progress: Callable[[int, int], None] | None = None
 ) -> DumpFiles:
-    """Read the parts of a dump as one, with the run's record of the part that has the lowest rank.
+    """Read the parts of a dump as one; the part with the lowest rank gives the run's record.
 
     Args:
         folders: The parts; a single one may be any dump.

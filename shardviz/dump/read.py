@@ -1,7 +1,7 @@
-"""Read a dump that may come from another machine: every number is checked before anything is built from it.
+"""Read an untrusted dump: every number is checked before anything is built from it.
 
-Nothing is unpickled, no path out of the folder is followed, and no size in a file makes the reader allocate more than
-the file itself is long, but for a list of a mesh's ranks (at most `MAX_RANKS`) that count up and are not written.
+Nothing is unpickled, and no path out of the folder is followed. Memory is bounded by the length of the files, except
+for a mesh's list of ranks (at most `MAX_RANKS`), which need not be written if it counts up.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DumpFiles:
 
     @cached_property
     def equally_full(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks in groups that hold as much of every tensor: those of a plan are few, else each rank is alone."""
+        """Ranks in groups that hold equal amounts of every tensor; outside plans each is alone."""
         if self.planned is not None:
             return tuple(self.planned.equally_full())
         return tuple((rank,) for rank in sorted(self.ranks))
@@ -109,7 +109,7 @@ class DumpFiles:
 
 
 def arrays_of(files: DumpFiles, rank: int) -> dict[str, NDArray[np.generic]]:
-    """Return all arrays of a rank's safetensors file that its record names, by `moment/role/name`.
+    """Return the arrays of a rank's safetensors file that its record names: `moment/role/name`.
 
     Raises:
         DumpError: The file is not there, is not a safetensors file, or lacks one of them.

@@ -45,7 +45,7 @@ class Shard:
 
 
 class MadeShards(Mapping[int, Shard]):
-    """Shards that are made when they are asked for, and sum themselves up without making those of every rank."""
+    """Shards made on demand, with summaries that don't need every rank's shard."""
 
     @abstractmethod
     def claims(self) -> dict[Layout | None, tuple[int, ...]]:
@@ -122,7 +122,7 @@ class Tensor:
 
     @cached_property
     def claims(self) -> dict[Layout | None, tuple[int, ...]]:
-        """The ranks, rising, by what they claim: more than one key if ranks disagree or meshes are disjoint."""
+        """Ranks by claimed layout; several keys if ranks disagree or meshes are disjoint."""
         if isinstance(self.shards, MadeShards):
             return self.shards.claims()
         groups: dict[Layout | None, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Write a dump: each file under a temporary name first and then renamed, so that a killed job leaves no half file."""
+"""Write a dump: each file is renamed once complete, so a killed job leaves no half file."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def replacing_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep other processes of this machine from writing the same dump; the kernel lets go for one that is killed.
+    """Keep other processes from writing the dump; the kernel unlocks it when one is killed.
 
     Raises:
         DumpError: Another one is writing it.
@@ -181,7 +181,7 @@ class _Marks(msgspec.Struct):
 
 
 def _is_dump(path: Path) -> bool:
-    """Whether a folder has a `run.json` of shardviz, or, if a job was killed before writing that, a rank file."""
+    """Whether a folder has shardviz's `run.json`, or a rank file of a job that was killed early."""
     ranks = sorted(entry for entry in path.glob("rank_*.json") if RANK_FILE.fullmatch(entry.name))
     for candidate in [path / RUN_FILE, *ranks[:1]]:
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""Arrays of a rank's safetensors file, mapped into memory, not copied: a check reads them once, block by block.
+"""Arrays of a rank's safetensors file, memory-mapped and read block by block.
 
-A copy would halve the speed. So a file that another process cuts short in place while it is being read ends this one;
-one that is replaced, as shardviz writes it, or removed does not.
+A copy would halve the speed. The price: if another process truncates a file in place while it is read, this process
+dies. Replacing a file, which is how shardviz writes, or removing it does no harm.
 """
 
 from __future__ import annotations

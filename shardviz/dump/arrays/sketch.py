@@ -25,10 +25,10 @@ MAX_ELEMENTS = 1 << 14
 
 
 def sketch(values: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return a tensor's numbers; none if it has no elements, or if their squares do not add up to a finite number.
+    """Return a tensor's sketch; empty if it has no elements or its squares overflow.
 
-    They do not if an element that is looked at is NaN or infinite, nor in a mask of attention, which has the least
-    number of float64.
+    Squares overflow if an inspected element is NaN or infinite, and in an attention mask, which has the most negative
+    float64.
     """
     places, signs = _drawn(values.size)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -120,7 +120,7 @@ class PlannedPart:
         return {layout: tuple(sorted(ranks)) for layout, ranks in ranks_by_layout.items()}
 
     def unlike(self, index: int) -> Iterator[int]:
-        """Yield the lowest rank of each claim and each shape of one of its bodies, and the rank that was asked."""
+        """Yield a body's recorded rank and the lowest rank of each claim and shape."""
         number = self.part.record.bodies[index].layout
         for layout, ranks in self.claims(index).items():
             if layout is None or number is None or self._even[number]:
@@ -149,7 +149,7 @@ class PlannedPart:
 
 
 def without_ranks(collectives: tuple[CollectiveRecord, ...]) -> tuple[CollectiveRecord, ...]:
-    """Return collectives as all ranks of a part have them: a group that runs along no axis has other ranks on each."""
+    """Drop the ranks of groups that run along no axis: they differ between the ranks of a part."""
     return tuple(structs.replace(one, ranks=()) if one.ranks else one for one in collectives)
 
 

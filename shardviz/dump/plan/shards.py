@@ -1,4 +1,4 @@
-"""A plan's tensors over all ranks: the shards of any rank are worked out when they are asked for."""
+"""A plan's tensors over all ranks; a rank's shards are computed on demand."""
 
 from __future__ import annotations
 

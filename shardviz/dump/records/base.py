@@ -1,4 +1,4 @@
-"""Types that the records of a dump are made of, with their bounds: reading validates against them."""
+"""Bounded types that the records of a dump are made of; reading validates against them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of a step's trace: what went in and out of every module, on this rank and in the unsharded model."""
+"""Records of a step's trace: every module's inputs and outputs, here and unsharded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def of_point(module: str, what: str, call: int, index: int) -> str:
-    """Return the name of the values of a point of a step's trace, recorded in the role of an activation."""
+    """Return the activation name of the values of a trace point."""
     number = f" {index + 1}" if index else ""
     return f"{module}: {what}{number}" + (f" of call {call + 1}" if call else "")
 
