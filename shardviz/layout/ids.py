@@ -1,6 +1,6 @@
-"""From an array of ids to the index ranges it is made of: a shard that is a product of ranges is read once, in blocks.
+"""Index ranges from an array of ids, in one pass over its bytes.
 
-Everything after works on ranges, so that a tensor of 10^8 elements costs one pass over its bytes.
+Everything after this works on ranges.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _ranges(line: NDArray[Any], start: int, stride: int) -> Ranges | None:
 
 
 def _equal(ids: NDArray[Any], region: Region, strides: Sequence[int], first: int) -> bool:
-    """Whether the array holds just the region's ids: compared block by block with sums of its indices."""
+    """Whether an array holds exactly a region's ids, compared block by block."""
     lines = [indices(ranges) * stride for ranges, stride in zip(region.dims, strides, strict=True)]
     columns = lines[-1].astype(ids.dtype)
     rows = np.full((), first, np.int64)

@@ -1,4 +1,4 @@
-"""The layout notation: `float32[12/tp/fsdp, 12] =ep +cp`, read and written here and nowhere else.
+"""The layout notation: `float32[12/tp/fsdp, 12] =ep +cp`. Only this module reads it.
 
     layout  = [dtype] "[" [dim {"," dim}] "]" {"=" axis | "+" axis [":" reduction]}
     dim     = size chain | "(" dim ")" chain
@@ -171,7 +171,7 @@ def parse(text: str) -> Pattern:
 
 
 def _padded(flat: FlatView, chain: Chain, mesh: Mesh) -> int:
-    """Return the length of a concatenation that holds one tensor and is padded until every rank has as much."""
+    """Return the length of a flat concatenation of one tensor, padded to equal shards."""
     parts = math.prod(mesh.axis_size(link) for link in chain if isinstance(link, str) and link != JOIN)
     return -(-math.prod(flat.shape) // parts) * parts
 

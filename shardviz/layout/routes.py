@@ -1,8 +1,8 @@
-"""From one layout to another: the cheapest sequence of collectives, and the one that torch's `redistribute` takes.
+"""Routes between layouts: the cheapest collectives, and those of torch's `redistribute`.
 
-A layout is a node, one collective over one mesh axis is an edge, and the bytes that the busiest rank takes in are its
-length; the cheapest route is a shortest path (networkx). Every layout of the tensor that splits each dim by axes, or by
-what the two ends of the route split it by, is on the map.
+A layout is a node and a collective over one mesh axis an edge, as long as the bytes that the busiest rank receives.
+The cheapest route is a shortest path (networkx). The graph has every layout that splits dims by axes or by the
+numbers of either end.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def total(legs: Sequence[Leg]) -> int:
 
 
 def torch_route(start: Layout, end: Layout) -> list[Leg] | None:
-    """Return the route of torch's `redistribute`; None if it follows another rule, as for strided shards.
+    """Return the route of torch's `redistribute`; None for strided shards and the like.
 
     The rule is `generate_greedy_transform_infos` of `torch.distributed.tensor._redistribute` (tried on torch 2.13): of
     a tensor that is split somewhere, axes are done last to first, gathering a split that lies inside one that changes;
@@ -148,7 +148,7 @@ def _check_ends(start: Layout, end: Layout) -> None:
 
 
 def _map(start: Layout, end: Layout) -> nx.DiGraph[Layout]:
-    """Return every layout that collectives lead to from `start`, as far as they can lie on a way to `end`."""
+    """Return the graph of layouts that collectives reach from `start` on a way to `end`."""
     import networkx as nx
 
     first = _plain(start)
@@ -198,7 +198,7 @@ def _legs(layout: Layout, end: Layout) -> Iterator[Leg]:
 
 
 def _split_by(layout: Layout, axis: str, end: Layout) -> Iterator[Layout]:
-    """Yield the layouts in which the axis splits some dim further, with the segments that the end wants before it."""
+    """Yield the layouts in which an axis splits a dim further, with the segments of `end` first."""
     for dim, chain in enumerate(layout.chains):
         yield _with_chain(layout, dim, (*chain, axis))
         wanted = end.chains[dim]
@@ -229,7 +229,7 @@ def _received(collective: Collective, axis: str, before: Layout, after: Layout) 
 
 
 def ring(collective: str, whole: int, count: int) -> int:
-    """Return how much of `whole` each of `count` ranks receives: n - 1 of n parts, and twice that for an all_reduce.
+    """Return what each of `count` ranks receives of `whole`: (n - 1) / n; twice for all_reduce.
 
     Example:
         >>> ring("all_gather", 96, 4), ring("all_reduce", 96, 4)
