@@ -108,7 +108,7 @@ def is_too_large(row: Row, memory: int) -> bool:
 
 
 def is_failing(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether a mesh's step fails: where only one without values has, it may be the plan's fault if it does on all."""
+    """Whether the step fails on a mesh; a doubtful failure counts only if some mesh has a step."""
     has_step = any(not (one.failed or one.without_step) for one in rows)
     return row.step_fails == "yes" or (row.step_fails == "perhaps" and has_step)
 
@@ -221,7 +221,7 @@ def _held(plans: Plans, compared: tuple[str, ...]) -> Iterator[Size]:
 
 
 def _shown(before: NDArray[np.int64], after: NDArray[np.int64]) -> tuple[str, tuple[int, int]]:
-    """Return which rank of each plan to show: the fullest, or if these have the same, the first that has not."""
+    """Return which rank of each plan to show: the fullest, or the first that differs."""
     fullest = int(before.sum(0).argmax()), int(after.sum(0).argmax())
     if before.shape == after.shape and np.array_equal(before[:, fullest[0]], after[:, fullest[1]]):
         for rank in np.flatnonzero((before != after).any(0)):
@@ -241,5 +241,5 @@ def _received(plans: Plans) -> Iterator[Size]:
 
 
 def _unless(ranks: PlannedRanks, size: int, node: int = 0) -> int | None:
-    """Return a number of bytes; None if a plan does not tell, having no step or no nodes of that size."""
+    """Return `size`; None if the plan has no step or no nodes of that size."""
     return None if ranks.plan.without_step or (node and ranks.plan.node != node) else size

@@ -175,7 +175,7 @@ def _held(planned_part: PlannedPart) -> Iterator[Held]:
 
 
 def _is_offloaded(owner: str, units: Mapping[str, bool]) -> bool:
-    """Whether the innermost of FSDP's units that has a parameter keeps it in the CPU's memory, as the units say."""
+    """Whether the innermost FSDP unit around a parameter keeps it in CPU memory."""
     modules = owner.split(".")[:-1]
     around = (".".join(modules[:depth]) for depth in range(len(modules), -1, -1))
     return next((units[name] for name in around if name in units), False)
@@ -252,7 +252,7 @@ def whole(amounts: Amounts) -> list[Whole]:
 
 
 def _copied(parameter: Held, held: tuple[Held, ...], used: set[str]) -> Iterator[Whole]:
-    """Yield what it would save to split a parameter, with its gradient and its state, along each axis in use."""
+    """Yield what sharding a parameter, its gradient and state would save, by axis."""
     assert parameter.layout is not None
     after = [other for other in held if other.role in ("gradients", "optimizer") and other.owner == parameter.name]
     size_of_all = sum(int(other.bytes.max()) for other in (parameter, *after))
@@ -267,7 +267,7 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The collectives of one kind along some axes in one pass, on the busiest of the ranks that were asked.
+    """Collectives of one kind along some axes in one pass, on the busiest recorded rank.
 
     Attributes:
         axes: The axes that its groups run along.
@@ -344,7 +344,7 @@ def _of_part(plan_part: PlanPart, mesh: Mesh, node: int) -> dict[object, Sent]:
 
 
 def _nodes(mesh: Mesh, collective: CollectiveRecord, node: int) -> int:
-    """Return how many nodes a collective's group spans, on the rank that was asked if it runs along no axis."""
+    """Return how many nodes a collective's group spans."""
     if node and collective.ranks:
         return len({rank // node for rank in collective.ranks})
     return nodes_of(mesh, collective.axes, node)
@@ -357,7 +357,7 @@ def where(one: Sent) -> str:
 
 @lru_cache(maxsize=256)
 def nodes_of(mesh: Mesh, axes: Axes, node: int) -> int:
-    """Return how many nodes a group along some axes spans at most, ranks being laid on nodes in their order."""
+    """Return how many nodes a group along some axes spans at most; ranks fill nodes in order."""
     if not node or not axes:
         return 0
     places = [mesh.axes.index(axis) for axis in axes]

@@ -1,4 +1,4 @@
-"""A lockfile of layouts: a sorted text that a reviewer reads, one line for each folded tensor and kind of collective.
+"""A lockfile of layouts: sorted text for reviewers, a line for each folded tensor and send.
 
 Identical layers are one line, and so are identical experts in them: `layers.[0-31].experts.[0-7].w1.weight`.
 
@@ -77,7 +77,7 @@ def lock_lines(ranks: PlannedRanks) -> list[Line]:
 
 
 def _of_step(ranks: PlannedRanks) -> Iterator[Line]:
-    """Yield what a step sends; groups of several sizes within an axis, as in a backward of FSDP2, are one line."""
+    """Yield what a step sends; groups of several sizes within one axis share a line."""
     by_name: dict[str, list[Sent]] = {}
     for sending in sent(ranks.plan, ranks.mesh):
         by_name.setdefault(f"sent {sending.op} {where(sending)}, {sending.when}", []).append(sending)
@@ -132,7 +132,7 @@ def read_lock(path: Path) -> tuple[str, dict[str, Line]]:
 
 
 def layouts_of(path: Path) -> dict[str, str]:
-    """Return the layouts of a lockfile's parameters and buffers by name, as `assert_layout` takes them.
+    """Return a lockfile's layouts of parameters and buffers, in the form `assert_layout` takes.
 
     Raises:
         ShardvizError: It cannot be read, or is not a lockfile.
@@ -175,7 +175,7 @@ def same_text(path: Path) -> str:
 
 
 def _pairs(before: dict[str, Line], after: dict[str, Line]) -> list[tuple[Line | None, Line | None]]:
-    """Return the lines of two files by name; if only the numbers of layers differ, the one line of each."""
+    """Pair the lines of two files by name, or by kind if only layer numbers differ."""
     pairs = {name: (before.get(name), after.get(name)) for name in {*before, *after}}
     gone, new = _by_kind(before, after), _by_kind(after, before)
     for kind in gone.keys() & new.keys():

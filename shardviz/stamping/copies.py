@@ -1,4 +1,4 @@
-"""Stamped copies of checkpoints: what each tensor gets, and how the copy is written in the format of the original.
+"""Stamped copies of checkpoints: the fill of each tensor, written in the original's format.
 
 Weights get a fill of their own name. Integers wider than a byte, bytes and flags are kept: they are positions, counters
 and packed or encoded data, which a loader reads before anything is computed. Tied weights that a checkpoint stores
@@ -115,9 +115,9 @@ def plan(
 
 
 def equal_ones(entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Return the names of a checkpoint whose content is that of a tensor before them, each with that name.
+    """Return names whose content equals an earlier tensor's, mapped to that tensor's name.
 
-    Tensors of one value throughout are equal by chance, as norms of ones are: they are not among them.
+    Constant tensors, such as norms of ones, are equal by chance and left out.
     """
     alike: dict[object, list[str]] = {}
     for name, entry in entries.items():
@@ -144,7 +144,7 @@ def _equal_among(names: Iterable[str], entries: Mapping[str, Entry]) -> dict[str
 
 
 def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: str = "") -> Plan:
-    """Write the stamped copy of a safetensors file, or of a folder of them with what else a loader reads there.
+    """Write the stamped copy of a safetensors file, or of a folder with the other files in it.
 
     Args:
         source: The file or folder.
@@ -182,7 +182,7 @@ def write_model(tensors: Mapping[str, tuple[str, tuple[int, ...]]], made: Plan, 
 
 
 def _files(source: Path) -> list[Path]:
-    """Return the files that a checkpoint's tensors are in: without those that its index does not name."""
+    """Return the files with a checkpoint's tensors, without those that its index doesn't name."""
     if not source.is_dir():
         return [source]
     files, index = sorted(source.glob(f"*{SAFETENSORS}")), index_in(source)
@@ -230,7 +230,7 @@ def _content(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry],
 
 
 def _copy_others(source: Path, target: Path) -> None:
-    """Copy what stands beside the weights: config, tokenizer, index; no links that lead elsewhere, no other weights."""
+    """Copy config, tokenizer and index, but no other weights and no links that lead elsewhere."""
     own = (source.resolve(), source.resolve().parent.parent / HUB_FILES)
     index = index_in(source)
     for path in sorted(source.iterdir()):
@@ -270,7 +270,7 @@ def stamp_dcp(source: Path, target: Path, *, force: bool = False, salt: str = ""
 
 
 def _files_of_folder(source: Path, entries: Iterable[Saved]) -> list[str]:
-    """Return the names of a folder's files: those that tensors are in, and what stands beside them."""
+    """Return the names of a folder's files: those with tensors and those next to them."""
     root = source.resolve()
     beside = [path.name for path in source.iterdir() if path.is_file() and path.resolve().parent == root]
     names = sorted({*beside, *(name for saved in entries for name in saved.files)})

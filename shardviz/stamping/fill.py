@@ -1,4 +1,4 @@
-"""A fill: values for a whole tensor that show where each of them belongs, in any dtype and at any size.
+"""Fills: values for a tensor of any size and dtype that show where each of them belongs.
 
 Whole ids end where a dtype stops to hold integers: 2^24 in float32, 256 in bfloat16. They could be written one
 digit per pass, but then every loader has to run three or four times, and must do the same each time. A fill needs one
@@ -94,7 +94,7 @@ CODES = {
 
 
 def can_fill(dtype: str) -> bool:
-    """Whether a dtype, by torch's name, has values enough: flags and complex numbers have no fill."""
+    """Whether a dtype has enough values for a fill: bool and complex do not."""
     return dtype in CODES
 
 
@@ -204,7 +204,7 @@ def _permuted(key: int, positions: NDArray[np.uint64], bits: int) -> NDArray[np.
 
 
 def looks_filled(bits: NDArray[Any], dtype: str) -> bool:
-    """Whether values may be of a fill: theirs have all exponents alike often, those of real weights a few.
+    """Whether values may be a fill: its exponents occur equally often, unlike a real weight's.
 
     Asked before values are looked for in the fills of all other tensors.
 
