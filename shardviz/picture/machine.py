@@ -18,7 +18,7 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def report_json(report: Report) -> str:
-    """Return the report as JSON, which `check --format json` prints; each finding has the names of all its tensors."""
+    """Return the report as JSON, which `check --format json` prints; findings list all tensors."""
     return json.dumps(report.to_json(), indent=1) + "\n"
 
 
@@ -40,7 +40,7 @@ def report_github(report: Report) -> str:
 
 
 def report_junit(report: Report, names: Sequence[str]) -> str:
-    """Return JUnit's XML: a test case for each tensor, and one for the dump where a finding is about all of it."""
+    """Return the report as JUnit XML: a test case for each tensor, and one for the dump."""
     from xml.etree import ElementTree
 
     findings, unchecked = report.findings_of, report.why_not_checked

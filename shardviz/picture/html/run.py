@@ -39,7 +39,7 @@ def plan_section(dump: Dump) -> str:
 
 
 def memory_section(dump: Dump) -> str:
-    """Write the memory of each rank, by role and by tensor, next to the schemes of data parallel."""
+    """Write the memory of each rank, by role and tensor, next to data parallel's schemes."""
     memory = memory_table(dump)
     if not memory.uses:
         return section("memory", "Memory", element("p", "The dump has no tensors that take memory."))
@@ -77,7 +77,7 @@ def _parts(roles: Sequence[str], sizes: Sequence[int]) -> Iterable[tuple[str, in
 
 
 def _schemes(memory: MemoryTable, num_ranks: int) -> str:
-    """Write the memory of data parallel with Adam by closed formulas, next to that of the fullest rank here."""
+    """Write the memory that DDP and ZeRO would need with Adam, next to the fullest rank's."""
     most = max(one.bytes for one in memory.schemes)
     colors = [*["scheme"] * (len(memory.schemes) - 1), "this"]
     rows = [

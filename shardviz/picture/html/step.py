@@ -1,4 +1,4 @@
-"""A step's modules on a run's page, the first wrong one opened; and the page of two jobs' steps.
+"""A step's modules on a run's page, the first wrong one open; a page for two jobs' steps.
 
 As on a run's page nothing is fetched, no script runs but the page's own, and names are never read as markup.
 """

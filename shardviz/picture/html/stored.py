@@ -1,6 +1,7 @@
-"""A checkpoint as one HTML page, by itself with its findings, files and tensors, or beside a job, what differs first.
+"""A checkpoint as one HTML page: alone with its findings, or compared with a job.
 
-As a run's page: nothing is fetched, no script runs but the page's own, and names are never read as markup."""
+As a run's page: nothing is fetched, no script runs but the page's own, and names are never read as markup.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The module tree of a run's page: modules that open, and tensors in them that open on their map."""
+"""The module tree of a run's page: modules that open, with tensors that open on their map."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def tree(entries: Sequence[Entry], shown: Mapping[int, str]) -> str:
 
 
 def _items(named: Sequence[Named], shown: Mapping[int, str], is_open: bool, levels: int) -> Iterator[str]:
-    """Write the content of one module: names that share their first part are a module of their own."""
+    """Write the content of a module; names that share their first part become a submodule."""
     groups: dict[str, list[Named]] = {}
     for at, (parts, entry) in enumerate(named):
         key = parts[0] if levels and len(parts) > 1 else f"{at} alone"

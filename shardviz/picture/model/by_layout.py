@@ -1,8 +1,8 @@
-"""The holders of a tensor: of parts that are laid over each other, or by one layout, on a mesh of any size.
+"""The holders of a tensor, from overlaid regions or from one layout, on a mesh of any size.
 
-By one layout the parts of a dim are known before any rank is asked. It splits each dim by axes of its own, so parts
-follow each other without a gap, and no rank has two. The ranks of a part are looked up when they are asked for: 16,384
-parts on 16,384 ranks would be 32 MiB of sets.
+One layout gives the parts of a dim before any rank is asked. It splits each dim by axes of its own, so parts follow
+each other without a gap, and each rank has one. The ranks of a part are looked up on demand: 16,384 parts on 16,384
+ranks would be 32 MiB of sets.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ class PartStripes(Stripes):
     masks: PartRanks
 
     def _masks(self, first: int, last: int) -> Masks:
-        """Return the ranks of some stripes; of several parts those of one, and those of all together.
+        """Return the ranks of some stripes; for several parts, those of one and of all together.
 
-        That shows as well as every part's own ranks that they are not the same.
+        That is enough to show that parts have different ranks.
         """
         parts = self.kinds[first : last + 1]
         one = self.masks[int(parts.min())]
@@ -123,7 +123,7 @@ class PartStripes(Stripes):
 
 
 def is_whole(layout: Layout, ranks: frozenset[int]) -> bool:
-    """Whether some ranks of a layout's mesh hold every part as all of them would, as those of one pipeline stage do."""
+    """Whether some ranks hold every part as the whole mesh would; one pipeline stage's ranks do."""
     mesh = layout.mesh
     if layout.flat is not None or not all(layout.shape):
         return False
@@ -138,7 +138,7 @@ def is_whole(layout: Layout, ranks: frozenset[int]) -> bool:
 
 
 def only_layout(dump: Dump, tensor: Tensor) -> tuple[Layout, frozenset[int]] | None:
-    """Return the layout by which all parts of a tensor are held, with its ranks, if there is nothing else to draw."""
+    """Return a tensor's single layout and its ranks, if that is all there is to draw."""
     layouts = [layout for layout in tensor.claims if layout is not None]
     if tensor.moment == "stamped" or len(layouts) != 1:
         return None
@@ -147,7 +147,7 @@ def only_layout(dump: Dump, tensor: Tensor) -> tuple[Layout, frozenset[int]] | N
 
 
 class LayoutRegions(Mapping["Region", "Mask"]):
-    """The ranks that hold each region of a layout; they are worked out where all of them are asked for.
+    """The ranks that hold each region of a layout, computed when first asked for.
 
     Args:
         layout: The layout.
@@ -205,7 +205,7 @@ class LayoutRegions(Mapping["Region", "Mask"]):
 
 
 class LayoutHolders(Holders):
-    """Who holds a tensor by one layout alone, whose dims are cut into parts without asking for every region."""
+    """Who holds a tensor with a single layout; dims are cut without listing every region."""
 
     regions: LayoutRegions
 

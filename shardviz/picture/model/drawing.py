@@ -1,7 +1,7 @@
-"""The drawing model: a tensor cut into blocks to scale, with the ranks that hold each, claimed and held.
+"""The drawing model: a tensor cut into blocks to scale, with the ranks of each block.
 
 Made once from `Sides` for a budget of rows and columns, and rendered by one module per format. Two dims are drawn; of
-the others, those that are split are stepped through, one panel each, and whole ones are named.
+the others, each split one gives a panel for every part, and whole ones are named.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Panel:
         return any(map(any, self.differs))
 
     def marks_on(self, title: str) -> bool:
-        """Whether the side of a title marks what is wrong: where the two sides differ, the held one alone."""
+        """Whether a side marks what is wrong; if the two sides differ, only the held one does."""
         return title == "held" or not self.is_different
 
 
@@ -163,7 +163,7 @@ def _edges(sides: Sides, dim: int, budget: Budget) -> Indices:
 
 
 def drawn_dims(parts: Sequence[int]) -> tuple[int, int]:
-    """Choose two dims, downwards and to the right: the first that are split, and of whole ones the last.
+    """Choose the two dims to draw, down and across: the first split ones, else the last.
 
     Args:
         parts: How many parts each dim is in.
@@ -202,7 +202,7 @@ def _panel(
 
 
 def row_stretches(rows: Sequence[Span], grid: Grid, more: str = "…") -> list[tuple[int, int, str]]:
-    """Return rows with the same ranks, as (first row, one past the last, title); `more` is before what is left out."""
+    """Return runs of rows with equal ranks as (first row, end row, title)."""
     stretches: list[tuple[int, int, str]] = []
     start = 0
     for row in range(1, len(rows) + 1):
@@ -215,7 +215,7 @@ def row_stretches(rows: Sequence[Span], grid: Grid, more: str = "…") -> list[t
 
 
 def column_titles(cols: Sequence[Span], widths: Sequence[float], more: str = "…") -> list[str]:
-    """Return the titles of columns: their first indices alone where there is no room for more in some."""
+    """Return the titles of columns; only their first indices if some titles don't fit."""
     titles = [span.title(more) for span in cols]
     if all(len(title) <= width for title, width in zip(titles, widths, strict=True)):
         return titles

@@ -1,7 +1,7 @@
-"""Which ranks hold which part of a tensor, asked for one window at a time: the drawing model behind every map.
+"""Which ranks hold which part of a tensor, queried one window at a time; all maps use this.
 
 Nothing is laid out per element. A rank's region is a product of index ranges, so along one dim every index has a set
-of ranks, and an element is held by those that are in the sets of all its indices. Ids that are not such a product (the
+of ranks, and an element is held by the ranks in the sets of all its indices. Ids that aren't such a product (the
 stretches of FSDP1, permuted elements) are kept as runs of row-major indices. A set of ranks is an integer with one bit
 per rank.
 """
@@ -84,7 +84,7 @@ def ranks_text(mask: Mask) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int], most: int = sys.maxsize) -> str:
-    """Name ranks in at most about so many characters: `rank 3`, `ranks 0-3,8,...`, or how many they are."""
+    """Name ranks in about `most` characters: `rank 3`, `ranks 0-3,8,...`, or their number."""
     numbers = ranks_text(mask_of(ranks))
     if len(numbers) > most and "," not in numbers[:most]:
         return f"{len(ranks):,} ranks"
@@ -146,7 +146,7 @@ class Stripes:
         return np.array([(mask & -mask).bit_length() - 1 for mask in masks], np.int64)
 
     def claim_edges(self, low: Mask) -> Indices:
-        """Return where the ranks that should hold the line change, whoever does; `low` is that of `lowest`."""
+        """Return where the ranks that should hold the line change; `low` is that of `lowest`."""
         due = [mask & low for mask in self.masks]
         numbers = {mask: number for number, mask in enumerate(dict.fromkeys(due))}
         codes = np.array([numbers[mask] for mask in due], np.int64)[self.kinds]
@@ -294,7 +294,7 @@ def _both(window: Window, other: Window) -> Window:
 
 
 def _cut(spans: Spans, edges: Indices) -> tuple[Spans, Indices]:
-    """Cut spans at edges; return the parts, in order, and for each span the number of its first part."""
+    """Cut spans at edges; return the parts in order and the index of each span's first part."""
     parts: list[tuple[int, int]] = []
     owners: list[int] = []
     for start, stop in spans.tolist():

@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def part(self) -> Mask:
-        """The ranks by which it is wrong, where others that it is named by are right; none if all of it is wrong."""
+        """Ranks that make the cell wrong, if others in its name are right; 0 if all of it is wrong."""
         found, named = self.due | self.astray | self.guilty or self.has, self.claimed or self.held
         is_some = self.is_partly or (self.guilty and not self.different)
         return found if is_some and found != named else 0
@@ -129,7 +129,7 @@ class Sides:
 
     @cached_property
     def out_of_order(self) -> Mask:
-        """The ranks that hold elements in another place of their shard, as a map shows element by element."""
+        """Ranks that hold elements at the wrong place within their shard."""
         return reduce(or_, self.holders.regions.values(), 0) >> 2 * self.shift if self.is_compared else 0
 
     @property
@@ -255,7 +255,7 @@ def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, lai
 
 
 def claimed_parts(dump: Dump, tensor: Tensor) -> Iterator[tuple[list[int], Region, bool]]:
-    """Yield ranks with the part that their own placements claim, and whether that is of a flat parameter."""
+    """Yield ranks with the region that they claim, and whether the parameter is flat."""
     missing = dump.files.missing_ranks
     for layout, claiming in tensor.claims.items():
         if layout is not None:
@@ -280,7 +280,7 @@ def _add_held(laid: Laid, case: Case, shift: int) -> None:
 
 
 def _add_missing(laid: Laid, case: Case, shift: int) -> None:
-    """Add ranks without a file where the layout that the others hold has them; without one, where they claim to be."""
+    """Place ranks without a file where the layout held by the others, or claimed, puts them."""
     layout = case.held or case.claimed
     if layout is None:
         return
@@ -349,9 +349,9 @@ def found_in_place_of(tensor: Tensor, index: Sequence[int], rank: int) -> tuple[
 
 
 def out_of_place(claimed: Region, held: Region) -> Region | None:
-    """Return what two regions have in common at different places; where several dims are permuted, all in common.
+    """Return what two regions share at different places; all of it if several dims are permuted.
 
-    Where one dim is, that is exact: the other dims are the same on both.
+    If one dim is permuted this is exact: the other dims are equal.
     """
     moved, common = [], []
     for says, has in zip(claimed.dims, held.dims, strict=True):
@@ -367,7 +367,7 @@ def out_of_place(claimed: Region, held: Region) -> Region | None:
 
 
 def stretches_of(ids: NDArray[np.int64]) -> Ranges:
-    """Return ids, counted from 1, as rising ranges of row-major indices, leaving out values that are not ids."""
+    """Return ids, counted from 1, as rising ranges of row-major indices, ignoring all non-ids."""
     indices = np.unique(ids[ids > 0]) - 1
     if not indices.size:
         return ()

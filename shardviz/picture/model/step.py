@@ -1,8 +1,7 @@
-"""A step as a tree of its calls, each beside the unsharded model's; and what ranks have at the first wrong one.
+"""A step as a tree of calls compared with the unsharded model's, and its first wrong values.
 
-The calls around the first wrong one are open, so that it is seen with its neighbors; all others are closed. Its numbers
-are three fields, actual, expected and difference: the last dim across and all others down, made small by taking the
-largest of each block.
+The calls around the first wrong one are open, all others are closed. Its values are shown as three fields (actual,
+expected, difference): the last dim across, all others down, reduced by taking the largest of each block.
 """
 
 from __future__ import annotations
@@ -152,14 +151,14 @@ class StepTree:
 
     @property
     def opened(self) -> frozenset[tuple[str, int]]:
-        """The calls that are open by default: around what is wrong first, around wrong weights, or the model itself."""
+        """Calls that are open by default: around the first wrong one, wrong weights, or the root."""
         nodes = list(_all(self.roots))
         found = {key_of(node) for node in nodes if node.has_first}
         found = found or {key_of(node) for node in nodes if node.wrong_inside}
         return frozenset(found or {key_of(root) for root in self.roots})
 
     def within(self, module: str) -> StepTree:
-        """Return the calls of one module, with all that are made in them; without any if it was not called."""
+        """Return the calls of one module with everything inside them; empty if it wasn't called."""
         return replace(self, roots=tuple(node for node in _all(self.roots) if node.call.module == module))
 
     @property
@@ -208,7 +207,7 @@ def _is_held(dump: Dump, name: str) -> bool:
 
 
 class _Marks(NamedTuple):
-    """What is wrong in a step: the first wrong call, and each module's own parameters and buffers that are."""
+    """What is wrong in a step: the first wrong call, and each module's own wrong tensors."""
 
     first: Call | None
     tensors: dict[str, list[str]]
@@ -218,7 +217,7 @@ class _Marks(NamedTuple):
 
 
 def _by_module(calls: Sequence[Call], tensors: Iterable[str]) -> dict[str, list[str]]:
-    """Return each called module's own tensors among some names; a module that is not called gives its own to no one."""
+    """Group tensors by the called module that owns them; those of uncalled modules are dropped."""
     modules = {call.module for call in calls}
     by_module: dict[str, list[str]] = {}
     for name in dict.fromkeys(tensors):
@@ -235,7 +234,7 @@ def _first_wrong(calls: Sequence[Call], module: str) -> Call | None:
 
 
 def _nested(calls: Sequence[Call], marks: _Marks) -> tuple[Node, ...]:
-    """Nest calls, which come as they ended: one takes in those just before it that are within it."""
+    """Nest calls, which come in the order in which they ended."""
     stack: list[tuple[Call, list[Any]]] = []
     for call in calls:
         inner = []
@@ -295,9 +294,9 @@ class StepHeat:
         return _largest(self.off)
 
     def levels(self, field: str, count: int) -> list[list[int]]:
-        """Return a field as whole numbers below a count: of sizes to the largest, of differences to the farthest.
+        """Return a field as integers below `count`, scaled to its largest value.
 
-        Differences that rounding allows are 0, and all others at least 1.
+        A difference that rounding allows is 0, any other at least 1.
         """
         values: NDArray[np.float64] = getattr(self, field)
         top = self.farthest if field == "off" else self.most
@@ -323,7 +322,7 @@ def _largest(field: NDArray[np.float64]) -> float:
 
 
 def step_heats(dump: Dump) -> list[StepHeat]:
-    """Return what ranks have at the first wrong place; nothing if there is none, or its values are not kept."""
+    """Return what ranks have at the first wrong place; empty if its values aren't kept."""
     return heats_of(Evidence(dump, tuple(compared(dump))))
 
 

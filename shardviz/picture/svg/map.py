@@ -120,7 +120,7 @@ def side(
     noun: str = "rank",
     unlike: str = " (not as claimed)",
 ) -> str:
-    """Draw one side with its top left corner at 0, 0; titles are above it and left or right of it.
+    """Draw one side with its top left corner at 0, 0 and its titles above and next to it.
 
     Args:
         panel: The blocks.
@@ -190,7 +190,7 @@ def _box(panel: Panel, box: Box, scale: Scale, coloring: Coloring, wording: Said
 
 
 def color_of(block: Block, coloring: Coloring) -> str:
-    """Return the name of a block's color: that of its ranks, `mixed` where they have several hues, or `nobody`."""
+    """Return the color name of a block: its ranks', `mixed` for several hues, or `nobody`."""
     color = coloring.color_of(rank_array(block.ranks)) if block.ranks else -1
     return str(color) if color >= 0 else "mixed" if block.ranks else "nobody"
 
@@ -237,7 +237,7 @@ def _column_titles(cols: Sequence[Span], scale: Scale) -> str:
 
 
 def bands(panel: Panel, scale: Scale, coloring: Coloring, width: int) -> str:
-    """Draw a band from every piece as it is claimed to where it is held, `width` pixels wide; those that stay first."""
+    """Draw bands from where each piece is claimed to where it is held; unmoved ones first."""
     drawn = []
     for mask, due, has in pieces(panel):
         color = f"sv-band sv-f{coloring.color(ranks_of(mask)[0])}"

@@ -1,4 +1,4 @@
-"""A mesh as SVG: ranks in a grid of named axes; with more than two axes, a grid per position on the outer ones."""
+"""A mesh as SVG: ranks in a grid of named axes, one grid for each position on outer axes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The page of one tensor as SVG: it stands alone in an issue or a paper, in light and in dark.
+"""The page of one tensor as SVG, standalone for issues and papers, in light and dark.
 
-The same drawing model as the text page. Nothing is fetched from anywhere, and the same tensor gives the same bytes.
-Colors are never alone: a rank is also its number, a difference also `✗` and a hatch.
+It uses the same drawing model as the text page. Nothing is fetched, and the same tensor gives the same bytes. Color is
+never the only sign: a rank is also its number, a difference also `✗` and a hatch.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def with_left_out(picture: Drawn, drawing: Drawing) -> Drawn:
 
 
 def _panel(panel: Panel, subject: Subject) -> Drawn:
-    """Draw both sides where they differ, next to each other, or below each other if they are wide."""
+    """Draw one side, or both if they differ: next to each other, or stacked if they are wide."""
     scale, titles = scale_for(panel), title_width(panel)
     grids = zip(subject.sides.titles, (panel.claimed, panel.held), strict=True)
     sides = [(name, grid) for name, grid in grids if grid is not None]

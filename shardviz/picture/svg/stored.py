@@ -1,4 +1,4 @@
-"""A checkpoint's tensor as SVG: the map colored by file, the files beside it, the bytes of each part below."""
+"""A checkpoint's tensor as SVG: the map colored by file, a list of files, and byte ranges."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _panel(panel: Panel) -> Drawn:
 
 
 def files_drawing(stored: Stored) -> Drawn:
-    """Name the files, each with its number, its color and how many of its bytes are of the tensor."""
+    """List the files with their numbers, colors and how many of the tensor's bytes they have."""
     sizes: Counter[int] = Counter()
     for part in stored.parts:
         if part.file is not None:

@@ -1,4 +1,4 @@
-"""The elements of SVG pictures: a labeled box with its mark, an exhibit's table, the style sheet in light and dark."""
+"""Elements of SVG pictures: labeled boxes, exhibit tables, and the style sheet."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def classes_of(ranks: Sequence[int]) -> str | None:
 
 
 def _colored(ink: str, soft: str, paper: str, mixed: str, bad: str, good: str) -> str:
-    """Return the rules that have colors, in plain ones: viewers and converters outside browsers know no variables."""
+    """Return the rules with colors; converters outside browsers don't know CSS variables."""
     return (
         f".sv text{{fill:{ink}}}.sv .sv-paper{{fill:{paper}}}.sv .sv-soft,.sv .sv-i{{fill:{soft}}}"
         f".sv .sv-bad{{fill:{bad}}}.sv .sv-good{{fill:{good}}}.sv .sv-fmixed{{fill:{mixed}}}"

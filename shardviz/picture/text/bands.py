@@ -1,7 +1,7 @@
-"""Lines between the two sides of a panel as text: from where each part should be to where it is.
+"""Lines between a panel's two sides as text, from where each part should be to where it is.
 
-Each line leaves the claimed side on the last row of a part, runs down or up in a lane of its own, and comes to the held
-side on the first row. Where two lines would lie on each other, none is drawn: the marks and the list of ranks say it.
+Each line leaves the claimed side on a part's last row, runs down or up in its own lane, and reaches the held side on
+the part's first row. If two lines would overlap, none is drawn: marks and the list of ranks show it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Move:
 
 
 def band_lines(panel: Panel, sizes: Sizes, coloring: Coloring, glyphs: Glyphs) -> list[Text]:
-    """Draw the lines, one row of text for each row of the boxes; none if there are none to be followed."""
+    """Draw the lines, one row of text a row of boxes; empty if there are none or too many."""
     moves = _moves(panel, sizes, coloring)
     order = _lanes(moves) if 0 < len(moves) <= MOST_LANES else None
     if order is None:

@@ -1,4 +1,4 @@
-"""A checkpoint as text: its tensors with their chunks and files, one tensor with its bytes, the report of its check."""
+"""A checkpoint as text: its tensors, files and chunks, one tensor's bytes, and its check."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tensors_lines(checkpoint: Checkpoint) -> list[Text]:
 
 
 def files_lines(checkpoint: Checkpoint) -> list[Text]:
-    """Return a line for each of the first files: its bytes, and how many tensors have a part in it."""
+    """Return a line for each of the first files: its bytes, and how many tensors are in it."""
     sizes = checkpoint.file_sizes
     counts = Counter(name for one in checkpoint.tensors.values() for name in one.files)
     names = sorted(sizes, key=natural_key)
@@ -132,7 +132,7 @@ def checkpoint_report_lines(checkpoint: Checkpoint, report: Report, terminal: Te
 
 
 def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
-    """Return every tensor that is not equal, those with the same words together, then notes, then the verdict."""
+    """Return the tensors that aren't equal, grouped by their words, then notes and the verdict."""
     lines: list[Text] = []
     if comparison.map:
         lines.append(line("tensors matched by their values; --save-map FILE keeps this map:"))
@@ -147,7 +147,7 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
 
 
 def alike(comparison: Comparison) -> list[list[Outcome]]:
-    """Return what is not equal, together if the same was done to it: numbers aside, or counted from the tensor's."""
+    """Group the tensors that aren't equal by what happened to them, whatever their numbers."""
     groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in comparison.outcomes:
         if outcome.verdict != "equal":
@@ -210,7 +210,7 @@ def _relative(word: str, name_numbers: list[int]) -> str:
 
 
 def why_text(outcome: Outcome) -> str:
-    """Return what became of a tensor in words, with its other name if that is more than another beginning."""
+    """Say what happened to a tensor, with its other name unless only the prefix differs."""
     is_said = (
         outcome.verdict in ("moved", "tied", "cast")
         or outcome.name.endswith(outcome.other)

@@ -1,4 +1,4 @@
-"""Tables of costs: memory beside closed formulas, a step's collectives, a route between layouts."""
+"""Tables of costs: memory next to formulas, a step's collectives, a route between layouts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _range(sizes: Iterable[int]) -> str:
 
 
 def _formulas(memory: MemoryTable, num_ranks: int) -> list[Text]:
-    """Return the memory that DDP and ZeRO would take, and that of the fullest rank without its activations."""
+    """Tabulate the memory of DDP and ZeRO, and that of the fullest rank without activations."""
     heads = [
         f"P = {memory.params:,} bytes, N = {counted(num_ranks, 'rank')}, Adam",
         "param + grad + optim",

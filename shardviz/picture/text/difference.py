@@ -1,4 +1,4 @@
-"""The changes between two dumps, as text: before and after under each other, identical layers folded."""
+"""Changes between two dumps as text: before above after, identical layers folded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
-    """Return the bytes of two plans, every change, then the findings lost and gained, then the verdict."""
+    """Return the bytes of two plans, every change, findings lost and gained, and the verdict."""
     lines = _size_lines(difference.sizes)
     for folded, change in fold((change.tensor, replace(change, tensor="")) for change in difference.changes):
         lines.append(line((f"{terminal.glyphs.differs} {change.aspect}", BAD), (f"  {printable(str(folded))}", "bold")))
@@ -71,7 +71,7 @@ def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
 
 
 def _picture_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
-    """Return the modules of a job's step around the first wrong one, and what one rank has beside the other job's."""
+    """Return the modules around a step's first wrong one, and one rank's values of both jobs."""
     tree, heats = step_of(step)
     if tree is None or tree.finding is None:
         return []

@@ -1,4 +1,4 @@
-"""A mesh as text: ranks in a grid of named axes; with more than two axes, a grid per position on the outer ones."""
+"""A mesh as text: ranks in a grid of named axes, one grid for each position on outer axes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _grid_lines(grid: RankGrid, width: int, marks: _Marks) -> list[Text]:
 def _cells(
     grid: RankGrid, row: int, cols: Iterable[int | range], width: int, marks: _Marks
 ) -> Iterator[tuple[str, str]]:
-    """Write the ranks of a row on their colors, with gaps between; columns left out show whether any is marked."""
+    """Write a row's ranks on their colors; a gap shows whether a hidden rank is marked."""
     for col in cols:
         if isinstance(col, range):
             is_marked = any(grid.rank_at(row, at) in marks.marked for at in col)

@@ -1,4 +1,4 @@
-"""The page of one tensor as text: its layout, its picture beside the mesh, and a list of ranks."""
+"""The page of one tensor as text: its layout, its picture next to the mesh, and its ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MOST_RANKS = 48
 
 
 def page_lines(subject: Subject, terminal: Terminal) -> list[Text]:
-    """Describe a tensor of a dump and draw it, within the terminal's width where that can be: findings first."""
+    """Describe a tensor and draw it, within the terminal's width if possible; findings first."""
     found = [row for finding in subject.findings for row in headline(finding, terminal)]
     seen = [row for one in subject.exhibits for row in (line(""), *exhibit_lines(one, terminal))]
     head = [*found, *([line("")] if found else []), *heading_lines(subject, terminal)]
@@ -85,13 +85,13 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
 
 
 def as_claimed(subject: Subject) -> str:
-    """Say that every known rank holds its claim; under a finding only that the places are, for the values are not."""
+    """Say that every known rank holds its claim; with a finding, only that places are right."""
     text = "placed as claimed" if subject.findings else "as claimed"
     return f"{text}, but {ranks_in_words(subject.silent, MOST_RANKS)} left no file" if subject.silent else text
 
 
 def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
-    """Draw the tensor, the mesh beside or below it, and add notes for everything that a picture cannot show."""
+    """Draw the tensor and the mesh, with notes on what the picture can't show."""
     drawing = draw(subject.sides, subject.shape, Budget(cols=max((terminal.width - 16) // 8, 3)))
     room = min(terminal.width, MAX_MESH)
     mesh = mesh_lines(subject.mesh, room, terminal.glyphs, subject.marked, subject.sides.axes)
@@ -132,7 +132,7 @@ def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Termin
 
 
 def _joined(panel: Panel, subject: Subject, terminal: Terminal) -> list[list[Text]]:
-    """Draw two sides with lines between them, from where parts should be to where they are; none without room."""
+    """Draw both sides with lines from expected to actual places; empty if they don't fit."""
     coloring, glyphs = subject.sides.coloring, terminal.glyphs
     for tall in (False, True):
         sizes = sizes_for(panel, coloring, (terminal.width - GAP) // 2, glyphs, tall=tall)
@@ -176,7 +176,7 @@ def _in_words(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Te
 
 
 def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
-    """Return notes on the picture, one sentence each: its signs, the parts it leaves out, copies and pending sums."""
+    """Return notes on the picture: its signs, parts left out, copies and pending sums."""
     marks = (f"{glyphs.wrong} {text}" for text in _about_marks(drawing, subject))
     sentences = [*marks, *_about_drawing(drawing), *_about_layout(subject)]
     if any(map(_has_mixed, drawing.panels)):
@@ -249,7 +249,7 @@ def _about_layout(subject: Subject) -> list[str]:
 
 
 def _about_copies(subject: Subject, axes: str) -> list[str]:
-    """Say how many ranks share parts; where something is wrong or was not read, that this is only the claim."""
+    """Say how many ranks share each part, or only claim to if something is wrong or unread."""
     count = max(Counter(text for text in subject.claims.values() if text not in (NOTHING, PLAIN)).values(), default=0)
     if count < 2:
         return []

@@ -1,4 +1,4 @@
-"""A viewport of a map as characters and looks: blocks to scale, the lines between them, the ranks written in them.
+"""A map's viewport as characters and looks: blocks to scale, lines, and the ranks' labels.
 
 The result is a grid of cells, each with one character and one look; the renderer chooses the colors.
 """
@@ -133,7 +133,7 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
 
 
 def _marked(frame: Frame, cell: Cell, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Write a cell's names with the sign of what is wrong: before all of them, or before those of a part of it."""
+    """Return a cell's labels with the error sign, before all of them or before the wrong part."""
     if not cell.part:
         some = "part of " if cell.is_partly else ""
         return (*(f"{WRONG} {some}{name}" for name in names), WRONG)
@@ -146,9 +146,9 @@ def _marked(frame: Frame, cell: Cell, names: tuple[str, ...]) -> tuple[str, ...]
 
 
 def _look_of_difference(frame: Frame, cell: Cell) -> Look:
-    """Return the look of a cell that is where it should be, or of one that went from some ranks to others.
+    """Return the look of a cell that is in place, or that went from some ranks to others.
 
-    Where a cell stands for several parts, these can have been exchanged among the same ranks.
+    A cell for several parts can also show that these were exchanged among the same ranks.
     """
     coloring, many = frame.sides.coloring, cell.claimed_mixed or cell.held_mixed
     known = cell.claimed or cell.held
@@ -181,7 +181,7 @@ def _brief(mask: Mask, coloring: Coloring) -> tuple[str, str]:
 
 
 def _is_hueless(cell: Cell, look: Look) -> bool:
-    """Whether the holders of a cell have no hue of their own, so that it has that of the ranks that should hold it."""
+    """Whether a cell's holders have no common hue; it then has that of its rightful ranks."""
     return bool(cell.held and cell.claimed) and look.color < 0
 
 
@@ -200,7 +200,7 @@ def _color_of(mask: Mask, coloring: Coloring) -> int:
 
 
 def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:
-    """Return the spans of indices that some cells of a ruler touch, and how the cells lie on them."""
+    """Return the index spans that some cells of a ruler touch, and how the cells lie on them."""
     begin = max(first - 1, 0)
     spans = ruler.spans(begin, first - begin + count + 1)
     covers = spans[:, 0] < spans[:, 1]
@@ -223,7 +223,7 @@ def _write_labels(boxes: Boxes, frame: Frame, data_rows: Flags, data_cols: Flags
 
 
 def _write_stretch(boxes: Boxes, frame: Frame, row: int, blocks: list[tuple[int, int, Look]]) -> None:
-    """Write the labels of blocks that no line parts; one for all where each is too narrow for its own."""
+    """Write the labels of blocks without lines between them; one for all if they are narrow."""
     labels = [_fitting(look.labels, right - left) for left, right, look in blocks]
     if len(blocks) > 1 and not any(labels) and frame.lit is None:
         begin, end = blocks[0][0], blocks[-1][1]
@@ -259,7 +259,7 @@ def _write_on_rules(boxes: Boxes, looks: list[Look]) -> None:
 
 
 def flat_id(frame: Frame, row: int, col: int) -> int:
-    """Return the number, counted row by row from 0 as rulers count, of the element at a place of the plane."""
+    """Return an element's row-major number, counted from 0."""
     index = list(frame.plane.at)
     index[frame.plane.rows], index[frame.plane.cols] = row, col
     number = 0

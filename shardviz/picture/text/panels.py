@@ -61,16 +61,16 @@ class Sizes:
 
 
 def sizes_for(panel: Panel, coloring: Coloring, width: int, glyphs: Glyphs, *, tall: bool = False) -> Sizes:
-    """Choose the sizes of a panel's boxes to scale within `width` columns, which both sides share.
+    """Choose the sizes of a panel's boxes, to scale within `width` columns, for both sides.
 
-    They may come out wider than `width` where even the smallest boxes do not fit.
+    They exceed `width` if even the smallest boxes don't fit.
 
     Args:
         panel: The blocks.
         coloring: What names ranks.
         width: Columns for one side.
         glyphs: The characters to draw with.
-        tall: Whether each row gets twice its lines, where these are few.
+        tall: Whether each row gets twice its lines, if these are few.
     """
     grids = [grid for grid in (panel.claimed, panel.held) if grid is not None]
     gutter = max(len(title) for grid in grids for title in _row_titles(panel.rows, grid, glyphs))
@@ -113,7 +113,7 @@ def side_lines(
 def _painted(
     panel: Panel, grid: Grid, sizes: Sizes, coloring: Coloring, glyphs: Glyphs, *, marked: bool
 ) -> tuple[Boxes, list[list[str]], list[int]]:
-    """Paint one side: its boxes with the ranks in them, the style of each cell, and the first line of each row."""
+    """Paint one side: boxes with ranks in them, each cell's style, and each row's first line."""
     marks = panel.wrong if marked else tuple((False,) * len(row) for row in grid)
     cells = [list(zip(row, of_row, strict=True)) for row, of_row in zip(grid, marks, strict=True)]
     numbers: dict[tuple[Block, bool], int] = {}
@@ -140,7 +140,7 @@ def _labels(panel: Panel, coloring: Coloring, room: int) -> list[str]:
 
 
 def _heights(rows: Sequence[Span]) -> tuple[int, ...]:
-    """Give each row lines in proportion to its size; parts that are not drawn one by one get one line."""
+    """Give each row lines in proportion to its size; parts that are only counted get one."""
     unit = float(min((len(span) for span in rows if span.parts == 1), default=1))
     while True:
         heights = tuple(max(1, round(len(span) / unit)) if span.parts == 1 else 1 for span in rows)
@@ -166,7 +166,7 @@ def _widths(cols: Sequence[Span], smallest: Sequence[int], inner: int) -> tuple[
 
 
 def _row_titles(rows: Sequence[Span], grid: Grid, glyphs: Glyphs) -> list[str]:
-    """Name the rows of a side: neighbors with the same ranks are one stretch, named at its first row."""
+    """Name a side's rows; neighbors with equal ranks are named once, at the first row."""
     if len(rows) == 1 and len(rows[0]) == 1:
         return [" "]
     titles = [""] * len(rows)

@@ -1,4 +1,4 @@
-"""What a plan says as text, and which of many planned meshes fit: bytes, why, what a step sends."""
+"""A plan as text, and which of many planned meshes fit: bytes, reasons, collectives."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _sentence(text: str, width: int, start: str = "", indent: int = 2) -> list[T
 
 
 def memory_lines(amounts: Amounts, width: int) -> Iterator[Text]:
-    """Yield the bytes of the fullest rank and of the emptiest by role, and what makes the difference."""
+    """Yield the bytes of the fullest and the emptiest rank by role, and why they differ."""
     fullest, emptiest = amounts.fullest, amounts.emptiest
     differ = amounts.on_gpu[fullest] > amounts.on_gpu[emptiest]
     yield from _by_role(amounts, {"fullest": fullest, "emptiest": emptiest} if differ else {"each rank": fullest})
@@ -118,7 +118,7 @@ def _of_all(role: str, sizes: NDArray[np.int64]) -> str:
 
 
 def _moment(part: PlanPart, together: int, width: int) -> Iterator[Text]:
-    """Yield when a step holds most, what waits for backward, and what of all together a fused attention would need."""
+    """Yield when a step's memory peaks, what waits for backward, and what fused attention saves."""
     if part.peak is None:
         return
     when = "backward" if part.peak.in_backward else "forward"
@@ -170,7 +170,7 @@ def _buckets(part: PlanPart, width: int) -> Iterator[Text]:
 
 
 def _why(amounts: Amounts, fullest: int, emptiest: int, width: int) -> Iterator[Text]:
-    """Yield the tensors that make the difference between two ranks, the largest first; layers count as one kind."""
+    """Yield the tensors that make two ranks differ, the largest first, layers as one kind."""
     mesh = amounts.ranks.mesh
     ranks = f"rank {fullest} ({mesh.label(fullest)}) has more than rank {emptiest} ({mesh.label(emptiest)})"
     yield from _sentence(f"{ranks}, gradients and optimizer state included:", width)
@@ -185,7 +185,7 @@ def _why(amounts: Amounts, fullest: int, emptiest: int, width: int) -> Iterator[
 
 
 def _by_kind(amounts: Amounts, rank: int) -> dict[str, int]:
-    """Return the bytes on a rank's GPU by parameter, with gradient and optimizer state, numbers left out."""
+    """Return a rank's GPU bytes by parameter, with gradient and state; layers count together."""
     sizes: dict[str, int] = {}
     for part, held in amounts.held:
         at = part.ranks.index(rank) if rank in part.ranks else -1
@@ -317,7 +317,7 @@ def _mesh_cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield what is to be known of the rows, a text for each reason, with its meshes if it is not about all."""
+    """Yield notes on the rows, each once, with the meshes that it is about unless all are."""
     notes = [(note, row) for row in rows for note in row.notes]
     notes += [(f"without activations and collectives: {row.without_step}", row) for row in rows if row.without_step]
     for note in dict.fromkeys(note for note, _ in notes):
@@ -334,7 +334,7 @@ def _too_large(large: Sequence[Row], memory: int) -> Iterator[str]:
 
 
 def _because(what: str, reasons: Mapping[Row, str]) -> Iterator[str]:
-    """Yield of which meshes something is true, those together whose reasons are the same, but for numbers in them."""
+    """Yield the meshes that something is true of, grouped by reason, whatever its numbers."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for row, why in reasons.items():
         kinds.setdefault(_NUMBER.sub("", why), {}).setdefault(why, []).append(str(row.mesh))

@@ -1,7 +1,7 @@
-"""A checkpoint's tensor for the drawing model: files hold its parts; and a job's tensor beside it.
+"""A checkpoint's tensor for the drawing model: files are its holders. Also next to a job's.
 
-The two sides share one grid: ranks on one, files on the other. A part is marked where a rank that claims it holds
-something else than the checkpoint has there.
+The two sides share one grid: ranks on one, files on the other. A part is marked if a rank that claims it holds
+something other than the checkpoint.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Marked(Sides):
         return replace(super().cell(masks), different=any(mask & self.wrong for mask in masks))
 
     def turned(self) -> Marked:
-        """Return it with files on the first side and ranks on the second: files have no place on the mesh."""
+        """Swap the sides, files first and ranks second: files have no place on the mesh."""
         low, by = (1 << self.shift) - 1, max((mask.bit_length() for mask in self._masks), default=0)
 
         def turn(mask: Mask) -> Mask:
@@ -270,7 +270,7 @@ def _add_plain(regions: dict[Region, Mask], live: Live) -> None:
 
 
 def _exhibit(outcome: Outcome, live: Live, saved: Saved | None, wrong: frozenset[int]) -> Exhibit | None:
-    """Return the table of ranks, those that differ first; ranks with the same part and the same fate share a row."""
+    """Return the table of ranks, differing ones first; ranks with equal parts share a row."""
     held_parts = dict(outcome.parts)
     alike: dict[tuple[bool, Region | None, Region | None], list[Piece]] = {}
     for piece in sorted(live.pieces, key=lambda piece: (piece.rank not in wrong, piece.rank)):
@@ -288,7 +288,7 @@ def _exhibit(outcome: Outcome, live: Live, saved: Saved | None, wrong: frozenset
 def _row(
     pieces: Sequence[Piece], held: Region | None, saved: Saved | None, unknown: frozenset[int], instead: str
 ) -> Row:
-    """Return the row of ranks that have the same; `instead` is what wrong ones hold, and empty for right ones."""
+    """Return the row of ranks that hold the same; `instead` says what wrong ranks hold."""
     claimed = pieces[0].claimed
     claims = region_text(claimed) if claimed is not None else pieces[0].why
     holds = region_text(held) if held is not None else instead or claims

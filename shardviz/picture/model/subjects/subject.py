@@ -102,13 +102,13 @@ class Subject:
 
     @property
     def marked(self) -> frozenset[int]:
-        """The ranks that carry a mark: those that hold something else than they should, or of findings, or no file."""
+        """Ranks with a mark: they hold something wrong, have a finding, or left no file."""
         named = named_ranks(self.findings, len(self.claims) or self.mesh.size)
         return self.misplaced.union(self.silent, named)
 
     @property
     def held_words(self) -> str:
-        """What is held in the words of a finding, where no layout says it: its values are wrong, or none fits."""
+        """What is held, in a finding's words, if no layout describes it."""
         about = OF_VALUES if self.held is not None else OF_VALUES | OF_PLACES
         return next((one.held for one in self.findings if one.kind in about and one.held), "")
 
@@ -191,7 +191,7 @@ def _intended_layout(tensor: Tensor, findings: Sequence[Finding], laid_out: Laid
 
 
 def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
-    """Return the two sides that a map of a tensor, or of a fold's first, shows: intended and held if that is wrong.
+    """Return the two sides that a tensor's map shows: claimed and held, or intended and held.
 
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
@@ -208,7 +208,7 @@ def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
 
 
 def _judged(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
-    """Let a map mark what its two sides do not show: wrong values, and what too few or too many ranks hold."""
+    """Mark what the two sides can't show: wrong values, and parts with too few or many copies."""
     sides = _counted(sides, findings, cases)
     if any(finding.kind in OF_PLACES - {"misordered-within-shard"} for finding in findings):
         strangers = (finding for finding in findings if finding.kind == "name-collision")
@@ -227,7 +227,7 @@ def _ranks_of(findings: Iterable[Finding], sides: Sides) -> Mask:
 
 
 def _counted(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
-    """Let a plain tensor mark what too few or too many ranks hold, where that is found; no claim says who should."""
+    """Mark a plain tensor's parts that too few or too many ranks hold, if a finding says so."""
     if sides.has_claimed or len(cases) != 1 or not any(one.kind in OF_COUNTS for one in findings):
         return sides
     try:
