@@ -1,4 +1,4 @@
-"""Checks that copies along an axis are equal and that names share storage; the layouts that ranks really hold."""
+"""Check that copies along an axis are equal and that ties share storage."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _not_copies(dump: Dump, axis: str) -> Iterator[Finding]:
 
 
 def _differing(dump: Dump, mesh: Mesh, axis: str) -> list[Finding]:
-    """Return one finding per tensor, with the ranks of all groups along the axis in which copies differ."""
+    """Return one finding per tensor, with all ranks whose copies differ along the axis."""
     findings: dict[str, Finding] = {}
     for group in mesh.groups(axis):
         for outcome in check_copies(_restricted(dump, group)):
@@ -74,7 +74,7 @@ def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:
 
 
 def _reworded(finding: Finding, mesh: Mesh, axis: str) -> Finding:
-    """Count over all groups along the axis, and leave out when copies began to differ: an assertion cannot know."""
+    """Reword a finding for all groups along the axis, without when copies began to differ."""
     sentence = f"copies differ along {axis}: {len(finding.ranks):,} of {mesh.size:,} ranks differ from the other copies"
     return replace(finding, sentence=sentence, intended=f"={axis}")
 
@@ -101,19 +101,19 @@ def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
 
 
 def _of_ties(finding: Finding, first: str) -> Finding:
-    """Leave out the state before sharding, which an assertion cannot know, and the name that it was told first."""
+    """Reword a broken tie without the state before sharding, which an assertion can't know."""
     sentence = f"it does not share storage with {first} on {counted(len(finding.ranks), 'rank')}"
     cause = BrokenTie(finding.tensor, first, was_tied=False)
     return replace(finding, sentence=sentence, members=()).because(cause)
 
 
 def with_held(laid_out: LaidOut, findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings with the layout that their ranks hold, read from the ids in a stamped model."""
+    """Fill in the layout that ranks hold, read from the ids of a stamped model."""
     return [finding if finding.held else replace(finding, held=_held(laid_out, finding)) for finding in findings]
 
 
 def _held(laid_out: LaidOut, finding: Finding) -> str:
-    """Return the layout in which a tensor is held; empty if its values are not ids, or no longer."""
+    """Return the layout in which a tensor is held; empty if its values aren't ids."""
     try:
         cases = laid_out.cases(laid_out.dump.stamped[finding.tensor], finding.tensor)
         case = next(case for case in cases if {*finding.ranks} & {*case.mesh.ranks})

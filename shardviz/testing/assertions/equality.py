@@ -1,4 +1,4 @@
-"""Compares values, gradients and outputs in any layout with those of a reference, and names the difference.
+"""Compare values, gradients and outputs with a reference's in any layout.
 
 Each rank compares its own part first; only tensors that differ somewhere, or have a pending sum, are exchanged.
 """
@@ -116,7 +116,7 @@ def assert_same(
     of: Collection[Role] = ("param", "buffer", "grad"),
     mesh: DeviceMesh | None = None,
 ) -> None:
-    """Assert that values equal those of a reference in a different layout, or not sharded at all.
+    """Assert that values equal a reference's, which may be sharded differently or not at all.
 
     Pending sums are computed first. Every rank calls this, with the same reference.
 
@@ -252,7 +252,7 @@ def _refuse_lacking(lacking: Sequence[tuple[str, set[Key]]]) -> None:
 
 
 def _listed_keys(keys: Collection[Key]) -> str:
-    """Return names after their role, identical layers as one: `param layers.[0-3].w, ... (7 in all)`."""
+    """List names by role, identical layers as one: `param layers.[0-3].w, ... (7 in all)`."""
     roles = sorted({role for role, _ in keys})
     names = {of: sorted((name for role, name in keys if role == of), key=natural_key) for of in roles}
     listed = "; ".join(f"{role} {printable(folded_names(names[role], MOST_NAMES))}" for role in roles)
@@ -260,7 +260,7 @@ def _listed_keys(keys: Collection[Key]) -> str:
 
 
 def _check_references(suspects: set[Key], expected: Mapping[Key, Expected]) -> None:
-    """Fail on every rank if ranks have different references, because it is then unknown which one is right."""
+    """Fail on every rank if ranks have different references: the right one is unknown."""
     __tracebackhide__ = True
     first = [{key: expected[key].values for key in suspects & set(expected)}]
     distributed.broadcast_object_list(first)
@@ -317,7 +317,7 @@ def _compare(dump: Dump, tensor: Tensor, expected: Mapping[Key, Expected]) -> li
 
 
 def explained(dump: Dump, tensor: Tensor, comparison: Compared, far: Far, tolerance: str) -> list[Finding]:
-    """Return the findings with the known cause of a difference, or else with the element that is farthest off.
+    """Return findings with a difference's known cause, or else its worst element.
 
     Args:
         dump: The dump that the tensor is of.
@@ -337,7 +337,7 @@ def explained(dump: Dump, tensor: Tensor, comparison: Compared, far: Far, tolera
 
 
 def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
-    """Return the finding for a tensor whose shape is not its reference's, with the side that must be wrong."""
+    """Return the finding for a tensor whose shape isn't its reference's, with the likely cause."""
     return _of_shapes(tensor, tuple(shape)).finding(
         name,
         tuple(tensor.shards),
@@ -362,9 +362,9 @@ def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> Cause:
 
 
 def misplaced(dump: Dump, tensor: Tensor, comparison: Compared) -> list[Finding]:
-    """Return the findings if ranks hold the reference's own values, each once looked up, but not in the claimed places.
+    """Return findings if ranks hold the reference's values at places that they don't claim.
 
-    Values are as good as ids if they are nearly unique; those that repeat are distinguished by their neighbors.
+    Nearly unique values are as good as ids; repeated ones are distinguished by their neighbors.
     """
     if (
         comparison.claimed is None
@@ -426,7 +426,7 @@ def _off(comparison: Compared, far: Far) -> NDArray[np.bool_]:
 
 
 def _of_part(comparison: Compared, far: Far) -> Cause:
-    """Return the likely cause of a difference in few elements: neither seed nor file nor batch is another."""
+    """Return the likely cause of a difference in few elements; it isn't seed, file or batch."""
     if comparison.role not in WEIGHTS:
         return FewElementsDiffer()
     if all(not comparison.reduced[rank][elements].any() for rank, elements in far.items()):
@@ -435,7 +435,7 @@ def _of_part(comparison: Compared, far: Far) -> Cause:
 
 
 def _of_values(comparison: Compared, far: Far) -> Cause:
-    """Return the likely cause of a difference that no rule explains, and how to distinguish such causes."""
+    """Return the likely cause of a difference that no rule explains."""
     of_all = len(far) == len(comparison.reduced)
     if comparison.role not in WEIGHTS:
         return UnexplainedDifference(of_all)
@@ -445,7 +445,7 @@ def _of_values(comparison: Compared, far: Far) -> Cause:
 
 
 def _exchanged_coordinate(comparison: Compared, far: Far) -> Cause | None:
-    """Return the cause if the ranks that are off are those whose coordinates along two axes of one size differ."""
+    """Return the cause if exactly the ranks whose coordinates differ along two axes are wrong."""
     mesh, claimed = comparison.mesh, comparison.claimed
     for axis, instead in product(claimed.split_axes if claimed else (), mesh.axes):
         if axis != instead and mesh.axis_size(axis) == mesh.axis_size(instead) > 1:

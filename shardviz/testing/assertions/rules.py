@@ -69,7 +69,7 @@ def check_rules(dump: Dump, layouts: Mapping[str, str | None]) -> list[Finding]:
 
 
 def _check_complete(tensors: Sequence[Tensor], rules: Mapping[str, str]) -> set[str]:
-    """Check that every parameter has a rule and every rule a tensor; return the rules that parameters use."""
+    """Check that each parameter has a rule and each rule a tensor; return the used rules."""
     __tracebackhide__ = True
     names = {name: tensor.role for tensor in tensors for name in tensor.names}
     by_name = {name: _rule_of(rules, name) for name in names}
@@ -109,7 +109,7 @@ def _rule_of(rules: Mapping[str, str], name: str) -> str | None:
 
 
 def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator[Finding]:
-    """Yield a finding for each layout of a tensor that is not the intended one: ranks may disagree."""
+    """Yield a finding for each claimed layout that isn't the intended one; ranks may disagree."""
     for layout, ranks in tensor.claims.items():
         local = tensor.shards[ranks[0]].body.local_shape
         if pattern.matches(layout, tensor.dtype) if layout else _is_whole(pattern, local):

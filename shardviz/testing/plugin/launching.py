@@ -1,4 +1,4 @@
-"""A marked test in pytest's own process: sent to ranks, and ended as it ended there; or run here, if pytest is a rank.
+"""A marked test in pytest's process: sent to ranks, or run here if pytest is a rank.
 
 Under torchrun pytest itself runs on every rank, and the test's body runs on the ranks that are there.
 """
@@ -165,7 +165,7 @@ def run_here(item: pytest.Function, spmd: Spmd) -> None:
 
 
 def _join(config: pytest.Config, joined: World) -> None:
-    """Join the job for the rest of the session: ranks can meet only once through torchrun's store."""
+    """Join the job for the rest of the session: torchrun's store lets ranks meet only once."""
     if _JOINED in config.stash:
         return
     from shardviz.live.world import group

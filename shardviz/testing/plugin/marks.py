@@ -1,4 +1,4 @@
-"""Which tests run on ranks, and which cannot: `@spmd(mesh=...)` and the marker `mesh` that it stands for."""
+"""Which tests run on ranks: `@spmd(mesh=...)`, and the marker `mesh` that it stands for."""
 
 from __future__ import annotations
 

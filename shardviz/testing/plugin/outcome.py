@@ -1,4 +1,4 @@
-"""How a test ended on its ranks: each writes a file when it did not pass, and pytest's process reports one of them."""
+"""How a test ended: each rank that didn't pass writes a file, and pytest reports one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Outcome:
     text: str
 
     def exception(self) -> BaseException | None:
-        """Return the exception that the test raised, or one of its class with its text; None if neither can be had."""
+        """Return the test's exception, or one of its class with its text; None if unpicklable."""
         with suppress(Exception):
             error = pickle.loads(self.error)
             if isinstance(error, BaseException):
@@ -122,9 +122,9 @@ def _shown(error: BaseException, function: Callable[..., Any], style: Style) -> 
 
 
 def _filtered(excinfo: pytest.ExceptionInfo[BaseException], function: Callable[..., Any], style: Style) -> Any:
-    """Keep what is from the test on and not hidden; between the first and the last frame, a line each.
+    """Keep a traceback's frames from the test on; those in between take one line each.
 
-    A mistake that shardviz reports is shown where the test makes it.
+    An error that shardviz reports is shown where the test makes it.
     """
     code = inspect.unwrap(function).__code__
     frames = excinfo.traceback.cut(path=code.co_filename, firstlineno=code.co_firstlineno - 1)
@@ -212,7 +212,7 @@ def story_of(root: Outcome, failure: ShardvizError, ends: list[Outcome], coords:
 
 
 def plain_story(failure: ShardvizError, item: pytest.Item) -> Story:
-    """Tell a failure that has no traceback of a rank: one died or hangs, or none could be started."""
+    """Describe a failure without a traceback: a rank died, hangs or couldn't be started."""
     path, line, _ = item.location
     return Story(compat.plain_failure(str(failure), path, (line or 0) + 1))
 

@@ -1,4 +1,4 @@
-"""Starting the process that ranks are forked from while pytest still collects, and giving it the test modules.
+"""Start the fork server while pytest still collects, then give it the test modules.
 
 The process imports torch first, then waits for the list of modules, which is known when collection has ended. Ranks
 then find everything imported, and a test starts in the time of a fork.

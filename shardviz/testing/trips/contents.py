@@ -143,14 +143,14 @@ def _add_state(contents: Contents, owner: str, state: MutableMapping[str, Any], 
 
 
 def _claiming_as(state: Local, parameter: Local | None) -> Local:
-    """Give a state without placements those of the parameter whose elements it has, one for each."""
+    """Give an optimizer state without placements those of its parameter, if shapes are equal."""
     if parameter is None or state.claim or state.flat or state.values.shape != parameter.values.shape:
         return state
     return replace(state, shape=parameter.shape, claim=parameter.claim, flat=parameter.flat)
 
 
 def settings_of(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the hyperparameters of a group that are fractions; those in tuples one by one: `betas[0]`."""
+    """Yield a group's fractional hyperparameters; those in tuples singly: `betas[0]`."""
     for key, value in group.items():
         if key in NOT_SAVED:
             continue
@@ -231,7 +231,7 @@ class Sent:
 
 
 def values_for(key: str, shape: tuple[int, ...], dtype: str, *, old: bool = False) -> Entry | None:
-    """Return values drawn from a name: those to be sent, or the old ones that they are to replace."""
+    """Return values generated from a name: those to send, or the old ones to be replaced."""
     if dtype == "bool":
         return Flags(key, shape, old)
     return Fill(f"{key} as it was before" if old else key, shape, dtype) if can_fill(dtype) else None
@@ -264,7 +264,7 @@ def _agreed(pairs: list[tuple[int, tuple[Sent, str]]]) -> Sent:
 
 
 def fill(contents: Contents, entries: Mapping[str, Entry | None], number: float) -> dict[str, str]:
-    """Write values into what this rank has, and the same number into every number of the optimizer's state.
+    """Fill this rank's tensors with values, and every number of the optimizer's state.
 
     Returns:
         The tensors that could not be written, and why.
@@ -333,7 +333,7 @@ def old_entries(contents: Contents, salt: str) -> dict[str, Entry | None]:
 
 
 def settings_times(optimizer: Any, factor: float) -> None:
-    """Multiply an optimizer's hyperparameters; zeros, which may switch something off, stay zeros."""
+    """Multiply an optimizer's hyperparameters; zeros stay zeros."""
     for group in optimizer.param_groups if optimizer is not None else ():
         for key, value in group.items():
             if key not in NOT_SAVED and isinstance(value, tuple | list):

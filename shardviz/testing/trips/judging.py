@@ -187,7 +187,7 @@ def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.boo
 
 
 def rows_text(wrong: NDArray[np.bool_], region: Region) -> str:
-    """Return the wrong rows of a part as the whole tensor counts them, and the columns if only some are wrong.
+    """Return a part's wrong rows in global indices, with columns if only some are wrong.
 
     Example:
         >>> from shardviz.layout.region import Region
@@ -239,7 +239,7 @@ def places(
     mesh: DeviceMesh | None,
     reference: str = PLACED,
 ) -> list[Finding]:
-    """Return findings that locate the wrong elements of some tensors. Every rank of the world calls this.
+    """Return findings that locate the wrong elements of some tensors. Every rank calls this.
 
     Args:
         locals_: What this rank has.
@@ -280,7 +280,7 @@ def _known(targets: Mapping[str, Target]) -> Known:
 
 
 def _stage_axes(locals_: Mapping[str, Local], mesh: DeviceMesh | None) -> list[str]:
-    """Return the axes along which ranks have different tensors, as the stages of a pipeline have."""
+    """Return the axes along which ranks have different tensors, as pipeline stages do."""
     if mesh is None:
         return []
     of_all = of_all_ranks(frozenset(locals_))
@@ -349,7 +349,7 @@ class Received:
 
 
 def message_of(findings: Iterable[Finding]) -> str:
-    """Return the text for findings, one cause once, with the ranks and rows of each tensor; empty if none is."""
+    """Return the text of findings, each cause once, with ranks and rows; empty without any."""
     return in_words(None, [_with_rows(one) for one in grouped(list(findings))], most=MOST_IN_FULL)
 
 
@@ -409,7 +409,7 @@ def _where(received: Received, name: str, parts: Sequence[Part]) -> str:
 def _finding(
     cause: Cause, received: Received, name: str, parts: Sequence[Part], text: str, kind: Kind | None = None
 ) -> Finding:
-    """Return the finding with the rows of each rank, and with the kind that its cause has in a trip."""
+    """Return a finding with each rank's rows, and the kind that its cause has in a trip."""
     details = (
         f"{WRONG}{listed((part.text for part in parts), MOST)}",
         *([received.trips] if received.trips else []),

@@ -1,6 +1,6 @@
-"""How a target's tensors are made of a source's, by the maps of `shardviz diff`, and cut into pieces.
+"""A target's tensors cut into pieces, each made of one source tensor by a `diff` map.
 
-Each piece is made of one tensor of the source. What a map says is padding is left out; fused tensors are judged whole.
+Padding is left out, and fused tensors are judged whole.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _equal(actual: NDArray[Any], wanted: NDArray[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of the target as one rank has it, or a part of it that is made of one tensor of the source.
+    """A rank's tensor of the target, or a part of it that comes from one source tensor.
 
     Attributes:
         local: What this rank has.

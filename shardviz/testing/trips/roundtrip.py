@@ -1,4 +1,4 @@
-"""`assert_checkpoint_roundtrip`: saves on one mesh, loads on the next, and compares every element by name.
+"""`assert_checkpoint_roundtrip`: save on one mesh, load on the next, compare by name.
 
 One trip builds, fills and saves on one mesh; builds, spoils and loads on another; and judges.
 """
@@ -206,7 +206,7 @@ class Trip:
         return model, self.optimizer(model) if is_function else self.optimizer
 
     def _loaded(self, mesh: DeviceMesh, before: Before) -> tuple[str, RoundTrip]:
-        """Build, spoil and load on this rank of the second mesh; return the report and what was looked at."""
+        """Build, spoil and load on this rank of the second mesh; return the report and counts."""
         model, optimizer = self._built(mesh)
         old = contents_of(model, optimizer, mesh)
         fill(old, old_entries(old, self.salt), OLD_NUMBER)
@@ -235,7 +235,7 @@ class Trip:
 
 
 def _called(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, optimizer: Any, folder: Path) -> Any:
-    """Save or load; torch's own exception, whose text is a traceback of every rank, becomes one line.
+    """Save or load; torch's exception, which has every rank's traceback, becomes one line.
 
     Raises:
         ShardvizError: torch.distributed.checkpoint raised.
@@ -294,7 +294,7 @@ def _left_out(before: Before, of: set[What], *, same: bool) -> Iterator[str]:
 
 
 def _as_called(sent: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
-    """Return tensors by the names that the checkpoint is to have for them; states keep those of their parameters."""
+    """Return tensors by their names in the checkpoint; states follow their parameters."""
     if not names:
         return dict(sent)
     weights = [name for name in sent if " " not in name]
@@ -394,7 +394,7 @@ def _hops(meshes: Sequence[AnyMesh], model: Any) -> list[tuple[AnyMesh, AnyMesh]
 
 @contextmanager
 def _folder(folder: Path | str | None) -> Iterator[Path]:
-    """Yield a folder that is the same on every rank; a temporary one is removed afterwards, whatever happened."""
+    """Yield a folder that all ranks share; a temporary one is removed in any case."""
     if folder is not None:
         yield Path(folder)
         return

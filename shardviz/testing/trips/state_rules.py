@@ -97,7 +97,7 @@ CAUSES: Mapping[str, type[Cause]] = {
 
 
 def _thawed(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:
-    """Return the parameters that are trained after a load and were not before, and the other way round."""
+    """Return the parameters that a load froze or unfroze."""
     odd = [name for name in before.frozen ^ after.frozen if name in before.tensors and name in after.tensors]
     words = {True: "it was frozen before the load, and is not now", False: "it is frozen after the load, and was not"}
     return {name: ("frozen", words[name in before.frozen]) for name in odd}
@@ -124,7 +124,7 @@ def _missing(saved: Facts, after: Contents) -> dict[str, tuple[str, str]]:
 
 
 def _owners(contents: Contents) -> set[str]:
-    """Return the parameters that the optimizer steps and this rank has elements of: empty shards need no state."""
+    """Return the stepped parameters with elements on this rank; empty shards need no state."""
     owners = {name.partition(" ")[0] for name in contents.settings}
     return {name for name in owners if name not in contents.tensors or contents.tensors[name].values.numel()}
 

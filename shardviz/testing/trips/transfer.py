@@ -59,7 +59,7 @@ def assert_transferred(
     mesh: DeviceMesh | None = None,
     strict: bool = False,
 ) -> RoundTrip:
-    """Assert that a target has a source's weights, each element in its place. Every rank of the job calls this.
+    """Assert that a target has a source's weights, each element in place. Every rank calls this.
 
     With `sync`, the source is filled with values that say where they belong and the target with others, `sync` is
     called, and the target is compared: what it did not write, what it wrote elsewhere, and what it took from another

@@ -1,4 +1,4 @@
-"""Worlds of fewer ranks within a job: its first ranks work as if they were all, while the others wait."""
+"""Smaller worlds within a job: its first ranks work as if alone while the others wait."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mesh_of(mesh_given: AnyMesh) -> Mesh:
 
 @contextmanager
 def on_mesh(mesh_given: AnyMesh) -> Iterator[DeviceMesh | None]:
-    """Yield a mesh as torch's object, in a world of its ranks alone; None on the other ranks. Every rank calls this.
+    """Yield a mesh in a world of its ranks only; None on other ranks. Every rank calls this.
 
     Within it the world's size is the mesh's, so that code which never heard of a larger job runs as in one of that
     size.

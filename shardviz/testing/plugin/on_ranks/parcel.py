@@ -1,4 +1,4 @@
-"""The parcel that ranks get for one test: where the test is, its arguments, how its failure is to be shown.
+"""The parcel sent to ranks for one test: its place, its arguments, and how to show failures.
 
 Names that `setup_module`, `setup_class` and fixtures bind in a test's module and class are sent, too. Ranks import the
 test module afresh, or fork from a process that did. A name that was bound in pytest's own process since the tests were

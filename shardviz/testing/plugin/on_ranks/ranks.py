@@ -1,4 +1,4 @@
-"""A test on a rank: import its module, unpack its arguments, run it, write down how it ended.
+"""A test on a rank: import its module, unpack its arguments, run it, write the outcome.
 
 Runs in ranks only, which have torch.
 """
