@@ -76,10 +76,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan the probe, print what every rank will hold, and write the dump; or compare it with a lockfile.
+    """Plan the probe, print what every rank will hold, and write the dump, or check a lockfile.
 
     Returns:
-        0; 1 if a lockfile says something else.
+        0; 1 if the lockfile differs.
     """
     with ending_at_signals():
         return _choose(args) if args.gpus is not None else _plan(args)
@@ -240,7 +240,7 @@ def _folder(job: PlanJob) -> Path:
 
 
 def _job(args: argparse.Namespace) -> PlanJob:
-    """Read what was asked for; torch, which takes seconds, is imported once that is known to be right."""
+    """Read the arguments as a job; torch, which takes seconds, is imported after the checks."""
     probe = probe_files.find(args.probe)
     probe_files.check_torch(probe)
     mesh, batch = mesh_for(probe, args.mesh), _batch(args.batch)

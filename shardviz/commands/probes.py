@@ -74,7 +74,7 @@ def _as_json(probe: Probe, own_version: str) -> dict[str, Any]:
 
 
 def _own_version() -> str:
-    """Return shardviz's version; empty if it runs from its sources, without having been installed."""
+    """Return shardviz's version; empty if it runs from source without being installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -84,7 +84,7 @@ def _own_version() -> str:
 
 
 def _lines(probes: Sequence[Probe], terminal: Terminal) -> list[Text]:
-    """Write a line for each probe; on a terminal what does not fit goes on below, in the column of the summaries."""
+    """Write a line for each probe; on a terminal, long summaries wrap in their column."""
     from shardviz.picture.text.table import padded, widest
     from shardviz.picture.text.terminal import DIM, line, wrapped
 

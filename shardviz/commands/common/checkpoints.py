@@ -79,7 +79,7 @@ def show_checkpoint(
 
 
 def draw_checkpoint(path: Path, pattern: str | None, style: str, output: Path | None) -> None:
-    """Write which file holds which part of a tensor as SVG, or the whole checkpoint as an HTML page.
+    """Write an SVG of which file holds which part of a tensor, or the checkpoint as HTML.
 
     Raises:
         DumpError: It is not a checkpoint, or has too many chunks to draw.
@@ -153,7 +153,7 @@ def diff_checkpoints(
     tensor: str | None = None,
     save_map: Path | None = None,
 ) -> int:
-    """Print what is different between two checkpoints, or print or draw it of a job and a checkpoint.
+    """Print or draw how two checkpoints differ, or a job and a checkpoint.
 
     Args:
         before: The first; a dump if it is the job.
@@ -323,7 +323,7 @@ def refuse_picture(kinds: str) -> None:
 
 
 def _only(comparison: Comparison, pattern: str | None) -> Outcome:
-    """Return the tensor that is meant: by its name or the end of it, or the only one that differs."""
+    """Return the tensor that a name or its end selects, or the only one that differs."""
     outcomes = comparison.outcomes
     if pattern is not None:
         chosen: Sequence[Outcome] = [outcome for outcome in outcomes if pattern in (outcome.name, outcome.other)]

@@ -1,4 +1,4 @@
-"""What a verb shows while it works: one line on stderr, on a terminal only, and not before it takes long."""
+"""Progress of a long verb: one line on stderr, only on a terminal, and only after a while."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`shardviz probe --watch`: run a probe again whenever one of its files is saved, until Ctrl-C.
+"""`shardviz probe --watch`: run a probe again whenever one of its files is saved.
 
-The process that has imported torch stays, and ranks are copied from it. A run that a newer save overtakes is ended.
-`shardviz view mine.py --watch` has one in the background, whose dump the viewer shows. The viewer notices that the dump
-was written again. What the probe says goes into the viewer's title.
+The process that imported torch stays, and ranks are forked from it. A newer save ends the run in progress.
+`shardviz view mine.py --watch` runs this in the background. The viewer reloads when the dump is written, and its
+title shows what the probe prints.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Watched:
 
 @contextmanager
 def _heeding_interrupts(noticed: threading.Event) -> Iterator[None]:
-    """Heed this process's own interrupts if those of others are ignored, as a script's background job does."""
+    """Handle Ctrl-C in a background job, whose shell ignores it."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         yield
         return
@@ -147,7 +147,7 @@ def _heeding_interrupts(noticed: threading.Event) -> Iterator[None]:
 
 
 def watch(probe: Path, run: Callable[[Watched], object]) -> NoReturn:
-    """Run a probe, and again whenever one of its files is saved, until this command is interrupted.
+    """Run a probe now and whenever one of its files is saved, until Ctrl-C.
 
     Args:
         probe: The probe's file.
