@@ -1,6 +1,6 @@
-"""A model's names as its reference has them, whatever wrappers and nested state dicts put before all of them.
+"""Match a model's names with its reference's, whatever prefixes and wrappers they have.
 
-Where a conversion renamed tensors, or made them of others, a map says so: `shardviz.checkpoint.maps`.
+If a conversion renamed or combined tensors, a map says so: `shardviz.checkpoint.maps`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Matching:
 
 
 def matched(names: Collection[str], others: Collection[str]) -> Matching:
-    """Find a model's tensors in a reference: by their names, without what a wrapper adds, or behind one beginning.
+    """Match a model's tensors with a reference's: by name, without wrappers, behind a prefix.
 
     A nested state dict puts the same words before every name of a model (`app.model.`), and others before its
     optimizer's. The beginning that fits most of the names is taken, if no other fits as many. A module that a job puts
@@ -68,7 +68,7 @@ def matched(names: Collection[str], others: Collection[str]) -> Matching:
 
 
 def _behind_own(names: Mapping[str, str], others: Collection[str], least: int) -> dict[str, str]:
-    """Match names that all stand behind one beginning of the model's own; none if several fit as many."""
+    """Match names without a prefix that the model has; empty if several prefixes fit as well."""
     best = _beginnings(others, names.values(), least)
     if len(best) != 1:
         return {}
@@ -77,7 +77,7 @@ def _behind_own(names: Mapping[str, str], others: Collection[str], least: int) -
 
 
 def wrapped_alone(names: Iterable[str], others: Collection[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
-    """Match weights of modules that a job has put into others: `wq.base.weight` was saved as `wq.weight`.
+    """Match weights of wrapped modules: `wq.base.weight` was saved as `wq.weight`.
 
     A wrapper's own weights, as those of LoRA, stand beside it: only one may fit, by its shape.
 
@@ -105,7 +105,7 @@ def _without(others: Collection[str], found: Mapping[str, str]) -> set[str]:
 
 
 def _by_wrappers(names: Iterable[str], others: Collection[str]) -> dict[str, str]:
-    """Match names that differ by what wrappers add on one of the sides; a name that two could be is left out."""
+    """Match names that differ by wrappers' words on either side; ambiguous ones are left out."""
     by_bare: dict[str, list[str]] = {}
     for other in others:
         for short in {other, _bare(other), *_shortened(other)}:
@@ -133,7 +133,7 @@ def _bare(name: str) -> str:
 
 
 def _beginnings(names: Collection[str], others: Collection[str], least: int) -> list[str]:
-    """Return what stands before most names on the other side, `least` or more; several if they fit as many."""
+    """Return the prefix of the most names on the other side, at least `least`; several if tied."""
     counts: Counter[str] = Counter()
     for other in others:
         for dot in (match.end() for match in re.finditer(r"\.", other)):

@@ -1,4 +1,4 @@
-"""Windows of neighboring values, and where an array has them: each is looked up by a hash of its bits.
+"""Windows of neighboring values, looked up in an array by a rolling hash of their bits.
 
 Whole lines are matched first. Windows that the reference has more than once follow their neighbors; if a piece ends
 in the middle of one, its neighbors are extended over it, bit by bit.
@@ -47,7 +47,7 @@ class Lines:
     width: int
 
     def window_starts(self) -> NDArray[np.int64]:
-        """Return the flat positions of windows that cover every line: side by side, the last one flush with the end."""
+        """Return flat positions of windows that cover every line, the last one flush with its end."""
         lines, length = self.table.shape
         columns = np.unique(np.append(np.arange(0, length - self.width + 1, self.width), length - self.width))
         starts: NDArray[np.int64] = (np.arange(lines)[:, None] * length + columns).ravel()
@@ -82,7 +82,7 @@ def by_windows(local: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.int64
 
 
 def _by_lines(local_lines: Lines, whole: Lines) -> NDArray[np.int64]:
-    """Place lines that are one stretch of a line of the reference. This is the usual case, and hashes no windows.
+    """Place lines that are one range of a reference's line: the usual case, without hashing.
 
     A few windows show at which columns stretches begin; then whole lines are matched.
     """
@@ -103,7 +103,7 @@ def _by_lines(local_lines: Lines, whole: Lines) -> NDArray[np.int64]:
 
 
 def only_place(whole: Lines, window: NDArray[Any]) -> int:
-    """Return the flat position of the reference's only such window; -1 if it has none, or more than one."""
+    """Return a window's flat position in the reference; -1 unless it occurs exactly once."""
     flat = whole.table.reshape(-1)
     count = len(flat) - len(window) + 1
     places = np.flatnonzero(flat[:count] == window[0])
@@ -114,7 +114,7 @@ def only_place(whole: Lines, window: NDArray[Any]) -> int:
 
 
 def _matched(lines: NDArray[Any], others: NDArray[Any]) -> NDArray[np.int64]:
-    """Return for each line the only one of the others that is equal to it, -1 if there is none or more than one."""
+    """Return for each line the only equal one among the others; -1 if none or several are."""
     if not len(lines):
         return np.empty(0, np.int64)
     keys, wanted = line_hashes(others), line_hashes(lines)
@@ -126,7 +126,7 @@ def _matched(lines: NDArray[Any], others: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def line_hashes(table: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a hash of each line: the sum of its values times odd factors that differ from column to column."""
+    """Return a hash of each line: the sum of its values times a random odd factor per column."""
     factors = mixed(np.arange(1, table.shape[1] + 1, dtype=np.uint64) * _FACTOR) | np.uint64(1)
     hashes = np.empty(len(table), np.uint64)
     lines = max(1, BLOCK // max(table.shape[1], 1))
@@ -143,7 +143,7 @@ def _windowed(lines: Lines, whole: Lines) -> NDArray[np.int64]:
 
 
 def _looked_up(own: Lines, whole: Lines, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return for each window one place in the reference with the same hash, or -1; and how many there are."""
+    """Return a place with each window's hash, or -1, and how many places have it."""
     wanted = _rolling(own.at(starts), own.width)[:, 0]
     keys, back = np.unique(wanted, return_inverse=True)
     table = np.zeros(1 << 16, bool)
@@ -182,7 +182,7 @@ def _resolved(
     first: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the place of each window or -1: of several that look alike, the one beside a neighbor's."""
+    """Return each window's place or -1; among equal ones, the place next to a neighbor's."""
     windows = lines.at(starts)
     places = np.where((counts == 1) & _same(whole, first, windows), first, -1)
     for backwards in (False, True):
@@ -197,7 +197,7 @@ def _resolved(
 
 
 def _nearest(known: NDArray[np.bool_], *, backwards: bool) -> NDArray[np.int64]:
-    """Return for each position the nearest known one before it, or after it; -1 if there is none."""
+    """Return the nearest known position before each, or after it with `backwards`; -1 if none."""
     size = len(known)
     at = np.where(known, np.arange(size), -1)
     if not backwards:
@@ -232,7 +232,7 @@ def _same(whole: Lines, places: NDArray[np.int64], windows: NDArray[Any]) -> NDA
 
 
 def _extended(lines: Lines, whole: Lines, starts: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return an id for each element: those of placed windows, and of what continues them bit by bit."""
+    """Return an id for each element: those in placed windows, and those that continue them."""
     size, length = lines.table.size, lines.table.shape[1]
     ids = np.zeros(size, np.int64)
     placed = places >= 0
@@ -247,7 +247,7 @@ def _extended(lines: Lines, whole: Lines, starts: NDArray[np.int64], places: NDA
 def _extend(
     ids: NDArray[np.int64], values: NDArray[Any], wanted: NDArray[Any], lengths: tuple[int, int], step: int
 ) -> None:
-    """Continue what is placed over its unplaced neighbors, in one direction, for as long as the bits agree."""
+    """Extend placed elements to unplaced neighbors in one direction while the bits agree."""
     length, others = lengths
     for _ in range(2 * WINDOW):
         open_ = np.flatnonzero(ids == UNPLACED)
