@@ -120,7 +120,7 @@ def _index(name: str, rank: int, shape: Sequence[int], place: Place, values: Arr
 
 
 def _check_copies(name: str, rank: int, parts: Parts, shape: Sequence[int], sides: tuple[Any, ...]) -> None:
-    """Compare what a rank has with what is there already, bit for bit but for the sign of zero and kinds of NaN."""
+    """Raise if a rank's values differ from its copies'; signs of zero and kinds of NaN may."""
     known, own, there, index = sides
     differs = known & (own != there) & ~((own != own) & (there != there))
     if not differs.any():

@@ -95,7 +95,7 @@ class Tensors(Mapping[str, T]):
 
 
 class Run(Drawn, Generic[T]):
-    """What `shardviz.load` opens: tensors by name, `run["layers.0.up.weight"]` or `run["up.weight"]`, and a check.
+    """What `shardviz.load` opens: tensors by name, `run["layers.0.up.weight"]`, and a check.
 
     Attributes:
         path: Where it was read from.
@@ -127,7 +127,7 @@ class Run(Drawn, Generic[T]):
         """Return its report as text, or one of its findings with what it is seen by."""
 
     def check(self) -> ReportOfRun:
-        """Check it as `shardviz check` does, once: a run is read when it is loaded, and does not change."""
+        """Check it as `shardviz check` does; the result is kept."""
         return self._report
 
     def part(self, name: str) -> Drawn:

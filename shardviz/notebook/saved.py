@@ -80,7 +80,7 @@ class SavedRun(Run["SavedTensor"]):
 
 
 class SavedTensor(Drawn):
-    """One tensor of a checkpoint: stored in chunks, which are counted from 0 as the checkpoint lists them.
+    """One tensor of a checkpoint, stored in chunks numbered from 0 in the checkpoint's order.
 
     Attributes:
         run: The checkpoint that it is of.
@@ -106,7 +106,7 @@ class SavedTensor(Drawn):
 
     @property
     def shards(self) -> Mapping[int, Array]:
-        """The values of each chunk, mapped from its file when they are asked for; bfloat16 as float32.
+        """Values of each chunk, mapped from its file on demand; bfloat16 as float32.
 
         Raises:
             DumpError: A file is missing, too short or damaged, when a chunk is asked for.
@@ -122,7 +122,7 @@ class SavedTensor(Drawn):
 
     @concise
     def full(self) -> Array:
-        """Return the whole tensor, put together by where the checkpoint says that each chunk belongs.
+        """Return the whole tensor, assembled from its chunks.
 
         Raises:
             DumpError: Elements are stored nowhere, or twice, or cannot be read.

@@ -44,7 +44,7 @@ class ReportOfRun(Drawn):
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is wrong and something was checked, as exit code 0 of `shardviz check` says."""
+        """Whether something was checked and nothing is wrong: exit code 0 of `shardviz check`."""
         return not self.findings and not self.why_not
 
     @property
@@ -118,13 +118,13 @@ class FindingOfRun(Drawn):
 
     @property
     def pair(self) -> Pair | None:
-        """What ranks should hold and do hold, of the first tensor; None for what is not about numbers."""
+        """Expected and actual arrays of the first tensor; None if the finding isn't about numbers."""
         first = self._first
         return Pair(first) if first is not None else None
 
     @property
     def relation(self) -> Related | None:
-        """What the ranks' arrays are of those expected, in chains of `shardviz.relate.relations`; None for nothing."""
+        """How actual arrays relate to expected ones (`shardviz.relate.relations`), or None."""
         first = self._first
         return first.related if first is not None else None
 
