@@ -1,4 +1,4 @@
-"""The one family of errors that shardviz raises for its users, and the exit codes that go with them."""
+"""The one family of errors that shardviz raises for users, and their exit codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXIT_INTERRUPTED = 130
 
 
 class ShardvizError(Exception):
-    """Something a user can mend: one line that says what is wrong, and a hint that says what to do.
+    """An error that a user can fix: a line that says what is wrong, and a hint what to do.
 
     Args:
         message: What is wrong, with the numbers in it. One line.

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: all of it, or what its control groups leave it, as in a container."""
+"""Cores and memory that this process may use, within the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _quotas() -> Iterator[int]:
 
 
 def _left() -> Iterator[int]:
-    """Yield how many bytes each group may still take; files that it keeps only to read them again faster are free."""
+    """Yield the bytes that each group may still take; its file cache counts as free."""
     for group in _groups("memory"):
         for limit_name, used_name, kept in LIMITS:
             limit, used = _number(group / limit_name), _number(group / used_name)
@@ -55,7 +55,7 @@ def _left() -> Iterator[int]:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Yield the folders of the control groups that this process is in, from its own one outwards."""
+    """Yield the folders of this process's control groups, innermost first."""
     for line in _text(OWN_GROUPS).splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and controller not in controllers.split(","):
