@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.records import Chunk, Saved
+    from shardviz.checkpoint.records import Chunk, StoredTensor
 
 MAX_CELLS = 1 << 22
 """Cells of the grid that are counted."""
@@ -45,7 +45,7 @@ class Coverage:
     outside: tuple[Chunk, ...] = ()
 
 
-def coverage_of(tensor: Saved) -> Coverage | None:
+def coverage_of(tensor: StoredTensor) -> Coverage | None:
     """Count how often a tensor's elements are stored; None if its chunks are too many to count."""
     if len(tensor.chunks) == 1 and tensor.chunks[0].sizes == tensor.shape:
         return Coverage() if not any(tensor.chunks[0].offsets) else Coverage(outside=tensor.chunks)

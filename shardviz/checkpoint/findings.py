@@ -33,9 +33,9 @@ from shardviz.text import counted, listed, natural_key, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
-    from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
+    from shardviz.checkpoint.records import Checkpoint, Chunk, StoredTensor
 
-    Entries = dict[str, list[tuple[Saved, Chunk]]]
+    Entries = dict[str, list[tuple[StoredTensor, Chunk]]]
     Span = tuple[int, int, str]
 
 MAX_NAMES = 3
@@ -137,7 +137,7 @@ def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield StaleFileIndex().finding(name, (), text)
 
 
-def _chunks(tensor: Saved) -> Iterator[Finding | NotChecked]:
+def _chunks(tensor: StoredTensor) -> Iterator[Finding | NotChecked]:
     """Yield gaps, overlaps and chunks out of bounds."""
     coverage = coverage_of(tensor)
     if coverage is None:
@@ -172,7 +172,7 @@ def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
     return UnknownPickledType().finding(name, (), error.message)
 
 
-def _stored(checkpoint: Checkpoint, tensor: Saved, foreign: Container[str]) -> Iterator[Finding | NotChecked]:
+def _stored(checkpoint: Checkpoint, tensor: StoredTensor, foreign: Container[str]) -> Iterator[Finding | NotChecked]:
     """Yield chunks that are damaged or stored in a different dtype or shape than recorded.
 
     Those in files of another save are reported with the file.
@@ -245,7 +245,7 @@ def foreign_files(checkpoint: Checkpoint) -> dict[str, Finding]:
     }
 
 
-def _is_readable(tensor: Saved, chunk: Chunk) -> bool:
+def _is_readable(tensor: StoredTensor, chunk: Chunk) -> bool:
     try:
         tensor.stored(chunk)
     except UnknownTypeError:
@@ -255,7 +255,7 @@ def _is_readable(tensor: Saved, chunk: Chunk) -> bool:
     return True
 
 
-def _finding(file: str, size: int, end: int, entries: list[tuple[Saved, Chunk]]) -> Finding:
+def _finding(file: str, size: int, end: int, entries: list[tuple[StoredTensor, Chunk]]) -> Finding:
     few = min(len(entries), TRIED)
     text = (
         f"{printable(file)} has {size:,} bytes, the metadata describes {end:,} of them, and nothing is where it says: "

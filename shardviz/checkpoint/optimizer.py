@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.records import Checkpoint, Saved
+    from shardviz.checkpoint.records import Checkpoint, StoredTensor
     from shardviz.explain.finding import Finding
 
 MAX_NAMES = 3
@@ -98,7 +98,7 @@ class _Optimizer:
     """
 
     before: str
-    states: dict[str, list[tuple[str, Saved]]] = field(default_factory=dict)
+    states: dict[str, list[tuple[str, StoredTensor]]] = field(default_factory=dict)
     grouped: set[str] = field(default_factory=set)
     unread: list[str] = field(default_factory=list)
     plain: dict[str, set[str]] = field(default_factory=dict)
@@ -304,21 +304,21 @@ def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> It
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is known of one parameter's state.
+class _ParameterState:
+    """The step count and the second moment of one parameter's state.
 
     Attributes:
         step: Its number of steps, and the tensor that says so; None if none does.
         squares: Its squares, and whether any of the numbers that were looked at is not zero.
     """
 
-    step: tuple[float, Saved] | None = None
-    squares: tuple[Saved, bool] | None = None
+    step: tuple[float, StoredTensor] | None = None
+    squares: tuple[StoredTensor, bool] | None = None
 
 
 def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     """Yield impossible moments, lost steps, and the file whose steps differ from all others."""
-    by_parameter: dict[str, _Known] = {}
+    by_parameter: dict[str, _ParameterState] = {}
     for name, tensor in checkpoint.tensors.items():
         parts = state_of(name)
         if parts is None or not tensor.size or not tensor.chunks:
@@ -326,7 +326,7 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         key = parts[1]
         # torch writes the key last, Megatron before the parameter
         whose = name.removesuffix(f".{key}") if name.endswith(f".{key}") else name.replace(f".{key}.", ".", 1)
-        state = by_parameter.setdefault(whose, _Known())
+        state = by_parameter.setdefault(whose, _ParameterState())
         is_step = key == "step" and tensor.size == 1 and tensor.files
         is_moment = key in MOMENTS and not is_whole(tensor.dtype)  # codes of 8 bits may be negative
         values = _some(tensor) if is_step or is_moment else None
@@ -341,7 +341,7 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     yield from _beside_steps(list(by_parameter.values()))
 
 
-def _some(tensor: Saved) -> NDArray[np.float64] | None:
+def _some(tensor: StoredTensor) -> NDArray[np.float64] | None:
     """Return the first numbers of a tensor's first chunk; None if they cannot be read."""
     try:
         bits: NDArray[Any] = tensor.chunk_bits(tensor.chunks[0])
@@ -361,7 +361,7 @@ def _wrong_numbers(name: str, key: str, values: NDArray[np.float64]) -> Iterator
         yield NegativeSquares().finding(name, (), text)
 
 
-def _beside_steps(parameters: list[_Known]) -> Iterator[Finding | NotChecked]:
+def _beside_steps(parameters: list[_ParameterState]) -> Iterator[Finding | NotChecked]:
     """Yield squared moments kept without their steps, or still zero after several steps."""
     with_both = [(*one.step, *one.squares) for one in parameters if one.step and one.squares]
     for step, counter, _, is_some in with_both:
@@ -380,7 +380,7 @@ def _beside_steps(parameters: list[_Known]) -> Iterator[Finding | NotChecked]:
         yield NotChecked("", why, "run")
 
 
-def _is_zero(tensor: Saved) -> bool:
+def _is_zero(tensor: StoredTensor) -> bool:
     """Whether all of a tensor is zero."""
     try:
         return not any(tensor.chunk_bits(chunk).any() for chunk in tensor.chunks)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 import numpy as np
 
-from shardviz.checkpoint.formats.archive import Stored, find_tensor, strides_of
+from shardviz.checkpoint.formats.archive import FileTensor, find_tensor, strides_of
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import Region
@@ -35,7 +35,7 @@ MAX_SIZE = 1 << 53
 
 
 class Entry(Protocol):
-    """One tensor whose values are known: stored, made from stored ones, or filled by a stamp."""
+    """A tensor with known values: stored, made from stored ones, or filled by a stamp."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class Entry(Protocol):
 
 
 class Tensor(Entry, Protocol):
-    """One that has a name."""
+    """An entry with a name."""
 
     @property
     def name(self) -> str:
@@ -62,8 +62,8 @@ class Tensor(Entry, Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
-    """Values in memory.
+class MemoryTensor:
+    """A tensor whose values are in memory.
 
     Attributes:
         name: What they are called.
@@ -85,8 +85,8 @@ class Held:
         return part_of(self.bits, region)
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
-    """The bytes of a file that hold something.
+class ByteRange(msgspec.Struct, frozen=True, gc=False):
+    """The bytes of a file that hold a chunk.
 
     Attributes:
         file: The file's name in the checkpoint's folder.
@@ -115,7 +115,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    place: Place | None
+    place: ByteRange | None
     dtype: str = ""
 
     @property
@@ -125,8 +125,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
         return Region(tuple(((start, start + size),) if size else () for start, size in ends))
 
 
-class Saved(msgspec.Struct, frozen=True, gc=False):
-    """One tensor of a checkpoint.
+class StoredTensor(msgspec.Struct, frozen=True, gc=False):
+    """One tensor of a checkpoint, with its chunks.
 
     Attributes:
         name: Its name.
@@ -224,7 +224,7 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
         steps = tuple(step * kind.itemsize for step in stored.strides)
         return np.lib.stride_tricks.as_strided(flat, stored.shape, steps, writeable=mode == "r+")
 
-    def stored(self, chunk: Chunk) -> Stored:
+    def stored(self, chunk: Chunk) -> FileTensor:
         """Find out how a chunk is stored.
 
         Raises:
@@ -246,12 +246,12 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
             )
         if place.archive:
             return find_tensor(path, place.start, place.size, self.name)
-        return Stored(chunk.dtype or self.dtype, chunk.sizes, strides_of(chunk.sizes), place.start)
+        return FileTensor(chunk.dtype or self.dtype, chunk.sizes, strides_of(chunk.sizes), place.start)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that a reader found wrong with a checkpoint while it laid out its files.
+    """An error that a reader found in a checkpoint while laying out its files.
 
     Attributes:
         name: The tensor that it is about; empty for the checkpoint.
@@ -268,7 +268,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint says of itself: only headers and metadata were read.
+    """A checkpoint, of which only headers and metadata were read.
 
     Attributes:
         path: The file or folder.
@@ -285,8 +285,8 @@ class Checkpoint:
 
     path: Path
     kind: str
-    tensors: Mapping[str, Saved]
-    objects: Mapping[str, Place] = field(default_factory=dict)
+    tensors: Mapping[str, StoredTensor]
+    objects: Mapping[str, ByteRange] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     indexed: Mapping[str, str] = field(default_factory=dict)
     tied: bool = False
@@ -345,7 +345,7 @@ def _shared(region: Region, chunk: Chunk) -> list[tuple[tuple[slice, ...], tuple
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The bytes of a file from the first element of a part to its last.
+    """The bytes of a file from a part's first element to its last.
 
     Attributes:
         file: The file.
@@ -363,7 +363,7 @@ class Extent:
         return f"{'' if self.is_full else 'within '}bytes {self.start:,} to {self.stop:,}"
 
 
-def extents(tensor: Saved, region: Region) -> Iterator[Extent]:
+def extents(tensor: StoredTensor, region: Region) -> Iterator[Extent]:
     """Yield where a part of a tensor lies, for each chunk that has any of it.
 
     Raises:
@@ -385,7 +385,7 @@ def _own(chunk: Chunk, region: Region) -> list[list[tuple[int, int]]]:
     return cuts
 
 
-def _extent(file: str, stored: Stored, cuts: list[list[tuple[int, int]]], width: int) -> Extent:
+def _extent(file: str, stored: FileTensor, cuts: list[list[tuple[int, int]]], width: int) -> Extent:
     first = sum(min(low for low, _ in cut) * step for cut, step in zip(cuts, stored.strides, strict=True))
     last = sum((max(high for _, high in cut) - 1) * step for cut, step in zip(cuts, stored.strides, strict=True))
     size = math.prod(sum(high - low for low, high in cut) for cut in cuts)

@@ -137,7 +137,7 @@ def _choose(args: argparse.Namespace) -> int:
 
     tried = _tried(job, args.gpus)
     rows: list[Row] = []
-    doing = Doing(len(tried))
+    doing = PlanProgress(len(tried))
     try:
         with progress(lambda: str(doing)):
             for row in planned_rows(job, tried, memory, doing.ended):
@@ -163,8 +163,8 @@ def _tried(job: PlanJob, gpus: int) -> list[Mesh]:
 
 
 @dataclass
-class Doing:
-    """How far many plans are.
+class PlanProgress:
+    """The progress of planning many meshes.
 
     Attributes:
         of: How many meshes there are.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from shardviz.commands.common.parser import Parser
-    from shardviz.commands.common.watching import Watched
+    from shardviz.commands.common.watching import WatchedFiles
     from shardviz.live.world import World
     from shardviz.probe_files import Probe
 
@@ -150,7 +150,7 @@ def _may_replace(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Pat
     return args.force or (args.output is None and is_earlier_run(folder, probe.name, mesh))
 
 
-def _run_here(args: argparse.Namespace, watched: Watched | None = None) -> int:
+def _run_here(args: argparse.Namespace, watched: WatchedFiles | None = None) -> int:
     """Run the probe on new ranks of this machine; with --watch, until one of its files changes."""
     from shardviz.live import world
 

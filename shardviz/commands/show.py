@@ -187,9 +187,9 @@ def _planned(dump: Dump, terminal: Terminal) -> list[Text]:
         return []
     from shardviz.picture.text.plans import memory_lines
     from shardviz.picture.text.terminal import line
-    from shardviz.plan.counting import Amounts
+    from shardviz.plan.counting import PlanBytes
 
-    return [*memory_lines(Amounts(dump.files.planned), terminal.width), line("")]
+    return [*memory_lines(PlanBytes(dump.files.planned), terminal.width), line("")]
 
 
 def _refuse_checkpoint(path: Path, what: str) -> None:

@@ -36,8 +36,8 @@ ROLES = ("param", "buffer", "grad", "optim")
 
 
 @dataclass(frozen=True, slots=True)
-class Extended:
-    """The layout of a part, and that of the whole tensor.
+class ExtendedLayout:
+    """A hand-cut part's layout, and the layout of the whole that it extends to.
 
     Attributes:
         part: The layout that the part's placements claim.
@@ -57,7 +57,7 @@ def with_whole_layouts(tensors: list[Tensor], stamps: Sequence[Stamp]) -> list[T
     return [_of_whole(tensor, extended) for tensor in tensors] if extended else tensors
 
 
-def _extended(tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Extended]]:
+def _extended(tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, ExtendedLayout]]:
     """Yield the stamped tensors that ranks have parts of."""
     for tensor in tensors:
         layout = tensor.claimed
@@ -68,7 +68,7 @@ def _extended(tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) 
         held = {rank: shard.held for rank, shard in tensor.shards.items()}
         whole = next((candidate for candidate in _candidates(layout, shape) if _is_held(candidate, held)), None)
         if whole is not None or _are_parts(layout, held):
-            yield from ((name, Extended(layout, whole)) for name in tensor.names)
+            yield from ((name, ExtendedLayout(layout, whole)) for name in tensor.names)
 
 
 def _is_of_part(layout: Layout, shape: tuple[int, ...]) -> bool:
@@ -133,7 +133,7 @@ def _are_parts(layout: Layout, held: Mapping[int, Region | None]) -> bool:
     return len(parts) > 1 and (is_complete or len(held) < mesh.size)
 
 
-def _of_whole(tensor: Tensor, extended: Mapping[str, Extended]) -> Tensor:
+def _of_whole(tensor: Tensor, extended: Mapping[str, ExtendedLayout]) -> Tensor:
     """Return a tensor with the layout of the whole instead of that of its hand-cut part.
 
     If no layout assigns the parts to ranks they become plain: nothing claims which part a rank has.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from shardviz.dump import suggestions
-from shardviz.dump.arrays.dense import Wanted, check_arrays, read_array, read_arrays
+from shardviz.dump.arrays.dense import ArrayRequest, check_arrays, read_array, read_arrays
 from shardviz.dump.file import SHOWN, damage, plain_file, read_record, reason
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.records.files import RankRecord, RunRecord
@@ -220,11 +220,11 @@ def _read_rank(
     return record
 
 
-def _dense_arrays(record: RankRecord) -> list[Wanted]:
+def _dense_arrays(record: RankRecord) -> list[ArrayRequest]:
     """Return the arrays in the file beside a rank's file."""
     dense = {index: body for index, body in enumerate(record.bodies) if body.dense}
     return [
-        Wanted(f"{body.moment}/{body.role}/{name}", body.local_shape, body.dtype)
+        ArrayRequest(f"{body.moment}/{body.role}/{name}", body.local_shape, body.dtype)
         for tensor in record.tensors
         if (body := dense.get(tensor.body)) is not None
         for name in Fold(tensor.name, tensor.numbers, tensor.suffix).names()

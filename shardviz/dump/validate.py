@@ -106,7 +106,7 @@ def _each(field: str, items: Iterable[Item], check: Callable[[Item], object]) ->
 
 
 class StampedShapes:
-    """The shapes of a run's stamped tensors, found by the folds that rank files name."""
+    """The shapes of a run's stamped tensors, looked up by the folds in rank files."""
 
     def __init__(self, stamps: Sequence[Stamp]) -> None:
         self._by_place: dict[Place, dict[int | None, Shape]] = {}

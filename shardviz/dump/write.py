@@ -173,8 +173,8 @@ def _is_trace(path: Path) -> bool:
     return is_folder and all(_is_own(inner) or _is_trace(inner) for inner in path.iterdir())
 
 
-class _Marks(msgspec.Struct):
-    """The fields that tell shardviz's files from others of the same name."""
+class _Signature(msgspec.Struct):
+    """The fields by which shardviz's files are recognized."""
 
     schema: int
     num_ranks: int
@@ -186,7 +186,7 @@ def _is_dump(path: Path) -> bool:
     for candidate in [path / RUN_FILE, *ranks[:1]]:
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             if _is_plain(candidate):
-                msgspec.json.decode(candidate.read_bytes(), type=_Marks)
+                msgspec.json.decode(candidate.read_bytes(), type=_Signature)
                 return True
     return False
 

@@ -28,7 +28,7 @@ HINT = 'write "[*/tp, *] order 0: 2 0 3 1", or "[*/tp, *] order 0: view(4, 2, 8)
 
 @dataclass(frozen=True, slots=True)
 class DimOrder:
-    """The order that one dim is meant to have.
+    """The intended order of one dim.
 
     Attributes:
         dim: Which dim.

@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 
 class ByRank(Mapping[int, V]):
-    """Something of each rank, made when it is asked for."""
+    """A mapping from rank to something that is made on demand."""
 
     def __init__(self, ranks: Iterable[int], read: Callable[[int], V], shown: Callable[[int], str]) -> None:
         """Read nothing yet.

@@ -12,7 +12,7 @@ from shardviz.layout.notation import write
 from shardviz.layout.region import Region
 from shardviz.notebook.arrays import ByRank, assembled, read_only
 from shardviz.notebook.tracebacks import concise
-from shardviz.picture.display import SVG, Drawn
+from shardviz.picture.display import SVG, Drawable
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.relate.sums import REDUCTIONS, over
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 BY = ("held", "claimed")
 
 
-class TensorOfRun(Drawn):
+class TensorOfRun(Drawable):
     """One tensor of a dump over all ranks.
 
     Attributes:

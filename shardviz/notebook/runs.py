@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from shardviz.dump.find import meant
 from shardviz.errors import ShardvizError
 from shardviz.notebook.tracebacks import concise
-from shardviz.picture.display import HTML, Drawn, framed
+from shardviz.picture.display import HTML, Drawable, framed
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from shardviz.notebook.verdicts import ReportOfRun
     from shardviz.picture.text.terminal import Terminal
 
-T = TypeVar("T", bound=Drawn)
+T = TypeVar("T", bound=Drawable)
 
 MOST_NAMED = 3
 
 
 class UnknownTensorError(ShardvizError, KeyError):
-    """A name that no tensor has; the hint is at the one that was probably meant."""
+    """No tensor has this name; the hint suggests one."""
 
 
 class Tensors(Mapping[str, T]):
-    """The tensors of a run by name; the end of a name will do if only one tensor's name ends so.
+    """A run's tensors by name; a unique end of a name is enough.
 
     Attributes:
         num_results: How many of them are results of a step, and not tensors of the model.
@@ -94,7 +94,7 @@ class Tensors(Mapping[str, T]):
         return list(self)
 
 
-class Run(Drawn, Generic[T]):
+class Run(Drawable, Generic[T]):
     """What `shardviz.load` opens: tensors by name, `run["layers.0.up.weight"]`, and a check.
 
     Attributes:
@@ -130,7 +130,7 @@ class Run(Drawn, Generic[T]):
         """Check it as `shardviz check` does; the result is kept."""
         return self._report
 
-    def part(self, name: str) -> Drawn:
+    def part(self, name: str) -> Drawable:
         """Return the tensor of a name.
 
         Raises:

@@ -11,7 +11,7 @@ from shardviz.notebook.arrays import ByRank, read_only
 from shardviz.notebook.runs import Run, Tensors
 from shardviz.notebook.tracebacks import concise
 from shardviz.notebook.verdicts import FindingOfRun, ReportOfRun
-from shardviz.picture.display import SVG, Drawn
+from shardviz.picture.display import SVG, Drawable
 from shardviz.relate.casts import numbers_of
 from shardviz.text import counted, printable
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.text import Text
 
-    from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
+    from shardviz.checkpoint.records import Checkpoint, Chunk, StoredTensor
     from shardviz.explain.finding import Finding
     from shardviz.picture.text.terminal import Terminal
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SavedRun(Run["SavedTensor"]):
-    """A checkpoint, of which only headers and metadata were read.
+    """A checkpoint as a run; only headers and metadata are read.
 
     Attributes:
         checkpoint: The checkpoint as shardviz reads it.
@@ -79,7 +79,7 @@ class SavedRun(Run["SavedTensor"]):
         return f"Checkpoint {self.path.resolve().name}: {counted(len(self.tensors), 'tensor')}, {self.checkpoint.kind}"
 
 
-class SavedTensor(Drawn):
+class SavedTensor(Drawable):
     """One tensor of a checkpoint, stored in chunks numbered from 0 in the checkpoint's order.
 
     Attributes:
@@ -93,7 +93,7 @@ class SavedTensor(Drawn):
 
     mesh = claimed = placements = None
 
-    def __init__(self, run: SavedRun, saved: Saved) -> None:
+    def __init__(self, run: SavedRun, saved: StoredTensor) -> None:
         """Take a tensor of a checkpoint; nothing of it is read."""
         self.run, self._saved = run, saved
         self.name, self.shape, self.dtype, self.files = saved.name, saved.shape, saved.dtype, saved.files

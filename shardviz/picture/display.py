@@ -69,7 +69,7 @@ def picture_of(what: object, tensor: str | None = None) -> Picture:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 
-    if isinstance(what, Drawn):
+    if isinstance(what, Drawable):
         drawn = what if tensor is None else what.part(tensor)
         return drawn.lines, dict(drawn.markup()) if "IPython" in sys.modules else {}
     if isinstance(what, Layout):
@@ -154,8 +154,8 @@ def framed(page: str, height: int = 640) -> str:
     return _FRAME.format(escape(page), height)
 
 
-class Drawn(ABC):
-    """Something with a picture; IPython and Jupyter call the methods that begin with `_repr_`."""
+class Drawable(ABC):
+    """Something with a picture; IPython and Jupyter call its `_repr_` methods."""
 
     @property
     @abstractmethod
@@ -170,7 +170,7 @@ class Drawn(ABC):
     def markup(self) -> Mapping[str, str]:
         """Return its picture for a notebook, by MIME type."""
 
-    def part(self, name: str) -> Drawn:
+    def part(self, name: str) -> Drawable:
         """Return the part that has a name.
 
         Raises:

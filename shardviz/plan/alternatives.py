@@ -10,7 +10,7 @@ import numpy as np
 
 from shardviz.errors import ShardvizError
 from shardviz.layout.mesh import Mesh
-from shardviz.plan.counting import OF_A_STEP, ROLES, Amounts, crossing, received_along
+from shardviz.plan.counting import OF_A_STEP, ROLES, PlanBytes, crossing, received_along
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) *((?P<unit>[KMGTP])(?P<binary
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One mesh that was planned.
+    """One planned mesh.
 
     Attributes:
         mesh: The mesh.
@@ -62,7 +62,7 @@ class Row:
 
 def row_of(ranks: PlannedRanks) -> Row:
     """Return a plan's row."""
-    amounts, plan = Amounts(ranks), ranks.plan
+    amounts, plan = PlanBytes(ranks), ranks.plan
     has_step = all(part.peak is not None for part in plan.parts)
     return Row(
         mesh=ranks.mesh,
@@ -177,7 +177,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class PlanSizes:
     """The bytes of two plans.
 
     Attributes:
@@ -189,26 +189,26 @@ class Sizes:
     not_compared: str = ""
 
 
-def sizes_beside(before: DumpFiles, after: DumpFiles) -> Sizes:
+def sizes_beside(before: DumpFiles, after: DumpFiles) -> PlanSizes:
     """Return the bytes of two plans; nothing if the ranks of one of them were run.
 
     If one plan has no step, nothing is said to have changed that only a step tells.
     """
     if before.planned is None or after.planned is None:
-        return Sizes()
+        return PlanSizes()
     plans = before.planned, after.planned
     reasons = [ranks.plan.without_step for ranks in plans]
     if all(reasons) or not any(reasons):
-        return Sizes((*_held(plans, ROLES), *_received(plans)))
+        return PlanSizes((*_held(plans, ROLES), *_received(plans)))
     lacking = "first" if reasons[0] else "second"
     why = f"what a step needs: the {lacking} plan has none: {''.join(reasons)}"
     lasting = tuple(role for role in ROLES if role not in OF_A_STEP)
-    return Sizes((*_held(plans, lasting), *_received(plans)), why)
+    return PlanSizes((*_held(plans, lasting), *_received(plans)), why)
 
 
 def _held(plans: Plans, compared: tuple[str, ...]) -> Iterator[Size]:
     """Yield one rank's bytes in each plan by role, and the sum of the compared roles."""
-    by_role = [Amounts(ranks).by_role for ranks in plans]
+    by_role = [PlanBytes(ranks).by_role for ranks in plans]
     before, after = (np.stack([sizes[role] for role in compared]) for sizes in by_role)
     title, shown = _shown(before, after)
     for role in ROLES:

@@ -25,7 +25,7 @@ __all__ = ["INDEX", "Entry", "Reference", "open_reference"]
 
 @dataclass(frozen=True)
 class Reference:
-    """What values are compared with.
+    """A checkpoint whose values show where a rank's values belong.
 
     Attributes:
         path: The file or folder.

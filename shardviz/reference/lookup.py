@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.reference.windows import MIN_WINDOW, UNPLACED, WINDOW, Lines, by_windows, only_place
+from shardviz.reference.windows import MIN_WINDOW, UNPLACED, WINDOW, LineTable, by_windows, only_place
 from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def has_windows_of(local: NDArray[Any], reference: NDArray[Any]) -> bool:
         whole = np.moveaxis(reference, others, -1)
         width = min(WINDOW, lines.shape[1], whole.shape[-1])
         if width >= MIN_WINDOW and len(lines):
-            table = Lines(whole.reshape(-1, whole.shape[-1]), width)
+            table = LineTable(whole.reshape(-1, whole.shape[-1]), width)
             samples = lines[np.unique(np.linspace(0, len(lines) - 1, FEW_SAMPLES).astype(np.int64)), :width]
             if any(only_place(table, sample) >= 0 for sample in samples):
                 return True

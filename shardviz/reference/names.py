@@ -30,8 +30,8 @@ _OF_OPTIMIZERS = re.compile(r"(?:^|\.)(?:optim[a-z]*|[a-z_]*optimizer[a-z_]*|sta
 
 
 @dataclass(frozen=True, slots=True)
-class Matching:
-    """Which tensor of a reference each tensor of a model is.
+class NameMatching:
+    """The names that a model's tensors have in a reference.
 
     Attributes:
         names: The reference's name by the model's; names that it lacks are left out.
@@ -45,7 +45,7 @@ class Matching:
     open: tuple[str, ...] = ()
 
 
-def matched(names: Collection[str], others: Collection[str]) -> Matching:
+def matched(names: Collection[str], others: Collection[str]) -> NameMatching:
     """Match a model's tensors with a reference's: by name, without wrappers, behind a prefix.
 
     A nested state dict puts the same words before every name of a model (`app.model.`), and others before its
@@ -63,8 +63,8 @@ def matched(names: Collection[str], others: Collection[str]) -> Matching:
     best = _beginnings(set(left.values()), _without(others, pairs), least)
     if len(best) == 1:
         pairs |= {name: best[0] + bare for name, bare in left.items() if best[0] + bare in others}
-        return Matching(pairs, best[0])
-    return Matching(pairs if best else pairs | _behind_own(left, _without(others, pairs), least), open=tuple(best))
+        return NameMatching(pairs, best[0])
+    return NameMatching(pairs if best else pairs | _behind_own(left, _without(others, pairs), least), open=tuple(best))
 
 
 def _behind_own(names: Mapping[str, str], others: Collection[str], least: int) -> dict[str, str]:

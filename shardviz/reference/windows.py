@@ -35,7 +35,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineTable:
     """An array as lines along its last dim.
 
     Attributes:
@@ -71,17 +71,17 @@ def by_windows(local: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.int64
     width = min(WINDOW, local.shape[-1], reference.shape[-1]) if local.ndim and local.size else 0
     if width < MIN_WINDOW:
         return None
-    lines = Lines(local.reshape(-1, local.shape[-1]), width)
-    whole = Lines(reference.reshape(-1, reference.shape[-1]), width)
+    lines = LineTable(local.reshape(-1, local.shape[-1]), width)
+    whole = LineTable(reference.reshape(-1, reference.shape[-1]), width)
     ids = _by_lines(lines, whole)
     left = np.flatnonzero((ids == UNPLACED).any(1))
     if len(left):
-        lines = Lines(lines.table[left], width)
+        lines = LineTable(lines.table[left], width)
         ids[left] = np.where(ids[left] == UNPLACED, _windowed(lines, whole), ids[left])
     return ids.reshape(local.shape)
 
 
-def _by_lines(local_lines: Lines, whole: Lines) -> NDArray[np.int64]:
+def _by_lines(local_lines: LineTable, whole: LineTable) -> NDArray[np.int64]:
     """Place lines that are one range of a reference's line: the usual case, without hashing.
 
     A few windows show at which columns stretches begin; then whole lines are matched.
@@ -102,7 +102,7 @@ def _by_lines(local_lines: Lines, whole: Lines) -> NDArray[np.int64]:
     return ids
 
 
-def only_place(whole: Lines, window: NDArray[Any]) -> int:
+def only_place(whole: LineTable, window: NDArray[Any]) -> int:
     """Return a window's flat position in the reference; -1 unless it occurs exactly once."""
     flat = whole.table.reshape(-1)
     count = len(flat) - len(window) + 1
@@ -135,14 +135,16 @@ def line_hashes(table: NDArray[Any]) -> NDArray[np.uint64]:
     return mixed(hashes)
 
 
-def _windowed(lines: Lines, whole: Lines) -> NDArray[np.int64]:
+def _windowed(lines: LineTable, whole: LineTable) -> NDArray[np.int64]:
     """Place elements by windows of their lines."""
     starts = lines.window_starts()
     places = _resolved(lines, whole, starts, *_looked_up(lines, whole, starts))
     return _extended(lines, whole, starts, places).reshape(lines.table.shape)
 
 
-def _looked_up(own: Lines, whole: Lines, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _looked_up(
+    own: LineTable, whole: LineTable, starts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return a place with each window's hash, or -1, and how many places have it."""
     wanted = _rolling(own.at(starts), own.width)[:, 0]
     keys, back = np.unique(wanted, return_inverse=True)
@@ -176,8 +178,8 @@ def _rolling(table: NDArray[Any], width: int) -> NDArray[np.uint64]:
 
 
 def _resolved(
-    lines: Lines,
-    whole: Lines,
+    lines: LineTable,
+    whole: LineTable,
     starts: NDArray[np.int64],
     first: NDArray[np.int64],
     counts: NDArray[np.int64],
@@ -208,8 +210,8 @@ def _nearest(known: NDArray[np.bool_], *, backwards: bool) -> NDArray[np.int64]:
 
 
 def _follow(
-    local_lines: Lines,
-    whole: Lines,
+    local_lines: LineTable,
+    whole: LineTable,
     starts: NDArray[np.int64],
     places: NDArray[np.int64],
     which: NDArray[np.int64],
@@ -223,7 +225,7 @@ def _follow(
     return moved
 
 
-def _same(whole: Lines, places: NDArray[np.int64], windows: NDArray[Any]) -> NDArray[np.bool_]:
+def _same(whole: LineTable, places: NDArray[np.int64], windows: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether the reference has the windows at these places: hashes may collide, bits do not."""
     fits = whole.fits(places)
     found = np.zeros(len(places), bool)
@@ -231,7 +233,9 @@ def _same(whole: Lines, places: NDArray[np.int64], windows: NDArray[Any]) -> NDA
     return found
 
 
-def _extended(lines: Lines, whole: Lines, starts: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+def _extended(
+    lines: LineTable, whole: LineTable, starts: NDArray[np.int64], places: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Return an id for each element: those in placed windows, and those that continue them."""
     size, length = lines.table.size, lines.table.shape[1]
     ids = np.zeros(size, np.int64)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from shardviz.checkpoint.records import Saved
+    from shardviz.checkpoint.records import StoredTensor
     from shardviz.reference.files import Entry
 
 SAMPLE = 4096
@@ -54,8 +54,8 @@ SPELLED = {ours: theirs for theirs, ours in DTYPES.items() if ours != "complex64
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a stamped copy has.
+class CopyPlan:
+    """The content of a stamped copy: a fill, or the original values, for each tensor.
 
     Attributes:
         fills: The fills by name.
@@ -88,7 +88,7 @@ def is_weight(dtype: str) -> bool:
 
 def plan(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], tied: Mapping[str, str], where: str, salt: str = ""
-) -> Plan:
+) -> CopyPlan:
     """Return what the stamped copy of tensors has.
 
     Args:
@@ -111,7 +111,7 @@ def plan(
         raise DumpError(f"{where} has {what}", "give a checkpoint or a model that has weights")
     nbytes = sum(int(math.prod(shape)) * max(1, itemsize(dtype)) for dtype, shape in tensors.values())
     kept = tuple(name for name in tensors if name not in fills)
-    return Plan(fills, kept, {name: other for name, other in tied.items() if name in fills}, nbytes)
+    return CopyPlan(fills, kept, {name: other for name, other in tied.items() if name in fills}, nbytes)
 
 
 def equal_ones(entries: Mapping[str, Entry]) -> dict[str, str]:
@@ -143,7 +143,7 @@ def _equal_among(names: Iterable[str], entries: Mapping[str, Entry]) -> dict[str
     return found
 
 
-def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: str = "") -> Plan:
+def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: str = "") -> CopyPlan:
     """Write the stamped copy of a safetensors file, or of a folder with the other files in it.
 
     Args:
@@ -166,7 +166,9 @@ def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: 
     return made
 
 
-def write_model(tensors: Mapping[str, tuple[str, tuple[int, ...]]], made: Plan, target: Path, *, force: bool) -> None:
+def write_model(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], made: CopyPlan, target: Path, *, force: bool
+) -> None:
     """Write a model from its names, dtypes and shapes alone; what has no fill becomes ones.
 
     Raises:
@@ -190,7 +192,7 @@ def _files(source: Path) -> list[Path]:
     return [path for path in files if named is None or path.name in named.values()]
 
 
-def _write(path: Path, header: dict[str, Any], entries: Mapping[str, Entry], made: Plan) -> None:
+def _write(path: Path, header: dict[str, Any], entries: Mapping[str, Entry], made: CopyPlan) -> None:
     """Write one file: the header with its tensors where they stood, side by side, and the mark."""
     metadata = {**header.pop("__metadata__", {}), MARK: STAMPED}
     written: dict[str, Any] = {"__metadata__": metadata}
@@ -209,13 +211,13 @@ def _write(path: Path, header: dict[str, Any], entries: Mapping[str, Entry], mad
                 file.write(block)
 
 
-def _nbytes(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], made: Plan) -> int:
+def _nbytes(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], made: CopyPlan) -> int:
     if name in entries:
         return int(entries[name].bits.nbytes)
     return sum(len(block) for block in _content(name, header, entries, made))
 
 
-def _content(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], made: Plan) -> Iterator[bytes]:
+def _content(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], made: CopyPlan) -> Iterator[bytes]:
     """Yield the bytes of a tensor: its fill, its own values, or ones where it has none."""
     if name in made.fills:
         for block in made.fills[name].blocks():
@@ -239,7 +241,7 @@ def _copy_others(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
-def stamp_dcp(source: Path, target: Path, *, force: bool = False, salt: str = "") -> Plan:
+def stamp_dcp(source: Path, target: Path, *, force: bool = False, salt: str = "") -> CopyPlan:
     """Write the stamped copy of a folder that torch.distributed.checkpoint wrote.
 
     Args:
@@ -269,7 +271,7 @@ def stamp_dcp(source: Path, target: Path, *, force: bool = False, salt: str = ""
     return made
 
 
-def _files_of_folder(source: Path, entries: Iterable[Saved]) -> list[str]:
+def _files_of_folder(source: Path, entries: Iterable[StoredTensor]) -> list[str]:
     """Return the names of a folder's files: those with tensors and those next to them."""
     root = source.resolve()
     beside = [path.name for path in source.iterdir() if path.is_file() and path.resolve().parent == root]

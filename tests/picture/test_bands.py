@@ -14,7 +14,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.model.subjects.subject import of_tensor
-from shardviz.picture.text.bands import LANE, LEFT, RIGHT, Move, _cells, _lanes
+from shardviz.picture.text.bands import LANE, LEFT, RIGHT, BandLine, _cells, _lanes
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.terminal import ASCII, Terminal
 from tests.dumps import Made, make_dump
@@ -55,14 +55,16 @@ def test_a_terminal_without_unicode_gets_lines_too(tmp_path: Path) -> None:
 
 
 def test_two_that_change_places_row_by_row_cannot_be_drawn() -> None:
-    assert _lanes([Move(1, 3, ""), Move(3, 1, "")]) is None
+    assert _lanes([BandLine(1, 3, ""), BandLine(3, 1, "")]) is None
 
 
 @cases(50)
 @given(st.permutations(range(6)), st.sampled_from([1, 2]))
 def test_no_line_lies_on_another(held: list[int], height: int) -> None:
     moves = [
-        Move(height * at + height - 1, height * place, str(at)) for at, place in enumerate(held) if height * at != place
+        BandLine(height * at + height - 1, height * place, str(at))
+        for at, place in enumerate(held)
+        if height * at != place
     ]
     order = _lanes(moves)
     if order is None:

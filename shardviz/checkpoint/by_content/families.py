@@ -77,7 +77,7 @@ def families_of(tensors: Iterable[Tensor]) -> list[Family]:
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """Which tensors of one family belong to each of another.
+    """Matches each tensor of one family with the tensors of another family that belong to it.
 
     Attributes:
         family: The family that they are of.
@@ -141,8 +141,8 @@ def _aligned(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> I
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a family of tensors is found to be made of.
+class FamilyMatch:
+    """A family of tensors, and the recipe that makes it from the other side.
 
     Attributes:
         side: Which checkpoint has it: 0 or 1.
@@ -167,7 +167,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MapLine:
     """One line of a map.
 
     Attributes:
@@ -184,7 +184,7 @@ class Line:
         return f"{self.left} = {self.right}" + (f"  # {self.why}" if self.why else "")
 
 
-def lines_of(choices: Iterable[Choice], sides: tuple[Collection[str], Collection[str]]) -> tuple[Line, ...]:
+def lines_of(choices: Iterable[FamilyMatch], sides: tuple[Collection[str], Collection[str]]) -> tuple[MapLine, ...]:
     """Return the lines of a map, the narrower patterns first where two fit one name.
 
     Args:
@@ -193,7 +193,7 @@ def lines_of(choices: Iterable[Choice], sides: tuple[Collection[str], Collection
     """
     place = {name: at for at, name in enumerate([*sides[0], *sides[1]])}
     in_order = sorted(choices, key=lambda choice: min(place[one.name] for one in choice.whole.members.values()))
-    every = [Line(left, right, choice.why) for choice in in_order for left, right in choice.lines()]
+    every = [MapLine(left, right, choice.why) for choice in in_order for left, right in choice.lines()]
     if len(every) > MOST_LINES:
         return tuple(every)
     if not any(re.search(NUMBER, name) for line in every for name in (line.left, line.right)):
@@ -207,25 +207,25 @@ def lines_of(choices: Iterable[Choice], sides: tuple[Collection[str], Collection
     return tuple(shortened)
 
 
-def rules_from(lines: Iterable[Line]) -> tuple[Rule, ...]:
+def rules_from(lines: Iterable[MapLine]) -> tuple[Rule, ...]:
     """Return the rules of lines."""
     return parse_rules("\n".join(f"{line.left} = {line.right}" for line in lines), SOURCE)
 
 
-def _shortened(every: list[Line], sides: tuple[Collection[str], Collection[str]]) -> list[Line]:
+def _shortened(every: list[MapLine], sides: tuple[Collection[str], Collection[str]]) -> list[MapLine]:
     """Merge lines that only rename and whose names end alike: `blocks.*.ffn.* = layers.*.mlp.*`."""
-    groups: dict[tuple[str, str], list[Line]] = {}
+    groups: dict[tuple[str, str], list[MapLine]] = {}
     for line in every:
         for ends in _ends(line):
             groups.setdefault(ends, []).append(line)
-    replaced: dict[Line, Line] = {}
+    replaced: dict[MapLine, MapLine] = {}
     for (left_pattern, right), some in sorted(groups.items(), key=lambda item: item[0][0].count(".")):
         if len(some) > 1 and not any(line in replaced for line in some) and _are_all(left_pattern, right, some, sides):
-            replaced |= dict.fromkeys(some, Line(left_pattern, right))
+            replaced |= dict.fromkeys(some, MapLine(left_pattern, right))
     return list(dict.fromkeys(replaced.get(line, line) for line in every))
 
 
-def _ends(line: Line) -> list[tuple[str, str]]:
+def _ends(line: MapLine) -> list[tuple[str, str]]:
     """Return a line's patterns with its names' common last words replaced by one `*`."""
     if "(" in line.right or line.why:
         return []
@@ -238,7 +238,9 @@ def _ends(line: Line) -> list[tuple[str, str]]:
     return patterns
 
 
-def _are_all(left_pattern: str, right: str, lines: list[Line], sides: tuple[Collection[str], Collection[str]]) -> bool:
+def _are_all(
+    left_pattern: str, right: str, lines: list[MapLine], sides: tuple[Collection[str], Collection[str]]
+) -> bool:
     """Whether the names that two patterns fit are those of some lines, and no others."""
     for pattern, names in ((left_pattern, [line.left for line in lines]), (right, [line.right for line in lines])):
         each = [pattern_of(one) for one in names]

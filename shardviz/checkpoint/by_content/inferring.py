@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.checkpoint.by_content.families import Choice, Family, families_of, links
+from shardviz.checkpoint.by_content.families import Family, FamilyMatch, families_of, links
 from shardviz.checkpoint.by_content.solving import Recipe, Strips, View, are_near, constant, fits, recipes
 from shardviz.checkpoint.findings import EMBEDDINGS, HEADS
 from shardviz.checkpoint.optimizer import state_of
@@ -37,7 +37,7 @@ BESIDE = "as that of its module"
 NUMBERED = "the same tensors under other numbers"
 
 
-def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[Choice], dict[str, str]]:
+def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[FamilyMatch], dict[str, str]]:
     """Pair the tensors of two checkpoints by their contents.
 
     Args:
@@ -47,7 +47,7 @@ def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[Ch
     Returns:
         What was found; and tensors whose content several have, by their names, each with the reason.
     """
-    work = _Work(([], []))
+    work = _Matcher(([], []))
     for side, tensors in enumerate((first, second)):
         for family in families_of(tensors):
             (work.alike if _constants(family) else work.free)[side].append(family)
@@ -69,8 +69,8 @@ def _constants(family: Family) -> tuple[float, ...]:
 
 
 @dataclass
-class _Work:
-    """What is not yet known to be another tensor.
+class _Matcher:
+    """Matches the families of two checkpoints, and holds those that are still unmatched.
 
     Attributes:
         free: The families of both sides.
@@ -80,12 +80,12 @@ class _Work:
     free: tuple[list[Family], list[Family]]
     alike: tuple[list[Family], list[Family]] = field(default_factory=lambda: ([], []))
     strips: Strips = field(default_factory=Strips)
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[FamilyMatch] = field(default_factory=list)
     ambiguous: dict[str, str] = field(default_factory=dict)
 
     def choose(self, side: int, whole: Family, recipe: Recipe, why: str = "") -> None:
         """Settle a family, and those that it is made of."""
-        self.choices.append(Choice(side, whole, recipe, why))
+        self.choices.append(FamilyMatch(side, whole, recipe, why))
         parts = [link.family for link in recipe.links]
         for some in (self.free, self.alike):
             some[side][:] = [one for one in some[side] if one is not whole]
@@ -224,7 +224,7 @@ class _Work:
                 ):
                     self.choose(choice.side, whole, recipe, BESIDE)
 
-    def _as_beside(self, choice: Choice, whole: Family, leaf: str) -> Recipe | None:
+    def _as_beside(self, choice: FamilyMatch, whole: Family, leaf: str) -> Recipe | None:
         """Adapt the recipe of a matched tensor to a family in its module; None if shapes don't fit."""
         there = {one.pattern: one for some in (self.free, self.alike) for one in some[1 - choice.side]}
         parts: list[Link] = []

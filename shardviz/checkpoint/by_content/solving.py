@@ -57,7 +57,7 @@ ROTARY = ("rotary", "unrotary")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor, or one index of the first dims of it, with its last two dims exchanged or not.
+    """The last two dims of a tensor, at one index of its other dims, transposed or not.
 
     Attributes:
         tensor: The tensor.
@@ -84,7 +84,7 @@ class View:
 
 @dataclass
 class Strips:
-    """Slices of tensors, by a few of their values; what cannot be read has none."""
+    """A few values of each slice of a tensor; empty for a tensor that can't be read."""
 
     _strips: dict[tuple[int, tuple[int, ...], bool, int, str], NDArray[Any] | None] = field(default_factory=dict)
 
@@ -219,8 +219,8 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Tensors that may be some of a tensor.
+class _SourcePart:
+    """Tensors that may be a part of a tensor.
 
     Attributes:
         link: Their family.
@@ -301,7 +301,7 @@ def _flat(
 
 def _parts(
     view: View, sources: Sequence[tuple[Link, Mapping[Numbers, Tensor]]], strips: Strips, dim: int
-) -> Iterator[_Part]:
+) -> Iterator[_SourcePart]:
     """Yield the parts whose slices are in a tensor, most of them."""
     for link, members in sources:
         if not members:
@@ -316,12 +316,12 @@ def _parts(
         places = strips.places(View(members[min(members)]), view, dim)
         if places is None:
             continue
-        segment = _Part(link, shape[dim], len(members), places)
+        segment = _SourcePart(link, shape[dim], len(members), places)
         if segment.is_alike or fits(np.where(places >= 0, 0, places), np.zeros(len(places), np.int64)):
             yield segment
 
 
-def _made(view: View, parts: list[_Part], dim: int, turned: bool, stacks: int) -> Iterator[Recipe]:
+def _made(view: View, parts: list[_SourcePart], dim: int, turned: bool, stacks: int) -> Iterator[Recipe]:
     """Yield recipes for a tensor: one source, then several joined, then several with padding."""
     size = view.shape[dim]
     plain = Recipe((), dim, turned=turned, stacks=stacks)
@@ -352,9 +352,9 @@ def _made(view: View, parts: list[_Part], dim: int, turned: bool, stacks: int) -
         yield replace(plain, links=links, padded=size)
 
 
-def _filled(parts: Sequence[_Part], fillers: Sequence[_Part], size: int) -> list[_Part]:
+def _filled(parts: Sequence[_SourcePart], fillers: Sequence[_SourcePart], size: int) -> list[_SourcePart]:
     """Fill each gap between parts with a constant tensor, if exactly one has the gap's size."""
-    filled: list[_Part] = []
+    filled: list[_SourcePart] = []
     start = 0
     for stop, segment in [*((part.start, part) for part in parts), (size, None)]:
         fits_gap = [one for one in fillers if one.size == stop - start and one.count == 1 and one not in filled]
@@ -365,14 +365,14 @@ def _filled(parts: Sequence[_Part], fillers: Sequence[_Part], size: int) -> list
     return filled
 
 
-def _is_padded(view: View, segment: _Part, dim: int) -> bool:
+def _is_padded(view: View, segment: _SourcePart, dim: int) -> bool:
     """Whether the rows behind a segment may be padding: all alike, or of a vocabulary."""
     behind = np.moveaxis(view.bits, dim, 0)[segment.size :]
     is_few = MOST_PADDING * len(behind) <= view.shape[dim]
     return is_alike(behind) or (dim == 0 and is_few and "*" not in segment.link.family.pattern)
 
 
-def _one_after_the_other(parts: Sequence[_Part], dim: int, turned: bool) -> tuple[tuple[str, int], ...] | None:
+def _one_after_the_other(parts: Sequence[_SourcePart], dim: int, turned: bool) -> tuple[tuple[str, int], ...] | None:
     kinds, start = [], 0
     for segment in parts:
         kind = ("", 0) if segment.is_alike else _rotary(segment, start, dim, turned)
@@ -383,7 +383,7 @@ def _one_after_the_other(parts: Sequence[_Part], dim: int, turned: bool) -> tupl
     return tuple(kinds)
 
 
-def _rotary(segment: _Part, start: int, dim: int, turned: bool) -> tuple[str, int] | None:
+def _rotary(segment: _SourcePart, start: int, dim: int, turned: bool) -> tuple[str, int] | None:
     """Return how the rows of a part are reordered: not, or by heads; None if it is neither."""
     places = np.where(segment.places >= 0, segment.places - start, segment.places)
     places = np.where((segment.places >= 0) & (places < 0), MISSING, places)
@@ -406,7 +406,7 @@ def _reordered(kind: str, size: int, head: int) -> NDArray[np.int64]:
     return np.asarray(view.reshape(-1))
 
 
-def _blocks(parts: Sequence[_Part]) -> int:
+def _blocks(parts: Sequence[_SourcePart]) -> int:
     """Return of how many blocks each parts come in turns; 0 if they do not."""
     total, common = sum(part.size for part in parts), math.gcd(*(part.size for part in parts))
     for blocks in range(2, common + 1):

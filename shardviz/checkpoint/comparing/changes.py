@@ -11,7 +11,7 @@ import numpy as np
 from shardviz.checkpoint.comparing.equality import narrower
 from shardviz.checkpoint.comparing.lengths import padding, repeated
 from shardviz.checkpoint.comparing.orders import name_change
-from shardviz.checkpoint.records import Saved
+from shardviz.checkpoint.records import StoredTensor
 from shardviz.explain.conversion import (
     CutOffDigits,
     ForgottenFactor,
@@ -62,7 +62,7 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
     assert before_bits is not None, "can_cast says so"
     assert after_bits is not None, "can_cast says so"
     types = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
-    cuts = tuple(side for side in (after, before) if isinstance(side, Saved))
+    cuts = tuple(side for side in (after, before) if isinstance(side, StoredTensor))
     if order := name_change(before_bits, after_bits, cuts):
         return outcome.became("permuted", f"{order}{types}")
     if changed := repeated(outcome, before_bits, after_bits, names):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.live_job.job import Live
+from shardviz.checkpoint.live_job.job import JobTensor
 from shardviz.checkpoint.live_job.reading import is_of
-from shardviz.checkpoint.maps.mapped_tensors import Made, pieces
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, pieces
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.machine import cores
@@ -65,14 +65,14 @@ def agree(first: Tensor, second: Tensor) -> bool:
         DumpError: One of them cannot be read.
     """
     for live, saved in ((first, second), (second, first)):
-        if isinstance(live, Live):
+        if isinstance(live, JobTensor):
             return is_of(live, saved)
     types = first.dtype, second.dtype
     if first.shape != second.shape or not can_cast(*types):
         return False
-    if isinstance(second, Made) and not isinstance(first, Made):
+    if isinstance(second, MappedTensor) and not isinstance(first, MappedTensor):
         first, second, types = second, first, types[::-1]
-    parts = pieces(first.node, second.bits) if isinstance(first, Made) else [(second.bits, first.bits)]
+    parts = pieces(first.node, second.bits) if isinstance(first, MappedTensor) else [(second.bits, first.bits)]
     turns = None if types[0] == types[1] else (_to(types[1], narrower(*types)), _to(types[0], narrower(*types)))
     return all(equal(view, bits, turns) for view, bits in parts)
 
@@ -159,8 +159,8 @@ def _by_rows(tile: NDArray[Any]) -> NDArray[Any]:
 
 
 @dataclass
-class Contents:
-    """Tensors by their contents.
+class ContentIndex:
+    """Looks up tensors by their values.
 
     Attributes:
         by_shape: The tensors of each shape.
@@ -171,7 +171,7 @@ class Contents:
     _tables: dict[tuple[tuple[int, ...], str, str], dict[bytes, list[Tensor]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tensors: Iterable[Tensor]) -> Contents:
+    def of(cls, tensors: Iterable[Tensor]) -> ContentIndex:
         """Return tensors; their values are read only when one is looked for."""
         by_shape: dict[tuple[int, ...], list[Tensor]] = {}
         for tensor in tensors:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.equality import Contents
+from shardviz.checkpoint.comparing.equality import ContentIndex
 from shardviz.checkpoint.findings import are_embeddings
-from shardviz.checkpoint.maps.mapped_tensors import Made, leaves
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, leaves
 from shardviz.checkpoint.maps.numbering import against, renumbered
-from shardviz.checkpoint.records import Saved
+from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.content import LocalNumbering
 from shardviz.explain.conversion import OneSidedTie, RenumberedLayers, UnsavedHead
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
-    from shardviz.checkpoint.maps.numbering import Renumbered
+    from shardviz.checkpoint.maps.numbering import Renumbering
     from shardviz.checkpoint.records import Tensor
     from shardviz.explain.cause import Cause
 
@@ -47,8 +47,8 @@ _Key = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Whereabouts:
-    """Where both sides have what.
+class _BothSides:
+    """The tensors of both checkpoints, by value, with those that have lost their name.
 
     Attributes:
         mine: The first's tensors, by what is in them.
@@ -57,8 +57,8 @@ class _Whereabouts:
         kept: Those of both that are where they were.
     """
 
-    mine: Contents
-    theirs: Contents
+    mine: ContentIndex
+    theirs: ContentIndex
     lost: frozenset[int]
     kept: Container[int]
 
@@ -67,9 +67,9 @@ def with_moved(outcomes: Outcomes) -> Outcomes:
     """Find tensors whose values another name has."""
     if not any(outcome.verdict in ("other", "missing", "added") for outcome, _ in outcomes):
         return outcomes
-    first_contents = Contents.of(_with_parts(pair.first for _, pair in outcomes))
-    second_contents = Contents.of(_with_parts(pair.second for _, pair in outcomes))
-    where = _Whereabouts(
+    first_contents = ContentIndex.of(_with_parts(pair.first for _, pair in outcomes))
+    second_contents = ContentIndex.of(_with_parts(pair.second for _, pair in outcomes))
+    where = _BothSides(
         first_contents,
         second_contents,
         frozenset(id(pair.first) for outcome, pair in outcomes if outcome.verdict == "missing"),
@@ -98,7 +98,7 @@ def _with_numbers(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:
     ]
 
 
-def _in_words(renumbering: Renumbered) -> tuple[str, Cause]:
+def _in_words(renumbering: Renumbering) -> tuple[str, Cause]:
     """Return what became of layers or experts, and why."""
     what, few = renumbering.what, [*renumbering.numbers.items()][:MAX_NUMBERS]
     more = ", ..." if len(renumbering.numbers) > len(few) else ""
@@ -116,10 +116,10 @@ def _with_parts(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:
     for tensor in tensors:
         if tensor is not None:
             yield tensor
-            yield from leaves(tensor.node) if isinstance(tensor, Made) else ()
+            yield from leaves(tensor.node) if isinstance(tensor, MappedTensor) else ()
 
 
-def _placed(outcome: Outcome, pair: Pair, where: _Whereabouts) -> tuple[Outcome, Tensor | None]:
+def _placed(outcome: Outcome, pair: Pair, where: _BothSides) -> tuple[Outcome, Tensor | None]:
     """Return what became of a tensor, and the first's tensor that the second has in its place."""
     if outcome.verdict not in ("other", "added") or pair.second is None:
         return outcome, None
@@ -133,7 +133,7 @@ def _placed(outcome: Outcome, pair: Pair, where: _Whereabouts) -> tuple[Outcome,
     return (_gone(outcome, pair, where) if outcome.verdict == "other" else outcome), None
 
 
-def _gone(outcome: Outcome, pair: Pair, where: _Whereabouts) -> Outcome:
+def _gone(outcome: Outcome, pair: Pair, where: _BothSides) -> Outcome:
     """Say where the second has a tensor of the first: under a new name, or in a tied copy."""
     targets = [] if pair.first is None else [one for one in where.theirs.equal_to(pair.first) if one is not pair.second]
     if not targets:
@@ -152,13 +152,13 @@ def with_ties(outcomes: Outcomes) -> Outcomes:
     if not any(outcome.verdict in ("missing", "added") for outcome, _ in outcomes):
         return outcomes
     sides = [
-        Contents.of(filter(None, (pair.first for pair in kept_pairs))),
-        Contents.of(filter(None, (pair.second for pair in kept_pairs))),
+        ContentIndex.of(filter(None, (pair.first for pair in kept_pairs))),
+        ContentIndex.of(filter(None, (pair.second for pair in kept_pairs))),
     ]
     return [(_tied(outcome, pair, sides), pair) for outcome, pair in outcomes]
 
 
-def _tied(outcome: Outcome, pair: Pair, sides: Sequence[Contents]) -> Outcome:
+def _tied(outcome: Outcome, pair: Pair, sides: Sequence[ContentIndex]) -> Outcome:
     if outcome.verdict not in ("missing", "added"):
         return outcome
     at = outcome.verdict == "added"
@@ -176,7 +176,7 @@ def _is_head(name: str, kept: str) -> bool:
     return are_embeddings(name, kept) or ("head" in words[0] and "emb" in words[1])
 
 
-def _untied(outcome: Outcome, tensor: Tensor | None, side: Contents) -> Outcome:
+def _untied(outcome: Outcome, tensor: Tensor | None, side: ContentIndex) -> Outcome:
     """Note that a lost head isn't a copy of the embedding, the only tensor of its shape."""
     like = side.by_shape.get(tensor.shape, []) if tensor is not None and len(tensor.shape) == 2 else []
     if len(like) != 1 or tensor is None or tensor.dtype != like[0].dtype or outcome.verdict != "missing":
@@ -189,8 +189,16 @@ def _untied(outcome: Outcome, tensor: Tensor | None, side: Contents) -> Outcome:
 
 def with_fused(outcomes: Outcomes) -> Outcomes:
     """Match tensors that only one checkpoint has with one tensor that has the same lines."""
-    lost = [pair.first for outcome, pair in outcomes if outcome.verdict == "missing" and isinstance(pair.first, Saved)]
-    new = [pair.second for outcome, pair in outcomes if outcome.verdict == "added" and isinstance(pair.second, Saved)]
+    lost = [
+        pair.first
+        for outcome, pair in outcomes
+        if outcome.verdict == "missing" and isinstance(pair.first, StoredTensor)
+    ]
+    new = [
+        pair.second
+        for outcome, pair in outcomes
+        if outcome.verdict == "added" and isinstance(pair.second, StoredTensor)
+    ]
     fused, split = find_fused(lost, new), find_fused(new, lost)
     parts = {("missing", name) for names in fused.values() for name in names}
     parts |= {("added", name) for names in split.values() for name in names}
@@ -211,9 +219,9 @@ def _parts(names: list[str]) -> str:
     return listed(map(printable, names), MAX_PARTS)
 
 
-def find_fused(parts: Iterable[Saved], wholes: Iterable[Saved]) -> dict[str, list[str]]:
+def find_fused(parts: Iterable[StoredTensor], wholes: Iterable[StoredTensor]) -> dict[str, list[str]]:
     """Return tensors that concatenate others along dim 0, with those tensors' names in order."""
-    by_key: dict[_Key, list[Saved]] = {}
+    by_key: dict[_Key, list[StoredTensor]] = {}
     for candidate in parts:
         if (key := next(_keys(candidate, 1), None)) is not None:
             by_key.setdefault(key, []).append(candidate)
@@ -227,12 +235,12 @@ def find_fused(parts: Iterable[Saved], wholes: Iterable[Saved]) -> dict[str, lis
     return fused
 
 
-def _lines(tensor: Saved) -> NDArray[Any]:
+def _lines(tensor: StoredTensor) -> NDArray[Any]:
     """Return a tensor's bits as lines along its last dim; a vector's as single values."""
     return tensor.bits.reshape(-1, tensor.shape[-1] if len(tensor.shape) > 1 else 1)
 
 
-def _keys(tensor: Saved, most: int | None = None) -> Iterator[_Key]:
+def _keys(tensor: StoredTensor, most: int | None = None) -> Iterator[_Key]:
     """Yield what stands for each of a tensor's lines; nothing if it cannot be read."""
     if not tensor.shape or not tensor.size:
         return
@@ -243,7 +251,7 @@ def _keys(tensor: Saved, most: int | None = None) -> Iterator[_Key]:
     yield from ((tensor.dtype, lines.shape[1], hashed) for hashed in line_hashes(lines).tolist())
 
 
-def _tiled(whole: Saved, by_key: dict[_Key, list[Saved]], taken: set[str]) -> list[str]:
+def _tiled(whole: StoredTensor, by_key: dict[_Key, list[StoredTensor]], taken: set[str]) -> list[str]:
     """Return the parts that a tensor is made of, in order; none if any of its lines is of none."""
     keys = list(_keys(whole))
     names: list[str] = []

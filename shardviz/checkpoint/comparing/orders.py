@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.records import Saved
+    from shardviz.checkpoint.records import StoredTensor
 
 MAX_LOCATED = 1 << 22
 """Elements of a tensor whose places are looked for one by one: that takes twenty times its memory."""
@@ -53,7 +53,7 @@ MAX_STRETCHES = 64
 MAX_LISTED = 16
 
 
-def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...] = ()) -> str:
+def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[StoredTensor, ...] = ()) -> str:
     """Name the reordering between two tensors of one size; empty if there isn't one.
 
     Args:
@@ -76,7 +76,7 @@ def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ..
     return _by_transposition(before, after) or _by_places(before, after, cuts)
 
 
-def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...]) -> str:
+def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[StoredTensor, ...]) -> str:
     """Name an order by the place of every element; in a large tensor only long stretches."""
     if before.size > MAX_LOCATED:
         return name_stretches(before, after)
@@ -117,7 +117,7 @@ def _reshaped(before: NDArray[Any], after: NDArray[Any]) -> str:
     return f"its dims are exchanged: permute({', '.join(map(str, axes))})" if axes is not None else ""
 
 
-def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[Saved, ...]) -> str:
+def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[StoredTensor, ...]) -> str:
     """Name the order along each dim; empty if elements are not permuted dim by dim."""
     orders = [_order_along(ids, shape, dim) for dim in range(len(shape))]
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
@@ -127,7 +127,7 @@ def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[Saved, 
     return _words_of(orders, shape, cuts) if np.array_equal(expected, ids) else ""
 
 
-def _words_of(orders: Sequence[NDArray[np.int64]], shape: tuple[int, ...], cuts: tuple[Saved, ...]) -> str:
+def _words_of(orders: Sequence[NDArray[np.int64]], shape: tuple[int, ...], cuts: tuple[StoredTensor, ...]) -> str:
     words = []
     for dim, order in enumerate(orders):
         if np.array_equal(np.sort(order), np.arange(shape[dim])):
@@ -157,7 +157,7 @@ def _order_along(ids: NDArray[np.int64], shape: tuple[int, ...], dim: int) -> ND
     return order
 
 
-def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
+def _named(order: NDArray[np.int64], dim: int, cuts: tuple[StoredTensor, ...]) -> str:
     stretches = next((spans for cut in cuts if len(spans := _spans_of_chunks(cut, dim)) > 1), [])
     shards = _order_of_shards(order, stretches)
     _, words = name_order(order, dim, stretches)
@@ -190,7 +190,7 @@ def _known(outer: int, rows: int, columns: int, inner: int) -> str:
     return ", as gate and up are put in turns: one index of the first half, one of the second"
 
 
-def _spans_of_chunks(cut: Saved, dim: int) -> list[tuple[int, int]]:
+def _spans_of_chunks(cut: StoredTensor, dim: int) -> list[tuple[int, int]]:
     """Return the stretches of a dim that chunks are."""
     sides = {(chunk.offsets[dim], chunk.offsets[dim] + chunk.sizes[dim]) for chunk in cut.chunks if chunk.sizes[dim]}
     return sorted(sides)
@@ -245,7 +245,7 @@ def _by_pieces(order: NDArray[np.int64], shape: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Elements that stand one behind the other in both.
+    """Elements that are contiguous in both tensors.
 
     Attributes:
         start: The first one's place in the tensor that is made.

@@ -42,8 +42,8 @@ CODED = ("_qdata", "_packed")
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """How values fit a scale for each block.
+class ScaleFit:
+    """How many values match their 8-bit codes if each block has its own scale.
 
     Attributes:
         block: The sizes of a block.
@@ -101,7 +101,7 @@ def _in_eight_bits(pair: Pair) -> tuple[Tensor, Tensor, int] | None:
     return None
 
 
-def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: Fit) -> Outcome:
+def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: ScaleFit) -> Outcome:
     first, second = pair.both
     shape = first.shape
     per = " x ".join(map(str, best.block)) if any(best.block) else "all"
@@ -140,7 +140,7 @@ def _scales_of(coded: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]
             yield scales
 
 
-def _fits(wide: Tensor, coded: Tensor, scale: Tensor, scales: NDArray[np.float64]) -> Iterator[Fit]:
+def _fits(wide: Tensor, coded: Tensor, scale: Tensor, scales: NDArray[np.float64]) -> Iterator[ScaleFit]:
     """Yield how well values fit for each block size that the scales' shape allows."""
     loss = max(QUOTIENT[wide.dtype], QUOTIENT.get(scale.dtype, 0.0))
     shape = tuple(one for one in scales.shape if one > 1) and scales.shape
@@ -164,7 +164,7 @@ def _block_sizes(size: int, count: int) -> Iterator[int]:
     yield from dict.fromkeys(sizes)
 
 
-def _fit(wide: Tensor, coded: Tensor, scales: NDArray[np.float64], block: tuple[int, ...], loss: float) -> Fit:
+def _fit(wide: Tensor, coded: Tensor, scales: NDArray[np.float64], block: tuple[int, ...], loss: float) -> ScaleFit:
     """Return how well values fit with one scale a block; a block size of 0 is a whole dim."""
     shape, line = wide.shape, math.prod(wide.shape[1:])
     rows = max(ROWS // max(line, 1), 1)
@@ -178,7 +178,7 @@ def _fit(wide: Tensor, coded: Tensor, scales: NDArray[np.float64], block: tuple[
         odd = ~_are_nearest(values, codes, each, EIGHT_BITS[coded.dtype], loss)
         wrong += int(odd.sum())
         first = first if first >= 0 or not odd.any() else top * line + int(odd.argmax())
-    return Fit(block, wrong, first)
+    return ScaleFit(block, wrong, first)
 
 
 def _numbers_of_blocks(

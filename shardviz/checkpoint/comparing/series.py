@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.equality import is_same
-from shardviz.checkpoint.maps.mapped_tensors import Made, Op
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Op
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.errors import DumpError
 from shardviz.relate.values import is_alike
@@ -122,7 +122,7 @@ def has(step: Checkpoint, tensor: Tensor, held: Tensor) -> bool:
 
 def tensor_in(step: Checkpoint, tensor: Tensor) -> Tensor | None:
     """Return the same tensor of another step; None if that lacks it or has another shape."""
-    if not isinstance(tensor, Made):
+    if not isinstance(tensor, MappedTensor):
         found = step.tensors.get(tensor.name)
         return found if found is not None and found.shape == tensor.shape else None
     node = _node_in(step, tensor.node)

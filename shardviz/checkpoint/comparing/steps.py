@@ -17,7 +17,7 @@ import numpy as np
 from shardviz.checkpoint.comparing.changes import factor_text
 from shardviz.checkpoint.comparing.equality import equal, narrower, readable_bits
 from shardviz.checkpoint.comparing.series import has, number_of, opened, siblings, steps_with, tensor_in
-from shardviz.checkpoint.records import Saved
+from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import AdapterMergedAgain, AveragedWeights
 from shardviz.explain.files import (
@@ -61,8 +61,8 @@ LONE = ("missing", "added", "not-compared")
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """Two checkpoints among others of their runs.
+class _OtherSteps:
+    """Two checkpoints, and those of other steps of their runs.
 
     Attributes:
         sides: The two.
@@ -107,7 +107,7 @@ def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, al
         return outcomes
     sides = before, after
     first, second = ([*also, *opened(siblings(one.path), [it.path for it in sides])] for one in sides)
-    steps = _Steps(sides, (first, second), outcomes)
+    steps = _OtherSteps(sides, (first, second), outcomes)
     by_steps = [steps_with(pair, first, second) if is_open(one) else None for one, pair in outcomes]
     each = [one for one, (outcome, _) in zip(by_steps, outcomes, strict=True) if is_open(outcome)]
     whole = set.intersection(*({(one[0], id(step)) for step in one[1]} if one is not None else set() for one in each))
@@ -120,7 +120,12 @@ def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, al
 
 
 def _judged(
-    outcome: Outcome, steps: _Steps, pair: Pair, held: int, there: tuple[Checkpoint, ...], whole: set[tuple[int, int]]
+    outcome: Outcome,
+    steps: _OtherSteps,
+    pair: Pair,
+    held: int,
+    there: tuple[Checkpoint, ...],
+    whole: set[tuple[int, int]],
 ) -> Outcome:
     """Judge a tensor that one side has as some other steps have it."""
     side, step = 1 - held, there[0]
@@ -140,7 +145,7 @@ def _judged(
     return outcome.became("other", why)
 
 
-def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpoint) -> Outcome:
+def _stale(outcome: Outcome, steps: _OtherSteps, pair: Pair, held: int, step: Checkpoint) -> Outcome:
     """Say that a side has a tensor of another step."""
     side = 1 - held
     number, other_number = (steps.number(one, side) for one in (steps.sides[side], step))
@@ -153,7 +158,7 @@ def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpo
     return outcome.became("stale", f"the {SIDES[held]} has here what {step.path} has", cause)
 
 
-def with_stale_parts(outcomes: Outcomes, steps: _Steps) -> Outcomes:
+def with_stale_parts(outcomes: Outcomes, steps: _OtherSteps) -> Outcomes:
     """Explain tensors that are stale only in part, once the rest shows that the steps match."""
     if not any(steps.others) or number_of(steps.sides[0].path, steps.sides[1].path) is not None:
         return outcomes
@@ -162,7 +167,7 @@ def with_stale_parts(outcomes: Outcomes, steps: _Steps) -> Outcomes:
     ]
 
 
-def _with_stale_part(outcome: Outcome, pair: Pair, steps: _Steps) -> Outcome:
+def _with_stale_part(outcome: Outcome, pair: Pair, steps: _OtherSteps) -> Outcome:
     for held, side in ((1, 0), (0, 1)):
         for step in steps.others[side]:
             there = tensor_in(step, pair.both[side])
@@ -290,14 +295,14 @@ def _alone(same: Counter[str], odd: Counter[str]) -> str | None:
 def _files(outcome: Outcome, pair: Pair, at: int) -> tuple[set[str], set[str]]:
     """Return the files that have equal parts of a tensor, and those that have different ones."""
     tensor, opposite = pair.sides[at], pair.sides[1 - at]
-    if not isinstance(tensor, Saved) or opposite is None:
+    if not isinstance(tensor, StoredTensor) or opposite is None:
         return set(), set()
     if outcome.verdict in SAME:
         return set(tensor.files), set()
     return files_of(tensor, opposite)
 
 
-def files_of(tensor: Saved, opposite: Tensor) -> tuple[set[str], set[str]]:
+def files_of(tensor: StoredTensor, opposite: Tensor) -> tuple[set[str], set[str]]:
     """Return the files with parts equal to a second tensor's, and those with different parts."""
     if tensor.shape != opposite.shape:
         return set(), set(tensor.files)
@@ -340,7 +345,7 @@ def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:
     """Whether a different step has the odd file's values of a tensor."""
     held, named = pair.sides[odd.at], pair.sides[at]
     there = None if named is None else tensor_in(step, named)
-    if there is None or not isinstance(held, Saved) or there.shape != held.shape:
+    if there is None or not isinstance(held, StoredTensor) or there.shape != held.shape:
         return False
     regions = [chunk.region for chunk in held.chunks if chunk.place is not None and chunk.place.file == odd.name]
     return bool(regions) and all(_is_same(held, there, region) for region in regions)
@@ -366,7 +371,7 @@ def _whole_file(outcomes: Outcomes, at: int) -> tuple[str, int]:
     odd: Counter[str] = Counter()
     for outcome, pair in outcomes:
         tensor = pair.sides[at]
-        if outcome.verdict in LONE or not isinstance(tensor, Saved):
+        if outcome.verdict in LONE or not isinstance(tensor, StoredTensor):
             continue
         if len(tensor.files) != 1 or not (_differs(outcome) or outcome.verdict in (*SAME, "cast")):
             return "", 0

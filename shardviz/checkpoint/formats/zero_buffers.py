@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.formats.pickle_reader import Made
-from shardviz.checkpoint.records import Chunk, Place, Problem
+from shardviz.checkpoint.formats.pickle_reader import PickledObject
+from shardviz.checkpoint.records import ByteRange, Chunk, Problem
 from shardviz.errors import DumpError
 from shardviz.explain.files import MissingZeroFile, MixedZeroFiles, RoundRobinGradients
 from shardviz.layout.dtypes import itemsize
@@ -21,7 +21,7 @@ from shardviz.text import counted, listed, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.checkpoint.formats.archive import Archive, Stored
+    from shardviz.checkpoint.formats.archive import Archive, FileTensor
 
 Box = tuple[tuple[int, ...], tuple[int, ...], int]
 """The offsets and sizes of a box, and the number of elements of the stretch before it."""
@@ -76,7 +76,7 @@ class RankFile:
     file: str
     stage: int
     world: int
-    buffers: list[dict[str, Stored]]
+    buffers: list[dict[str, FileTensor]]
     paddings: list[list[int]]
     links: list[dict[str, tuple[int, int]]]
 
@@ -188,7 +188,7 @@ def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, nu
                 start = max(rank * part_size, at)
                 stop = min(rank * part_size + stored.shape[0], at + math.prod(shape))
                 if start < stop:
-                    where = Place(file.file, stored.start + (start - rank * part_size) * itemsize(stored.dtype), 0)
+                    where = ByteRange(file.file, stored.start + (start - rank * part_size) * itemsize(stored.dtype), 0)
                     chunks = chunks_of(shape, start - at, stop - at, where, stored.dtype)
                     layout.tensors.setdefault((name, kind), (shape, stored.dtype, []))[2].extend(chunks)
         layout.problems += _unlike(file, number, rank * part_size, part_size, places)
@@ -237,7 +237,7 @@ def _lay_out_3(layout: Layout, ranks: Mapping[int, RankFile], groups: Sequence[S
 
 
 def _lay_out_rank(
-    layout: Layout, at: tuple[int, int], file: str, kind: str, spans: Sequence[Stored], shapes: Shapes
+    layout: Layout, at: tuple[int, int], file: str, kind: str, spans: Sequence[FileTensor], shapes: Shapes
 ) -> None:
     """Lay out one rank's buffers of a kind, which parameters may reach across."""
     rank, world = at
@@ -253,13 +253,13 @@ def _lay_out_rank(
             stored, begin = spans[index], ends[index] - spans[index].shape[0]
             length = min(part_size - done, ends[index] - position)
             start, stop = min(first + done, size), min(first + done + length, size)
-            where = Place(file, stored.start + (position - begin) * itemsize(stored.dtype), 0)
+            where = ByteRange(file, stored.start + (position - begin) * itemsize(stored.dtype), 0)
             chunks = chunks_of(shape, start, stop, where, stored.dtype)
             layout.tensors.setdefault((name, kind), (shape, stored.dtype, []))[2].extend(chunks)
             position, done = position + length, done + length
 
 
-def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: Place, dtype: str) -> list[Chunk]:
+def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: ByteRange, dtype: str) -> list[Chunk]:
     """Return the chunks that a stretch of a flattened tensor consists of.
 
     Args:
@@ -271,12 +271,12 @@ def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: Place, dtype
     """
     width = itemsize(dtype)
     return [
-        Chunk(offsets, sizes, Place(where.file, where.start + before * width, math.prod(sizes) * width), dtype)
+        Chunk(offsets, sizes, ByteRange(where.file, where.start + before * width, math.prod(sizes) * width), dtype)
         for offsets, sizes, before in boxes(shape, start, stop)
     ]
 
 
-def _buffers(archive: Archive, master: Any, states: Any) -> dict[str, Stored]:
+def _buffers(archive: Archive, master: Any, states: Any) -> dict[str, FileTensor]:
     """Return the flat buffers of a group: its master weights and its optimizer states."""
     buffers = {}
     for kind, pickled in {MASTER: master, **(states if type(states) is dict else {})}.items():
@@ -289,7 +289,9 @@ def _buffers(archive: Archive, master: Any, states: Any) -> dict[str, Stored]:
 def _links(value: Any) -> dict[str, tuple[int, int]]:
     links = {}
     for name, pickled in value.items() if type(value) is dict else ():
-        start, size = (pickled.field("start"), pickled.field("numel")) if type(pickled) is Made else (None, None)
+        start, size = (
+            (pickled.field("start"), pickled.field("numel")) if type(pickled) is PickledObject else (None, None)
+        )
         if type(name) is str and type(start) is int and type(size) is int:
             links[name] = start, size
     return links
@@ -305,7 +307,9 @@ def _ints(value: Any) -> list[int]:
 
 def _stage(state: dict[str, Any]) -> int:
     pickled = state.get("zero_stage")
-    stage = pickled.args[0] if type(pickled) is Made and type(pickled.args) is tuple and pickled.args else pickled
+    stage = (
+        pickled.args[0] if type(pickled) is PickledObject and type(pickled.args) is tuple and pickled.args else pickled
+    )
     return stage if type(stage) is int else 0
 
 

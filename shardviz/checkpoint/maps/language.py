@@ -41,7 +41,7 @@ _TOKEN = re.compile(r"\s*([(),]|[^\s(),]+)")
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A tensor by its name, or the tensors that a pattern with `*` fits."""
+    """A tensor's name, or a pattern with `*` for several."""
 
     pattern: str
 
@@ -51,7 +51,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of tensors.
+    """A function call in a map's expression.
 
     Attributes:
         function: Its name.

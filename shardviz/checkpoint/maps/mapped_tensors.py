@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from shardviz.checkpoint.maps.functions import FUNCTIONS, MisfitError
+from shardviz.checkpoint.maps.functions import FUNCTIONS, MapArgumentError
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import indices
@@ -36,7 +36,7 @@ Spans: TypeAlias = "dict[tuple[int, int], tuple[Tensor, list[tuple[int, int]]]]"
 
 @dataclass(frozen=True)
 class Op:
-    """A function of tensors that are there.
+    """A function applied to tensors that exist.
 
     Attributes:
         function: Its name.
@@ -53,13 +53,13 @@ class Op:
         """The shape of what it makes.
 
         Raises:
-            MisfitError: Its operands do not fit.
+            MapArgumentError: Its operands do not fit.
         """
         shapes = [part.shape for part in self.parts]
         try:
             return FUNCTIONS[self.function].shape(shapes, self.numbers)
-        except MisfitError as error:
-            raise MisfitError(f"{self}: {error}" if "(" not in str(error) else str(error)) from None
+        except MapArgumentError as error:
+            raise MapArgumentError(f"{self}: {error}" if "(" not in str(error) else str(error)) from None
 
     def __str__(self) -> str:
         parts = [called(part) for part in self.parts]
@@ -83,8 +83,8 @@ def leaves(node: Node) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class Made:
-    """A tensor made of stored ones.
+class MappedTensor:
+    """A tensor that a map makes of stored ones.
 
     Attributes:
         node: How it is made.
@@ -215,14 +215,14 @@ def _which(dim: int, ndim: int) -> str:
     return "rows" if dim == 0 else "columns" if ndim == 2 else f"dim {dim} at"
 
 
-def without_padding(mapped: Made, held: Tensor) -> tuple[Tensor, Tensor]:
+def without_padding(mapped: MappedTensor, held: Tensor) -> tuple[Tensor, Tensor]:
     """Return a mapped tensor and its counterpart without the padding at their ends."""
     node: Node = mapped.node
     while isinstance(node, Op) and node.function == PAD and node.shape == held.shape:
         operand, dim = node.parts[0], dim_of(node)
-        cut = Op("slice", (held.node if isinstance(held, Made) else held,), (0, operand.shape[dim], dim))
-        held, node = Made(cut, cut.shape, str(cut)), operand
-    return (Made(node, node.shape, mapped.text, mapped.where) if isinstance(node, Op) else node), held
+        cut = Op("slice", (held.node if isinstance(held, MappedTensor) else held,), (0, operand.shape[dim], dim))
+        held, node = MappedTensor(cut, cut.shape, str(cut)), operand
+    return (MappedTensor(node, node.shape, mapped.text, mapped.where) if isinstance(node, Op) else node), held
 
 
 def unused_texts(nodes: Iterable[Node]) -> list[str]:

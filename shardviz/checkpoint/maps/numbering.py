@@ -76,8 +76,8 @@ def _stay(before: str, numbers: Container[int], kept_names: Iterable[str]) -> bo
 
 
 @dataclass(frozen=True, slots=True)
-class Renumbered:
-    """Layers or experts that are found under other numbers.
+class Renumbering:
+    """Layers or experts that have different numbers on the second side.
 
     Attributes:
         what: What is numbered.
@@ -92,7 +92,7 @@ class Renumbered:
     is_again: bool
 
 
-def renumbered(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterator[Renumbered]:
+def renumbered(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterator[Renumbering]:
     """Yield renumbered layers or experts: all tensors of a number, at least two, have moved.
 
     Of a single number it takes three.
@@ -121,4 +121,4 @@ def renumbered(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterato
             others = {number: next(iter(own.values())) for number, own in sorted(numbers.items())}
             is_again = len(set(others.values())) < len(others) or _stay(before, [*others.values()], kept_names)
             names = frozenset(name for own in numbers.values() for name in own)
-            yield Renumbered(printable(before.rstrip(".").rpartition(".")[2]), names, others, is_again)
+            yield Renumbering(printable(before.rstrip(".").rpartition(".")[2]), names, others, is_again)

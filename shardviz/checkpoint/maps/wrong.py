@@ -14,10 +14,10 @@ import numpy as np
 from shardviz.check.order.infer.orders import name_order
 from shardviz.checkpoint.comparing.changes import change_of
 from shardviz.checkpoint.comparing.equality import agree
-from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MisfitError
-from shardviz.checkpoint.maps.mapped_tensors import Made, Op, called, leaves, parts_of
+from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MapArgumentError
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
-from shardviz.checkpoint.records import Held
+from shardviz.checkpoint.records import MemoryTensor
 from shardviz.explain.conversion import (
     AnotherSourceTensor,
     FusedShardsJoined,
@@ -32,7 +32,7 @@ from shardviz.text import counted, listed, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.checkpoint.comparing.equality import Contents
+    from shardviz.checkpoint.comparing.equality import ContentIndex
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.checkpoint.records import Tensor
@@ -51,7 +51,7 @@ MOST_PARTS = 3
 """Operands that are changed one at a time."""
 
 
-def instead_of(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Contents) -> Outcome | None:
+def instead_of(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, contents: ContentIndex) -> Outcome | None:
     """Name how a tensor differs from the map's; return None if no slip explains it.
 
     Args:
@@ -69,7 +69,7 @@ def instead_of(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Content
     return _by_parts(outcome, mapped, tensor, contents) if mapped.shape == tensor.shape else None
 
 
-def _is(variant: Node, made: Made, tensor: Tensor) -> bool:
+def _is(variant: Node, made: MappedTensor, tensor: Tensor) -> bool:
     node = variant if isinstance(variant, Op) else Op("cat", (variant,))
     return agree(replace(made, node=node, shape=node.shape), tensor)
 
@@ -82,7 +82,7 @@ def _short(node: Node) -> str:
     return f"{node.function}({', '.join((*parts, *map(str, node.numbers)))})"
 
 
-def _by_parts(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Contents) -> Outcome | None:
+def _by_parts(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, contents: ContentIndex) -> Outcome | None:
     """Name the tensors that are in the place of others; None if one of them is not known."""
     whole = tensor.bits
     odd: list[tuple[Tensor, Tensor]] = []
@@ -91,7 +91,7 @@ def _by_parts(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Contents
         if isinstance(leaf, Op):
             return None
         num += 1
-        piece = Held(leaf.name, tensor.dtype, view.reshape(leaf.shape))
+        piece = MemoryTensor(leaf.name, tensor.dtype, view.reshape(leaf.shape))
         if agree(leaf, piece):
             continue
         tensor_there = next(contents.equal_to(piece), None)
@@ -101,13 +101,13 @@ def _by_parts(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Contents
     return _order_of(outcome, mapped, odd, num) if odd else None
 
 
-def _with_others(outcome: Outcome, mapped: Made, tensor: Tensor) -> Outcome | None:
+def _with_others(outcome: Outcome, mapped: MappedTensor, tensor: Tensor) -> Outcome | None:
     """Say which parts differ, where some do not, and what became of the first of them."""
-    odd: list[tuple[Node, Held]] = []
+    odd: list[tuple[Node, MemoryTensor]] = []
     num = 0
     for view, leaf in parts_of(mapped.node, tensor.bits):
         num += 1
-        piece = Held("", tensor.dtype, view.reshape(leaf.shape))
+        piece = MemoryTensor("", tensor.dtype, view.reshape(leaf.shape))
         if isinstance(leaf, Op) or not agree(leaf, piece):
             odd.append((leaf, piece))
     if len(odd) == num:
@@ -121,7 +121,7 @@ def _with_others(outcome: Outcome, mapped: Made, tensor: Tensor) -> Outcome | No
     return replace(change, why=f"{what}: {change.why}")
 
 
-def _order_of(outcome: Outcome, mapped: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Outcome:
+def _order_of(outcome: Outcome, mapped: MappedTensor, odd: list[tuple[Tensor, Tensor]], num: int) -> Outcome:
     """Say where each part is that is not in its place."""
     names = [leaf.name for leaf in leaves(mapped.node)]
     order = renumbering(names, {part.name: found.name for part, found in odd})
@@ -251,5 +251,5 @@ def _transposed(node: Op) -> Iterator[Op]:
 def _fits(node: Node) -> bool:
     try:
         return node.shape is not None
-    except MisfitError:
+    except MapArgumentError:
         return False

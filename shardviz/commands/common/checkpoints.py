@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.records import Saved
+    from shardviz.checkpoint.records import StoredTensor
 
     Side = Job | Checkpoint
 
@@ -246,7 +246,7 @@ def _compared(
     return compare_checkpoints(before, after, rules, count, steps)
 
 
-def _named(checkpoint: Checkpoint, pattern: str) -> list[Saved]:
+def _named(checkpoint: Checkpoint, pattern: str) -> list[StoredTensor]:
     """Find tensors by name, by the end of a name that one alone has, or by a pattern with `*`."""
     tensors = checkpoint.tensors
     if pattern in tensors:

@@ -64,7 +64,7 @@ def _columns() -> int:
 
 
 class Count:
-    """How many of how many are done; called with both, as readers do."""
+    """A progress count, `3 of 8`; called with both numbers, as readers do."""
 
     def __init__(self, words: str) -> None:
         self.words = words

@@ -44,8 +44,8 @@ _HINT = "copy every rank's .safetensors next to its .json, or write the dump aga
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """An array that a rank's file names.
+class ArrayRequest:
+    """An array to read from a rank's file: its name, dtype and shape.
 
     Attributes:
         key: Its name, `moment/role/name`.
@@ -70,7 +70,7 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def check_arrays(path: Path, requests: Iterable[Wanted]) -> None:
+def check_arrays(path: Path, requests: Iterable[ArrayRequest]) -> None:
     """Make sure that a file is whole and has the arrays that are wanted, without reading them.
 
     Raises:
@@ -98,7 +98,7 @@ def read_array(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.gener
         return array
 
 
-def read_arrays(path: Path, requests: Iterable[Wanted]) -> dict[str, NDArray[np.generic]]:
+def read_arrays(path: Path, requests: Iterable[ArrayRequest]) -> dict[str, NDArray[np.generic]]:
     """Return copies of many arrays, by key: the file is opened once.
 
     Raises:

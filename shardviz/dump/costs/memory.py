@@ -42,7 +42,7 @@ def elements_text(count: int, dtype: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class TensorMemory:
     """The memory of one tensor.
 
     Attributes:
@@ -59,8 +59,8 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Counted:
-    """A tensor, or identical layers of one; some of its names may not take memory.
+class CountedTensor:
+    """A tensor that takes memory, or identical layers of one.
 
     Attributes:
         tensor: The tensor.
@@ -95,7 +95,7 @@ class Counted:
         return {}
 
 
-def counted(dump: Dump) -> list[Counted]:
+def counted(dump: Dump) -> list[CountedTensor]:
     """Return the tensors that take memory: parameters and buffers as sharded, others post-step."""
     before = dump.at("initial") or dump.at("stamped")
     step = [tensor for tensor in dump.at("step") if tensor.role in ("grad", "optim", "activation")]
@@ -113,7 +113,7 @@ def counted(dump: Dump) -> list[Counted]:
             names = [name for name in names if name in leaves]
         if tensor.role in ROLES and names:
             by_name = {name: _width(tensor, name, widths, common) for name in names}
-            tensors.append(Counted(tensor, by_name, at_once if tensor.role == "activation" else {}))
+            tensors.append(CountedTensor(tensor, by_name, at_once if tensor.role == "activation" else {}))
     return tensors
 
 
@@ -122,11 +122,11 @@ def owner_of(name: str, role: str) -> str:
     return name.rpartition(".")[0] if role == "optim" else name
 
 
-def uses(dump: Dump) -> list[Use]:
+def uses(dump: Dump) -> list[TensorMemory]:
     """Return the bytes of every name on every rank."""
     traced, ranks = _traced(dump), dict.fromkeys(group[0] for group in dump.files.equally_full)
     return [
-        Use(
+        TensorMemory(
             name,
             count.tensor.role,
             count.bytes(name, ranks),
@@ -198,7 +198,7 @@ class MemoryTable:
     roles: tuple[Role, ...]
     by_rank: dict[int, tuple[int, ...]]
     wholes: tuple[int, ...]
-    uses: tuple[Use, ...]
+    uses: tuple[TensorMemory, ...]
     params: int
     schemes: tuple[Scheme, ...]
     under_way: tuple[float, float]

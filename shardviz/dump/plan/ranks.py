@@ -40,7 +40,7 @@ MAX_SHIFTED = 1 << 12
 
 
 class PlannedPart:
-    """What the ranks of one part of a plan have.
+    """The records of the ranks that one planned rank stands for.
 
     Args:
         part: The part's record.
@@ -170,7 +170,7 @@ def _coord(mesh: Mesh, rank: int) -> Iterator[Coord]:
 
 
 class PlannedRanks(Mapping[int, RankRecord]):
-    """The records of all ranks of a plan, made when they are asked for.
+    """The records of all ranks of a plan, made on demand.
 
     Args:
         plan: The plan.

@@ -79,7 +79,7 @@ class ValueRecord(Record, frozen=True):
 
 
 class LinesRecord(Record, frozen=True):
-    """What a rank recorded inside of one module.
+    """The calls that a rank recorded inside one module.
 
     Attributes:
         module: The module; empty for the model itself.

@@ -93,7 +93,7 @@ class MoveRecord(Record, frozen=True):
 
 
 class CastRecord(Record, frozen=True):
-    """A cast to float8 in the step, in the order in which a module made them.
+    """A cast to float8; a module's casts are in execution order.
 
     Attributes:
         module: The module that ran; empty for the model itself, or between modules.
@@ -129,7 +129,7 @@ class UnreadRecord(Record, frozen=True):
 
 
 class CallRecord(Record, frozen=True):
-    """A collective that a module called once, and that is to be compared with its definition.
+    """A collective that a module called once, to be compared with its definition.
 
     What this rank had before and after is among the activations, as `module.before` and `module`.
 

@@ -72,7 +72,7 @@ class FlatRecord(Record, frozen=True):
 
 
 class LayoutRecord(Record, frozen=True):
-    """What the placements claim.
+    """The layout that placements claim.
 
     Attributes:
         mesh: Index into the rank file's `meshes`.

@@ -34,7 +34,7 @@ State = Literal["right", "pending", "moved", "repeated", "odd", "cut", "none"]
 
 
 class Place(NamedTuple):
-    """A place in a step: what went in or out of one call of a module, or the gradient of that.
+    """A place in a step: an input or output of one call of a module, or its gradient.
 
     Attributes:
         module: The module; empty for the model itself.
@@ -159,7 +159,7 @@ class SketchRecord(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """What the judge says of a step to the ranks that made it: they write it into the dump.
+    """The verdict on a step, sent to the ranks that made it; they write it into the dump.
 
     Attributes:
         points: What each rank has at every place.

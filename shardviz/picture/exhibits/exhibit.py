@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """What a finding is seen by.
+    """A small table that shows a finding.
 
     Attributes:
         caption: What the table has, in a few words.

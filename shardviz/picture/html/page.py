@@ -31,7 +31,7 @@ from shardviz.picture.html.parts import (
 from shardviz.picture.html.run import comms_section, memory_section, plan_section, schedule_section
 from shardviz.picture.html.script import full_page, header_of, page_of, style_sheet
 from shardviz.picture.html.step import lines_section, modules_section
-from shardviz.picture.html.tree import Entry, rank_table, sign, tree
+from shardviz.picture.html.tree import TreeEntry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.mesh import heats_of
@@ -113,21 +113,21 @@ def _modules(dump: Dump, report: Report) -> str:
     return modules_section(found, step_heats(dump) if found.finding is not None else [])
 
 
-def _entries(dump: Dump, report: Report, only: Collection[str] | None = None) -> list[Entry]:
+def _entries(dump: Dump, report: Report, only: Collection[str] | None = None) -> list[TreeEntry]:
     """Fold the tensors into entries, and draw as many as there is room for, the worst first."""
     listed = [(name, row) for name, row in listed_rows(dump, report) if only is None or name in only]
     by_name = dump.first_captured
     where = {id(tensor): at for at, tensor in enumerate(dump.tensors)}
     folded = in_natural_order(fold((name, (row, where[id(by_name[name])])) for name, row in listed))
     order = sorted(range(len(folded)), key=lambda at: [*WORDS].index(folded[at][1][0].verdict))
-    entries: dict[int, Entry] = {}
+    entries: dict[int, TreeEntry] = {}
     anchors, left = Anchors(), MOST_BYTES
     for at in order:
         names, (row, index) = folded[at]
         tensor = dump.tensors[index]
         picture, ranks, why = _drawn(dump, tensor, names, report) if left > 0 else ("", "", FULL)
         size = math.prod(tensor.shape) * itemsize(own_dtype(dump, tensor, names.names()[0])) * len(names)
-        entries[at] = Entry(at, anchors.of("tensor", names.names()[0]), names, row, size, picture, ranks, why)
+        entries[at] = TreeEntry(at, anchors.of("tensor", names.names()[0]), names, row, size, picture, ranks, why)
         left -= len(picture) + len(ranks)
     return [entries[at] for at in range(len(folded))]
 
@@ -173,13 +173,13 @@ TITLES = {
 }
 
 
-def _findings(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, str]]:
+def _findings(dump: Dump, report: Report, entries: Sequence[TreeEntry]) -> tuple[str, dict[int, str]]:
     """Write the findings section; return it with the anchor of each entry's first finding."""
     parts, seen = _articles(dump, report, entries)
     return findings_section(parts, report), seen
 
 
-def _articles(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[list[str], dict[int, str]]:
+def _articles(dump: Dump, report: Report, entries: Sequence[TreeEntry]) -> tuple[list[str], dict[int, str]]:
     """Write the first findings, and return the anchors of those with a map, by entry."""
     of_name = {name: entry for entry in entries for name in entry.folded.names()}
     parts, seen, anchors = [], dict[int, str](), Anchors()
@@ -195,7 +195,7 @@ def _articles(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[lis
     return parts, seen
 
 
-def _finding(anchor: str, finding: Finding, entry: Entry | None, table: str, *, drawn: bool) -> str:
+def _finding(anchor: str, finding: Finding, entry: TreeEntry | None, table: str, *, drawn: bool) -> str:
     """Write one finding as an article: summary, table, layouts, cause, fix and picture."""
     facts = [*((title, element("code", words(text))) for title, text in finding.layouts), *advice(finding)]
     facts += [("ranks", ranks_cell(finding.ranks))] if finding.ranks else []
@@ -206,7 +206,7 @@ def _finding(anchor: str, finding: Finding, entry: Entry | None, table: str, *, 
     return article(anchor, finding, facts, table, picture)
 
 
-def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, str]) -> str:
+def _tensors(entries: Sequence[TreeEntry], report: Report, shown: dict[int, str]) -> str:
     """Write the module tree, and explain its signs."""
     usage = (
         "Open a line to see which ranks hold which part of the tensor, drawn to scale. "

@@ -184,7 +184,7 @@ def bytes_cell(count: int) -> str:
 
 
 class Anchors:
-    """The anchors of one page, each given once."""
+    """The anchors of one page, which never repeat."""
 
     def __init__(self) -> None:
         self._given: set[str] = set()

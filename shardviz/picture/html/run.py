@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shardviz.dump.costs.comms import Traffic
-    from shardviz.dump.costs.memory import MemoryTable, Use
+    from shardviz.dump.costs.memory import MemoryTable, TensorMemory
     from shardviz.dump.dump import Dump
 
 MOST_ROWS = 60
@@ -90,7 +90,7 @@ def _schemes(memory: MemoryTable, num_ranks: int) -> str:
     return element("h3", words(about)) + table(heads, rows, "Schemes of data parallel", left=2)
 
 
-def _tensors(uses: Sequence[Use]) -> str:
+def _tensors(uses: Sequence[TensorMemory]) -> str:
     """Write the largest tensors first, identical layers together."""
     folded = fold((use.name, (use.role, min(use.bytes.values()), max(use.bytes.values()), use.whole)) for use in uses)
     rows = []

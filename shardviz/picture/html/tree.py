@@ -34,12 +34,12 @@ MOST_ROWS = 40
 MOST_OPEN_ROWS = 8
 """A table of so many ranks or groups of ranks is open; a longer one is folded."""
 
-Named = tuple[tuple[str, ...], "Entry"]
+Named = tuple[tuple[str, ...], "TreeEntry"]
 """The rest of a name, in its parts, and the entry that it names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TreeEntry:
     """One line of the tree, with its map.
 
     Attributes:
@@ -63,7 +63,7 @@ class Entry:
     why: str
 
 
-def tree(entries: Sequence[Entry], shown: Mapping[int, str]) -> str:
+def tree(entries: Sequence[TreeEntry], shown: Mapping[int, str]) -> str:
     """Write the tree.
 
     Args:
@@ -111,7 +111,7 @@ def _shared(group: Sequence[Named]) -> int:
     return next((at for at in range(most) if any(parts[at] != first[at] for parts, _ in group)), most)
 
 
-def _leaf(name: str, entry: Entry, finding: str | None) -> str:
+def _leaf(name: str, entry: TreeEntry, finding: str | None) -> str:
     """Write a tensor's line, and under it its map and the parts of each rank."""
     summary = element(
         "summary",

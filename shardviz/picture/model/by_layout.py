@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Laid:
-    """Parts of a tensor as they are laid over each other; the attributes are those of `Holders`."""
+class PartOverlay:
+    """Overlaid parts of a tensor; the attributes are those of `Holders`."""
 
     regions: dict[Region, Mask] = field(default_factory=dict)
     runs: dict[Ranges, Mask] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Laid:
 
 
 class PartRanks(Sequence["Mask"]):
-    """The ranks of each part of a dim, as sets that are made when they are asked for.
+    """The ranks of each part of a dim, as sets that are made on demand.
 
     Args:
         ranks: The ranks of a mesh.
@@ -100,7 +100,7 @@ class PartRanks(Sequence["Mask"]):
 
 
 class PartStripes(Stripes):
-    """A dim cut into its parts, whose ranks have none in common."""
+    """A dim cut into parts that share no rank."""
 
     masks: PartRanks
 

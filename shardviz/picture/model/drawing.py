@@ -34,7 +34,7 @@ MAX_SLICES = 256
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much a picture may take.
+    """How many rows and columns a picture may have.
 
     Attributes:
         rows: Blocks downwards.

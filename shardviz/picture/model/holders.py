@@ -186,7 +186,7 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Holders:
-    """Who holds a tensor.
+    """Who holds which elements of a tensor.
 
     Attributes:
         shape: The tensor's shape with 1s put before it up to two dims, so that all maps are grids.

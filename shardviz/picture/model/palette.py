@@ -70,7 +70,7 @@ BLACK, WHITE = "#000000", "#ffffff"
 
 @dataclass(frozen=True, slots=True)
 class Coloring:
-    """What ranks get their colors by.
+    """How ranks are colored: by their place on the mesh, or by number.
 
     Attributes:
         mesh: Where they are; None if numbers count something else, such as files.

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardviz.errors import DumpError
 from shardviz.layout.region import Region, indices
-from shardviz.picture.model.by_layout import Laid, LayoutHolders, only_layout
+from shardviz.picture.model.by_layout import LayoutHolders, PartOverlay, only_layout
 from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.palette import Coloring
 
@@ -46,7 +46,7 @@ MAX_SCATTERED = 1 << 24
 
 @dataclass(frozen=True)
 class Cell:
-    """The elements that one cell covers, as far as they are known.
+    """The elements that a cell covers, with who should hold them and who does.
 
     Attributes:
         claimed: The ranks that hold any of it by the placements.
@@ -87,7 +87,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sides:
-    """Both sides of a tensor.
+    """Both sides of a tensor's map, claimed and held.
 
     Attributes:
         holders: Who holds what, on both sides at once: bit r is rank r by the placements, bit `shift + r` by the ids,
@@ -218,7 +218,7 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     if (only := only_layout(dump, tensor)) is not None:
         sides = Sides(LayoutHolders.of(*only), shift, True, False, only[0].mesh, axes=only[0].nested_axes)
         return _without(sides, dump)
-    laid = Laid()
+    laid = PartOverlay()
     for ranks, region, flat in claimed_parts(dump, tensor):
         laid.add(region, mask_of(ranks), flat=flat)
     has_claimed = bool(laid.regions or laid.runs)
@@ -244,7 +244,7 @@ def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, lai
         DumpError: The ids lie scattered and are too many to draw.
     """
     shift = dump.files.run.num_ranks
-    laid = Laid()
+    laid = PartOverlay()
     for region, ranks in wanted.holders().items():
         laid.add(region, mask_of(ranks), flat=wanted.flat is not None)
     for case in laid_out.cases(tensor, name):
@@ -266,7 +266,7 @@ def claimed_parts(dump: Dump, tensor: Tensor) -> Iterator[tuple[list[int], Regio
                     yield ranks, region, layout.flat is not None
 
 
-def _add_held(laid: Laid, case: Case, shift: int) -> None:
+def _add_held(laid: PartOverlay, case: Case, shift: int) -> None:
     flat = case.claimed is not None and case.claimed.flat is not None
     for coord, region in case.regions.items():
         laid.add(region, 1 << shift + case.rank(coord), flat=flat)
@@ -279,7 +279,7 @@ def _add_held(laid: Laid, case: Case, shift: int) -> None:
         laid.add_run(stretches_of(ids), 1 << shift + rank)
 
 
-def _add_missing(laid: Laid, case: Case, shift: int) -> None:
+def _add_missing(laid: PartOverlay, case: Case, shift: int) -> None:
     """Place ranks without a file where the layout held by the others, or claimed, puts them."""
     layout = case.held or case.claimed
     if layout is None:
@@ -290,7 +290,7 @@ def _add_missing(laid: Laid, case: Case, shift: int) -> None:
             laid.add(region, 1 << shift + rank, flat=layout.flat is not None)
 
 
-def _add_astray(laid: Laid, case: Case, shift: int) -> None:
+def _add_astray(laid: PartOverlay, case: Case, shift: int) -> None:
     """Add what ranks hold in another place of their shard than their placements claim."""
     if case.claimed is None or case.claimed.flat is not None:
         return

@@ -197,7 +197,7 @@ def step_tree(dump: Dump, findings: Sequence[Finding], reference: str = UNSHARDE
     calls = Calls.of(dump).in_order
     first = _first_wrong(calls, finding.module) if finding is not None else None
     tensors = [name for finding in findings for name in finding.tensors if _is_held(dump, name)]
-    return StepTree(_nested(calls, _Marks(first, _by_module(calls, tensors))), finding, reference)
+    return StepTree(_nested(calls, _StepMarks(first, _by_module(calls, tensors))), finding, reference)
 
 
 def _is_held(dump: Dump, name: str) -> bool:
@@ -206,7 +206,7 @@ def _is_held(dump: Dump, name: str) -> bool:
     return tensor is None or tensor.role in ("param", "buffer")
 
 
-class _Marks(NamedTuple):
+class _StepMarks(NamedTuple):
     """What is wrong in a step: the first wrong call, and each module's own wrong tensors."""
 
     first: Call | None
@@ -233,7 +233,7 @@ def _first_wrong(calls: Sequence[Call], module: str) -> Call | None:
     return next(iter(bad or own), None)
 
 
-def _nested(calls: Sequence[Call], marks: _Marks) -> tuple[Node, ...]:
+def _nested(calls: Sequence[Call], marks: _StepMarks) -> tuple[Node, ...]:
     """Nest calls, which come in the order in which they ended."""
     stack: list[tuple[Call, list[Any]]] = []
     for call in calls:
@@ -244,7 +244,7 @@ def _nested(calls: Sequence[Call], marks: _Marks) -> tuple[Node, ...]:
     return tuple(_node(call, inner, 0, marks) for call, inner in stack)
 
 
-def _node(call: Call, inner: Sequence[tuple[Call, list[Any]]], depth: int, marks: _Marks) -> Node:
+def _node(call: Call, inner: Sequence[tuple[Call, list[Any]]], depth: int, marks: _StepMarks) -> Node:
     children = tuple(_node(made, more, depth + 1, marks) for made, more in inner)
     return Node(call, depth, children, call is marks.first, marks.of(call))
 
@@ -261,7 +261,7 @@ MAX_LAYOUTS = 16
 
 @dataclass(frozen=True)
 class StepHeat:
-    """What some ranks have, which is the same on all of them.
+    """The values of some ranks, equal on all of them, with expected values and difference.
 
     Attributes:
         ranks: The ranks.

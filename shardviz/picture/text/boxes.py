@@ -27,8 +27,8 @@ CORNERS = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How cells of the screen lie on the blocks of one dim.
+class CellBlocks:
+    """Which blocks of one dim the cells of the screen show, or lie between.
 
     Attributes:
         before: For each cell the block at or before it, counted from 1; 0 is outside.
@@ -39,7 +39,7 @@ class Cut:
     after: Indices
 
     @classmethod
-    def of_sizes(cls, sizes: Sequence[int], *, ruled: bool = True) -> Cut:
+    def of_sizes(cls, sizes: Sequence[int], *, ruled: bool = True) -> CellBlocks:
         """Give every block its cells, with lines at both ends, and between blocks if `ruled`."""
         last = len(sizes)
         before, after = [0], [1]
@@ -84,7 +84,7 @@ class Boxes:
             self.write(row, col + max(room - len(text), 0) // 2, text)
 
 
-def paint_boxes(blocks: Indices, down: Cut, across: Cut, corners: str = CORNERS) -> Boxes:
+def paint_boxes(blocks: Indices, down: CellBlocks, across: CellBlocks, corners: str = CORNERS) -> Boxes:
     """Draw the lines around blocks.
 
     Args:

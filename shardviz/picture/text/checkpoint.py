@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.report import Report
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
-    from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
+    from shardviz.checkpoint.records import Checkpoint, Chunk, StoredTensor
     from shardviz.picture.text.terminal import Terminal
 
 MOST_NAMES = 8
@@ -73,12 +73,12 @@ def _size(size: int | None) -> str:
     return "missing" if size is None else bytes_text(size)
 
 
-def in_order(checkpoint: Checkpoint) -> list[Saved]:
+def in_order(checkpoint: Checkpoint) -> list[StoredTensor]:
     """Return its tensors in the order of their names, numbers by value."""
     return sorted(checkpoint.tensors.values(), key=lambda one: natural_key(one.name))
 
 
-def facts_of(tensor: Saved) -> tuple[str, int, int, int]:
+def facts_of(tensor: StoredTensor) -> tuple[str, int, int, int]:
     """Return a tensor's type and shape, how many chunks and files it is in, and its bytes."""
     return _kind(tensor.dtype, tensor.shape), len(tensor.chunks), len(tensor.files), tensor.num_bytes
 
@@ -100,7 +100,7 @@ def total(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.kind}: {tensors} of {size} in {counted(len(sizes), 'file')}{lost}{objects}"
 
 
-def tensor_lines(tensor: Saved, *, all_chunks: bool = False) -> list[Text]:
+def tensor_lines(tensor: StoredTensor, *, all_chunks: bool = False) -> list[Text]:
     """Return which bytes of which file hold which part of a tensor."""
     kind, chunks, files, size = facts_of(tensor)
     head = f"  {kind}  {bytes_text(size)} in {counted(chunks, 'chunk')} of {counted(files, 'file')}"

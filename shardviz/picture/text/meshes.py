@@ -25,8 +25,8 @@ MOST_GRID_LINES = 40
 
 
 @dataclass(frozen=True, slots=True)
-class _Marks:
-    """What the cells of a mesh show beside their ranks."""
+class _CellMarks:
+    """What a mesh's cells show besides ranks: marks or heat."""
 
     glyphs: Glyphs
     coloring: Coloring
@@ -62,7 +62,7 @@ def mesh_lines(
         axes: The axes that ranks get their colors by, outermost first; by default all.
         heat: What ranks are colored by instead, with a sign for how much.
     """
-    marks = _Marks(glyphs, Coloring(mesh, axes), marked, heat)
+    marks = _CellMarks(glyphs, Coloring(mesh, axes), marked, heat)
     grid_lines = min(mesh.shape[-2] if mesh.ndim > 1 else 1, MOST_ROWS) + 3
     shown, left = grids_of(mesh, max(MOST_GRID_LINES // grid_lines, 1), marked)
     grids = [_grid_lines(grid, width, marks) for grid in shown]
@@ -95,7 +95,7 @@ def _fitting(grids: Sequence[list[Text]], width: int) -> int:
     return len(grids)
 
 
-def _grid_lines(grid: RankGrid, width: int, marks: _Marks) -> list[Text]:
+def _grid_lines(grid: RankGrid, width: int, marks: _CellMarks) -> list[Text]:
     heads = [f"{grid.row_title(row)} " if grid.down else "" for row in range(grid.num_rows)]
     titles = [grid.col_title(col) for col in range(grid.num_cols)]
     gutter = max(map(len, heads))
@@ -116,7 +116,7 @@ def _grid_lines(grid: RankGrid, width: int, marks: _Marks) -> list[Text]:
 
 
 def _cells(
-    grid: RankGrid, row: int, cols: Iterable[int | range], width: int, marks: _Marks
+    grid: RankGrid, row: int, cols: Iterable[int | range], width: int, marks: _CellMarks
 ) -> Iterator[tuple[str, str]]:
     """Write a row's ranks on their colors; a gap shows whether a hidden rank is marked."""
     for col in cols:

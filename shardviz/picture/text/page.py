@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.picture.model.drawing import Drawing, Panel
     from shardviz.picture.model.subjects.subject import Subject
-    from shardviz.picture.text.panels import Sizes
+    from shardviz.picture.text.panels import BoxSizes
     from shardviz.picture.text.terminal import Glyphs, Terminal
 
 GAP = 4
@@ -149,11 +149,11 @@ def _width(blocks: list[list[Text]]) -> int:
     return sum(max(row.cell_len for row in block) for block in blocks) + GAP * (len(blocks) - 1)
 
 
-def _sizes(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> Sizes:
+def _sizes(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> BoxSizes:
     return sizes_for(panel, subject.sides.coloring, width, terminal.glyphs)
 
 
-def _sides(panel: Panel, subject: Subject, sizes: Sizes, terminal: Terminal) -> list[list[Text]]:
+def _sides(panel: Panel, subject: Subject, sizes: BoxSizes, terminal: Terminal) -> list[list[Text]]:
     """Draw the claimed and the held side; one picture where they are the same."""
     known = list(zip(subject.sides.titles, (panel.claimed, panel.held), strict=True))
     grids = [(title, grid) for title, grid in known if grid is not None]

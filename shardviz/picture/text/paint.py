@@ -16,7 +16,7 @@ import numpy as np
 from shardviz.picture.model.holders import rank_array
 from shardviz.picture.model.mesh import part_labels, rank_labels
 from shardviz.picture.model.palette import WRONG
-from shardviz.picture.text.boxes import OUTSIDE, Cut, paint_boxes, runs
+from shardviz.picture.text.boxes import OUTSIDE, CellBlocks, paint_boxes, runs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,8 +36,8 @@ Tone = Literal["held", "in place", "elsewhere", "partly", "mixed", "nobody", "un
 
 
 @dataclass(frozen=True)
-class Look:
-    """How cells with the same holders look.
+class CellLook:
+    """The labels, tone and color of cells with the same holders.
 
     Attributes:
         labels: Texts for a block of them, the longest first; the first that fits is written.
@@ -78,7 +78,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Painted:
+class PaintedViewport:
     """A painted viewport.
 
     Attributes:
@@ -89,15 +89,15 @@ class Painted:
 
     chars: tuple[str, ...]
     looks: Indices
-    of: tuple[Look, ...]
+    of: tuple[CellLook, ...]
 
 
-def paint(frame: Frame, top: int, left: int, height: int, width: int) -> Painted:
+def paint(frame: Frame, top: int, left: int, height: int, width: int) -> PaintedViewport:
     """Paint the cells from (top, left) on; cells beyond the map are left out."""
     row_spans, down = _cut(frame.rows, top, height)
     col_spans, across = _cut(frame.cols, left, width)
     window = frame.sides.holders.window(frame.plane, row_spans, col_spans)
-    looks: dict[Look, int] = {}
+    looks: dict[CellLook, int] = {}
     look_of = [
         looks.setdefault(look_of_cell(frame, frame.sides.cell(masks)), len(looks)) if masks else OUTSIDE
         for masks in window.masks
@@ -109,10 +109,10 @@ def paint(frame: Frame, top: int, left: int, height: int, width: int) -> Painted
         _write_on_rules(boxes, list(looks))
     else:
         _write_labels(boxes, frame, down.is_inside, across.is_inside, list(looks))
-    return Painted(tuple(map("".join, boxes.chars.tolist())), boxes.codes, tuple(looks))
+    return PaintedViewport(tuple(map("".join, boxes.chars.tolist())), boxes.codes, tuple(looks))
 
 
-def look_of_cell(frame: Frame, cell: Cell) -> Look:
+def look_of_cell(frame: Frame, cell: Cell) -> CellLook:
     """Return the look of a cell on the drawn side."""
     if frame.side == "difference":
         return _look_of_difference(frame, cell)
@@ -145,7 +145,7 @@ def _marked(frame: Frame, cell: Cell, names: tuple[str, ...]) -> tuple[str, ...]
     return (*full, *(f"{WRONG} {part}" for part in parts), WRONG)
 
 
-def _look_of_difference(frame: Frame, cell: Cell) -> Look:
+def _look_of_difference(frame: Frame, cell: Cell) -> CellLook:
     """Return the look of a cell that is in place, or that went from some ranks to others.
 
     A cell for several parts can also show that these were exchanged among the same ranks.
@@ -180,13 +180,13 @@ def _brief(mask: Mask, coloring: Coloring) -> tuple[str, str]:
     return names[0], min(names, key=len)
 
 
-def _is_hueless(cell: Cell, look: Look) -> bool:
+def _is_hueless(cell: Cell, look: CellLook) -> bool:
     """Whether a cell's holders have no common hue; it then has that of its rightful ranks."""
     return bool(cell.held and cell.claimed) and look.color < 0
 
 
-def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> Look:
-    return Look(
+def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> CellLook:
+    return CellLook(
         tuple(label for label in labels if "…" not in (label, label[-1:])),
         tone,
         _color_of(mask, frame.sides.coloring) if mask else -1,
@@ -199,7 +199,7 @@ def _color_of(mask: Mask, coloring: Coloring) -> int:
     return coloring.color_of(rank_array(mask))
 
 
-def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:
+def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, CellBlocks]:
     """Return the index spans that some cells of a ruler touch, and how the cells lie on them."""
     begin = max(first - 1, 0)
     spans = ruler.spans(begin, first - begin + count + 1)
@@ -208,10 +208,10 @@ def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:
     after: Indices = np.where(covers, before, before + 1)
     after[after > covers.sum()] = 0
     own = slice(first - begin, first - begin + count)
-    return spans[covers], Cut(before[own], after[own])
+    return spans[covers], CellBlocks(before[own], after[own])
 
 
-def _write_labels(boxes: Boxes, frame: Frame, data_rows: Flags, data_cols: Flags, looks: list[Look]) -> None:
+def _write_labels(boxes: Boxes, frame: Frame, data_rows: Flags, data_cols: Flags, looks: list[CellLook]) -> None:
     """Write each block's label into its middle, on the middle one of the rows that look alike."""
     rows = np.flatnonzero(data_rows).tolist()
     for start, stop in runs([row.tobytes() for row in boxes.codes[np.ix_(data_rows, data_cols)]]):
@@ -222,7 +222,7 @@ def _write_labels(boxes: Boxes, frame: Frame, data_rows: Flags, data_cols: Flags
                 _write_stretch(boxes, frame, middle, [(left, right, looks[line[left]]) for left, right in found])
 
 
-def _write_stretch(boxes: Boxes, frame: Frame, row: int, blocks: list[tuple[int, int, Look]]) -> None:
+def _write_stretch(boxes: Boxes, frame: Frame, row: int, blocks: list[tuple[int, int, CellLook]]) -> None:
     """Write the labels of blocks without lines between them; one for all if they are narrow."""
     labels = [_fitting(look.labels, right - left) for left, right, look in blocks]
     if len(blocks) > 1 and not any(labels) and frame.lit is None:
@@ -248,7 +248,7 @@ def _write_ids(boxes: Boxes, frame: Frame, rows: Indices, at: Indices, left: int
             boxes.write(line, frame.cols.cell_of(col) - left, text)
 
 
-def _write_on_rules(boxes: Boxes, looks: list[Look]) -> None:
+def _write_on_rules(boxes: Boxes, looks: list[CellLook]) -> None:
     """Write the labels of blocks whose insides are taken by ids into the rules above them."""
     for row in range(len(boxes.codes) - 1):
         below = list(zip(boxes.codes[row + 1].tolist(), (boxes.chars[row] == "─").tolist(), strict=True))

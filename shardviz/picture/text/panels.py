@@ -11,7 +11,7 @@ from shardviz.picture.model.drawing import column_titles, row_stretches
 from shardviz.picture.model.holders import rank_array
 from shardviz.picture.model.mesh import block_label, ranks_label
 from shardviz.picture.model.palette import color_style
-from shardviz.picture.text.boxes import LINE, Cut, paint_boxes, runs
+from shardviz.picture.text.boxes import LINE, CellBlocks, paint_boxes, runs
 from shardviz.picture.text.terminal import BAD, DIM, line
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ MAX_CELL = 28
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """The sizes of a panel's boxes, which its two sides share so that they line up.
+class BoxSizes:
+    """The sizes of a panel's boxes, shared by both sides, which keeps them aligned.
 
     Attributes:
         heights: Lines of each row of blocks.
@@ -60,7 +60,7 @@ class Sizes:
         return self.gutter + 1 + sum(self.widths) + len(self.widths) + 1
 
 
-def sizes_for(panel: Panel, coloring: Coloring, width: int, glyphs: Glyphs, *, tall: bool = False) -> Sizes:
+def sizes_for(panel: Panel, coloring: Coloring, width: int, glyphs: Glyphs, *, tall: bool = False) -> BoxSizes:
     """Choose the sizes of a panel's boxes, to scale within `width` columns, for both sides.
 
     They exceed `width` if even the smallest boxes don't fit.
@@ -85,11 +85,11 @@ def sizes_for(panel: Panel, coloring: Coloring, width: int, glyphs: Glyphs, *, t
     heights = _heights(panel.rows)
     if tall and sum(heights) <= MOST_TALL // 2:
         heights = tuple(2 * height for height in heights)
-    return Sizes(heights, _widths(panel.cols, smallest, inner), gutter, ruled)
+    return BoxSizes(heights, _widths(panel.cols, smallest, inner), gutter, ruled)
 
 
 def side_lines(
-    panel: Panel, grid: Grid, sizes: Sizes, coloring: Coloring, glyphs: Glyphs, *, marked: bool
+    panel: Panel, grid: Grid, sizes: BoxSizes, coloring: Coloring, glyphs: Glyphs, *, marked: bool
 ) -> list[Text]:
     """Draw one side of a panel.
 
@@ -111,14 +111,14 @@ def side_lines(
 
 
 def _painted(
-    panel: Panel, grid: Grid, sizes: Sizes, coloring: Coloring, glyphs: Glyphs, *, marked: bool
+    panel: Panel, grid: Grid, sizes: BoxSizes, coloring: Coloring, glyphs: Glyphs, *, marked: bool
 ) -> tuple[Boxes, list[list[str]], list[int]]:
     """Paint one side: boxes with ranks in them, each cell's style, and each row's first line."""
     marks = panel.wrong if marked else tuple((False,) * len(row) for row in grid)
     cells = [list(zip(row, of_row, strict=True)) for row, of_row in zip(grid, marks, strict=True)]
     numbers: dict[tuple[Block, bool], int] = {}
     codes = [[numbers.setdefault(cell, len(numbers)) for cell in row] for row in cells]
-    down, across = Cut.of_sizes(sizes.heights, ruled=sizes.ruled), Cut.of_sizes(sizes.widths)
+    down, across = CellBlocks.of_sizes(sizes.heights, ruled=sizes.ruled), CellBlocks.of_sizes(sizes.widths)
     boxes = paint_boxes(np.array(codes), down, across, glyphs.corners)
     fills = [color_style(coloring.color_of(rank_array(block.ranks))) if block.ranks else BAD for block, _ in numbers]
     styles = [[DIM if code == LINE else fills[code] for code in row] for row in boxes.codes.tolist()]
@@ -175,7 +175,7 @@ def _row_titles(rows: Sequence[Span], grid: Grid, glyphs: Glyphs) -> list[str]:
     return titles
 
 
-def _column_titles(panel: Panel, sizes: Sizes, glyphs: Glyphs) -> Text:
+def _column_titles(panel: Panel, sizes: BoxSizes, glyphs: Glyphs) -> Text:
     titles = column_titles(panel.cols, sizes.widths, glyphs.more)
     if titles == [span.title(glyphs.more) for span in panel.cols]:
         cells = [title.center(width) for title, width in zip(titles, sizes.widths, strict=True)]

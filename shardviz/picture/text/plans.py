@@ -12,7 +12,7 @@ from shardviz.picture.text.step import bubble_text
 from shardviz.picture.text.table import table
 from shardviz.picture.text.terminal import DIM, line, wrapped
 from shardviz.plan.alternatives import NO_STEP, fitting, is_failing, is_too_large
-from shardviz.plan.counting import OF_A_STEP, ROLES, Amounts, crossing, gathered, sent, uneven, where, whole
+from shardviz.plan.counting import OF_A_STEP, ROLES, PlanBytes, crossing, gathered, sent, uneven, where, whole
 from shardviz.plan.folding import fold_again, fold_all, kind_of
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardviz.dump.plan.ranks import PlannedRanks
     from shardviz.dump.records.plan import PlanPart, PlanRecord
     from shardviz.plan.alternatives import Row
-    from shardviz.plan.counting import Sent, Uneven, Whole
+    from shardviz.plan.counting import CollectiveTraffic, ReplicatedParameter, UnevenParameter
 
 
 MOST = 8
@@ -50,7 +50,7 @@ def plan_lines(probe: str, ranks: PlannedRanks, width: int) -> Iterator[Text]:
 
 def said_lines(ranks: PlannedRanks, width: int) -> Iterator[Text]:
     """Yield what a plan says, without a heading."""
-    amounts = Amounts(ranks)
+    amounts = PlanBytes(ranks)
     plan = ranks.plan
     nodes = f" on {_nodes(len(ranks), plan.node)}" if plan.node else ""
     first, *others = plan.how or ("",)
@@ -75,7 +75,7 @@ def _sentence(text: str, width: int, start: str = "", indent: int = 2) -> list[T
     return wrapped(text, width, line(start), indent)
 
 
-def memory_lines(amounts: Amounts, width: int) -> Iterator[Text]:
+def memory_lines(amounts: PlanBytes, width: int) -> Iterator[Text]:
     """Yield the bytes of the fullest and the emptiest rank by role, and why they differ."""
     fullest, emptiest = amounts.fullest, amounts.emptiest
     differ = amounts.on_gpu[fullest] > amounts.on_gpu[emptiest]
@@ -89,7 +89,7 @@ def memory_lines(amounts: Amounts, width: int) -> Iterator[Text]:
         yield from _why(amounts, fullest, emptiest, width)
 
 
-def _by_role(amounts: Amounts, ranks: dict[str, int]) -> list[Text]:
+def _by_role(amounts: PlanBytes, ranks: dict[str, int]) -> list[Text]:
     """Return the table of some ranks' bytes."""
     rows = [["bytes per rank", *ranks, "all ranks"]]
     if len(ranks) > 1:
@@ -108,7 +108,7 @@ def _by_role(amounts: Amounts, ranks: dict[str, int]) -> list[Text]:
     return table(rows, headings=headings)
 
 
-def _optimizer(amounts: Amounts) -> str:
+def _optimizer(amounts: PlanBytes) -> str:
     of = printable(amounts.ranks.plan.optimizer)
     return f"state of {of}" if of else "optimizer"
 
@@ -169,7 +169,7 @@ def _buckets(part: PlanPart, width: int) -> Iterator[Text]:
     yield from _sentence(f"DistributedDataParallel reduces gradients in {buckets}{lie}", width)
 
 
-def _why(amounts: Amounts, fullest: int, emptiest: int, width: int) -> Iterator[Text]:
+def _why(amounts: PlanBytes, fullest: int, emptiest: int, width: int) -> Iterator[Text]:
     """Yield the tensors that make two ranks differ, the largest first, layers as one kind."""
     mesh = amounts.ranks.mesh
     ranks = f"rank {fullest} ({mesh.label(fullest)}) has more than rank {emptiest} ({mesh.label(emptiest)})"
@@ -184,7 +184,7 @@ def _why(amounts: Amounts, fullest: int, emptiest: int, width: int) -> Iterator[
         yield line(f"  {bytes_text(size)} of {printable(name)}")
 
 
-def _by_kind(amounts: Amounts, rank: int) -> dict[str, int]:
+def _by_kind(amounts: PlanBytes, rank: int) -> dict[str, int]:
     """Return a rank's GPU bytes by parameter, with gradient and state; layers count together."""
     sizes: dict[str, int] = {}
     for part, held in amounts.held:
@@ -199,7 +199,7 @@ def _named(module: str) -> str:
     return printable(module) or "the model itself"
 
 
-def _uneven(uneven: list[Uneven], width: int) -> Iterator[Text]:
+def _uneven(uneven: list[UnevenParameter], width: int) -> Iterator[Text]:
     if not uneven:
         return
     texts = fold_all((one.held.name, _parts_text(one)) for one in uneven)
@@ -212,7 +212,7 @@ def _uneven(uneven: list[Uneven], width: int) -> Iterator[Text]:
         yield line((f"  and {sum(names[MOST:]):,} more", DIM))
 
 
-def _parts_text(parameter: Uneven) -> str:
+def _parts_text(parameter: UnevenParameter) -> str:
     layout = write(parameter.held.layout) if parameter.held.layout else ""
     empty = (
         f", {parameter.empty:,} of {parameter.ranks:,} ranks {'has' if parameter.empty == 1 else 'have'} none"
@@ -222,7 +222,7 @@ def _parts_text(parameter: Uneven) -> str:
     return f"{layout}: {parameter.least:,} to {parameter.most:,} elements{empty}"
 
 
-def _whole(wholes: list[Whole], width: int) -> Iterator[Text]:
+def _whole(wholes: list[ReplicatedParameter], width: int) -> Iterator[Text]:
     if not wholes:
         return
     yield line("")
@@ -235,7 +235,7 @@ def _whole(wholes: list[Whole], width: int) -> Iterator[Text]:
         yield line((f"  and {len(texts) - MOST} more", DIM))
 
 
-def _split_text(whole: Whole) -> str:
+def _split_text(whole: ReplicatedParameter) -> str:
     return f"{write(whole.held.layout) if whole.held.layout else ''}: split over {whole.axis}({whole.size})"
 
 
@@ -262,7 +262,7 @@ def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text
 _HEADS = ["collectives of a step", "pass", "count", "bytes", "received", "group", "nodes"]
 
 
-def _cells(collective: Sent, node: int) -> list[str]:
+def _cells(collective: CollectiveTraffic, node: int) -> list[str]:
     sizes = [
         f"{collective.count:,}",
         bytes_text(collective.bytes),

@@ -53,7 +53,7 @@ DIM = "dim"
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """The characters that mean something; those of verdicts have the verdicts' names.
+    """The signs that text uses; each verdict's glyph has the verdict's name.
 
     Attributes:
         good: Before a tensor in order.
@@ -92,7 +92,7 @@ _IN_ASCII = str.maketrans({"…": "..", WRONG: "x", INSIDE: ">", **dict(zip(HEAT
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """Where text goes.
+    """The width, characters and colors of the text's destination.
 
     Attributes:
         width: Columns.

@@ -76,7 +76,7 @@ Far = Mapping[int, "NDArray[np.bool_]"]
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedTensor:
     """One tensor of the reference, with its tolerance.
 
     Attributes:
@@ -154,7 +154,7 @@ def assert_same(
     tensors = _by_key(locals_of(actual, device_mesh, of))
     expected = _wanted(tensors, _by_key(locals_of(reference, device_mesh, of)), device_mesh)
     for key, whole in expected.items():
-        expected[key] = Expected(
+        expected[key] = ExpectedTensor(
             whole.values, whole.rtol if rtol is None else rtol, whole.atol if atol is None else atol
         )
     lacking = _lacking(tensors, expected)
@@ -193,7 +193,7 @@ def _real(local: Local) -> Local:
 
 def _wanted(
     tensors: Mapping[Key, Local], reference_locals: Mapping[Key, Local], mesh: DeviceMesh | None
-) -> dict[Key, Expected]:
+) -> dict[Key, ExpectedTensor]:
     """Return the reference's tensors whole, put together from all ranks if they are sharded."""
     whole = {key: _numbers(local.values) for key, local in reference_locals.items() if local.claim is None}
     sharded = {key: local for key, local in reference_locals.items() if local.claim is not None}
@@ -212,7 +212,7 @@ def _wanted(
     for key, values in whole.items():
         dtypes = {reference_locals[key].values.dtype, tensors.get(key, reference_locals[key]).values.dtype}
         size = max(_largest(values), largest if key[0] == "grad" else 0.0)
-        expected[key] = Expected(values, *_tolerance(dtypes, ROUNDINGS_OF_ROLE.get(key[0], 0.0) * size))
+        expected[key] = ExpectedTensor(values, *_tolerance(dtypes, ROUNDINGS_OF_ROLE.get(key[0], 0.0) * size))
     return expected
 
 
@@ -232,7 +232,7 @@ def _numbers(values: torch.Tensor) -> NDArray[np.float64]:
     return np.asarray(values.detach().to(torch.float64).cpu().numpy())
 
 
-def _lacking(tensors: Mapping[Key, Local], expected: Mapping[Key, Expected]) -> list[tuple[str, set[Key]]]:
+def _lacking(tensors: Mapping[Key, Local], expected: Mapping[Key, ExpectedTensor]) -> list[tuple[str, set[Key]]]:
     """Return what one side has on some rank and the other lacks. Every rank calls this."""
     sides = (
         ("the reference has no", set(tensors) - set(expected)),
@@ -259,7 +259,7 @@ def _listed_keys(keys: Collection[Key]) -> str:
     return listed if len(keys) == 1 else f"{listed} ({len(keys):,} in all)"
 
 
-def _check_references(suspects: set[Key], expected: Mapping[Key, Expected]) -> None:
+def _check_references(suspects: set[Key], expected: Mapping[Key, ExpectedTensor]) -> None:
     """Fail on every rank if ranks have different references: the right one is unknown."""
     __tracebackhide__ = True
     first = [{key: expected[key].values for key in suspects & set(expected)}]
@@ -281,7 +281,7 @@ def _agreed(mine: set[Key]) -> set[Key]:
     return set().union(*of_all_ranks(mine))
 
 
-def _is_suspect(local: Local, expected: Expected) -> bool:
+def _is_suspect(local: Local, expected: ExpectedTensor) -> bool:
     if local.claim is None:
         region = Region.whole(expected.values.shape)
     else:
@@ -296,7 +296,7 @@ def _is_suspect(local: Local, expected: Expected) -> bool:
     return expected.is_far(got, expected.values.ravel()[region.flat_ids(expected.values.shape)].reshape(got.shape))
 
 
-def _compare(dump: Dump, tensor: Tensor, expected: Mapping[Key, Expected]) -> list[Finding]:
+def _compare(dump: Dump, tensor: Tensor, expected: Mapping[Key, ExpectedTensor]) -> list[Finding]:
     """Return the findings of a tensor; names of other pipeline stages are left to their ranks."""
     findings = []
     for name in tensor.names:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardviz.checkpoint.records import Held
+from shardviz.checkpoint.records import MemoryTensor
 from shardviz.explain.assertions import AllRanksDiffer
 from shardviz.explain.update import OptimizerOfOtherParameters
 from shardviz.live.capture.agreement import of_all_ranks
@@ -57,4 +57,4 @@ def _is_copy(stepped: torch.Tensor, weight: Local) -> bool:
     """Whether a tensor is not a model's parameter and has the values that it is a part of."""
     if isinstance(stepped, DTensor) or stepped.is_meta or stepped.data_ptr() == weight.values.data_ptr():
         return False
-    return is_as_claimed(weight, Held("", dtype_name(stepped.dtype), bits_of_tensor(stepped.detach())))
+    return is_as_claimed(weight, MemoryTensor("", dtype_name(stepped.dtype), bits_of_tensor(stepped.detach())))

@@ -122,7 +122,7 @@ def _states(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @dataclass(frozen=True)
-class Gathered(DumpFiles):
+class GatheredDump(DumpFiles):
     """A dump in memory, never written to disk.
 
     Attributes:
@@ -188,7 +188,7 @@ def gather(
     records = map(partial(msgspec.json.decode, type=RankRecord), (record for record, _ in sent))
     arrays = {at: load(dense) for at, (_, dense) in enumerate(sent) if dense}
     run = run_record(_job_mesh(mesh), stamps, None, reference=reference)
-    return dump_of(Gathered(Path("this job"), run, dict(enumerate(records)), arrays=arrays))
+    return dump_of(GatheredDump(Path("this job"), run, dict(enumerate(records)), arrays=arrays))
 
 
 def _job_mesh(mesh: DeviceMesh | None) -> Mesh:

@@ -20,8 +20,8 @@ MARK = "debugged"
 """The file that says that a rank opened the debugger."""
 
 
-class Debugged(bdb.BdbQuit):
-    """A test that was debugged in its rank; pytest opens no debugger of its own after it."""
+class DebuggedTest(bdb.BdbQuit):
+    """Ends a test that was debugged on its rank; pytest then opens no debugger itself."""
 
 
 def terminal(config: pytest.Config) -> str:

@@ -28,7 +28,7 @@ VARIABLE = "SHARDVIZ_TEST_MODULES"
 
 
 class Preload:
-    """The fork server's start, from the first sign of a test for it to the end of collection."""
+    """Starts the fork server at the first sign of a test on ranks; ends with collection."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._folder: Path | None = None

@@ -29,8 +29,8 @@ from shardviz.testing.trips.contents import (
     OLD_NUMBER,
     SAVED_FACTOR,
     SAVED_NUMBER,
-    Contents,
-    Sent,
+    FilledTensor,
+    RankContents,
     contents_of,
     fill,
     give_state,
@@ -40,9 +40,9 @@ from shardviz.testing.trips.contents import (
     sent_by_all,
     settings_times,
 )
-from shardviz.testing.trips.judging import Received, Target, findings_of, message_of, parts_of_all, places
+from shardviz.testing.trips.judging import TargetTensor, TransferOutcome, findings_of, message_of, parts_of_all, places
 from shardviz.testing.trips.pieces import renamed, rules_of
-from shardviz.testing.trips.state_rules import Facts, check_states, facts_of
+from shardviz.testing.trips.state_rules import OtherState, check_states, facts_of
 from shardviz.testing.trips.worlds import on_mesh
 from shardviz.text import counted, listed
 
@@ -66,7 +66,7 @@ Transfer = Callable[[Any, Any, Path], Any]
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """What was looked at.
+    """How many tensors a trip compared, and what it couldn't check.
 
     Attributes:
         compared: How many tensors were compared, over all trips.
@@ -86,8 +86,8 @@ class RoundTrip:
 
 
 @dataclass(frozen=True)
-class Before:
-    """What was saved, known on every rank of the job.
+class SavedState:
+    """What a trip saved; every rank has all of it.
 
     Attributes:
         sent: Its tensors by name.
@@ -99,8 +99,8 @@ class Before:
         notes: What was not looked at there.
     """
 
-    sent: Mapping[str, Sent]
-    facts: Facts
+    sent: Mapping[str, FilledTensor]
+    facts: OtherState
     refused: Mapping[str, str]
     mesh: str
     findings: list[Finding] = field(default_factory=list)
@@ -158,7 +158,7 @@ class Trip:
         """What makes the values of this trip its own."""
         return salt_of(self.number, self.run_id)
 
-    def _saved(self, mesh: DeviceMesh) -> Before:
+    def _saved(self, mesh: DeviceMesh) -> SavedState:
         """Build, fill and save on this rank of the first mesh, and look at what is on disk."""
         model, optimizer = self._built(mesh)
         give_state(optimizer)
@@ -173,10 +173,10 @@ class Trip:
         of_all_ranks(None)
         _called("save", self.save, model, optimizer, self.folder)
         of_all_ranks(None)
-        before = Before(sent, facts, refused, str(plain_mesh(mesh)))
+        before = SavedState(sent, facts, refused, str(plain_mesh(mesh)))
         return self._with_disk(before) if "disk" in self.of else before
 
-    def _with_disk(self, before: Before) -> Before:
+    def _with_disk(self, before: SavedState) -> SavedState:
         """Compare what is on disk, on the first rank only."""
         if distributed.get_rank() != 0:
             return of_all_ranks(before)[0]
@@ -188,7 +188,7 @@ class Trip:
         done = len(sent) - len(absent)
         return of_all_ranks(replace(before, findings=wrong, on_disk=done, notes=notes))[0]
 
-    def _entries(self, before: Before, rank: int, *, per_rank: bool) -> dict[str, Entry]:
+    def _entries(self, before: SavedState, rank: int, *, per_rank: bool) -> dict[str, Entry]:
         """Return the saved tensors to compare, by name, including each rank's own if asked."""
         entries = {}
         for name, sent in before.sent.items():
@@ -205,7 +205,7 @@ class Trip:
         is_function = callable(self.optimizer) and not hasattr(self.optimizer, "param_groups")
         return model, self.optimizer(model) if is_function else self.optimizer
 
-    def _loaded(self, mesh: DeviceMesh, before: Before) -> tuple[str, RoundTrip]:
+    def _loaded(self, mesh: DeviceMesh, before: SavedState) -> tuple[str, RoundTrip]:
         """Build, spoil and load on this rank of the second mesh; return the report and counts."""
         model, optimizer = self._built(mesh)
         old = contents_of(model, optimizer, mesh)
@@ -218,7 +218,9 @@ class Trip:
         now = contents_of(model, optimizer, mesh)
         return self._judged(mesh, before, old, now)
 
-    def _judged(self, mesh: DeviceMesh, before: Before, old: Contents, now: Contents) -> tuple[str, RoundTrip]:
+    def _judged(
+        self, mesh: DeviceMesh, before: SavedState, old: RankContents, now: RankContents
+    ) -> tuple[str, RoundTrip]:
         here, rank = str(plain_mesh(mesh)), distributed.get_rank()
         trips = f"saved on {before.mesh}, loaded on {here}"
         entries = self._entries(before, rank, per_rank=here == before.mesh)
@@ -227,7 +229,7 @@ class Trip:
         parts = parts_of_all(now.tensors, targets)
         roles = {name: before.sent[name].role for name in parts}
         each = {name for name in parts if before.sent[name].each}
-        received = Received(parts, roles, each, "load", "what was saved", trips)
+        received = TransferOutcome(parts, roles, each, "load", "what was saved", trips)
         placed = places(now.tensors, targets, received.unplaced, mesh) if received.unplaced else []
         state_findings = check_states(before.facts, old, now, self.of, trips)
         findings = [*before.findings, *findings_of(received, placed), *state_findings]
@@ -261,11 +263,11 @@ def _returned(returned: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Modul
     return model, optimizer
 
 
-def _targets(entries: Mapping[str, Entry], old: Contents, now: Contents, salt: str) -> dict[str, Target]:
+def _targets(entries: Mapping[str, Entry], old: RankContents, now: RankContents, salt: str) -> dict[str, TargetTensor]:
     group_of = {name: group for group in now.tied for name in group}
     spoiled = old_entries(old, salt)
     return {
-        name: Target(
+        name: TargetTensor(
             saved,
             _old_of(old, name, spoiled.get(name)),
             saved.dtype,
@@ -275,12 +277,12 @@ def _targets(entries: Mapping[str, Entry], old: Contents, now: Contents, salt: s
     }
 
 
-def _old_of(old: Contents, name: str, entry: Entry | None) -> Callable[[], NDArray[Any] | None] | None:
+def _old_of(old: RankContents, name: str, entry: Entry | None) -> Callable[[], NDArray[Any] | None] | None:
     local = old.tensors.get(name)
     return partial(part_of_entry, local, entry) if local is not None and entry is not None else None
 
 
-def _left_out(before: Before, of: set[What], *, same: bool) -> Iterator[str]:
+def _left_out(before: SavedState, of: set[What], *, same: bool) -> Iterator[str]:
     """Yield what was not compared."""
     if before.refused:
         name, why = next(iter(before.refused.items()))

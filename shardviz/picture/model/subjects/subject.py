@@ -12,7 +12,7 @@ from shardviz.check.report import named_ranks
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.layout.notation import write
 from shardviz.picture.exhibits.of_finding import exhibit_of
-from shardviz.picture.model.by_layout import Laid
+from shardviz.picture.model.by_layout import PartOverlay
 from shardviz.picture.model.holders import mask_of
 from shardviz.picture.model.sides import NO_FILE, Sides, claimed_parts, sides_of, sides_of_intended
 
@@ -68,7 +68,7 @@ MAX_DRAWN_RANKS = 1 << 14
 
 @dataclass(frozen=True)
 class Subject:
-    """One tensor, with all that a page says of it.
+    """A tensor of a dump and what its page says of it.
 
     Attributes:
         name: Its name; empty for a layout alone.
@@ -262,7 +262,7 @@ def _holds(dump: Dump, tensor: Tensor, cases: Sequence[Case]) -> dict[int, str]:
 
 def of_layout(layout: Layout, dtype: str = "float32") -> Subject:
     """Describe a layout on its own."""
-    laid = Laid()
+    laid = PartOverlay()
     for region, ranks in layout.holders().items() if layout.mesh.size <= MAX_DRAWN_RANKS else ():
         laid.add(region, mask_of(ranks), flat=layout.flat is not None)
     return Subject(

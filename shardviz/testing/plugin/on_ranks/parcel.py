@@ -30,8 +30,8 @@ class FixtureError(ShardvizError):
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """How pytest was asked to show failures.
+class FailureStyle:
+    """How pytest's options say to show failures.
 
     Attributes:
         traceback: `--tb`.
@@ -95,7 +95,7 @@ class Parcel:
     seed: int
     filters: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
     log_level: int | None
-    style: Style
+    style: FailureStyle
     folder: Path
     terminal: str = ""
 
@@ -207,8 +207,8 @@ Bindings = dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
-    """The names of test modules and classes as they were when collection ended.
+class CollectedNames:
+    """The names in test modules and classes when collection ended.
 
     Attributes:
         names: By module or class, its names and values.
@@ -217,13 +217,13 @@ class Collected:
     names: Mapping[object, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def collected(items: Iterable[pytest.Item]) -> Collected:
+def collected(items: Iterable[pytest.Item]) -> CollectedNames:
     """Note the names in the modules and classes of tests."""
     places = {place for item in items for place in (getattr(item, "module", None), getattr(item, "cls", None))}
-    return Collected({place: dict(vars(place)) for place in places if place is not None})
+    return CollectedNames({place: dict(vars(place)) for place in places if place is not None})
 
 
-def pack_bound(place: object, before: Collected) -> Bindings:
+def pack_bound(place: object, before: CollectedNames) -> Bindings:
     """Pickle the names bound in a module or class since it was collected.
 
     What cannot be sent is left out of a module, because other tests bind names there too.
@@ -249,7 +249,7 @@ def bind(sent: Parcel, module: ModuleType) -> None:
             setattr(place, name, pickle.loads(pickled))
 
 
-def _bound_since(place: object, before: Collected) -> Iterator[tuple[str, Any]]:
+def _bound_since(place: object, before: CollectedNames) -> Iterator[tuple[str, Any]]:
     names_before = before.names.get(place)
     if names_before is None:
         return
