@@ -53,7 +53,7 @@ def coverage_of(tensor: StoredTensor) -> Coverage | None:
     inside = [chunk for chunk in tensor.chunks if _is_inside(chunk, tensor.shape) and 0 not in chunk.sizes]
     if not tensor.size:
         return Coverage(outside=outside)
-    edges = [_edges(inside, dim, size) for dim, size in enumerate(tensor.shape)]
+    edges = [_chunk_edges(inside, dim, size) for dim, size in enumerate(tensor.shape)]
     if math.prod(len(along) - 1 for along in edges) > MAX_CELLS or len(inside) << len(tensor.shape) > MAX_CORNERS:
         return None
     counts = _counts(inside, edges)
@@ -67,7 +67,7 @@ def _is_inside(chunk: Chunk, shape: Sequence[int]) -> bool:
     return all(start + size <= whole for start, size, whole in ends)
 
 
-def _edges(chunks: Sequence[Chunk], dim: int, size: int) -> NDArray[np.int64]:
+def _chunk_edges(chunks: Sequence[Chunk], dim: int, size: int) -> NDArray[np.int64]:
     starts = {chunk.offsets[dim] for chunk in chunks}
     return np.array(sorted(starts | {chunk.offsets[dim] + chunk.sizes[dim] for chunk in chunks} | {0, size}), np.int64)
 

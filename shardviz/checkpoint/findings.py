@@ -67,13 +67,13 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
         *_files(checkpoint),
         *_index(checkpoint),
         *_problems(checkpoint),
-        *_unread(checkpoint),
+        *_check_unread_files(checkpoint),
     ]
     foreign = foreign_files(checkpoint)
     results += foreign.values()
     for done, tensor in enumerate(checkpoint.tensors.values()):
         progress(done, len(checkpoint.tensors))
-        results += [*_chunks(tensor), *_stored(checkpoint, tensor, foreign)]
+        results += [*_chunks(tensor), *_check_chunks(checkpoint, tensor, foreign)]
     results += [*check_spans(checkpoint), *_ties(checkpoint), *check_optimizer(checkpoint), *check_states(checkpoint)]
     findings = [result for result in results if isinstance(result, Finding)]
     findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
@@ -81,7 +81,7 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
     return Report(0, len(checkpoint.names), tuple(grouped(findings)), tuple(dict.fromkeys(unchecked)))
 
 
-def _unread(checkpoint: Checkpoint) -> Iterator[NotChecked]:
+def _check_unread_files(checkpoint: Checkpoint) -> Iterator[NotChecked]:
     """Yield the files next to the weights that are not looked at."""
     if checkpoint.unread:
         some = listed(map(printable, checkpoint.unread), MAX_NAMES)
@@ -172,7 +172,9 @@ def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
     return UnknownPickledType().finding(name, (), error.message)
 
 
-def _stored(checkpoint: Checkpoint, tensor: StoredTensor, foreign: Container[str]) -> Iterator[Finding | NotChecked]:
+def _check_chunks(
+    checkpoint: Checkpoint, tensor: StoredTensor, foreign: Container[str]
+) -> Iterator[Finding | NotChecked]:
     """Yield chunks that are damaged or stored in a different dtype or shape than recorded.
 
     Those in files of another save are reported with the file.

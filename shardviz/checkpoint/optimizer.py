@@ -237,14 +237,14 @@ def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:
             if name[dot:] in optimizer.states:
                 counts[name[:dot]] += 1
     most = max(counts.values(), default=0)
-    fits = [(_shared(before, optimizer.before), before) for before, count in counts.items() if count == most]
+    fits = [(_num_shared_levels(before, optimizer.before), before) for before, count in counts.items() if count == most]
     if 2 * most < len(optimizer.states):
         return None
     best = [before for length, before in fits if length == max(fits)[0]]
     return best[0] if len(best) == 1 else None
 
 
-def _shared(first: str, second: str) -> int:
+def _num_shared_levels(first: str, second: str) -> int:
     """Return how many levels two names begin with in common."""
     pairs = zip(first.split("."), second.split("."), strict=False)
     return next((level for level, (mine, theirs) in enumerate(pairs) if mine != theirs), len(first.split(".")))
@@ -329,7 +329,7 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         state = by_parameter.setdefault(whose, _ParameterState())
         is_step = key == "step" and tensor.size == 1 and tensor.files
         is_moment = key in MOMENTS and not is_whole(tensor.dtype)  # codes of 8 bits may be negative
-        values = _some(tensor) if is_step or is_moment else None
+        values = _first_numbers(tensor) if is_step or is_moment else None
         if values is None or not len(values):
             continue
         if is_step:
@@ -341,7 +341,7 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     yield from _beside_steps(list(by_parameter.values()))
 
 
-def _some(tensor: StoredTensor) -> NDArray[np.float64] | None:
+def _first_numbers(tensor: StoredTensor) -> NDArray[np.float64] | None:
     """Return the first numbers of a tensor's first chunk; None if they cannot be read."""
     try:
         bits: NDArray[Any] = tensor.chunk_bits(tensor.chunks[0])

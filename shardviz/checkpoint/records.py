@@ -193,7 +193,7 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
         """Return each chunk's overlap with a region, with its place in the region."""
         pieces = []
         for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(self.chunks)}.values():
-            shared = _shared(region, chunk)
+            shared = _shared_boxes(region, chunk)
             bits = self.chunk_bits(chunk) if shared else np.empty(0)
             pieces += [(into, bits[own]) for into, own in shared]
         return pieces
@@ -329,7 +329,7 @@ def _bits_type(dtype: str, name: str) -> np.dtype[Any]:
     return np.dtype(f"<u{width}")
 
 
-def _shared(region: Region, chunk: Chunk) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+def _shared_boxes(region: Region, chunk: Chunk) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
     """Return the boxes shared by a region and a chunk, as slices of each."""
     boxes: list[tuple[tuple[slice, ...], tuple[slice, ...]]] = [((), ())]
     for ranges, start, size in zip(region.dims, chunk.offsets, chunk.sizes, strict=True):
@@ -371,12 +371,12 @@ def extents(tensor: StoredTensor, region: Region) -> Iterator[Extent]:
     """
     width = itemsize(tensor.dtype)
     for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(tensor.chunks)}.values():
-        overlap = _own(chunk, region)
+        overlap = _overlap(chunk, region)
         if chunk.place is not None and all(overlap):
             yield _extent(chunk.place.file, tensor.stored(chunk), overlap, width)
 
 
-def _own(chunk: Chunk, region: Region) -> list[list[tuple[int, int]]]:
+def _overlap(chunk: Chunk, region: Region) -> list[list[tuple[int, int]]]:
     """Return a chunk's overlap with a part, counted from the chunk's start, dim by dim."""
     cuts = []
     for ranges, start, size in zip(region.dims, chunk.offsets, chunk.sizes, strict=True):

@@ -301,14 +301,14 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
     dumps = sorted(captured, key=lambda path: (len(path.name), path.name))
     _talk_of(notes, "source")
     codes = [_report(args, dump, number if len(dumps) > 1 else 0) for number, dump in enumerate(dumps, 1)]
-    missed = _missed(notes)
+    missed = _not_captured(notes)
     for text in missed:
         message, _, hint = text.partition("\n")
         talk(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
     _talk_of([note for note in notes if note.rank > 0], "problem")  # rank 0 has printed its own
     _talk_of(notes, "ended", "the job was ended ")
     if code and not _is_ended(args, notes) and not _is_aborted_at_exit(args.job, notes, code):
-        return _failed(args.job, notes, code)
+        return _report_failure(args.job, notes, code)
     if not dumps and is_traced and not missed:
         return EXIT_CLEAN
     if not dumps:
@@ -326,7 +326,7 @@ def _talk_of(notes: Sequence[Note], kind: str, before: str = "") -> None:
         talk(f"shardviz: {before}{text}")
 
 
-def _missed(notes: Sequence[Note]) -> list[str]:
+def _not_captured(notes: Sequence[Note]) -> list[str]:
     """Return why models were not captured, each in the words of one rank."""
     by_name: dict[str, dict[int, list[str]]] = {}
     for note in notes:
@@ -335,7 +335,7 @@ def _missed(notes: Sequence[Note]) -> list[str]:
     return list(dict.fromkeys(text for ranks in by_name.values() for text in max(ranks.values(), key=len)))
 
 
-def _failed(job: Sequence[str], notes: Sequence[Note], code: int) -> int:
+def _report_failure(job: Sequence[str], notes: Sequence[Note], code: int) -> int:
     """Say how the job ended, and return this command's exit code."""
     program = Path(job[0]).name
     if -code in ENDING:

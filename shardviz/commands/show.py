@@ -173,7 +173,7 @@ def _show_table(args: argparse.Namespace) -> None:
     terminal = terminal_for(args.color, args.output)
     if args.memory:
         heat = heat_lines(dump.files.mesh, bytes_held(dump), terminal)
-        lines = [*_planned(dump, terminal), *heat, *memory_lines(dump, all_ranks=args.all)]
+        lines = [*_plan_lines(dump, terminal), *heat, *memory_lines(dump, all_ranks=args.all)]
     elif args.comms:
         lines = [*heat_lines(dump.files.mesh, bytes_received(dump), terminal), *comms_lines(dump)]
     else:
@@ -181,7 +181,7 @@ def _show_table(args: argparse.Namespace) -> None:
     write_answer(lines, terminal, args.output)
 
 
-def _planned(dump: Dump, terminal: Terminal) -> list[Text]:
+def _plan_lines(dump: Dump, terminal: Terminal) -> list[Text]:
     """Return the memory of a plan, which has activations without having any tensors of them."""
     if dump.files.planned is None:
         return []

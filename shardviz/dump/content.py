@@ -132,7 +132,7 @@ def digests_of(body: Body) -> tuple[str, ...]:
             return ()
     try:
         with np.errstate(over="ignore"):
-            stored = np.frombuffer(_stored(numbers, body.dtype), np.uint8)
+            stored = np.frombuffer(_as_stored(numbers, body.dtype), np.uint8)
     except (KeyError, OverflowError, ValueError):
         return ()
     return hash_of(stored, body.dtype, body.local_shape), hash_of_bytes(stored, body.dtype, body.local_shape)
@@ -145,14 +145,14 @@ def bits_of_values(body: Body) -> NDArray[Any] | None:
     numbers = [float(value) if isinstance(value, str) else value for value in _flat(body)]
     try:
         with np.errstate(over="ignore"):
-            stored = _stored(numbers, body.dtype)
+            stored = _as_stored(numbers, body.dtype)
     except (KeyError, OverflowError, ValueError):
         return None
     width = len(stored) // max(len(numbers), 1) or 1
     return np.frombuffer(stored, f"<u{width}").reshape(body.local_shape)
 
 
-def _stored(numbers: list[Any], dtype: str) -> bytes:
+def _as_stored(numbers: list[Any], dtype: str) -> bytes:
     """Return numbers as they lie in memory: of bfloat16, the upper half of a float32."""
     if dtype == "bfloat16":
         return (np.array(numbers, "<f4").view("<u4") >> 16).astype("<u2").tobytes()

@@ -37,7 +37,8 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
         names = [name for name in by_name if name.endswith(f".{pattern}")]
         if len(names) > 1:
             raise ShardvizError(
-                f"{len(names)} tensors end in {pattern!r}: {_some(names)}", f"name one, or all of them as '*.{pattern}'"
+                f"{len(names)} tensors end in {pattern!r}: {_some_names(names)}",
+                f"name one, or all of them as '*.{pattern}'",
             )
     if not names:
         raise ShardvizError(f"the dump has no tensor {pattern!r}", meant(pattern, list(by_name)))
@@ -49,7 +50,7 @@ def meant(name: str, names: Sequence[str]) -> str:
     close = _pattern_meant(name, names) if is_pattern(name) else None
     if not any(char in name for char in "*?"):  # brackets may be a part of the name
         close = close or _name_meant(name, names)
-    return f"did you mean {printable(close)}?" if close else f"it has {_some(names) or 'none that can be read'}"
+    return f"did you mean {printable(close)}?" if close else f"it has {_some_names(names) or 'none that can be read'}"
 
 
 def is_pattern(name: str) -> bool:
@@ -77,7 +78,7 @@ def _pattern_meant(pattern: str, names: Sequence[str]) -> str | None:
     return nearest(pattern, fitting)
 
 
-def _some(names: Sequence[str]) -> str:
+def _some_names(names: Sequence[str]) -> str:
     nonempty = [name for name in names if name]
     shown = ", ".join(map(printable, nonempty[:3]))
     return shown if len(nonempty) <= 3 else f"{shown} and {len(nonempty) - 3:,} more"

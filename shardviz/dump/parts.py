@@ -53,11 +53,13 @@ def with_whole_layouts(tensors: list[Tensor], stamps: Sequence[Stamp]) -> list[T
     if not any(shard.layout is not None and shard.layout.own_axes for tensor in tensors for shard in tensor.distinct):
         return tensors
     shapes = {stamp.name: stamp.shape for stamp in stamps}
-    extended = dict(_extended(tensors, shapes))
-    return [_of_whole(tensor, extended) for tensor in tensors] if extended else tensors
+    extended = dict(_extended_layouts(tensors, shapes))
+    return [_with_whole_layout(tensor, extended) for tensor in tensors] if extended else tensors
 
 
-def _extended(tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, ExtendedLayout]]:
+def _extended_layouts(
+    tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, ExtendedLayout]]:
     """Yield the stamped tensors that ranks have parts of."""
     for tensor in tensors:
         layout = tensor.claimed
@@ -133,7 +135,7 @@ def _are_parts(layout: Layout, held: Mapping[int, Region | None]) -> bool:
     return len(parts) > 1 and (is_complete or len(held) < mesh.size)
 
 
-def _of_whole(tensor: Tensor, extended: Mapping[str, ExtendedLayout]) -> Tensor:
+def _with_whole_layout(tensor: Tensor, extended: Mapping[str, ExtendedLayout]) -> Tensor:
     """Return a tensor with the layout of the whole instead of that of its hand-cut part.
 
     If no layout assigns the parts to ranks they become plain: nothing claims which part a rank has.

@@ -233,15 +233,15 @@ def _dense_arrays(record: RankRecord) -> list[ArrayRequest]:
 
 def _check_folder(folder: Path) -> None:
     if "\0" in str(folder):  # Python's own words for it vary by version
-        raise DumpError(f"cannot read dump {_named(folder)}: a path cannot have a null byte")
+        raise DumpError(f"cannot read dump {_short_name(folder)}: a path cannot have a null byte")
     try:
         mode = folder.stat().st_mode
     except FileNotFoundError:
         raise DumpError(
-            f"{_named(folder)} does not exist: no dump and no checkpoint is there", suggestions.meant(folder)
+            f"{_short_name(folder)} does not exist: no dump and no checkpoint is there", suggestions.meant(folder)
         ) from None
     except (OSError, ValueError) as error:
-        raise DumpError(f"cannot read dump {_named(folder)}: {reason(error)}") from error
+        raise DumpError(f"cannot read dump {_short_name(folder)}: {reason(error)}") from error
     if not stat.S_ISDIR(mode) and suggestions.is_dump(folder.parent):
         raise DumpError(f"{folder} is one file of a dump", f"give its folder: {folder.parent}")
     if not stat.S_ISDIR(mode):
@@ -249,7 +249,7 @@ def _check_folder(folder: Path) -> None:
         raise DumpError(f"dump {folder} is not a folder", hint)
 
 
-def _named(folder: Path) -> str:
+def _short_name(folder: Path) -> str:
     """Return a folder's name as a message has it: of a very long one the beginning."""
     name = printable(str(folder))
     return name if len(name) <= SHOWN else name[:SHOWN] + "..."

@@ -84,7 +84,7 @@ def replacing_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     check_folder(path, force=force)
     with _disk_errors(f"cannot make {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
+    with _lock(path):
         check_folder(path, force=force)  # another process may just have finished
         unfinished = prepare_folder(path.with_name(f".{path.name}.{os.getpid()}.tmp"), force=True)
         try:
@@ -96,7 +96,7 @@ def replacing_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     """Keep other processes from writing the dump; the kernel unlocks it when one is killed.
 
     Raises:

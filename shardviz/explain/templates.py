@@ -136,9 +136,9 @@ def _filled(template: str, source: object) -> Iterator[str]:
             yield piece.each[0].join(filled(piece.each[1], _Each(source, item)) for item in value)
         elif piece.condition:
             test, yes, no = piece.condition
-            yield filled(yes if _holds(value, test) else no, source)
+            yield filled(yes if _is_true(value, test) else no, source)
         else:
-            yield repr(value) if piece.conversion else _printed(value, piece.form)
+            yield repr(value) if piece.conversion else _print(value, piece.form)
 
 
 class _Each:
@@ -158,7 +158,7 @@ def _for_each(form: str) -> tuple[str, str] | None:
     return (f" {joiner} ", words) if form.startswith("each ") else None
 
 
-def _printed(value: Any, form: str) -> str:
+def _print(value: Any, form: str) -> str:
     if form in FORMATS:
         return FORMATS[form](value)
     if form.isdecimal():
@@ -168,7 +168,7 @@ def _printed(value: Any, form: str) -> str:
     return format(value, form) if form else str(value)
 
 
-def _holds(value: Any, test: str) -> bool:
+def _is_true(value: Any, test: str) -> bool:
     if not test:
         return bool(value)
     return str(len(value) if isinstance(value, tuple) else value) == test

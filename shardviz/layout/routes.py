@@ -71,7 +71,7 @@ def cheapest(start: Layout, end: Layout) -> list[Leg]:
     goal = next((node for node in graph if _same(node, end)), None)
     if goal is None:
         raise LayoutError("no sequence of all_gather, reduce_scatter, all_reduce, all_to_all and slices leads there")
-    path = nx.shortest_path(graph, _plain(start), goal, weight="cost")
+    path = nx.shortest_path(graph, _canonical(start), goal, weight="cost")
     legs: list[Leg] = [graph.edges[one, other]["leg"] for one, other in pairwise(path)]
     return legs
 
@@ -151,7 +151,7 @@ def _map(start: Layout, end: Layout) -> nx.DiGraph[Layout]:
     """Return the graph of layouts that collectives reach from `start` on a way to `end`."""
     import networkx as nx
 
-    first = _plain(start)
+    first = _canonical(start)
     graph: nx.DiGraph[Layout] = nx.DiGraph()
     graph.add_node(first)
     waiting = [first]
@@ -168,7 +168,7 @@ def _map(start: Layout, end: Layout) -> nx.DiGraph[Layout]:
     return graph
 
 
-def _plain(layout: Layout) -> Layout:
+def _canonical(layout: Layout) -> Layout:
     """Drop the parts that make no difference between layouts."""
     return replace(layout, partial=tuple(sorted(layout.partial)))
 
@@ -225,7 +225,7 @@ def _received(collective: Collective, axis: str, before: Layout, after: Layout) 
         return ring(collective, largest, count)
     if collective == "all_gather":
         return max(after.region(coord).size - before.region(coord).size for coord in before.mesh.coords())
-    return max(after.region(coord).size - _kept(before, after, coord) for coord in before.mesh.coords())
+    return max(after.region(coord).size - _sizes_kept(before, after, coord) for coord in before.mesh.coords())
 
 
 def ring(collective: str, whole: int, count: int) -> int:
@@ -239,7 +239,7 @@ def ring(collective: str, whole: int, count: int) -> int:
     return -(-rounds * (count - 1) * whole // count)
 
 
-def _kept(before: Layout, after: Layout, coord: tuple[int, ...]) -> int:
+def _sizes_kept(before: Layout, after: Layout, coord: tuple[int, ...]) -> int:
     """Return how many elements a rank has before and after."""
     kept = 1
     for one, other in zip(before.region(coord).dims, after.region(coord).dims, strict=True):

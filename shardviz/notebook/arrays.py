@@ -127,7 +127,7 @@ def _check_copies(name: str, rank: int, parts: Parts, shape: Sequence[int], side
         return
     numbers = np.arange(int(np.prod(shape, dtype=np.int64))).reshape(shape)[index]
     first = int(numbers[differs][0])
-    other = next(at for at, (place, _) in parts.items() if _has(place, first, shape))
+    other = next(at for at, (place, _) in parts.items() if _contains(place, first, shape))
     count = int(np.count_nonzero(differs))
     raise DumpError(
         f"{printable(name)}: ranks {other} and {rank} hold different values of {counted(count, 'element')}, "
@@ -136,7 +136,7 @@ def _check_copies(name: str, rank: int, parts: Parts, shape: Sequence[int], side
     )
 
 
-def _has(place: Place, element: int, shape: Sequence[int]) -> bool:
+def _contains(place: Place, element: int, shape: Sequence[int]) -> bool:
     if isinstance(place, Region):
         at = index_of(element, shape)
         pairs = zip(at, place.dims, strict=True)

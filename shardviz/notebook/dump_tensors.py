@@ -117,7 +117,7 @@ class TensorOfRun(Drawable):
         Empty if nothing shows it: the tensor was not stamped, and its values were not looked up in a reference.
         """
         places = self._places(self.name) if self.role in WEIGHTS or self._record.moment == "stamped" else {}
-        return ByRank(sorted(places), places.__getitem__, lambda rank: _shown(places[rank]))
+        return ByRank(sorted(places), places.__getitem__, lambda rank: _place_text(places[rank]))
 
     def _places(self, name: str) -> dict[int, Place]:
         """Return where the ids of a stamped tensor say that each rank's shard belongs."""
@@ -206,7 +206,7 @@ class TensorOfRun(Drawable):
             shape: tuple[int, ...] = self.claimed.index_shape
         else:
             shape = self.shape
-        values = self._reduced({rank: self.shards[rank] for rank in record.shards})
+        values = self._reduce({rank: self.shards[rank] for rank in record.shards})
         held = self._held_by_ids() if by == "held" else {}
         parts = {}
         for rank, array in values.items():
@@ -224,7 +224,7 @@ class TensorOfRun(Drawable):
         is_known = any(place.size if isinstance(place, Region) else (place > 0).any() for place in held.values())
         return held if is_known else {}
 
-    def _reduced(self, values: dict[int, Array]) -> dict[int, Array]:
+    def _reduce(self, values: dict[int, Array]) -> dict[int, Array]:
         """Return values after the reductions that are pending; a group with a rank missing has none."""
         for axis, op in self.claimed.partial if self.claimed is not None else ():
             if op not in REDUCTIONS:
@@ -274,7 +274,7 @@ class TensorOfRun(Drawable):
         return f"Tensor {printable(self.name)}: {self.dtype}{self.layout}{role} on mesh {self.mesh}"
 
 
-def _shown(place: Place) -> str:
+def _place_text(place: Place) -> str:
     return str(place) if isinstance(place, Region) else f"{place.size:,} scattered elements"
 
 

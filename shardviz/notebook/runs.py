@@ -60,12 +60,12 @@ class Tensors(Mapping[str, T]):
         Raises:
             UnknownTensorError: No tensor has that name, or several end in it.
         """
-        whole = self._whole(name)
+        whole = self._full_name(name)
         tensor = self._tensors[whole] or self._made(whole)
         self._tensors[whole] = tensor
         return tensor
 
-    def _whole(self, name: str) -> str:
+    def _full_name(self, name: str) -> str:
         if name in self._tensors:
             return name
         ends = [known for known in self._tensors if known.endswith(f".{name}")]

@@ -162,7 +162,7 @@ class ArrayPair:
 
     def __init__(self, judged: RankPair) -> None:
         """Read nothing yet."""
-        self.expected: Mapping[int, Array | None] = ByRank(judged.ranks, lambda rank: _due(judged, rank), _dots)
+        self.expected: Mapping[int, Array | None] = ByRank(judged.ranks, lambda rank: _expected(judged, rank), _dots)
         self.actual: Mapping[int, Array] = ByRank(judged.ranks, lambda rank: read_only(judged.held_of(rank)), _dots)
 
     @property
@@ -174,7 +174,7 @@ class ArrayPair:
         return f"<Pair of expected and actual arrays on {named_ranks(self.ranks)}>"
 
 
-def _due(judged: RankPair, rank: int) -> Array | None:
+def _expected(judged: RankPair, rank: int) -> Array | None:
     wanted = judged.wanted_of(rank)
     return read_only(wanted) if wanted is not None else None
 

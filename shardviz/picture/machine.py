@@ -33,7 +33,7 @@ def report_github(report: Report) -> str:
         title = _property(f"shardviz: {finding.kind} {printable(finding.title)}".strip())
         lines.append(f"::{level} title={title}::{_data(_details(finding))}")
     lines += [
-        f"::notice title=shardviz%3A not checked::{_data(_named(unchecked.tensor, unchecked.why))}"
+        f"::notice title=shardviz%3A not checked::{_data(_with_name(unchecked.tensor, unchecked.why))}"
         for unchecked in report.not_checked
     ]
     return "".join(f"{line}\n" for line in lines)
@@ -63,10 +63,10 @@ def report_junit(report: Report, names: Sequence[str]) -> str:
 def _details(finding: Finding) -> str:
     """Return a finding as lines of plain text."""
     rows = (f"{title}: {printable(text)}" for title, text in (*finding.layouts, *finding.advice))
-    return "\n".join([_named(finding.tensor, finding.summary), *rows])
+    return "\n".join([_with_name(finding.tensor, finding.summary), *rows])
 
 
-def _named(tensor: str, text: str) -> str:
+def _with_name(tensor: str, text: str) -> str:
     return printable(f"{tensor}: {text}" if tensor and tensor not in text else text)
 
 

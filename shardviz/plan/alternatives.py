@@ -128,18 +128,18 @@ def meshes(axes: Sequence[str], gpus: int, node: int = 0) -> list[Mesh]:
         inner = (mesh.axis_size(axis) for axis in mesh.axes if axis in ("tp", "cp", "sp"))
         return bool(node) and any(size > node for size in inner)
 
-    shared = [Mesh(tuple(axes), sizes) for sizes in _shared(gpus, len(axes))]
+    shared = [Mesh(tuple(axes), sizes) for sizes in _factorizations(gpus, len(axes))]
     return sorted(shared, key=lambda mesh: (is_wide(mesh), mesh.shape[-1]))
 
 
-def _shared(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+def _factorizations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     """Yield every way to write a number as a product of so many others."""
     if parts == 1:
         yield (number,)
         return
     for first in range(1, number + 1):
         if number % first == 0:
-            for more in _shared(number // first, parts - 1):
+            for more in _factorizations(number // first, parts - 1):
                 yield (first, *more)
 
 
@@ -199,28 +199,28 @@ def sizes_beside(before: DumpFiles, after: DumpFiles) -> PlanSizes:
     plans = before.planned, after.planned
     reasons = [ranks.plan.without_step for ranks in plans]
     if all(reasons) or not any(reasons):
-        return PlanSizes((*_held(plans, ROLES), *_received(plans)))
+        return PlanSizes((*_held_sizes(plans, ROLES), *_received(plans)))
     lacking = "first" if reasons[0] else "second"
     why = f"what a step needs: the {lacking} plan has none: {''.join(reasons)}"
     lasting = tuple(role for role in ROLES if role not in OF_A_STEP)
-    return PlanSizes((*_held(plans, lasting), *_received(plans)), why)
+    return PlanSizes((*_held_sizes(plans, lasting), *_received(plans)), why)
 
 
-def _held(plans: Plans, compared: tuple[str, ...]) -> Iterator[Size]:
+def _held_sizes(plans: Plans, compared: tuple[str, ...]) -> Iterator[Size]:
     """Yield one rank's bytes in each plan by role, and the sum of the compared roles."""
     by_role = [PlanBytes(ranks).by_role for ranks in plans]
     before, after = (np.stack([sizes[role] for role in compared]) for sizes in by_role)
-    title, shown = _shown(before, after)
+    title, shown = _ranks_to_show(before, after)
     for role in ROLES:
         bytes_of_plans = [int(sizes[role][rank]) for sizes, rank in zip(by_role, shown, strict=True)]
         if any(bytes_of_plans):
-            first, second = bytes_of_plans if role in compared else map(_unless, plans, bytes_of_plans)
+            first, second = bytes_of_plans if role in compared else map(_size_if_known, plans, bytes_of_plans)
             yield Size(role, first, second, title)
     name = "together" if compared == ROLES else "together, no step"
     yield Size(name, int(before[:, shown[0]].sum()), int(after[:, shown[1]].sum()), title)
 
 
-def _shown(before: NDArray[np.int64], after: NDArray[np.int64]) -> tuple[str, tuple[int, int]]:
+def _ranks_to_show(before: NDArray[np.int64], after: NDArray[np.int64]) -> tuple[str, tuple[int, int]]:
     """Return which rank of each plan to show: the fullest, or the first that differs."""
     fullest = int(before.sum(0).argmax()), int(after.sum(0).argmax())
     if before.shape == after.shape and np.array_equal(before[:, fullest[0]], after[:, fullest[1]]):
@@ -233,13 +233,13 @@ def _received(plans: Plans) -> Iterator[Size]:
     title = "received in a step, at most"
     along = [received_along(ranks.plan, ranks.mesh) for ranks in plans]
     for name in dict.fromkeys([*along[0], *along[1]]):
-        first, second = (_unless(ranks, sizes.get(name, 0)) for ranks, sizes in zip(plans, along, strict=True))
+        first, second = (_size_if_known(ranks, sizes.get(name, 0)) for ranks, sizes in zip(plans, along, strict=True))
         yield Size(name, first, second, title)
     for node in sorted({ranks.plan.node for ranks in plans if ranks.plan.node} if any(along) else ()):
-        first, second = (_unless(ranks, crossing(ranks.plan, ranks.mesh), node) for ranks in plans)
+        first, second = (_size_if_known(ranks, crossing(ranks.plan, ranks.mesh), node) for ranks in plans)
         yield Size(f"crossing nodes of {node}", first, second, title)
 
 
-def _unless(ranks: PlannedRanks, size: int, node: int = 0) -> int | None:
+def _size_if_known(ranks: PlannedRanks, size: int, node: int = 0) -> int | None:
     """Return `size`; None if the plan has no step or no nodes of that size."""
     return None if ranks.plan.without_step or (node and ranks.plan.node != node) else size

@@ -98,7 +98,7 @@ class PlanBytes:
     @cached_property
     def held(self) -> tuple[tuple[PlannedPart, tuple[HeldTensor, ...]], ...]:
         """What every part has."""
-        return tuple((part, tuple(_held(part))) for part in self.ranks.parts)
+        return tuple((part, tuple(_held_tensors(part))) for part in self.ranks.parts)
 
     @cached_property
     def by_role(self) -> dict[str, NDArray[np.int64]]:
@@ -123,7 +123,7 @@ class PlanBytes:
     @cached_property
     def offloaded(self) -> NDArray[np.int64]:
         """Bytes of every rank of the mesh that are in a CPU's memory."""
-        return self._sum(lambda one: one.bytes - one.on_gpu)
+        return self._sum_by_rank(lambda one: one.bytes - one.on_gpu)
 
     @property
     def on_gpu(self) -> NDArray[np.int64]:
@@ -133,9 +133,9 @@ class PlanBytes:
     @cached_property
     def lasting(self) -> NDArray[np.int64]:
         """Bytes of every rank of the mesh that its GPU holds before, in and after a step."""
-        return self._sum(lambda one: one.on_gpu * (one.role != "gradients"))
+        return self._sum_by_rank(lambda one: one.on_gpu * (one.role != "gradients"))
 
-    def _sum(self, size: Callable[[HeldTensor], NDArray[np.int64]]) -> NDArray[np.int64]:
+    def _sum_by_rank(self, size: Callable[[HeldTensor], NDArray[np.int64]]) -> NDArray[np.int64]:
         total = np.zeros(len(self.ranks), np.int64)
         for plan_part, held in self.held:
             total[np.array(plan_part.ranks)] += sum(map(size, held))
@@ -160,7 +160,7 @@ def gathered(plan_part: PlanPart) -> int:
     return stays + max(pairs, default=0)
 
 
-def _held(planned_part: PlannedPart) -> Iterator[HeldTensor]:
+def _held_tensors(planned_part: PlannedPart) -> Iterator[HeldTensor]:
     record = planned_part.part.record
     tied = {name for group in record.tied for name in group[1:]}
     units = {unit.name: unit.on_cpu for unit in planned_part.part.units}

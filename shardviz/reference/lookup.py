@@ -94,7 +94,7 @@ def locate(
         if places is not None:
             places = np.moveaxis(_in_order(places, reference.shape, others), -1, dim)
             ids = np.where(ids == UNPLACED, places, ids)
-    ids = _completed(local, reference, _one_by_one(local, reference, ids) if singly else ids)
+    ids = _fill_gaps(local, reference, _one_by_one(local, reference, ids) if singly else ids)
     if expected is not None and (ids == UNPLACED).any():
         equal = (ids == UNPLACED) & (wanted == local)
         # Of narrow values some are equal by chance: a shard of another tensor has no element of this one.
@@ -151,7 +151,7 @@ def _one_by_one(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.in
     return ids
 
 
-def _completed(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def _fill_gaps(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Fill a shard's gaps as a product of indices, if the reference has the same bits there."""
     gaps = ids == UNPLACED
     if not gaps.any() or gaps.all() or local.ndim != reference.ndim:

@@ -57,17 +57,19 @@ def matched(names: Collection[str], others: Collection[str]) -> NameMatching:
         {'up': 'app.model.up', 'down': 'app.model.down'}
     """
     pairs = {name: name for name in names if name in others}
-    pairs |= _by_wrappers([name for name in names if name not in pairs], _without(others, pairs))
-    left = {name: _bare(name) for name in names if name not in pairs}
+    pairs |= _by_wrappers([name for name in names if name not in pairs], _unmatched(others, pairs))
+    left = {name: _bare_name(name) for name in names if name not in pairs}
     least = max(MIN_SHARED, len(pairs) + 1)
-    best = _beginnings(set(left.values()), _without(others, pairs), least)
+    best = _beginnings(set(left.values()), _unmatched(others, pairs), least)
     if len(best) == 1:
         pairs |= {name: best[0] + bare for name, bare in left.items() if best[0] + bare in others}
         return NameMatching(pairs, best[0])
-    return NameMatching(pairs if best else pairs | _behind_own(left, _without(others, pairs), least), open=tuple(best))
+    return NameMatching(
+        pairs if best else pairs | _match_without_prefix(left, _unmatched(others, pairs), least), open=tuple(best)
+    )
 
 
-def _behind_own(names: Mapping[str, str], others: Collection[str], least: int) -> dict[str, str]:
+def _match_without_prefix(names: Mapping[str, str], others: Collection[str], least: int) -> dict[str, str]:
     """Match names without a prefix that the model has; empty if several prefixes fit as well."""
     best = _beginnings(others, names.values(), least)
     if len(best) != 1:
@@ -100,7 +102,7 @@ def wrapped_alone(names: Iterable[str], others: Collection[str], fits: Callable[
     return {some[0]: other for other, some in wanted.items() if len(some) == 1}
 
 
-def _without(others: Collection[str], found: Mapping[str, str]) -> set[str]:
+def _unmatched(others: Collection[str], found: Mapping[str, str]) -> set[str]:
     return set(others) - set(found.values())
 
 
@@ -108,24 +110,24 @@ def _by_wrappers(names: Iterable[str], others: Collection[str]) -> dict[str, str
     """Match names that differ by wrappers' words on either side; ambiguous ones are left out."""
     by_bare: dict[str, list[str]] = {}
     for other in others:
-        for short in {other, _bare(other), *_shortened(other)}:
+        for short in {other, _bare_name(other), *_without_wrappers(other)}:
             by_bare.setdefault(short, []).append(other)
     pairs = {}
     for name in names:
-        shorts = dict.fromkeys([name, *_shortened(name), _bare(name)])
+        shorts = dict.fromkeys([name, *_without_wrappers(name), _bare_name(name)])
         fits = next((by_bare[short] for short in shorts if short in by_bare), [])
         if len(fits) == 1:
             pairs[name] = fits[0]
     return pairs
 
 
-def _shortened(name: str) -> Iterator[str]:
+def _without_wrappers(name: str) -> Iterator[str]:
     for wrapper in WRAPPERS:
         if name.startswith(wrapper):
             yield name.removeprefix(wrapper)
 
 
-def _bare(name: str) -> str:
+def _bare_name(name: str) -> str:
     """Return a name without what libraries put before and into it."""
     for word in WRAPPED:
         name = name.replace(f".{word}", ".").removeprefix(word)

@@ -77,7 +77,7 @@ def by_windows(local: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.int64
     left = np.flatnonzero((ids == UNPLACED).any(1))
     if len(left):
         lines = LineTable(lines.table[left], width)
-        ids[left] = np.where(ids[left] == UNPLACED, _windowed(lines, whole), ids[left])
+        ids[left] = np.where(ids[left] == UNPLACED, _place_by_windows(lines, whole), ids[left])
     return ids.reshape(local.shape)
 
 
@@ -96,7 +96,7 @@ def _by_lines(local_lines: LineTable, whole: LineTable) -> NDArray[np.int64]:
     for column in sorted(column for column in columns if column + length <= others):
         left = np.flatnonzero(ids[:, 0] == UNPLACED)
         stretch = whole.table[:, column : column + length]
-        line = _matched(local_lines.table[left], stretch)
+        line = _equal_lines(local_lines.table[left], stretch)
         good = line >= 0
         ids[left[good]] = line[good, None] * others + column + 1 + np.arange(length)
     return ids
@@ -113,7 +113,7 @@ def only_place(whole: LineTable, window: NDArray[Any]) -> int:
     return int(places[0]) if len(places) == 1 else -1
 
 
-def _matched(lines: NDArray[Any], others: NDArray[Any]) -> NDArray[np.int64]:
+def _equal_lines(lines: NDArray[Any], others: NDArray[Any]) -> NDArray[np.int64]:
     """Return for each line the only equal one among the others; -1 if none or several are."""
     if not len(lines):
         return np.empty(0, np.int64)
@@ -135,14 +135,14 @@ def line_hashes(table: NDArray[Any]) -> NDArray[np.uint64]:
     return mixed(hashes)
 
 
-def _windowed(lines: LineTable, whole: LineTable) -> NDArray[np.int64]:
+def _place_by_windows(lines: LineTable, whole: LineTable) -> NDArray[np.int64]:
     """Place elements by windows of their lines."""
     starts = lines.window_starts()
-    places = _resolved(lines, whole, starts, *_looked_up(lines, whole, starts))
-    return _extended(lines, whole, starts, places).reshape(lines.table.shape)
+    places = _resolve(lines, whole, starts, *_look_up(lines, whole, starts))
+    return _ids_of_windows(lines, whole, starts, places).reshape(lines.table.shape)
 
 
-def _looked_up(
+def _look_up(
     own: LineTable, whole: LineTable, starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return a place with each window's hash, or -1, and how many places have it."""
@@ -177,7 +177,7 @@ def _rolling(table: NDArray[Any], width: int) -> NDArray[np.uint64]:
     return mixed(hashes)
 
 
-def _resolved(
+def _resolve(
     lines: LineTable,
     whole: LineTable,
     starts: NDArray[np.int64],
@@ -186,14 +186,14 @@ def _resolved(
 ) -> NDArray[np.int64]:
     """Return each window's place or -1; among equal ones, the place next to a neighbor's."""
     windows = lines.at(starts)
-    places = np.where((counts == 1) & _same(whole, first, windows), first, -1)
+    places = np.where((counts == 1) & _have_windows(whole, first, windows), first, -1)
     for backwards in (False, True):
         several = np.flatnonzero((places < 0) & (counts > 1))
         if not len(several):
             break
         neighbor = _nearest(places >= 0, backwards=backwards)[several]
-        moved = _follow(lines, whole, starts, places, several, neighbor)
-        good = (neighbor >= 0) & _same(whole, moved, windows[several])
+        moved = _starts_by_neighbors(lines, whole, starts, places, several, neighbor)
+        good = (neighbor >= 0) & _have_windows(whole, moved, windows[several])
         places[several[good]] = moved[good]
     return places
 
@@ -209,7 +209,7 @@ def _nearest(known: NDArray[np.bool_], *, backwards: bool) -> NDArray[np.int64]:
     return np.where(found == size, -1, found)
 
 
-def _follow(
+def _starts_by_neighbors(
     local_lines: LineTable,
     whole: LineTable,
     starts: NDArray[np.int64],
@@ -225,7 +225,7 @@ def _follow(
     return moved
 
 
-def _same(whole: LineTable, places: NDArray[np.int64], windows: NDArray[Any]) -> NDArray[np.bool_]:
+def _have_windows(whole: LineTable, places: NDArray[np.int64], windows: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether the reference has the windows at these places: hashes may collide, bits do not."""
     fits = whole.fits(places)
     found = np.zeros(len(places), bool)
@@ -233,7 +233,7 @@ def _same(whole: LineTable, places: NDArray[np.int64], windows: NDArray[Any]) ->
     return found
 
 
-def _extended(
+def _ids_of_windows(
     lines: LineTable, whole: LineTable, starts: NDArray[np.int64], places: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return an id for each element: those in placed windows, and those that continue them."""
@@ -244,11 +244,11 @@ def _extended(
     ids[(starts[placed][:, None] + inside).ravel()] = (places[placed][:, None] + inside + 1).ravel()
     values, wanted = lines.table.ravel(), whole.table.reshape(-1)
     for step in (1, -1):
-        _extend(ids, values, wanted, (length, whole.table.shape[1]), step)
+        _extend_ids(ids, values, wanted, (length, whole.table.shape[1]), step)
     return ids
 
 
-def _extend(
+def _extend_ids(
     ids: NDArray[np.int64], values: NDArray[Any], wanted: NDArray[Any], lengths: tuple[int, int], step: int
 ) -> None:
     """Extend placed elements to unplaced neighbors in one direction while the bits agree."""

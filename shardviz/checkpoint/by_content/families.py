@@ -118,14 +118,14 @@ def links(whole: Family, segment: Family) -> Iterator[Link]:
             for numbers, tensor in segment.members.items():
                 shared = tuple(number for at, number in enumerate(numbers) if at not in extra)
                 parts.setdefault(shared, {})[tuple(numbers[at] for at in extra)] = tensor
-            for numbers_there in _aligned(whole.members, parts):
+            for numbers_there in _number_pairings(whole.members, parts):
                 yield Link(segment, {own: parts[other] for own, other in numbers_there.items()}, numbers_there, extra)
     if more and len(whole.members) == len(segment.members):
         numbers_there = dict(zip(sorted(whole.members), sorted(segment.members), strict=True))
         yield Link(segment, {own: {(): segment.members[other]} for own, other in numbers_there.items()}, numbers_there)
 
 
-def _aligned(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> Iterator[dict[Numbers, Numbers]]:
+def _number_pairings(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> Iterator[dict[Numbers, Numbers]]:
     """Yield pairings of numbers: in order if one side starts elsewhere, then equal ones."""
     own_numbers, their_numbers = sorted(numbers_of_side), sorted(others)
     if own_numbers != their_numbers and len(own_numbers) == len(their_numbers):
@@ -198,7 +198,7 @@ def lines_of(choices: Iterable[FamilyMatch], sides: tuple[Collection[str], Colle
         return tuple(every)
     if not any(re.search(NUMBER, name) for line in every for name in (line.left, line.right)):
         sides = tuple({NUMBER.sub("0", name) for name in names} for names in sides)  # type: ignore[assignment]
-    shortened = _shortened(every, sides)
+    shortened = _merge_renames(every, sides)
     fits = Counter(
         name for line in shortened for side in sides for name in side if pattern_of(line.left).fullmatch(name)
     )
@@ -212,20 +212,24 @@ def rules_from(lines: Iterable[MapLine]) -> tuple[Rule, ...]:
     return parse_rules("\n".join(f"{line.left} = {line.right}" for line in lines), SOURCE)
 
 
-def _shortened(every: list[MapLine], sides: tuple[Collection[str], Collection[str]]) -> list[MapLine]:
+def _merge_renames(every: list[MapLine], sides: tuple[Collection[str], Collection[str]]) -> list[MapLine]:
     """Merge lines that only rename and whose names end alike: `blocks.*.ffn.* = layers.*.mlp.*`."""
     groups: dict[tuple[str, str], list[MapLine]] = {}
     for line in every:
-        for ends in _ends(line):
+        for ends in _suffix_patterns(line):
             groups.setdefault(ends, []).append(line)
     replaced: dict[MapLine, MapLine] = {}
     for (left_pattern, right), some in sorted(groups.items(), key=lambda item: item[0][0].count(".")):
-        if len(some) > 1 and not any(line in replaced for line in some) and _are_all(left_pattern, right, some, sides):
+        if (
+            len(some) > 1
+            and not any(line in replaced for line in some)
+            and _covers_only(left_pattern, right, some, sides)
+        ):
             replaced |= dict.fromkeys(some, MapLine(left_pattern, right))
     return list(dict.fromkeys(replaced.get(line, line) for line in every))
 
 
-def _ends(line: MapLine) -> list[tuple[str, str]]:
+def _suffix_patterns(line: MapLine) -> list[tuple[str, str]]:
     """Return a line's patterns with its names' common last words replaced by one `*`."""
     if "(" in line.right or line.why:
         return []
@@ -238,7 +242,7 @@ def _ends(line: MapLine) -> list[tuple[str, str]]:
     return patterns
 
 
-def _are_all(
+def _covers_only(
     left_pattern: str, right: str, lines: list[MapLine], sides: tuple[Collection[str], Collection[str]]
 ) -> bool:
     """Whether the names that two patterns fit are those of some lines, and no others."""

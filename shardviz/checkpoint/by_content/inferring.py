@@ -104,9 +104,9 @@ class _Matcher:
                 self._say_ambiguous(options)
                 return
             self.choose(*key, recipe, why)
-            options = self._left(options)
+            options = self._free_options(options)
 
-    def _left(self, options: dict[tuple[int, Family], list[Recipe]]) -> dict[tuple[int, Family], list[Recipe]]:
+    def _free_options(self, options: dict[tuple[int, Family], list[Recipe]]) -> dict[tuple[int, Family], list[Recipe]]:
         """Return the options whose tensors are all free."""
         free_options = {}
         for (side, whole), every in options.items():
@@ -136,17 +136,15 @@ class _Matcher:
             for competitor, every in options.items()
             if competitor != key
         ):
-            return key, options[key][0], f"or any of {_named(sorted(names))}: all have its values"
+            return key, options[key][0], f"or any of {_names_text(sorted(names))}: all have its values"
         return key, None, ""
 
     def _say_ambiguous(self, options: dict[tuple[int, Family], list[Recipe]]) -> None:
         for (side, whole), every in options.items():
             others = [link.family for one in every for link in one.links]
-            why = f"{_named(one.pattern for one in others)} of the {_other(side)} have its values, each of them"
             twins = [other for key, each in options.items() for other in (key[1],) if key[0] == side and each]
-            back = f"{_named(one.pattern for one in twins)} of the {_other(1 - side)} have its values, each of them"
-            self._set_aside(side, [whole], why)
-            self._set_aside(1 - side, others, back)
+            self._set_aside(side, [whole], _why_ambiguous(others, side))
+            self._set_aside(1 - side, others, _why_ambiguous(twins, 1 - side))
 
     def _set_aside(self, side: int, families: Sequence[Family], why: str) -> None:
         for family in families:
@@ -176,7 +174,9 @@ class _Matcher:
         for whole, link, turned in list(self._alike_pairs()):
             members = [one for parts in link.parts.values() for one in parts.values()]
             some = [whole.members[numbers] for numbers in whole.some]
-            if len(members) <= MOST_RENUMBERED and any(self._is(one, it, turned) for one in some for it in members):
+            if len(members) <= MOST_RENUMBERED and any(
+                self._has_values(one, it, turned) for one in some for it in members
+            ):
                 self._choose_pair(whole, link, turned, NUMBERED)
 
     def by_nearness(self) -> None:
@@ -207,7 +207,7 @@ class _Matcher:
         if whole in self.free[0] and link.family in self.free[1]:
             self.choose(0, whole, Recipe((link,), turned=turned), why)
 
-    def _is(self, tensor: Tensor, other: Tensor, turned: bool) -> bool:
+    def _has_values(self, tensor: Tensor, other: Tensor, turned: bool) -> bool:
         places = self.strips.places(View(other), View(tensor, (), turned), 0)
         return places is not None and fits(places, np.arange(other.shape[0]))
 
@@ -258,8 +258,8 @@ class _Matcher:
                 link = next(iter(links(firsts[0], seconds[0])))
                 self.choose(0, firsts[0], Recipe((link,)), f"{what}, the only one of its shape and numbers")
             elif firsts and seconds:
-                self._set_aside(0, firsts, f"it is {what}, and so are {_named(one.pattern for one in seconds)}")
-                self._set_aside(1, seconds, f"it is {what}, and so are {_named(one.pattern for one in firsts)}")
+                self._set_aside(0, firsts, f"it is {what}, and so are {_names_text(one.pattern for one in seconds)}")
+                self._set_aside(1, seconds, f"it is {what}, and so are {_names_text(one.pattern for one in firsts)}")
 
 
 def _may_be_part(whole: Family, segment: Family) -> bool:
@@ -273,9 +273,10 @@ def _count(link: Link, recipe: Recipe) -> int:
     return len({key[recipe.stacks :] for key in parts}) if recipe.joined else 1
 
 
-def _named(patterns: Iterable[str]) -> str:
+def _names_text(patterns: Iterable[str]) -> str:
     return listed(map(printable, dict.fromkeys(patterns)), MAX_NAMES)
 
 
-def _other(side: int) -> str:
-    return ("second", "first")[side]
+def _why_ambiguous(rivals: Iterable[Family], side: int) -> str:
+    names = _names_text(rival.pattern for rival in rivals)
+    return f"{names} of the {('second', 'first')[side]} have its values, each of them"

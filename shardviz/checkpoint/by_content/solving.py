@@ -290,7 +290,9 @@ def _flat(
         candidates: list[Recipe] = []
         for dim in range(len(view.shape)):
             parts = list(_parts(view, sources, strips, dim))
-            candidates += [recipe for recipe in _made(view, parts, dim, turned, stacks) if recipe not in candidates]
+            candidates += [
+                recipe for recipe in _recipes_of(view, parts, dim, turned, stacks) if recipe not in candidates
+            ]
             if candidates and not any(one.padded for one in candidates):
                 break
         if candidates:
@@ -321,7 +323,7 @@ def _parts(
             yield segment
 
 
-def _made(view: View, parts: list[_SourcePart], dim: int, turned: bool, stacks: int) -> Iterator[Recipe]:
+def _recipes_of(view: View, parts: list[_SourcePart], dim: int, turned: bool, stacks: int) -> Iterator[Recipe]:
     """Yield recipes for a tensor: one source, then several joined, then several with padding."""
     size = view.shape[dim]
     plain = Recipe((), dim, turned=turned, stacks=stacks)

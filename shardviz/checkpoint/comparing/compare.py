@@ -178,12 +178,12 @@ def _outcome(pair: Pair, cut: Pair, sides: tuple[ContentIndex, ContentIndex]) ->
     is_made = isinstance(pair.first, MappedTensor) or isinstance(pair.second, MappedTensor)
     outcome = Outcome(pair.name, pair.other_name, "equal", is_made=is_made)
     try:
-        return _judged(outcome, pair, cut, sides)
+        return _compare_pair(outcome, pair, cut, sides)
     except DumpError as error:
         return outcome.became("not-compared", error.message)
 
 
-def _judged(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[ContentIndex, ContentIndex]) -> Outcome:
+def _compare_pair(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[ContentIndex, ContentIndex]) -> Outcome:
     tensor, second = pair.both
     if not can_cast(tensor.dtype, second.dtype):
         why = f"it is {tensor.dtype} and {second.dtype}, and how one is rounded to the other is not known"
@@ -350,7 +350,7 @@ def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> 
     notes: list[str] = []
     for at, (checkpoint, counterpart) in enumerate(((before, after), (after, before))):
         lone = [name for name in _object_names(checkpoint) if name not in _object_names(counterpart)]
-        lost = [] if renamed or not shared_names else list(_lost(lone, counterpart))
+        lost = [] if renamed or not shared_names else list(_lost_objects(lone, counterpart))
         side = ("first", "second")[at]
         outcomes += [
             Outcome(name, "", "added" if at else "missing", f"only the {side} has it, an object") for name in lost
@@ -369,7 +369,7 @@ def _object_names(checkpoint: Checkpoint) -> dict[str, None]:
     return dict.fromkeys([*checkpoint.objects, *checkpoint.values])
 
 
-def _lost(names: Collection[str], second: Checkpoint) -> Iterator[str]:
+def _lost_objects(names: Collection[str], second: Checkpoint) -> Iterator[str]:
     """Yield the objects that the second checkpoint lacks: no pieces; settings only with states."""
     has_states = bool(state_names(second))
     for name in names:
@@ -392,7 +392,7 @@ def _compared_object(name: str, before: Checkpoint, after: Checkpoint) -> Outcom
     return (
         None
         if old == new or repr(old) == repr(new)
-        else outcome.became("other", f"{_shortened(old)} became {_shortened(new)}")
+        else outcome.became("other", f"{_short_text(old)} became {_short_text(new)}")
     )
 
 
@@ -424,6 +424,6 @@ def _has_types(value: Any) -> bool:
     return type(value) not in (int, float, str, bool, bytes, type(None))
 
 
-def _shortened(value: Any) -> str:
+def _short_text(value: Any) -> str:
     text = printable(repr(value))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

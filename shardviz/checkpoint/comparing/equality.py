@@ -73,7 +73,11 @@ def agree(first: Tensor, second: Tensor) -> bool:
     if isinstance(second, MappedTensor) and not isinstance(first, MappedTensor):
         first, second, types = second, first, types[::-1]
     parts = pieces(first.node, second.bits) if isinstance(first, MappedTensor) else [(second.bits, first.bits)]
-    turns = None if types[0] == types[1] else (_to(types[1], narrower(*types)), _to(types[0], narrower(*types)))
+    turns = (
+        None
+        if types[0] == types[1]
+        else (_converter(types[1], narrower(*types)), _converter(types[0], narrower(*types)))
+    )
     return all(equal(view, bits, turns) for view, bits in parts)
 
 
@@ -85,7 +89,7 @@ def is_same(first: Tensor, second: Tensor) -> bool:
         return False
 
 
-def _to(dtype: str, narrow: str) -> Turn:
+def _converter(dtype: str, narrow: str) -> Turn:
     def turned(bits: NDArray[Any]) -> NDArray[Any]:
         narrowed = cast(bits, dtype, narrow)
         assert narrowed is not None, "can_cast says so"
@@ -107,7 +111,7 @@ def equal(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | 
     near, far = _fastest(first), _fastest(second)
     if near != far and first.shape[near] * first.shape[far] >= SMALLEST_TURNED:
         first_turned, their = (np.moveaxis(side, (far, near), (-2, -1)) for side in (first, second))
-        return _equal_turned(first_turned, their, turns)
+        return _equal_transposed(first_turned, their, turns)
     if near == far:
         first, second = (np.moveaxis(side, near, -1) for side in (first, second))
     rows = BLOCK // max(first.size // len(first), 1)
@@ -122,11 +126,11 @@ def _fastest(array: NDArray[Any]) -> int:
     return min(range(array.ndim), key=lambda dim: (array.shape[dim] == 1, abs(array.strides[dim]), -dim))
 
 
-def _equal_turned(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
+def _equal_transposed(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
     """Whether two arrays are equal whose last two dims lie across each other, matrix by matrix."""
     if first.ndim == 2:
         return _equal_in_tiles(first, second, turns)
-    return all(_equal_turned(own, their, turns) for own, their in zip(first, second, strict=True))
+    return all(_equal_transposed(own, their, turns) for own, their in zip(first, second, strict=True))
 
 
 def _equal_in_tiles(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:

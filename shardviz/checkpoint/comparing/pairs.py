@@ -137,7 +137,7 @@ def paired(
     forth, back = ([rule for rule in rules if turned[rule] is way] for way in (False, True))
     numbers = numbers_beside((before.folder, after.folder))
     notes = [*_find_out(numbers, forth, first, second), *_find_out(numbers, back, second, first)]
-    completed = _completed(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
+    completed = _all_pairs(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
     pairs = _without_counters(replace(completed, notes=(*notes, *completed.notes)), (before, after))
     return _without_states(_without_buckets(pairs), [states(one) for one in (before, after)])
 
@@ -148,12 +148,14 @@ def _is_turned(rule: Rule, first: NamedTensors, second: NamedTensors) -> bool:
         return True
     if not any(map(pattern_of(rule.left).fullmatch, second.tensors)):
         return False
-    return not _fits(rule, first, second) and _fits(rule, second, first)
+    return not _makes_shape(rule, first, second) and _makes_shape(rule, second, first)
 
 
-def _fits(rule: Rule, left: NamedTensors, right: NamedTensors) -> bool:
+def _makes_shape(rule: Rule, left: NamedTensors, right: NamedTensors) -> bool:
     """Whether a rule makes a tensor of one side, and of its shape, of those of the other side."""
-    return any(left.tensors[name].shape == one.shape for name, one in islice(_made([rule], left, right, {}), FEW))
+    return any(
+        left.tensors[name].shape == one.shape for name, one in islice(_apply_rules([rule], left, right, {}), FEW)
+    )
 
 
 def _find_out(numbers: dict[str, int], rules: Sequence[Rule], left: NamedTensors, right: NamedTensors) -> Iterator[str]:
@@ -178,7 +180,8 @@ def _number(
     """Find the number that makes a few tensors equal; else the usual one if it fits; else 0."""
     rules_with = [rule for rule in rules if unknown in _variables_in(rule.right)]
     fits = {
-        one: _made(rules_with, left, right, {**numbers, unknown: one}) for one in _candidates(unknown, rules_with, left)
+        one: _apply_rules(rules_with, left, right, {**numbers, unknown: one})
+        for one in _candidates(unknown, rules_with, left)
     }
     for number, tensors in fits.items():
         if any(is_same(left.tensors[name], one) for name, one in islice(tensors, FEW)):
@@ -195,7 +198,7 @@ def _candidates(unknown: str, rules: Sequence[Rule], left: NamedTensors) -> list
     return sorted({one for row in rows for one in range(first, min(row, 4096) + 1, step) if row % one == 0})
 
 
-def _made(
+def _apply_rules(
     rules: Sequence[Rule], left: NamedTensors, right: NamedTensors, numbers: Mapping[str, int]
 ) -> list[tuple[str, MappedTensor]]:
     try:
@@ -206,11 +209,11 @@ def _made(
     return [(short[name], tensor) for name, tensor in made_tensors.items()]
 
 
-def _completed(before: Side, after: Side, forth: MapResult, back: MapResult) -> Pairs:
+def _all_pairs(before: Side, after: Side, forth: MapResult, back: MapResult) -> Pairs:
     """Return the pairs of a map, and of the names that it says nothing of."""
     from_maps = [Pair(name, before.tensors[name], one) for name, one in forth.made.items()]
     from_maps += [Pair(name, one, after.tensors[name]) for name, one in back.made.items()]
-    taken = _taken(forth, back), _taken(back, forth)
+    taken = _settled_names(forth, back), _settled_names(back, forth)
     known_as = {name: name for name in before.tensors if name not in taken[0]}
     known_as |= {other: name for name, other in back.known_as.items() if other in known_as}
     known_as |= {name: other for name, other in forth.known_as.items() if name in known_as}
@@ -232,7 +235,7 @@ def _completed(before: Side, after: Side, forth: MapResult, back: MapResult) -> 
     return Pairs(tuple(sorted(matches, key=lambda pair: place[pair.name])), tuple(lonely), how)
 
 
-def _taken(mapped: MapResult, other: MapResult) -> set[str]:
+def _settled_names(mapped: MapResult, other: MapResult) -> set[str]:
     """Return the names that a map has settled on one side: made, used or left out."""
     parts = {leaf.name for one in other.made.values() for leaf in leaves(one.node)}
     return {*mapped.made, *mapped.lacking, *mapped.left_alone, *other.right_alone, *parts}

@@ -65,7 +65,7 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
     if not scales or coded.shape != wide.shape or not wide.shape or 0 in wide.shape:
         return None
     outcome = Outcome(pair.name, pair.other_name, "equal")
-    fits = [(scale, fit) for scale in scales for fit in _fits(wide, coded, scale, _numbers(scale))]
+    fits = [(scale, fit) for scale in scales for fit in _block_fits(wide, coded, scale, _numbers(scale))]
     if not fits or min(fit.wrong for _, fit in fits):
         for scale in scales:
             if (changed := _with_other_scales(outcome, wide, coded, scale)) is not None:
@@ -75,7 +75,7 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
         why = f"how its scales belong to its values {list(coded.shape)} is not known: {shapes}"
         return outcome.became("not-compared", why), scales[0].name
     scale, best = min(fits, key=lambda one: one[1].wrong)
-    return _judged(outcome, pair, scale, best), scale.name
+    return _judge_fit(outcome, pair, scale, best), scale.name
 
 
 def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
@@ -101,7 +101,7 @@ def _in_eight_bits(pair: Pair) -> tuple[Tensor, Tensor, int] | None:
     return None
 
 
-def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: ScaleFit) -> Outcome:
+def _judge_fit(outcome: Outcome, pair: Pair, scale: Tensor, best: ScaleFit) -> Outcome:
     first, second = pair.both
     shape = first.shape
     per = " x ".join(map(str, best.block)) if any(best.block) else "all"
@@ -123,7 +123,7 @@ def _with_other_scales(outcome: Outcome, wide: Tensor, coded: Tensor, scale: Ten
     with np.errstate(divide="ignore"):
         tried.append(("inverted", 1 / numbers, InvertedScales()))
     for how, others, cause in tried:
-        if any(not fit.wrong for fit in _fits(wide, coded, scale, others)):
+        if any(not fit.wrong for fit in _block_fits(wide, coded, scale, others)):
             why = f"with {printable(scale.name)} {how}, every value is the nearest that its scale allows"
             return outcome.became("other", why, cause)
     return None
@@ -140,7 +140,7 @@ def _scales_of(coded: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]
             yield scales
 
 
-def _fits(wide: Tensor, coded: Tensor, scale: Tensor, scales: NDArray[np.float64]) -> Iterator[ScaleFit]:
+def _block_fits(wide: Tensor, coded: Tensor, scale: Tensor, scales: NDArray[np.float64]) -> Iterator[ScaleFit]:
     """Yield how well values fit for each block size that the scales' shape allows."""
     loss = max(QUOTIENT[wide.dtype], QUOTIENT.get(scale.dtype, 0.0))
     shape = tuple(one for one in scales.shape if one > 1) and scales.shape

@@ -44,7 +44,7 @@ def siblings(path: Path) -> list[Path]:
     for level in range(LEVELS):
         folder = path if level == 0 else path.parents[level - 1]
         step = _STEP.fullmatch(folder.name)
-        found = list(_others(folder, step)) if step else []
+        found = list(_other_steps(folder, step)) if step else []
         rest = path.relative_to(folder)
         near = sorted(found, key=lambda pair: abs(pair[0] - int(step[2]) if step else 0))
         there = [other / rest for _, other in near if is_checkpoint(other / rest)]
@@ -53,7 +53,7 @@ def siblings(path: Path) -> list[Path]:
     return []
 
 
-def _others(folder: Path, step: re.Match[str]) -> Iterator[tuple[int, Path]]:
+def _other_steps(folder: Path, step: re.Match[str]) -> Iterator[tuple[int, Path]]:
     try:
         names = [one.name for _, one in zip(range(MAX_ENTRIES), folder.parent.iterdir(), strict=False)]
     except OSError:

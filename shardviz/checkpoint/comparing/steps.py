@@ -112,14 +112,14 @@ def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, al
     each = [one for one, (outcome, _) in zip(by_steps, outcomes, strict=True) if is_open(outcome)]
     whole = set.intersection(*({(one[0], id(step)) for step in one[1]} if one is not None else set() for one in each))
     judged = [
-        (outcome if side_and_steps is None else _judged(outcome, steps, pair, *side_and_steps, whole), pair)
+        (outcome if side_and_steps is None else _judge_stale(outcome, steps, pair, *side_and_steps, whole), pair)
         for side_and_steps, (outcome, pair) in zip(by_steps, outcomes, strict=True)
     ]
-    merged = [(_merged(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in judged]
+    merged = [(_explain_merge(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in judged]
     return with_whole_file(with_stale_parts(with_odd_file(merged, steps.others), steps))
 
 
-def _judged(
+def _judge_stale(
     outcome: Outcome,
     steps: _OtherSteps,
     pair: Pair,
@@ -139,13 +139,13 @@ def _judged(
         return outcome.became("other", why, OutlierCheckpoint(SIDES[side]))
     earlier = last is None or not numbers or min(numbers) < last
     if earlier and (steps.is_same_step(side, step) or (last is None and (held, id(step)) in whole)):
-        return _stale(outcome, steps, pair, held, step)
+        return _explain_stale(outcome, steps, pair, held, step)
     do = "does" if len(there) == 1 else "do"
     why = f"{outcome.why}; the {SIDES[held]} has it as {named} {do}: it was frozen in between, or one is left over"
     return outcome.became("other", why)
 
 
-def _stale(outcome: Outcome, steps: _OtherSteps, pair: Pair, held: int, step: Checkpoint) -> Outcome:
+def _explain_stale(outcome: Outcome, steps: _OtherSteps, pair: Pair, held: int, step: Checkpoint) -> Outcome:
     """Say that a side has a tensor of another step."""
     side = 1 - held
     number, other_number = (steps.number(one, side) for one in (steps.sides[side], step))
@@ -172,7 +172,7 @@ def _with_stale_part(outcome: Outcome, pair: Pair, steps: _OtherSteps) -> Outcom
         for step in steps.others[side]:
             there = tensor_in(step, pair.both[side])
             if there is not None and _has_part_of(pair.both[held], pair.both[side], there):
-                stale = _stale(outcome, steps, pair, held, step)
+                stale = _explain_stale(outcome, steps, pair, held, step)
                 return replace(stale, why=f"{outcome.why}; the {SIDES[held]} has there what {step.path} has")
     return outcome
 
@@ -198,23 +198,23 @@ def _has_part_of(held: Tensor, other: Tensor, old: Tensor) -> bool:
     return is_moved and count >= MANY and len(seen) > 1
 
 
-def _merged(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome:
+def _explain_merge(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome:
     """Say how often a tensor has what lies between the other side and a third checkpoint."""
     for step in also if pair.first is not None and pair.second is not None else ():
         third = tensor_in(step, pair.both[0])
-        if third is not None and (times := _times([*pair.both, third])) is not None:
-            return _named_merged(outcome, times, printable(step.path.name))
+        if third is not None and (times := _merge_factor([*pair.both, third])) is not None:
+            return _name_merge(outcome, times, printable(step.path.name))
     return outcome
 
 
-def _named_merged(outcome: Outcome, times: float, third: str) -> Outcome:
+def _name_merge(outcome: Outcome, times: float, third: str) -> Outcome:
     """Explain a tensor as a weighted average of two checkpoints, or an adapter merged twice."""
     base, opposite, by = (f"the {SIDES[0]}", third, times) if times > 0 else (third, f"the {SIDES[0]}", 1 - times)
     why = f"{outcome.why}; it is {base} and {factor_text(by)} times what {opposite} adds to that"
     return outcome.became("other", why, AveragedWeights() if by < 1 else AdapterMergedAgain())
 
 
-def _times(sides: list[Tensor]) -> float | None:
+def _merge_factor(sides: list[Tensor]) -> float | None:
     """Return t if second = first + t * (third - first); None if there's no t, or it is 0 or 1."""
     start, middle, _ = sides
     types = {side.dtype for side in sides}
@@ -254,7 +254,10 @@ def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequen
     odd = [side for side in sides if side is not None]
     if not odd:
         return outcomes
-    return [(_named(outcome, pair, odd, others) if is_open(outcome) else outcome, pair) for outcome, pair in outcomes]
+    return [
+        (_name_odd_file(outcome, pair, odd, others) if is_open(outcome) else outcome, pair)
+        for outcome, pair in outcomes
+    ]
 
 
 def is_open(outcome: Outcome) -> bool:
@@ -277,13 +280,13 @@ def odd_file(at: int, parts: Iterable[tuple[set[str], set[str]]]) -> OddFile | N
         odd.update(odd_in)
         cut.update({*equal_in, *odd_in} if equal_in and odd_in else ())
     files = {*same, *odd}
-    name = _alone(same, odd)
+    name = _only_odd_file(same, odd)
     if name is None or cut[name] < FEWEST:
         return None
     return OddFile(at, name, name in odd, same[name] + odd[name], odd[name], len(files) - 1)
 
 
-def _alone(same: Counter[str], odd: Counter[str]) -> str | None:
+def _only_odd_file(same: Counter[str], odd: Counter[str]) -> str | None:
     """Return the one file with all differences, or with none, unlike the others."""
     if len(odd) == 1:
         name = next(iter(odd))
@@ -323,7 +326,9 @@ def _is_same(tensor: Tensor, opposite: Tensor, region: Region) -> bool:
     return tensor_bits is not None and opposite_bits is not None and equal(tensor_bits, opposite_bits)
 
 
-def _named(outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[Sequence[Checkpoint]]) -> Outcome:
+def _name_odd_file(
+    outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[Sequence[Checkpoint]]
+) -> Outcome:
     """Name the odd file; if both sides have one, the step with its values decides."""
     for odd in sides:
         step = next((step for at in (0, 1) for step in others[at] if _is_from(step, pair, odd, at)), None)

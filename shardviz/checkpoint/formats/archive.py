@@ -81,14 +81,14 @@ def find_tensor(path: Path, start: int, size: int, name: str) -> FileTensor:
         DumpError: It is not an archive of one tensor, or its numbers contradict each other.
     """
     where = f"{path}: {printable(name)}"
-    with _reading(path) as file:
-        members, root = _opened(file, _FileSlice(start, size), where)
-        tensor = _unwrapped(read_pickle(_content(file, members[f"{root}data.pkl"]), where))
+    with _open_file(path) as file:
+        members, root = _zip_members(file, _FileSlice(start, size), where)
+        tensor = _inner_tensor(read_pickle(_content(file, members[f"{root}data.pkl"]), where))
         order = members.get(f"{root}byteorder")
         if order is not None and _content(file, order) != b"little":
             raise DumpError(f"{where} is not little-endian", "convert it on the machine that wrote it")
     try:
-        return _stored(tensor, members, root, where)
+        return _file_tensor(tensor, members, root, where)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DumpError(f"{where} is not a tensor, or damaged", "copy it again") from error
 
@@ -100,8 +100,8 @@ def read_object(path: Path, start: int, size: int, name: str) -> Any:
         DumpError: It is damaged, or made of anything else.
     """
     where = f"{path}: {printable(name)}"
-    with _reading(path) as file:
-        members, root = _opened(file, _FileSlice(start, size), where)
+    with _open_file(path) as file:
+        members, root = _zip_members(file, _FileSlice(start, size), where)
         return read_pickle(_content(file, members[f"{root}data.pkl"]), where)
 
 
@@ -129,7 +129,7 @@ class Archive:
         if type(pickled) is not PickledObject:
             return None
         try:
-            return _stored(_unwrapped(pickled), self._members, self._root, where)
+            return _file_tensor(_inner_tensor(pickled), self._members, self._root, where)
         except (LookupError, TypeError, ValueError, AttributeError):
             return None
 
@@ -140,9 +140,9 @@ def open_archive(path: Path) -> Archive:
     Raises:
         DumpError: It is missing or damaged, or has what is not among the types of a checkpoint.
     """
-    with _reading(path) as file:
+    with _open_file(path) as file:
         file.seek(0, 2)
-        members, root = _opened(file, _FileSlice(0, file.tell()), str(path), MAX_SAVED)
+        members, root = _zip_members(file, _FileSlice(0, file.tell()), str(path), MAX_SAVED)
         tree = read_pickle(_content(file, members[f"{root}data.pkl"], MAX_SAVED), str(path))
         order = members.get(f"{root}byteorder")
         if order is not None and _content(file, order) != b"little":
@@ -151,7 +151,7 @@ def open_archive(path: Path) -> Archive:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[BinaryIO]:
+def _open_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file, and say in one line why that, or reading it, cannot be done."""
     try:
         with path.open("rb") as file:
@@ -160,7 +160,7 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
         raise DumpError(f"cannot read {path}: {error.strerror or error}", "copy the checkpoint again") from error
 
 
-def _opened(
+def _zip_members(
     file: BinaryIO, archive: _FileSlice, where: str, most: int = MAX_DIRECTORY
 ) -> tuple[dict[str, _FileSlice], str]:
     """Return the members of an archive by name, and the folder in it in which they are."""
@@ -250,7 +250,7 @@ def _content(file: BinaryIO, member: _FileSlice, most: int = MAX_DIRECTORY) -> b
     return file.read(min(member.size, most))
 
 
-def _unwrapped(pickled: Any) -> Any:
+def _inner_tensor(pickled: Any) -> Any:
     """Return the tensor within a parameter, or under a type and attributes of its own."""
     if type(pickled) is PickledObject and pickled.kind == "torch._utils._rebuild_parameter":
         return pickled.args[0]
@@ -260,7 +260,7 @@ def _unwrapped(pickled: Any) -> Any:
     return pickled
 
 
-def _stored(tensor: Any, members: dict[str, _FileSlice], root: str, where: str) -> FileTensor:
+def _file_tensor(tensor: Any, members: dict[str, _FileSlice], root: str, where: str) -> FileTensor:
     if type(tensor) is not PickledObject or not tensor.kind.startswith("torch._utils._rebuild_tensor_v"):
         raise TypeError
     storage, first, shape, strides = tensor.args[:4]

@@ -36,10 +36,10 @@ def read_dcp(folder: Path) -> Checkpoint:
         has = "is missing" if size is None else f"has {size:,} bytes, more than {MAX_BYTES:,}"
         raise DumpError(f"{path} {has}", "give a folder that torch.distributed.checkpoint wrote")
     root = read_pickle(path.read_bytes(), str(path))
-    places = _places(dict_of(_of(root, "storage_data"), path, "storage_data", optional=True), path)
-    nested = dict_of(_of(root, "planner_data"), path, "planner_data", optional=True)
+    places = _places(dict_of(_field(root, "storage_data"), path, "storage_data", optional=True), path)
+    nested = dict_of(_field(root, "planner_data"), path, "planner_data", optional=True)
     tensors, objects = {}, {}
-    for name, metadata in dict_of(_of(root, "state_dict_metadata"), path, "state_dict_metadata").items():
+    for name, metadata in dict_of(_field(root, "state_dict_metadata"), path, "state_dict_metadata").items():
         what = _ENDS.get(metadata.kind) if type(name) is str and type(metadata) is PickledObject else None
         if what is None:
             raise DumpError(f"{path}: state_dict_metadata[{printable(repr(name))[:200]}] is damaged", "copy it again")
@@ -50,14 +50,14 @@ def read_dcp(folder: Path) -> Checkpoint:
     return Checkpoint(folder, "DCP", tensors, objects)
 
 
-def _of(made: Any, name: str) -> Any:
+def _field(made: Any, name: str) -> Any:
     return made.field(name) if type(made) is PickledObject else None
 
 
 def _places(stored: dict[Any, Any], path: Path) -> Places:
     places: Places = {}
     for index, info in stored.items():
-        name, offsets = _of(index, "fqn"), _of(index, "offset")
+        name, offsets = _field(index, "fqn"), _field(index, "offset")
         if type(name) is not str:
             raise DumpError(f"{path}: storage_data has an entry without a name", "copy it again")
         key = None if offsets is None else _numbers(offsets, f"{path}: the offset of {printable(name)}")
@@ -67,8 +67,8 @@ def _places(stored: dict[Any, Any], path: Path) -> Places:
 
 def _place(info: Any, name: str, path: Path) -> ByteRange:
     where = f"{path}: storage_data of {printable(name)}"
-    file, through = _of(info, "relative_path"), _of(info, "transform_descriptors")
-    start, size = _numbers((_of(info, "offset"), _of(info, "length")), where)
+    file, through = _field(info, "relative_path"), _field(info, "transform_descriptors")
+    start, size = _numbers((_field(info, "offset"), _field(info, "length")), where)
     if type(file) is not str or not is_inside(file):
         raise DumpError(f"{where} names a file outside its folder: {printable(str(file))[:200]}", "do not trust it")
     transformed = ", ".join(map(str, through)) if type(through) in (list, tuple) else ""
@@ -92,8 +92,8 @@ def _tensor(
         raise DumpError(f"{where}: chunks is not a list", "copy it again")
     chunks = []
     for chunk in listed:
-        offsets = _numbers(_of(chunk, "offsets"), f"{where}: offsets")
-        sizes = _numbers(_of(chunk, "sizes"), f"{where}: sizes")
+        offsets = _numbers(_field(chunk, "offsets"), f"{where}: offsets")
+        sizes = _numbers(_field(chunk, "sizes"), f"{where}: sizes")
         if not len(offsets) == len(sizes) == len(shape):
             raise DumpError(
                 f"{where}: a chunk of shape {list(sizes)} at {list(offsets)} of {list(shape)}", "copy it again"
@@ -119,11 +119,11 @@ def _numbers(value: Any, where: str) -> tuple[int, ...]:
         or len(value) > MAX_DIMS
         or not all(type(one) is int and 0 <= one <= MAX_SIZE for one in value)
     ):
-        raise DumpError(f"{where} is not a tuple of sizes: {printable(_short(value))}", "copy it again")
+        raise DumpError(f"{where} is not a tuple of sizes: {printable(_short_text(value))}", "copy it again")
     return value
 
 
-def _short(value: Any) -> str:
+def _short_text(value: Any) -> str:
     if type(value) is not tuple:
         return type(value).__name__
     return str([one if type(one) is int and abs(one) < 1 << 70 else type(one).__name__ for one in value[:8]])

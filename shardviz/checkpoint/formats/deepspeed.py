@@ -81,7 +81,7 @@ def read_deepspeed(path: Path) -> Checkpoint:
         of_part = {dp: name for (dp, at), name in models.items() if at == mp}
         rank_files = _part(folder, of_part, {dp: name for (dp, at), name in optims.items() if at == mp})
         before = f"mp_rank_{mp:02d}." if len(parts) > 1 else ""
-        tensors |= {before + name: _named(one, before + name) for name, one in rank_files.tensors.items()}
+        tensors |= {before + name: _renamed(one, before + name) for name, one in rank_files.tensors.items()}
         problems += rank_files.problems
     if not optims and has_universal(folder):
         rank_files = _universal(folder, models)
@@ -114,7 +114,7 @@ def _numbers(match: re.Match[str]) -> tuple[int, int]:
     return int(match["dp"] or 0), int(match["mp"])
 
 
-def _named(saved: StoredTensor, name: str) -> StoredTensor:
+def _renamed(saved: StoredTensor, name: str) -> StoredTensor:
     return StoredTensor(name, saved.shape, saved.dtype, saved.chunks, saved.folder)
 
 
@@ -226,7 +226,7 @@ def _add_shared(model_part: _ModelPart, state: dict[str, Any]) -> None:
     shared = state.get("shared_params")
     for name, of in shared.items() if type(shared) is dict else ():
         if type(name) is str and type(of) is str and printable(of) in model_part.tensors:
-            model_part.tensors.setdefault(printable(name), _named(model_part.tensors[printable(of)], printable(name)))
+            model_part.tensors.setdefault(printable(name), _renamed(model_part.tensors[printable(of)], printable(name)))
 
 
 def has_universal(folder: Path) -> bool:

@@ -97,8 +97,8 @@ def read_safetensors(path: Path) -> Checkpoint:
     with collector_paused():
         for name, size in sizes.items():
             _add_chunks(chunks_by_name, folder / name, size)
-        tensors = {name: _whole(name, chunks, folder) for name, chunks in chunks_by_name.items()}
-    tied = _tied(folder)
+        tensors = {name: _whole_tensor(name, chunks, folder) for name, chunks in chunks_by_name.items()}
+    tied = _says_tied(folder)
     return Checkpoint(path, "safetensors", tensors, indexed=indexed, tied=tied, sizes=sizes)
 
 
@@ -136,7 +136,7 @@ def _read_json(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _tied(folder: Path) -> bool:
+def _says_tied(folder: Path) -> bool:
     """Whether the model's settings beside its weights say that its embeddings are tied."""
     try:
         return msgspec.json.decode(_read_json(folder / "config.json"), type=_Settings).tie_word_embeddings
@@ -230,7 +230,7 @@ def _refuse_damaged(path: Path, name: str, tensor: _Header, data_size: int) -> N
         raise DumpError(f"{path} is damaged: {printable(name)} is {what}", "copy it again")
 
 
-def _whole(name: str, parts: list[Chunk], folder: Path) -> StoredTensor:
+def _whole_tensor(name: str, parts: list[Chunk], folder: Path) -> StoredTensor:
     """Return the tensor that chunks belong to, as large as they reach (DCP's reader does this)."""
     first = parts[0]
     if len(parts) == 1 and not any(first.offsets):

@@ -266,7 +266,7 @@ def _get(machine: PickleMachine, arg: Any) -> None:
     machine.stack.append(machine.memo[arg])
 
 
-def _named(machine: PickleMachine, name: str) -> None:
+def _push_global(machine: PickleMachine, name: str) -> None:
     if name not in KNOWN and not (name.startswith("torch.") and is_dtype(name.removeprefix("torch."))):
         raise RefusedError(f"{name[:MAX_NAME]}, which is not among the types of a checkpoint")
     machine.spend(_OBJECT)
@@ -274,12 +274,12 @@ def _named(machine: PickleMachine, name: str) -> None:
 
 
 def _global(machine: PickleMachine, arg: Any) -> None:
-    _named(machine, arg.replace(" ", ".", 1))
+    _push_global(machine, arg.replace(" ", ".", 1))
 
 
 def _stack_global(machine: PickleMachine, arg: Any) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
-    _named(machine, f"{_exactly(module, str)}.{_exactly(name, str)}")
+    _push_global(machine, f"{_exactly(module, str)}.{_exactly(name, str)}")
 
 
 def _reduce(machine: PickleMachine, arg: Any) -> None:

@@ -103,8 +103,8 @@ class RankFile:
             _buffers(archive, master, states.get(number) if type(states) is dict else None)
             for number, master in enumerate(masters)
         ]
-        links = [_links(one) for one in _listed(state.get("param_slice_mappings"))]
-        paddings = [_ints(one) for one in _listed(state.get("param_alignment_paddings"))]
+        links = [_links(one) for one in _as_list(state.get("param_slice_mappings"))]
+        paddings = [_ints(one) for one in _as_list(state.get("param_alignment_paddings"))]
         return cls(file, _stage(state), _count(state), buffers, paddings, links)
 
 
@@ -191,7 +191,7 @@ def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, nu
                     where = ByteRange(file.file, stored.start + (start - rank * part_size) * itemsize(stored.dtype), 0)
                     chunks = chunks_of(shape, start - at, stop - at, where, stored.dtype)
                     layout.tensors.setdefault((name, kind), (shape, stored.dtype, []))[2].extend(chunks)
-        layout.problems += _unlike(file, number, rank * part_size, part_size, places)
+        layout.problems += _unlike_fragments(file, number, rank * part_size, part_size, places)
 
 
 def _places(shapes: Shapes, paddings: Sequence[int]) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -203,7 +203,7 @@ def _places(shapes: Shapes, paddings: Sequence[int]) -> dict[str, tuple[int, tup
     return places
 
 
-def _unlike(
+def _unlike_fragments(
     file: RankFile, number: int, begin: int, part_size: int, places: Mapping[str, tuple[int, tuple[int, ...]]]
 ) -> Iterator[Problem]:
     """Yield the first fragment whose link contradicts the order of the parameters."""
@@ -297,12 +297,12 @@ def _links(value: Any) -> dict[str, tuple[int, int]]:
     return links
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if type(value) is list else []
 
 
 def _ints(value: Any) -> list[int]:
-    return [one if type(one) is int and 0 <= one < 1 << 20 else 0 for one in _listed(value)]
+    return [one if type(one) is int and 0 <= one < 1 << 20 else 0 for one in _as_list(value)]
 
 
 def _stage(state: dict[str, Any]) -> int:

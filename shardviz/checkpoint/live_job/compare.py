@@ -68,7 +68,7 @@ def compare_with_job(
     steps = [*also, *opened(siblings(checkpoint.path), [checkpoint.path])]
     search = Search(checkpoint.tensors, steps)
     judged: list[tuple[Outcome, JobTensor, Entry]] = []
-    matched_tensors, source_names = _both(pairs)
+    matched_tensors, source_names = _paired_tensors(pairs)
     for done, (name, saved_name, live, saved) in enumerate(matched_tensors):
         progress(done, len(matched_tensors))
         outcome = Outcome(name, saved_name, "equal", is_made=isinstance(saved, (RestoredTensor, MappedTensor)))
@@ -93,7 +93,7 @@ def _states(side: Side) -> frozenset[str]:
     return side.states if isinstance(side, Job) else state_names(side)
 
 
-def _both(pairs: Pairs) -> tuple[list[Both], set[str]]:
+def _paired_tensors(pairs: Pairs) -> tuple[list[Both], set[str]]:
     """Return the tensors that job and checkpoint both have, and job names that the map uses."""
     direct: list[Both] = []
     turned: list[tuple[MappedTensor, Tensor]] = []

@@ -82,8 +82,8 @@ def judge(outcome: Outcome, live: JobTensor, saved: Tensor, dump: Dump, search: 
         reader = Reader(saved, live.dtype, live.index_shape)
         pieces = sort_pieces(live, reader)
         if not pieces.wrong:
-            return _nothing_wrong(outcome, live, saved, pieces)
-        return _something_wrong(outcome, live, saved, dump, search, reader, pieces)
+            return _judge_right_shards(outcome, live, saved, pieces)
+        return _judge_wrong_shards(outcome, live, saved, dump, search, reader, pieces)
     except DumpError as error:
         return outcome.became("not-compared", error.message)
 
@@ -119,7 +119,7 @@ def _is_right(piece: JobShard, live: JobTensor, reader: Reader) -> bool:
     return held is not None and expected is not None and np.array_equal(held, expected)
 
 
-def _nothing_wrong(outcome: Outcome, live: JobTensor, saved: Tensor, pieces: ShardVerdicts) -> Outcome:
+def _judge_right_shards(outcome: Outcome, live: JobTensor, saved: Tensor, pieces: ShardVerdicts) -> Outcome:
     if pieces.unknown:
         why = pieces.unknown[0][1]
         same = [one.rank for one, reason in pieces.unknown if reason == why]
@@ -135,12 +135,12 @@ def _nothing_wrong(outcome: Outcome, live: JobTensor, saved: Tensor, pieces: Sha
     return outcome
 
 
-def _something_wrong(
+def _judge_wrong_shards(
     outcome: Outcome, live: JobTensor, saved: Tensor, dump: Dump, search: Search, reader: Reader, pieces: ShardVerdicts
 ) -> Outcome:
     """Explain shards that are not what they claim."""
     wrong, ranks = pieces.wrong, ranks_of(pieces.wrong)
-    but = _but(pieces)
+    but = _other_shards_text(pieces)
     if bad := [piece for piece in wrong if piece.claimed is not None and piece.claimed.shape != piece.shape]:
         first = bad[0]
         what = f"rank {first.rank} has {list(first.shape)}, its part is {list(first.claimed.shape)}"  # type: ignore[union-attr]
@@ -166,13 +166,13 @@ def _something_wrong(
     if step := search.step_of(live, wrong, saved):
         what = f"{in_words(wrong, live)} {'have' if len(ranks) > 1 else 'has'} what {step.path} has{but}"
         return outcome.became("stale", what, ValuesOfAnotherStep(step.path.name, of_job=True), ranks=ranks)
-    if narrow := _through(live, wrong, saved):
+    if narrow := _narrower_dtype(live, wrong, saved):
         what = f"the job has {live.dtype} values that were rounded to {narrow} on the way{but}"
         return outcome.became("cast", what, NarrowedOnTheWay(narrow, live.dtype), ranks=ranks)
-    return outcome.became("other", _counted(live, wrong, reader, parts) + but, ranks=ranks)
+    return outcome.became("other", _difference_text(live, wrong, reader, parts) + but, ranks=ranks)
 
 
-def _but(pieces: ShardVerdicts) -> str:
+def _other_shards_text(pieces: ShardVerdicts) -> str:
     """Say which ranks are right, and which are not known."""
     some = f"; {named_ranks(ranks_of(pieces.right))} {DIFFERENT[len(pieces.right) > 1]}" if pieces.right else ""
     unknown = ranks_of(piece for piece, _ in pieces.unknown)
@@ -185,7 +185,7 @@ def _other_name(live: JobTensor, wrong: Sequence[JobShard], saved: Tensor, searc
     return names.pop() if len(names) == 1 else ""
 
 
-def _through(live: JobTensor, wrong: Sequence[JobShard], saved: Tensor) -> str:
+def _narrower_dtype(live: JobTensor, wrong: Sequence[JobShard], saved: Tensor) -> str:
     """Return the narrower type through which all shards' values went."""
     for narrow in through_types(live.dtype, live.dtype) if saved.dtype == live.dtype else ():
         turned = Reader(saved, live.dtype, live.index_shape, through=narrow)
@@ -194,7 +194,7 @@ def _through(live: JobTensor, wrong: Sequence[JobShard], saved: Tensor) -> str:
     return ""
 
 
-def _counted(live: JobTensor, wrong: Sequence[JobShard], reader: Reader, parts: Mapping[int, object]) -> str:
+def _difference_text(live: JobTensor, wrong: Sequence[JobShard], reader: Reader, parts: Mapping[int, object]) -> str:
     """Say how many elements differ, and where, as far as the dump shows it."""
     for piece in wrong:
         if piece.bits is not None and piece.claimed is not None:

@@ -56,13 +56,13 @@ class Search:
         """Find the parts of the tensor that ranks hold instead of the claimed ones."""
         regions: dict[int, Region] = {}
         lost = [piece for piece in wrong if not piece.is_alike]
-        for look in (self._looked_up, self._exchanged, self._relabeled, self._by_values):
+        for look in (self._parts_looked_up, self._parts_of_other_ranks, self._parts_of_other_layout, self._by_values):
             if lost:
                 regions |= look(live, lost, reader)
                 lost = [piece for piece in lost if piece.rank not in regions]
         return regions
 
-    def _looked_up(self, live: JobTensor, lost: Sequence[JobShard], reader: Reader) -> dict[int, Region]:
+    def _parts_looked_up(self, live: JobTensor, lost: Sequence[JobShard], reader: Reader) -> dict[int, Region]:
         """Return the parts that the job itself found in its reference."""
         return {
             piece.rank: piece.held
@@ -70,7 +70,7 @@ class Search:
             if piece.held is not None and piece.held.is_within(reader.shape) and self._fits(piece, piece.held, reader)
         }
 
-    def _exchanged(self, live: JobTensor, lost: Sequence[JobShard], reader: Reader) -> dict[int, Region]:
+    def _parts_of_other_ranks(self, live: JobTensor, lost: Sequence[JobShard], reader: Reader) -> dict[int, Region]:
         """Return the parts that are other ranks'."""
         parts = dict.fromkeys(piece.claimed for piece in live.pieces if piece.claimed is not None)
         return {
@@ -79,7 +79,7 @@ class Search:
             if (region := next((one for one in parts if self._fits(piece, one, reader)), None)) is not None
         }
 
-    def _relabeled(self, live: JobTensor, lost: Sequence[JobShard], reader: Reader) -> dict[int, Region]:
+    def _parts_of_other_layout(self, live: JobTensor, lost: Sequence[JobShard], reader: Reader) -> dict[int, Region]:
         """Return the parts of the other layout by which most of the shards are what it would cut."""
         layout = live.dumped.claimed
         if layout is None or layout.flat is not None or len(layout.mesh.axes) > MOST_AXES:

@@ -63,24 +63,24 @@ def family_of(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> str:
     """Return the narrowest map that knows nearly all names of two checkpoints, or an empty name."""
     if first.keys() == second.keys():
         return ""
-    shares = {name: _known(_family(name), first, second) for name in families()}
+    shares = {name: _known_share(_family(name), first, second) for name in families()}
     best = max(shares, key=lambda name: (shares[name], -len(_family(name))), default="")
     return best if best and shares[best] >= MOST else ""
 
 
-def _known(rules: Sequence[Rule], first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+def _known_share(rules: Sequence[Rule], first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     """Return the part of all names that rules know, each rule in the direction in which it fits."""
     patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
     either = [named("", tensors, patterns).tensors for tensors in (first, second)]
     names_known: list[set[str]] = [set(), set()]
     for rule in rules:
         at = is_turned(rule, *either)
-        names_known[at] |= _fitting([rule.left], either[at])
-        names_known[not at] |= _fitting(names_in(rule.right), either[not at])
+        names_known[at] |= _fitting_names([rule.left], either[at])
+        names_known[not at] |= _fitting_names(names_in(rule.right), either[not at])
     return sum(map(len, names_known)) / (len(first) + len(second)) if all(names_known) else 0.0
 
 
-def _fitting(patterns: Iterable[str], names: Iterable[str]) -> set[str]:
+def _fitting_names(patterns: Iterable[str], names: Iterable[str]) -> set[str]:
     own = [pattern_of(pattern) for pattern in patterns]
     return {name for name in names if any(pattern.fullmatch(name) for pattern in own)}
 

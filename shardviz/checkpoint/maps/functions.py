@@ -42,15 +42,15 @@ def _dim(numbers: Sequence[int], at: int, shape: Shape, default: int = 0, extra:
     return dim % ndim
 
 
-def _cut(dim: int, start: int, stop: int) -> tuple[slice, ...]:
+def _slices(dim: int, start: int, stop: int) -> tuple[slice, ...]:
     return (*(slice(None),) * dim, slice(start, stop))
 
 
-def _at(dim: int, index: int) -> tuple[slice | int, ...]:
+def _index(dim: int, index: int) -> tuple[slice | int, ...]:
     return (*(slice(None),) * dim, index)
 
 
-def _joined(shapes: Sequence[Shape], dim: int) -> Shape:
+def _joined_shape(shapes: Sequence[Shape], dim: int) -> Shape:
     first = shapes[0]
     for later_shape in shapes[1:]:
         if (
@@ -62,13 +62,13 @@ def _joined(shapes: Sequence[Shape], dim: int) -> Shape:
 
 
 def _cat_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
-    return _joined(shapes, _dim(numbers, 0, shapes[0]))
+    return _joined_shape(shapes, _dim(numbers, 0, shapes[0]))
 
 
 def _cat_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     dim, start, views = _dim(numbers, 0, shapes[0]), 0, []
     for shape in shapes:
-        views.append(whole[_cut(dim, start, start + shape[dim])])
+        views.append(whole[_slices(dim, start, start + shape[dim])])
         start += shape[dim]
     return views
 
@@ -82,7 +82,7 @@ def _stack_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
 
 def _stack_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     dim = _dim(numbers, 0, shapes[0], extra=1)
-    return [whole[_at(dim, at)] for at in range(len(shapes))]
+    return [whole[_index(dim, at)] for at in range(len(shapes))]
 
 
 def _blocks(shapes: Sequence[Shape], numbers: Sequence[int], dim: int) -> int:
@@ -94,7 +94,7 @@ def _blocks(shapes: Sequence[Shape], numbers: Sequence[int], dim: int) -> int:
 
 def _interleave_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     dim = _dim(numbers, 0, shapes[0])
-    shape = _joined(shapes, dim)
+    shape = _joined_shape(shapes, dim)
     _blocks(shapes, numbers, dim)
     return shape
 
@@ -107,7 +107,7 @@ def _interleave_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[i
     sizes = [(*one[:dim], one[dim] // blocks, *one[dim + 1 :]) for one in shapes]
     views, start = [], 0
     for size in sizes:
-        views.append(turns[_cut(dim + 1, start, start + size[dim])])
+        views.append(turns[_slices(dim + 1, start, start + size[dim])])
         start += size[dim]
     return views
 
@@ -124,7 +124,7 @@ def _split_taken(operand: Array, numbers: Sequence[int]) -> Array:
     count, which = numbers[:2]
     dim = _dim(numbers, 2, operand.shape)
     size = operand.shape[dim] // count
-    return operand[_cut(dim, which * size, (which + 1) * size)]
+    return operand[_slices(dim, which * size, (which + 1) * size)]
 
 
 def _take_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
@@ -136,7 +136,7 @@ def _take_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
 
 
 def _take_taken(operand: Array, numbers: Sequence[int]) -> Array:
-    found: Array = operand[_at(_dim(numbers, 1, operand.shape), numbers[0])]
+    found: Array = operand[_index(_dim(numbers, 1, operand.shape), numbers[0])]
     return found
 
 
@@ -149,7 +149,7 @@ def _slice_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
 
 
 def _slice_taken(operand: Array, numbers: Sequence[int]) -> Array:
-    return operand[_cut(_dim(numbers, 2, operand.shape), numbers[0], numbers[1])]
+    return operand[_slices(_dim(numbers, 2, operand.shape), numbers[0], numbers[1])]
 
 
 def _pad_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
@@ -163,7 +163,7 @@ def _pad_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
 def _pad_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     """Return where the tensor is: all but the padding."""
     dim = _dim(numbers, 1, shapes[0])
-    return [whole[_cut(dim, 0, shapes[0][dim])]]
+    return [whole[_slices(dim, 0, shapes[0][dim])]]
 
 
 def _pair(shape: Shape, numbers: Sequence[int]) -> tuple[int, int]:

@@ -147,7 +147,8 @@ def rules_of(names: Mapping[str, str], source: str) -> tuple[Rule, ...]:
         ShardvizError: One of them cannot be read.
     """
     return tuple(
-        _parsed(left.rstrip("?").strip(), right, source, optional=left.endswith("?")) for left, right in names.items()
+        _parse_rule(left.rstrip("?").strip(), right, source, optional=left.endswith("?"))
+        for left, right in names.items()
     )
 
 
@@ -169,10 +170,10 @@ def _rule(written: str, where: str) -> Rule:
     if not left or not right or "=" in right or re.search(r"[\s(),]", left):
         shown = repr(printable(written)[:80])
         raise ShardvizError(f"{where}: {shown} is not `name = expression`", MAP_LINES)
-    return _parsed(left, right, where, optional=optional)
+    return _parse_rule(left, right, where, optional=optional)
 
 
-def _parsed(left: str, right: str, where: str, *, optional: bool = False) -> Rule:
+def _parse_rule(left: str, right: str, where: str, *, optional: bool = False) -> Rule:
     tokens = [found[1] for found in _TOKEN.finditer(right)]
     expression, unread = _expression(tokens, where, right, 0)
     if unread:

@@ -204,14 +204,14 @@ def _stretches(node: Node, *, is_whole: bool) -> Iterator[str]:
         return
     if node.function == PAD and node.parts[0].shape != node.shape:
         dim = dim_of(node)
-        what = _which(dim, len(node.shape))
+        what = _dim_text(dim, len(node.shape))
         of = "" if is_whole else f" of {called(node)}"
         yield f"{what} {node.parts[0].shape[dim]:,} to {node.shape[dim] - 1:,}{of}"
     for operand in node.parts:
         yield from _stretches(operand, is_whole=is_whole and node.function == PAD)
 
 
-def _which(dim: int, ndim: int) -> str:
+def _dim_text(dim: int, ndim: int) -> str:
     return "rows" if dim == 0 else "columns" if ndim == 2 else f"dim {dim} at"
 
 
@@ -242,7 +242,7 @@ def unused_texts(nodes: Iterable[Node]) -> list[str]:
     texts = []
     for (key, dim), (tensor, used) in spans.items():
         if key not in whole and dims[key] == 1:
-            what = f"{printable(tensor.name)}: {_which(dim, len(tensor.shape))}"
+            what = f"{printable(tensor.name)}: {_dim_text(dim, len(tensor.shape))}"
             texts += [f"{what} {start:,} to {stop - 1:,}" for start, stop in _gaps(used, tensor.shape[dim])]
     return texts
 

@@ -137,27 +137,29 @@ def node_of(expression: Expression, groups: Sequence[str], right: NamedTensors, 
             raise MissingTensorError(name)
         tensor: Tensor = right.tensors[name]
         return tensor
-    operands = _enumerated(expression, groups, right)
+    operands = _numbered_operands(expression, groups, right)
     parts = tuple(node_of(operand, words, right, numbers) for operand, words in operands)
     stars = max((one.count("*") for one in names_in(expression.operands[0])), default=0)
     return Op(expression.function, parts, tuple(_value(one, groups[stars:], numbers) for one in expression.numbers))
 
 
-def _enumerated(call: Call, groups: Sequence[str], right: NamedTensors) -> list[tuple[Expression, Sequence[str]]]:
+def _numbered_operands(
+    call: Call, groups: Sequence[str], right: NamedTensors
+) -> list[tuple[Expression, Sequence[str]]]:
     """Return the operands with words for their stars; a further star takes every number it fits."""
     operand = call.operands[0]
     free = max((one.count("*") for one in names_in(operand)), default=0) - len(groups)
-    if len(call.operands) > 1 or call.function not in ("cat", "stack") or free <= _takers(operand):
+    if len(call.operands) > 1 or call.function not in ("cat", "stack") or free <= _count_takers(operand):
         return [(one, groups) for one in call.operands]
     return [(operand, (*groups, str(number))) for number in _numbers_of(operand, groups, right)]
 
 
-def _takers(expression: Expression) -> int:
+def _count_takers(expression: Expression) -> int:
     """Return how many functions within an expression stand for one operand for each number."""
     if isinstance(expression, Name):
         return 0
     takes_all = expression.function in ("cat", "stack") and len(expression.operands) == 1
-    return takes_all + max(_takers(operand) for operand in expression.operands)
+    return takes_all + max(_count_takers(operand) for operand in expression.operands)
 
 
 def _numbers_of(operand: Expression, groups: Sequence[str], right: NamedTensors) -> range:
@@ -209,14 +211,14 @@ class MapResult:
 def is_turned(rule: Rule, first: Collection[str], second: Collection[str]) -> bool:
     """Whether a rule makes tensors of the second side from those of the first: its names say so."""
     if rule.left == NOTHING:
-        return not _fits(rule, second) and _fits(rule, first)
+        return not _has_sources(rule, second) and _has_sources(rule, first)
     fits_first, others = (any(map(pattern_of(rule.left).fullmatch, names)) for names in (first, second))
     if fits_first == others:
-        return not _fits(rule, second) and _fits(rule, first)
+        return not _has_sources(rule, second) and _has_sources(rule, first)
     return others
 
 
-def _fits(rule: Rule, names: Collection[str]) -> bool:
+def _has_sources(rule: Rule, names: Collection[str]) -> bool:
     """Whether everything that the right side of a rule names is among some names."""
     return all(any(map(pattern_of(one).fullmatch, names)) for one in names_in(rule.right))
 

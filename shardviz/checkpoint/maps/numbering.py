@@ -34,7 +34,7 @@ def renumbering(names: list[str], instead: dict[str, str]) -> tuple[int, list[in
         for name, second_name in pairs_of_names:
             first_numbers, second_numbers = _NUMBER.findall(name), _NUMBER.findall(second_name)
             if (
-                _without(name, at) != _without(second_name, at)
+                _with_star(name, at) != _with_star(second_name, at)
                 or len(first_numbers) <= at
                 or pairs.setdefault(first_numbers[at], second_numbers[at]) != second_numbers[at]
             ):
@@ -46,7 +46,7 @@ def renumbering(names: list[str], instead: dict[str, str]) -> tuple[int, list[in
     return None
 
 
-def _without(name: str, at: int) -> str:
+def _with_star(name: str, at: int) -> str:
     """Return a name with `*` for one of its numbers."""
     matches = list(_NUMBER.finditer(name))
     return name[: matches[at].start()] + "*" + name[matches[at].end() :] if at < len(matches) else name
@@ -69,7 +69,7 @@ def against(name: str, second_name: str) -> str:
     return printable(_NUMBER.sub(turned, name))
 
 
-def _stay(before: str, numbers: Container[int], kept_names: Iterable[str]) -> bool:
+def _are_kept(before: str, numbers: Container[int], kept_names: Iterable[str]) -> bool:
     """Whether any tensor of these numbers is where it was."""
     rests = (name[len(before) :].partition(".")[0] for name in kept_names if name.startswith(before))
     return any(rest.isdecimal() and int(rest) in numbers for rest in rests)
@@ -108,7 +108,7 @@ def renumbered(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterato
         if (
             len(first_numbers) == len(second_numbers)
             and len(odd) == 1
-            and _without(name, odd[0]) == _without(second_name, odd[0])
+            and _with_star(name, odd[0]) == _with_star(second_name, odd[0])
         ):
             before = name[: list(_NUMBER.finditer(name))[odd[0]].start()]
             by_prefix.setdefault(before, {}).setdefault(int(first_numbers[odd[0]]), {})[name] = int(
@@ -117,8 +117,8 @@ def renumbered(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterato
     for before, numbers in by_prefix.items():
         is_whole = all(len(own) > 1 and len(set(own.values())) == 1 for own in numbers.values())
         is_sure = len(numbers) > 1 or min(map(len, numbers.values())) >= SEVERAL
-        if is_whole and is_sure and not _stay(before, numbers, kept_names):
+        if is_whole and is_sure and not _are_kept(before, numbers, kept_names):
             others = {number: next(iter(own.values())) for number, own in sorted(numbers.items())}
-            is_again = len(set(others.values())) < len(others) or _stay(before, [*others.values()], kept_names)
+            is_again = len(set(others.values())) < len(others) or _are_kept(before, [*others.values()], kept_names)
             names = frozenset(name for own in numbers.values() for name in own)
             yield Renumbering(printable(before.rstrip(".").rpartition(".")[2]), names, others, is_again)

@@ -63,22 +63,22 @@ def instead_of(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, contents:
     if is_alike(tensor.bits):
         return None
     for variant, cause in variants(mapped.node):
-        if variant.shape == tensor.shape and _is(variant, mapped, tensor):
-            why = f"it is {_short(variant)}, where the map makes {printable(mapped.text)}"
+        if variant.shape == tensor.shape and _has_values(variant, mapped, tensor):
+            why = f"it is {_short_text(variant)}, where the map makes {printable(mapped.text)}"
             return outcome.became("permuted", why, cause)
     return _by_parts(outcome, mapped, tensor, contents) if mapped.shape == tensor.shape else None
 
 
-def _is(variant: Node, made: MappedTensor, tensor: Tensor) -> bool:
+def _has_values(variant: Node, made: MappedTensor, tensor: Tensor) -> bool:
     node = variant if isinstance(variant, Op) else Op("cat", (variant,))
     return agree(replace(made, node=node, shape=node.shape), tensor)
 
 
-def _short(node: Node) -> str:
+def _short_text(node: Node) -> str:
     """Return how a tensor is made, with `*` for numbers; equal operands are written once."""
     if not isinstance(node, Op):
         return starred(printable(node.name))
-    parts = list(dict.fromkeys(map(_short, node.parts)))
+    parts = list(dict.fromkeys(map(_short_text, node.parts)))
     return f"{node.function}({', '.join((*parts, *map(str, node.numbers)))})"
 
 

@@ -76,7 +76,7 @@ def check_arrays(path: Path, requests: Iterable[ArrayRequest]) -> None:
     Raises:
         DumpError: The file is not there, is not a safetensors file, or has no such array.
     """
-    with _opened(path) as file:
+    with _open_arrays(path) as file:
         for array in requests:
             _check_shape(file, path, array.key, array.shape)
             dtype = file.get_slice(array.key).get_dtype()
@@ -91,7 +91,7 @@ def read_array(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.gener
     Raises:
         DumpError: The file is not there, is not a safetensors file, or has no such array.
     """
-    with _opened(path) as file:
+    with _open_arrays(path) as file:
         _check_shape(file, path, key, shape)
         mapped = _map(path, key, shape)
         array: NDArray[np.generic] = file.get_tensor(key) if mapped is None else mapped
@@ -104,7 +104,7 @@ def read_arrays(path: Path, requests: Iterable[ArrayRequest]) -> dict[str, NDArr
     Raises:
         DumpError: The file is not there, is not a safetensors file, or lacks one of them.
     """
-    with _opened(path) as file:
+    with _open_arrays(path) as file:
         arrays = {}
         for array in requests:
             _check_shape(file, path, array.key, array.shape)
@@ -113,7 +113,7 @@ def read_arrays(path: Path, requests: Iterable[ArrayRequest]) -> dict[str, NDArr
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_arrays(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:

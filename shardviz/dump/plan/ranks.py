@@ -102,10 +102,10 @@ class PlannedPart:
         if number is None:
             return {None: self.ranks}
         if number not in self._claims:
-            self._claims[number] = self._claiming(number)
+            self._claims[number] = self._ranks_claiming(number)
         return self._claims[number]
 
-    def _claiming(self, number: int) -> dict[Layout | None, tuple[int, ...]]:
+    def _ranks_claiming(self, number: int) -> dict[Layout | None, tuple[int, ...]]:
         ranks_by_layout: dict[Layout | None, list[int]] = {}
         ranks_left = dict.fromkeys(self.ranks)
         while ranks_left:

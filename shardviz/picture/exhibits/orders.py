@@ -141,7 +141,7 @@ def of_each_segment(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | N
     for case in cases.cases(tensor, finding.tensor) if tensor is not None and finding.intended else ():
         if (wanted := wanted_layout(case, finding.intended)) is not None:
             for dim, segments in _segmented(wanted):
-                return _beside(case, wanted, dim, segments)
+                return _segments_exhibit(case, wanted, dim, segments)
     return None
 
 
@@ -152,7 +152,7 @@ def _segmented(layout: Layout) -> Iterator[tuple[int, list[Range]]]:
             yield dim, [part[0] for part in islice(chunks(((0, size),), chain[0]), MOST_CELLS)]
 
 
-def _beside(case: Case, wanted: Layout, dim: int, segments: Sequence[Range]) -> Exhibit | None:
+def _segments_exhibit(case: Case, wanted: Layout, dim: int, segments: Sequence[Range]) -> Exhibit | None:
     """Lay what ranks hold of each segment below what they should; ranks that agree are left out."""
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for coord, region in case.regions.items():
@@ -170,10 +170,10 @@ def _beside(case: Case, wanted: Layout, dim: int, segments: Sequence[Range]) -> 
 
 def _texts(ranges: Ranges, segments: Sequence[Range]) -> tuple[str, ...]:
     """Write the indices that lie in each segment."""
-    return tuple(_text(ranges, *segment) for segment in segments)
+    return tuple(_ranges_text(ranges, *segment) for segment in segments)
 
 
-def _text(ranges: Ranges, start: int, stop: int) -> str:
+def _ranges_text(ranges: Ranges, start: int, stop: int) -> str:
     inside = tuple((max(low, start), min(high, stop)) for low, high in ranges if low < stop and high > start)
     return str(Region((inside,))) if inside else "nothing"
 
@@ -200,14 +200,14 @@ def _rows(dump: Dump, stamp: Stamp, record: GatherRecord, ranks: list[int]) -> t
     title, numel = title_of(ranks, dump.files.mesh), math.prod(stamp.shape)
     ids = gathered_ids(dump, stamp, record) if not record.error else None
     if ids is None or len(ids) != numel:
-        cells = (Cell(counted(numel, "element")), Cell(""), Cell(_in_words(record, ids), is_wrong=True))
+        cells = (Cell(counted(numel, "element")), Cell(""), Cell(_result_text(record, ids), is_wrong=True))
         return [Row(title, cells)], 0
     stretches = _out_of_order(ids)
     rows = [_row(stamp, ids, *stretch) for stretch in stretches[: MOST_ROWS * 2]]
     return [replace(row, title=title) for row in rows], len(stretches) - len(rows)
 
 
-def _in_words(record: GatherRecord, ids: NDArray[np.int64] | None) -> str:
+def _result_text(record: GatherRecord, ids: NDArray[np.int64] | None) -> str:
     if record.error:
         return f"raised {record.error}"
     return counted(len(ids), "element") if ids is not None else "a tensor of another shape"

@@ -104,7 +104,7 @@ def _parts_and_whole(
     """List a group's parts above their sum or mean, for the element that differs most."""
     due = result.wanted_of(ranks[0]).ravel()
     pair = [rank for rank in apart if rank in ranks]
-    at = _most_apart(result, ranks, pair)
+    at = _worst_element(result, ranks, pair)
     # The finding's sentence names these, so they stay where there is room for few.
     order = pair if len(ranks) > FEW and result.wanted.ndim else []
     shown = [*order, *(rank for rank in ranks if rank not in order)][: MOST_ROWS - 1]
@@ -122,12 +122,12 @@ def _farthest_apart(result: Compared) -> tuple[int, ...]:
     return max(result.neighbors_apart(groups), key=lambda pair: pair[2], default=())[:2]
 
 
-def _most_apart(result: Compared, ranks: Sequence[int], apart: Sequence[int]) -> int:
+def _worst_element(result: Compared, ranks: Sequence[int], apart: Sequence[int]) -> int:
     """Return the element in which two ranks differ most; without a pair, the one farthest off."""
     if len(apart) == 2:
-        return int(np.argmax(_off(result.reduced[apart[0]].ravel(), result.reduced[apart[1]].ravel())))
+        return int(np.argmax(_errors(result.reduced[apart[0]].ravel(), result.reduced[apart[1]].ravel())))
     due = result.wanted_of(ranks[0]).ravel()
-    return int(np.argmax(np.max([_off(result.reduced[rank].ravel(), due) for rank in ranks], axis=0)))
+    return int(np.argmax(np.max([_errors(result.reduced[rank].ravel(), due) for rank in ranks], axis=0)))
 
 
 def _whole_row(title: str, got: float, due: float, result: Compared) -> Row:
@@ -175,7 +175,7 @@ def _rows(result: Compared, name: str = "") -> list[Row]:
 
 def _row(result: Compared, ranks: list[int], name: str) -> Row:
     """Return the row of ranks that have the same values, for the element that is farthest off."""
-    off = _off(result.reduced[ranks[0]].ravel(), result.wanted_of(ranks[0]).ravel())
+    off = _errors(result.reduced[ranks[0]].ravel(), result.wanted_of(ranks[0]).ravel())
     return _row_at(result, ranks, name, int(np.argmax(off)))
 
 
@@ -195,7 +195,7 @@ def _row_at(result: Compared, ranks: list[int], name: str, at: int) -> Row:
             Cell(f"{got[at]:.6g}", is_wrong),
             Cell(f"{due[at]:.6g}"),
             Cell(_ratio_text(ratio, result.mesh.size), is_wrong),
-            Cell(_strip(_off(got, due), result.tolerance)),
+            Cell(_strip(_errors(got, due), result.tolerance)),
         ),
         count=len(ranks),
     )
@@ -210,7 +210,7 @@ def _ratio_text(ratio: float, num_ranks: int) -> str:
     return f"1/{times}" if is_share else f"{ratio:.4g}"
 
 
-def _off(got: NDArray[np.float64], due: NDArray[np.float64]) -> NDArray[np.float64]:
+def _errors(got: NDArray[np.float64], due: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how far values are off, infinitely far where they are nan or infinite."""
     with np.errstate(invalid="ignore"):
         return np.where(np.isfinite(got), np.abs(got - due), np.inf)

@@ -125,14 +125,14 @@ def _entries(dump: Dump, report: Report, only: Collection[str] | None = None) ->
     for at in order:
         names, (row, index) = folded[at]
         tensor = dump.tensors[index]
-        picture, ranks, why = _drawn(dump, tensor, names, report) if left > 0 else ("", "", FULL)
+        picture, ranks, why = _map_of(dump, tensor, names, report) if left > 0 else ("", "", FULL)
         size = math.prod(tensor.shape) * itemsize(own_dtype(dump, tensor, names.names()[0])) * len(names)
         entries[at] = TreeEntry(at, anchors.of("tensor", names.names()[0]), names, row, size, picture, ranks, why)
         left -= len(picture) + len(ranks)
     return [entries[at] for at in range(len(folded))]
 
 
-def _drawn(dump: Dump, tensor: Tensor, names: Fold, report: Report) -> tuple[str, str, str]:
+def _map_of(dump: Dump, tensor: Tensor, names: Fold, report: Report) -> tuple[str, str, str]:
     """Return a map and its table of ranks, or why they cannot be."""
     try:
         subject = of_tensor(dump, tensor, names.names()[0], report)

@@ -69,7 +69,7 @@ def _ranks(memory: MemoryTable) -> str:
     total = ["unsharded", *map(bytes_cell, memory.wholes), bytes_cell(sum(memory.wholes)), ""]
     keys = [element("span", class_=f"key {role}", aria_hidden="true") + words(role) for role in memory.roles]
     written = table(["On", *keys, "together", ""], rows, "Bytes per rank by role", total=total)
-    return written + _more(len(groups), "shardviz show --memory --all")
+    return written + _more_text(len(groups), "shardviz show --memory --all")
 
 
 def _parts(roles: Sequence[str], sizes: Sequence[int]) -> Iterable[tuple[str, int, str]]:
@@ -100,7 +100,7 @@ def _tensors(uses: Sequence[TensorMemory]) -> str:
         rows.append([words(f"{names}{count}"), words(role), per_rank, bytes_cell(whole)])
     written = table(("Tensor", "Role", "Per rank", "Unsharded"), rows, "Bytes by tensor", left=2)
     closed = element("details", element("summary", "By tensor"), written)
-    return closed + _more(len(folded), "shardviz show --memory --all")
+    return closed + _more_text(len(folded), "shardviz show --memory --all")
 
 
 def comms_section(dump: Dump) -> str:
@@ -128,7 +128,7 @@ def _collectives(collectives: Sequence[Traffic]) -> str:
         sizes = bytes_cell(record.bytes), bytes_cell(received(record))
         texts = (words(text) for text in (record.op, where, modules, record.when, f"{record.count:,}"))
         rows.append([*texts, *sizes, f"{record.size:,}", f"{num_ranks:,}"])
-    return table(heads, rows, "Collectives of a step", left=4) + _more(len(folded), "shardviz show --comms")
+    return table(heads, rows, "Collectives of a step", left=4) + _more_text(len(folded), "shardviz show --comms")
 
 
 def schedule_section(dump: Dump) -> str:
@@ -143,5 +143,5 @@ def schedule_section(dump: Dump) -> str:
     return section("schedule", "Schedule", element("p", words(caption)), element("figure", picture, tabindex=0))
 
 
-def _more(count: int, command: str) -> str:
+def _more_text(count: int, command: str) -> str:
     return element("p", f"{count - MOST_ROWS:,} more lines: {command} prints them") if count > MOST_ROWS else ""

@@ -89,7 +89,7 @@ def _items(named: Sequence[Named], shown: Mapping[int, str], is_open: bool, leve
 
 
 def _branch(group: Sequence[Named], shown: Mapping[int, str], is_open: bool, levels: int) -> str:
-    shared = _shared(group)
+    shared = _num_shared_parts(group)
     name = ".".join(group[0][0][:shared])
     inner = [(parts[shared:], entry) for parts, entry in group]
     verdict = worst(entry.row.verdict for _, entry in group)
@@ -104,7 +104,7 @@ def _branch(group: Sequence[Named], shown: Mapping[int, str], is_open: bool, lev
     return element("details", summary, element("ul", *_items(inner, shown, is_open, levels - 1)), **opened)
 
 
-def _shared(group: Sequence[Named]) -> int:
+def _num_shared_parts(group: Sequence[Named]) -> int:
     """Return how many parts all names begin with, leaving each a name of its own."""
     most = min(len(parts) for parts, _ in group) - 1
     first = group[0][0]

@@ -159,21 +159,21 @@ class LayoutRegions(Mapping["Region", "Mask"]):
         self._ranks = ranks
 
     @cached_property
-    def _all(self) -> dict[Region, Mask]:
-        found = ((region, self._among(ranks)) for region, ranks in self._layout.holders().items() if all(region.dims))
+    def _all_regions(self) -> dict[Region, Mask]:
+        found = ((region, self._members(ranks)) for region, ranks in self._layout.holders().items() if all(region.dims))
         return {region: mask_of(ranks) for region, ranks in found if ranks}
 
-    def _among(self, ranks: Sequence[int]) -> list[int]:
+    def _members(self, ranks: Sequence[int]) -> list[int]:
         return [rank for rank in ranks if rank in self._ranks]
 
     def __getitem__(self, region: Region) -> Mask:
-        return self._all[region]
+        return self._all_regions[region]
 
     def __iter__(self) -> Iterator[Region]:
-        return iter(self._all)
+        return iter(self._all_regions)
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._all_regions)
 
     def stripes(self, num_dims: int) -> tuple[Stripes, ...]:
         """Return the stripes of each dim, with dims of size 1 before them up to so many."""
@@ -192,11 +192,11 @@ class LayoutRegions(Mapping["Region", "Mask"]):
         kinds = owner[order]
         first = np.flatnonzero(np.diff(kinds, prepend=-1))
         edges = np.append(bounds[order, 0][first], size)
-        ranks = PartRanks(ranks_on(mesh)[self._own], numbers[self._own], len(parts))
+        ranks = PartRanks(ranks_on(mesh)[self._own_ranks], numbers[self._own_ranks], len(parts))
         return PartStripes(edges, kinds[first], ranks)
 
     @cached_property
-    def _own(self) -> NDArray[np.bool_]:
+    def _own_ranks(self) -> NDArray[np.bool_]:
         """Which of the mesh's ranks are its own."""
         mesh = self._layout.mesh.ranks
         if self._ranks.issuperset(mesh):

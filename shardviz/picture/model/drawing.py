@@ -133,7 +133,7 @@ def draw(sides: Sides, shape: Sequence[int], budget: Budget = Budget()) -> Drawi
     if not math.prod(shape) or not (sides.has_claimed or sides.has_held):
         return Drawing(tuple(shape), (), (), (), 0)
     padded = sides.holders.shape
-    edges = [_edges(sides, dim, budget) for dim in range(len(padded))]
+    edges = [_block_edges(sides, dim, budget) for dim in range(len(padded))]
     drawn = (1, 0) if len(shape) == 1 else drawn_dims([len(cuts) - 1 for cuts in edges])
     stepped = [dim for dim, cuts in enumerate(edges) if dim not in drawn and len(cuts) > 2]
     slices = islice(product(*(_spans(edges[dim]) for dim in stepped)), MAX_SLICES)
@@ -143,18 +143,18 @@ def draw(sides: Sides, shape: Sequence[int], budget: Budget = Budget()) -> Drawi
         shape=tuple(shape),
         drawn=tuple(dim - missing for dim in drawn if dim >= missing),
         whole=tuple(dim - missing for dim in range(missing, len(padded)) if dim not in (*drawn, *stepped)),
-        panels=_shown(panels, budget.panels),
+        panels=_chosen_panels(panels, budget.panels),
         num_panels=math.prod(len(edges[dim]) - 1 for dim in stepped),
     )
 
 
-def _shown(panels: Sequence[Panel], most: int) -> tuple[Panel, ...]:
+def _chosen_panels(panels: Sequence[Panel], most: int) -> tuple[Panel, ...]:
     """Choose the first panels, those with differences before the others, in their own order."""
     by_interest = sorted(range(len(panels)), key=lambda at: not panels[at].is_different)
     return tuple(panels[at] for at in sorted(by_interest[:most]))
 
 
-def _edges(sides: Sides, dim: int, budget: Budget) -> Indices:
+def _block_edges(sides: Sides, dim: int, budget: Budget) -> Indices:
     """Return where blocks may begin; scattered ids may begin one anywhere."""
     size = sides.holders.shape[dim]
     if sides.holders.runs and size <= budget.rows:
@@ -237,10 +237,10 @@ def _coalesced(rows: list[Span], cols: list[Span], codes: Indices) -> tuple[list
     """Join neighbors with the same holders throughout."""
     downs = [0, *(np.flatnonzero((codes[1:] != codes[:-1]).any(axis=1)) + 1).tolist()]
     rights = [0, *(np.flatnonzero((codes[:, 1:] != codes[:, :-1]).any(axis=0)) + 1).tolist()]
-    return _joined(rows, downs), _joined(cols, rights), codes[np.ix_(downs, rights)]
+    return _join_spans(rows, downs), _join_spans(cols, rights), codes[np.ix_(downs, rights)]
 
 
-def _joined(spans: Sequence[Span], starts: Sequence[int]) -> list[Span]:
+def _join_spans(spans: Sequence[Span], starts: Sequence[int]) -> list[Span]:
     ends = [*starts[1:], len(spans)]
     found = (spans[start:end] for start, end in zip(starts, ends, strict=True))
     return [Span(part[0].start, part[-1].stop, max(span.parts for span in part)) for part in found]

@@ -242,9 +242,9 @@ class Holders:
         if not self.runs:
             return self._of_regions(plane, rows, cols)
         # Cut where the holders of products change: a cell that crosses them has the pairs that occur, not all pairs.
-        bands, owners = _cut(rows, self.dims[plane.rows].edges)
-        window = _both(self._of_regions(plane, bands, cols), self._of_runs(plane, bands, cols))
-        return window if len(bands) == len(rows) else _merged(window, owners)
+        bands, owners = _cut_spans(rows, self.dims[plane.rows].edges)
+        window = _overlay(self._of_regions(plane, bands, cols), self._of_runs(plane, bands, cols))
+        return window if len(bands) == len(rows) else _merge_rows(window, owners)
 
     def at(self, index: Sequence[int]) -> Mask:
         """Return the ranks that hold one element, given by its index in `shape`."""
@@ -257,14 +257,14 @@ class Holders:
     def _of_regions(self, plane: Plane, rows: Spans, cols: Spans) -> Window:
         down, of_rows = self.dims[plane.rows].over(rows)
         right, of_cols = self.dims[plane.cols].over(cols)
-        others = self._others(plane)
+        others = self._other_dims(plane)
         masks = tuple(
             frozenset(one & other & others for one, other in product(row, col))
             for row, col in product(of_rows, of_cols)
         )
         return Window(np.add.outer(down * len(of_cols), right), masks)
 
-    def _others(self, plane: Plane) -> Mask:
+    def _other_dims(self, plane: Plane) -> Mask:
         mask = -1
         for dim, (stripes, at) in enumerate(zip(self.dims, plane.at, strict=True)):
             if dim not in (plane.rows, plane.cols):
@@ -283,7 +283,7 @@ class Holders:
         return Window(codes, tuple(masks))
 
 
-def _both(window: Window, other: Window) -> Window:
+def _overlay(window: Window, other: Window) -> Window:
     """Lay two windows over each other."""
     pairs, codes = np.unique(window.codes * len(other.masks) + other.codes, return_inverse=True)
     at = [divmod(pair, len(other.masks)) for pair in pairs.tolist()]
@@ -293,7 +293,7 @@ def _both(window: Window, other: Window) -> Window:
     return Window(codes.reshape(window.codes.shape), masks)
 
 
-def _cut(spans: Spans, edges: Indices) -> tuple[Spans, Indices]:
+def _cut_spans(spans: Spans, edges: Indices) -> tuple[Spans, Indices]:
     """Cut spans at edges; return the parts in order and the index of each span's first part."""
     parts: list[tuple[int, int]] = []
     owners: list[int] = []
@@ -304,7 +304,7 @@ def _cut(spans: Spans, edges: Indices) -> tuple[Spans, Indices]:
     return np.array(parts, np.int64).reshape(-1, 2), np.array(owners, np.int64)
 
 
-def _merged(window: Window, owners: Indices) -> Window:
+def _merge_rows(window: Window, owners: Indices) -> Window:
     """Sum up neighboring rows of cells; `owners` are the first of each sum."""
     index: dict[tuple[int, ...], int] = {}
     codes = [

@@ -344,9 +344,11 @@ class Heat:
         if least == most:
             return f"{self.title}: {self.text(most)} on every rank"
         ends = ((HEAT_SIGNS[0], least), (HEAT_SIGNS[-1], most))
-        return f"{self.title}: " + ", ".join(f"{sign} {self.text(end)} on {self._with(end)}" for sign, end in ends)
+        return f"{self.title}: " + ", ".join(
+            f"{sign} {self.text(end)} on {self._with_count(end)}" for sign, end in ends
+        )
 
-    def _with(self, count: int) -> str:
+    def _with_count(self, count: int) -> str:
         return ranks_in_words([rank for rank, own in self.by_rank.items() if own == count], 40)
 
 

@@ -113,13 +113,13 @@ def chosen(spans: Sequence[Span], budget: int, first: int, levels: Sequence[Indi
         return list(spans)
     groups = _groups(spans, levels[0]) if levels else []
     if len(groups) < 2:
-        return chosen(spans, budget, first, levels[1:]) if levels else _ends(spans, budget, first)
+        return chosen(spans, budget, first, levels[1:]) if levels else _keep_ends(spans, budget, first)
     opened = next(at for at in range(len(groups)) if first < sum(map(len, groups[: at + 1])))
     inner = first - sum(map(len, groups[:opened]))
     blocks = [group[0] if len(group) == 1 else together(group, is_block=True) for group in groups]
-    shown = _ends(blocks, max(budget - min(len(groups[opened]), budget // 2) + 1, 3), opened)
+    shown = _keep_ends(blocks, max(budget - min(len(groups[opened]), budget // 2) + 1, 3), opened)
     if blocks[opened] not in shown:
-        return _ends(spans, budget, first)
+        return _keep_ends(spans, budget, first)
     at = shown.index(blocks[opened])
     return [*shown[:at], *chosen(groups[opened], budget - len(shown) + 1, inner, levels[1:]), *shown[at + 1 :]]
 
@@ -131,7 +131,7 @@ def _groups(spans: Sequence[Span], edges: Indices) -> list[list[Span]]:
     return [list(spans[start:stop]) for start, stop in pairwise(cuts)]
 
 
-def _ends(spans: Sequence[Span], budget: int, first: int) -> list[Span]:
+def _keep_ends(spans: Sequence[Span], budget: int, first: int) -> list[Span]:
     """Keep the first spans, the last, and those from one on; join the others."""
     count = len(spans)
     if count <= budget:

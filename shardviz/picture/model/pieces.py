@@ -44,7 +44,7 @@ def _pieces(panel: Panel, claimed: Grid, held: Grid) -> Iterator[Piece]:
         if mask in has and (is_whole or _are_of_one_size(due[mask], has[mask])):
             cuts = sorted({*_shares(due[mask]), *_shares(has[mask])})
             for start, stop in pairwise(cuts):
-                yield mask, _at(due[mask], start, stop), _at(has[mask], start, stop)
+                yield mask, _range_between(due[mask], start, stop), _range_between(has[mask], start, stop)
 
 
 def _are_of_one_size(due: Sequence[Stretch], has: Sequence[Stretch]) -> bool:
@@ -70,7 +70,7 @@ def _shares(stretches: Sequence[Stretch]) -> list[float]:
     return [round(one / sums[-1], 9) for one in sums]
 
 
-def _at(stretches: Sequence[Stretch], start: float, stop: float) -> Stretch:
+def _range_between(stretches: Sequence[Stretch], start: float, stop: float) -> Stretch:
     """Return the part of the stretches between two shares, which lies in one of them."""
     shares = _shares(stretches)
     which = min(bisect_right(shares, start), len(shares) - 1) - 1

@@ -140,10 +140,10 @@ class Sides:
     @property
     def reasons(self) -> tuple[str, ...]:
         """What is wrong with the ranks that both sides mark, in a few words each."""
-        return tuple(words for ranks, words in self._marked if ranks)
+        return tuple(words for ranks, words in self._marks if ranks)
 
     @property
-    def _marked(self) -> tuple[tuple[Mask, str], ...]:
+    def _marks(self) -> tuple[tuple[Mask, str], ...]:
         return (*self.blamed, (self.strangers, STRANGER), (self.missing, NO_FILE))
 
     @property
@@ -158,7 +158,7 @@ class Sides:
 
     def reasons_at(self, cell: Cell) -> list[tuple[Mask, str]]:
         """Return the ranks that both sides mark at a cell, with what is wrong with them."""
-        return [(cell.guilty & ranks, words) for ranks, words in self._marked if cell.guilty & ranks]
+        return [(cell.guilty & ranks, words) for ranks, words in self._marks if cell.guilty & ranks]
 
     def cell(self, masks: Masks) -> Cell:
         """Sum up the holders that a window gives for a cell."""
@@ -217,7 +217,7 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     shift = dump.files.run.num_ranks
     if (only := only_layout(dump, tensor)) is not None:
         sides = Sides(LayoutHolders.of(*only), shift, True, False, only[0].mesh, axes=only[0].nested_axes)
-        return _without(sides, dump)
+        return _with_missing_files(sides, dump)
     laid = PartOverlay()
     for ranks, region, flat in claimed_parts(dump, tensor):
         laid.add(region, mask_of(ranks), flat=flat)
@@ -229,10 +229,12 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
         _add_missing(laid, case, shift)
     layout = tensor.claimed or (cases[0].held if cases else None)
     mesh, axes = (layout.mesh, layout.nested_axes) if layout is not None else (dump.files.mesh, ())
-    return _without(Sides(laid.holders(tensor.shape), shift, has_claimed, bool(cases), mesh, axes=axes), dump)
+    return _with_missing_files(
+        Sides(laid.holders(tensor.shape), shift, has_claimed, bool(cases), mesh, axes=axes), dump
+    )
 
 
-def _without(sides: Sides, dump: Dump) -> Sides:
+def _with_missing_files(sides: Sides, dump: Dump) -> Sides:
     """Let sides mark the parts of ranks of whose files nothing is left."""
     return replace(sides, missing=mask_of(dump.files.missing_ranks))
 
@@ -251,7 +253,7 @@ def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, lai
         _add_held(laid, case, shift)
         _add_missing(laid, case, shift)
     sides = Sides(laid.holders(tensor.shape), shift, True, True, wanted.mesh, INTENDED_AND_HELD, wanted.nested_axes)
-    return _without(sides, dump)
+    return _with_missing_files(sides, dump)
 
 
 def claimed_parts(dump: Dump, tensor: Tensor) -> Iterator[tuple[list[int], Region, bool]]:
@@ -340,8 +342,10 @@ def found_in_place_of(tensor: Tensor, index: Sequence[int], rank: int) -> tuple[
     claimed = shard.layout.region(shard.layout.mesh.coord_of(rank))
     element = []
     for at, says, has in zip(index, claimed.dims, shard.held.dims, strict=True):
-        local = next((before + at - start for before, start, stop in _counted(says) if start <= at < stop), -1)
-        there = next((start + local - n for n, start, stop in _counted(has) if n <= local < n + stop - start), None)
+        local = next((before + at - start for before, start, stop in _with_offsets(says) if start <= at < stop), -1)
+        there = next(
+            (start + local - n for n, start, stop in _with_offsets(has) if n <= local < n + stop - start), None
+        )
         if local < 0 or there is None:
             return None
         element.append(there)
@@ -376,7 +380,7 @@ def stretches_of(ids: NDArray[np.int64]) -> Ranges:
     return tuple(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
-def _counted(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
+def _with_offsets(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
     """Yield each range with the number of indices before it."""
     before = 0
     for start, stop in ranges:

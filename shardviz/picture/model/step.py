@@ -147,24 +147,24 @@ class StepTree:
         Args:
             opened: The calls that are open, by module and number.
         """
-        return list(_seen(self.roots, self.opened if opened is None else opened))
+        return list(_visible_nodes(self.roots, self.opened if opened is None else opened))
 
     @property
     def opened(self) -> frozenset[tuple[str, int]]:
         """Calls that are open by default: around the first wrong one, wrong weights, or the root."""
-        nodes = list(_all(self.roots))
+        nodes = list(_all_nodes(self.roots))
         found = {key_of(node) for node in nodes if node.has_first}
         found = found or {key_of(node) for node in nodes if node.wrong_inside}
         return frozenset(found or {key_of(root) for root in self.roots})
 
     def within(self, module: str) -> StepTree:
         """Return the calls of one module with everything inside them; empty if it wasn't called."""
-        return replace(self, roots=tuple(node for node in _all(self.roots) if node.call.module == module))
+        return replace(self, roots=tuple(node for node in _all_nodes(self.roots) if node.call.module == module))
 
     @property
     def keys(self) -> frozenset[tuple[str, int]]:
         """What all its calls are known by."""
-        return frozenset(map(key_of, _all(self.roots)))
+        return frozenset(map(key_of, _all_nodes(self.roots)))
 
 
 def key_of(node: Node) -> tuple[str, int]:
@@ -172,17 +172,17 @@ def key_of(node: Node) -> tuple[str, int]:
     return node.call.module, node.call.number
 
 
-def _all(nodes: Sequence[Node]) -> Iterator[Node]:
+def _all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
     for node in nodes:
         yield node
-        yield from _all(node.children)
+        yield from _all_nodes(node.children)
 
 
-def _seen(nodes: Sequence[Node], opened: frozenset[tuple[str, int]]) -> Iterator[Node]:
+def _visible_nodes(nodes: Sequence[Node], opened: frozenset[tuple[str, int]]) -> Iterator[Node]:
     for node in nodes:
         yield node
         if key_of(node) in opened:
-            yield from _seen(node.children, opened)
+            yield from _visible_nodes(node.children, opened)
 
 
 def step_tree(dump: Dump, findings: Sequence[Finding], reference: str = UNSHARDED) -> StepTree:
@@ -197,7 +197,7 @@ def step_tree(dump: Dump, findings: Sequence[Finding], reference: str = UNSHARDE
     calls = Calls.of(dump).in_order
     first = _first_wrong(calls, finding.module) if finding is not None else None
     tensors = [name for finding in findings for name in finding.tensors if _is_held(dump, name)]
-    return StepTree(_nested(calls, _StepMarks(first, _by_module(calls, tensors))), finding, reference)
+    return StepTree(_nest(calls, _StepMarks(first, _by_module(calls, tensors))), finding, reference)
 
 
 def _is_held(dump: Dump, name: str) -> bool:
@@ -233,7 +233,7 @@ def _first_wrong(calls: Sequence[Call], module: str) -> Call | None:
     return next(iter(bad or own), None)
 
 
-def _nested(calls: Sequence[Call], marks: _StepMarks) -> tuple[Node, ...]:
+def _nest(calls: Sequence[Call], marks: _StepMarks) -> tuple[Node, ...]:
     """Nest calls, which come in the order in which they ended."""
     stack: list[tuple[Call, list[Any]]] = []
     for call in calls:
@@ -286,12 +286,12 @@ class StepHeat:
     @property
     def most(self) -> float:
         """The largest size in either."""
-        return max(_largest(self.has), _largest(self.due))
+        return max(_largest_value(self.has), _largest_value(self.due))
 
     @property
     def farthest(self) -> float:
         """How far the element is off that is off farthest."""
-        return _largest(self.off)
+        return _largest_value(self.off)
 
     def levels(self, field: str, count: int) -> list[list[int]]:
         """Return a field as integers below `count`, scaled to its largest value.
@@ -309,15 +309,15 @@ class StepHeat:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz show --step --format json` prints."""
-        fields = {name: _listed(getattr(self, name)) for name in ("has", "due", "off")}
+        fields = {name: _as_lists(getattr(self, name)) for name in ("has", "due", "off")}
         return {"ranks": list(self.ranks), "layout": self.layout, "shape": list(self.shape), **fields}
 
 
-def _listed(field: NDArray[np.float64]) -> list[list[float | None]]:
+def _as_lists(field: NDArray[np.float64]) -> list[list[float | None]]:
     return [[float(value) if np.isfinite(value) else None for value in row] for row in field]
 
 
-def _largest(field: NDArray[np.float64]) -> float:
+def _largest_value(field: NDArray[np.float64]) -> float:
     return float(np.max(field, initial=0.0, where=np.isfinite(field)))
 
 

@@ -98,12 +98,12 @@ def scale_for(panel: Panel) -> Scale:
     many = len(panel.cols) > 1
     height = MAP_HEIGHT if len(panel.rows) > 1 else 2 * BOX_HEIGHT
     return Scale(
-        _edges(panel.rows, height, BOX_HEIGHT),
-        _edges(panel.cols, max(WIDE, BOX_WIDTH * len(panel.cols)) if many else NARROW, BOX_WIDTH),
+        _pixel_edges(panel.rows, height, BOX_HEIGHT),
+        _pixel_edges(panel.cols, max(WIDE, BOX_WIDTH * len(panel.cols)) if many else NARROW, BOX_WIDTH),
     )
 
 
-def _edges(spans: Sequence[Span], room: int, least: int) -> tuple[int, ...]:
+def _pixel_edges(spans: Sequence[Span], room: int, least: int) -> tuple[int, ...]:
     exact = sum(len(span) for span in spans if span.parts == 1)
     sizes = [max(least, round(len(span) * room / exact)) if span.parts == 1 else least * 3 // 2 for span in spans]
     return tuple(accumulate(sizes, initial=0))

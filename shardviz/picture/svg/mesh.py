@@ -48,7 +48,7 @@ def mesh_drawing(
     """
     marks = _TileMarks(Coloring(mesh, axes), marked, heat)
     shown, left = grids_of(mesh, MOST_GRIDS, marked)
-    grids = [_drawn(grid, marks) for grid in shown]
+    grids = [_draw_grid(grid, marks) for grid in shown]
     width, top, parts = max(grid.width for grid in grids), 0, list[str]()
     if heat is not None:
         parts.append(element("text", words(str(heat)), x=0, y=12, class_="sv-soft"))
@@ -64,7 +64,7 @@ def mesh_drawing(
     return SvgFragment("".join(parts), width, top - 12)
 
 
-def _drawn(grid: RankGrid, marks: _TileMarks) -> SvgFragment:
+def _draw_grid(grid: RankGrid, marks: _TileMarks) -> SvgFragment:
     heads = [grid.row_title(row) for row in range(grid.num_rows)]
     titles = [grid.col_title(col) for col in range(grid.num_cols)]
     signs = 2 * bool(marks.marked) + 2 * (marks.heat is not None)
@@ -75,7 +75,7 @@ def _drawn(grid: RankGrid, marks: _TileMarks) -> SvgFragment:
     wanted_rows, wanted_cols = spread(marks.marked, grid)
     rows = kept(grid.num_rows, MOST_ROWS, wanted_rows)
     cols = kept(grid.num_cols, MOST_COLS, wanted_cols)
-    texts = [heads[row] if isinstance(row, int) else _left_out(grid, row, marks) for row in rows]
+    texts = [heads[row] if isinstance(row, int) else _gap_text(grid, row, marks) for row in rows]
     gutter = round(max(map(len, texts)) * CHAR) + (8 if grid.down else 0) + 8 * any(WRONG in text for text in texts)
     for at, col in enumerate(cols):
         text = titles[col] if isinstance(col, int) else "…"
@@ -88,7 +88,7 @@ def _drawn(grid: RankGrid, marks: _TileMarks) -> SvgFragment:
     return SvgFragment("".join(parts), gutter + step * len(cols), head + HEAD + TILE_HEIGHT * len(rows))
 
 
-def _left_out(grid: RankGrid, rows: range, marks: _TileMarks) -> str:
+def _gap_text(grid: RankGrid, rows: range, marks: _TileMarks) -> str:
     hidden = marked_among((grid.rank_at(row, col) for row in rows for col in range(grid.num_cols)), marks.marked)
     return f"… {counted(len(rows), 'more row')}{hidden}"
 

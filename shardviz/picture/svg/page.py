@@ -170,7 +170,7 @@ def _sizes(subject: Subject) -> str:
 def _sides(subject: Subject) -> list[tuple[str, str, str]]:
     """Return the claimed and the held layout: title, text and style."""
     claimed, held = subject.claimed, subject.held
-    sides = [("claimed", _spelled(claimed, subject) if claimed else "nothing: a plain tensor", "sv-h")]
+    sides = [("claimed", _layout_text(claimed, subject) if claimed else "nothing: a plain tensor", "sv-h")]
     if not subject.holds:
         return sides
     if subject.held_words:
@@ -181,12 +181,12 @@ def _sides(subject: Subject) -> list[tuple[str, str, str]]:
             intended = [("intended", subject.intended, "sv-h")] if subject.intended else []
             return [*sides, ("held", text, "sv-soft"), *intended]
         return [*sides, ("held", f"? {text}", "sv-bad") if subject.silent else ("held", f"✓ {text}", "sv-good")]
-    text = _spelled(held, subject) if held is not None else "no layout fits"
+    text = _layout_text(held, subject) if held is not None else "no layout fits"
     is_bad = claimed is not None or held is None
     return [*sides, ("held", f"{WRONG} {text}" if is_bad else text, "sv-bad" if is_bad else "sv-h")]
 
 
-def _spelled(layout: Layout, subject: Subject) -> str:
+def _layout_text(layout: Layout, subject: Subject) -> str:
     placements = layout.placements()
     return notation.write(layout, subject.dtype) + (f"  {spell(placements)}" if placements else "")
 

@@ -88,7 +88,7 @@ def files_drawing(stored: CheckpointSubject) -> SvgFragment:
             sizes[part.file] += part.size
     markup, width = "", 0
     for at, (number, name) in enumerate([*stored.files.items()][:MOST_FILES]):
-        label = f"{_short(printable(name))}  {bytes_text(sizes[number])} of the file"
+        label = f"{_short_name(printable(name))}  {bytes_text(sizes[number])} of the file"
         place = PixelBox(0, at * (LINE + 2), CHIP, LINE)
         markup += tile(place, str(number), name, color=rank_color(number), ranks=(number,), differs=False)
         markup += element("text", words(label), x=CHIP + 8, y=place.top + 14)
@@ -113,7 +113,7 @@ def _line(part: StoredPart) -> str:
     return f"{part.region}  {where}"
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…"
 
 

@@ -67,7 +67,7 @@ def band_lines(panel: Panel, sizes: BoxSizes, coloring: Coloring, glyphs: Glyphs
     arms = [[0] * width for _ in range(height)]
     styles = [[""] * width for _ in range(height)]
     for lane, move in enumerate(order):
-        for row, col, arm in _cells(move, LANE * lane + 1, width):
+        for row, col, arm in _line_cells(move, LANE * lane + 1, width):
             arms[row][col] |= arm
             styles[row][col] = move.style
     ends, corners = {move.end for move in order}, glyphs.corners
@@ -113,7 +113,7 @@ def _lanes(moves: Sequence[BandLine]) -> list[BandLine] | None:
         return None
 
 
-def _cells(move: BandLine, lane: int, width: int) -> list[tuple[int, int, int]]:
+def _line_cells(move: BandLine, lane: int, width: int) -> list[tuple[int, int, int]]:
     """Return the row, the column and the arms of each character of a line."""
     if move.begin == move.end:
         return [(move.begin, col, LEFT | RIGHT) for col in range(width)]

@@ -143,7 +143,7 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
     lines += [*([line("")] if lines and groups else []), *groups]
     for note in comparison.notes:
         lines += wrapped(printable(note), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
-    return [*lines, *([line("")] if lines else []), _sum(comparison, terminal)]
+    return [*lines, *([line("")] if lines else []), _summary(comparison, terminal)]
 
 
 def alike(comparison: Comparison) -> list[list[Outcome]]:
@@ -219,7 +219,7 @@ def why_text(outcome: Outcome) -> str:
     return outcome.why if is_said or "(" in outcome.other else f"as {starred(outcome.other)}: {outcome.why}"
 
 
-def _sum(comparison: Comparison, terminal: Terminal) -> Text:
+def _summary(comparison: Comparison, terminal: Terminal) -> Text:
     if comparison.differs:
         return line((f"{terminal.glyphs.differs} {notable(comparison)}", BAD))
     if comparison.counts["not-compared"]:

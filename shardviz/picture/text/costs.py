@@ -108,12 +108,12 @@ def comms_lines(dump: Dump) -> list[Text]:
     lines: list[Text] = []
     for axes, most in received_by_axes(dump).items():
         heading = f"{groups_text(axes)}: each rank receives up to {most:,} bytes"
-        rows = [_cells(one) for one in collectives if one.record.axes == axes]
+        rows = [_collective_cells(one) for one in collectives if one.record.axes == axes]
         lines += [*([line("")] if lines else []), line((heading, "bold")), *table([HEADS, *rows], left=3)]
     return lines
 
 
-def _cells(collective: Traffic) -> list[str]:
+def _collective_cells(collective: Traffic) -> list[str]:
     record = collective.record
     numbers = (record.count, record.bytes, collective.received)
     name, module = f"  {printable(record.op)}", printable(record.module) or "-"

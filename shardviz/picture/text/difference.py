@@ -33,7 +33,7 @@ def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
         lines += [*wrapped(printable(change.after), terminal.width, line(("  after   ", DIM)), 10), line("")]
     lines += _step_lines(difference.step, terminal)
     if difference.relaid:
-        lines += wrapped(printable(_relaid(difference.relaid)), terminal.width, line(("  ", DIM)), 2)
+        lines += wrapped(printable(_relaid_text(difference.relaid)), terminal.width, line(("  ", DIM)), 2)
     for title, findings in (("findings lost", difference.lost), ("findings gained", difference.gained)):
         if findings:
             lines += [line((title, "bold")), *findings_lines(findings, terminal), line("")]
@@ -90,7 +90,7 @@ def agreement(step: StepDifference) -> str:
     return f"{text}: off by at most {step.farthest:.2g} of the size (rounding allows {step.allowed:.2g})"
 
 
-def _relaid(changes: Sequence[Change]) -> str:
+def _relaid_text(changes: Sequence[Change]) -> str:
     """Say that two jobs lay tensors out differently, and show the first of them."""
     (name, first), *others = fold((change.tensor, replace(change, tensor="")) for change in changes)
     others_too = f", and {counted(len(others), 'other layout')}" if others else ""

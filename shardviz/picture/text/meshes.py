@@ -68,7 +68,7 @@ def mesh_lines(
     grids = [_grid_lines(grid, width, marks) for grid in shown]
     lines: list[Text] = [*wrapped(str(heat), width, line(""), 2)] if heat is not None else []
     while grids:
-        count = _fitting(grids, width)
+        count = _num_fitting(grids, width)
         lines += [*([line("")] if lines else []), *beside(grids[:count], gap=3)]
         grids = grids[count:]
     if not left:
@@ -85,7 +85,7 @@ def heat_lines(mesh: Mesh, heat: Heat, terminal: Terminal) -> list[Text]:
     return [*lines, *([line("")] if lines else [])]
 
 
-def _fitting(grids: Sequence[list[Text]], width: int) -> int:
+def _num_fitting(grids: Sequence[list[Text]], width: int) -> int:
     """Return how many grids fit next to each other, at least one."""
     used = 0
     for count, grid in enumerate(grids):
@@ -111,11 +111,11 @@ def _grid_lines(grid: RankGrid, width: int, marks: _CellMarks) -> list[Text]:
             hidden = marks.among(grid.rank_at(at, col) for at in row for col in range(grid.num_cols))
             lines.append(line((f"{marks.glyphs.more} {counted(len(row), 'more row')}{hidden}".ljust(gutter), DIM)))
         else:
-            lines.append(line((heads[row].ljust(gutter), DIM), *_cells(grid, row, cols, cell, marks)))
+            lines.append(line((heads[row].ljust(gutter), DIM), *_row_cells(grid, row, cols, cell, marks)))
     return lines
 
 
-def _cells(
+def _row_cells(
     grid: RankGrid, row: int, cols: Iterable[int | range], width: int, marks: _CellMarks
 ) -> Iterator[tuple[str, str]]:
     """Write a row's ranks on their colors; a gap shows whether a hidden rank is marked."""

@@ -99,10 +99,10 @@ def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
     for at, panel in enumerate(drawing.panels):
         lines += [line("")] if at else []
         lines += [line((slice_title(panel), "bold"))] if panel.at else []
-        lines += _arranged(panel, subject, [] if at else mesh, terminal)
+        lines += _arrange(panel, subject, [] if at else mesh, terminal)
     if not drawing.panels:
         lines += mesh
-    words = _in_words(drawing, subject, terminal)
+    words = _note_lines(drawing, subject, terminal)
     return [*lines, line(""), *words] if words else lines
 
 
@@ -111,7 +111,7 @@ def slice_title(panel: Panel) -> str:
     return ", ".join(f"dim {dim} at {span}" for dim, span in panel.at)
 
 
-def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Terminal) -> list[Text]:
+def _arrange(panel: Panel, subject: Subject, mesh: list[Text], terminal: Terminal) -> list[Text]:
     """Put the sides of a panel, and the mesh, next to each other as far as they fit."""
     width, mesh_width = terminal.width, max((row.cell_len for row in mesh), default=-GAP)
     if not panel.is_different:
@@ -120,7 +120,7 @@ def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Termin
         if not sides or _width(sides) > left:
             sides = _sides(panel, subject, _sizes(panel, subject, width, terminal), terminal)
     else:
-        sides = _joined(panel, subject, terminal) if len(panel.rows) > 1 else []
+        sides = _sides_with_lines(panel, subject, terminal) if len(panel.rows) > 1 else []
         if not sides and len(panel.rows) > 1:
             sides = _sides(panel, subject, _sizes(panel, subject, (width - GAP) // 2, terminal), terminal)
         if not sides or _width(sides) > width:
@@ -131,7 +131,7 @@ def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Termin
     return [*beside(sides, GAP), line(""), *mesh]
 
 
-def _joined(panel: Panel, subject: Subject, terminal: Terminal) -> list[list[Text]]:
+def _sides_with_lines(panel: Panel, subject: Subject, terminal: Terminal) -> list[list[Text]]:
     """Draw both sides with lines from expected to actual places; empty if they don't fit."""
     coloring, glyphs = subject.sides.coloring, terminal.glyphs
     for tall in (False, True):
@@ -170,7 +170,7 @@ def _sides(panel: Panel, subject: Subject, sizes: BoxSizes, terminal: Terminal) 
     ]
 
 
-def _in_words(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Text]:
+def _note_lines(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Text]:
     found = notes(drawing, subject, terminal.glyphs)
     return [row for text in found for row in wrapped(text, terminal.width, line("  "), 4)]
 

@@ -94,8 +94,8 @@ class PaintedViewport:
 
 def paint(frame: Frame, top: int, left: int, height: int, width: int) -> PaintedViewport:
     """Paint the cells from (top, left) on; cells beyond the map are left out."""
-    row_spans, down = _cut(frame.rows, top, height)
-    col_spans, across = _cut(frame.cols, left, width)
+    row_spans, down = _visible_spans(frame.rows, top, height)
+    col_spans, across = _visible_spans(frame.cols, left, width)
     window = frame.sides.holders.window(frame.plane, row_spans, col_spans)
     looks: dict[CellLook, int] = {}
     look_of = [
@@ -125,14 +125,14 @@ def look_of_cell(frame: Frame, cell: Cell) -> CellLook:
         return _look(frame, (f"{WRONG} nobody", WRONG) if is_marked else ("nobody", "?"), "nobody", mask)
     names = rank_labels(mask, frame.sides.coloring, many=mixed)
     if is_marked:
-        return _look(frame, _marked(frame, cell, names), "elsewhere", mask)
+        return _look(frame, _marked_labels(frame, cell, names), "elsewhere", mask)
     lit_text = (f"{frame.lit} in {names[0]}",) if frame.lit is not None and mixed else ()
     pending = (f"{names[0]} {frame.suffix}",) if frame.suffix else ()
     shown = mask if frame.lit is None else 1 << frame.lit
     return _look(frame, (*lit_text, *pending, *names), "mixed" if mixed else "held", shown)
 
 
-def _marked(frame: Frame, cell: Cell, names: tuple[str, ...]) -> tuple[str, ...]:
+def _marked_labels(frame: Frame, cell: Cell, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return a cell's labels with the error sign, before all of them or before the wrong part."""
     if not cell.part:
         some = "part of " if cell.is_partly else ""
@@ -158,14 +158,14 @@ def _look_of_difference(frame: Frame, cell: Cell) -> CellLook:
     if not known:
         return _look(frame, (f"{WRONG} nobody", WRONG), "nobody", known)
     if cell.part and cell.different:
-        return _look(frame, _marked(frame, cell, names), "partly", known)
+        return _look(frame, _marked_labels(frame, cell, names), "partly", known)
     if not cell.due | cell.has or not frame.sides.is_compared:
-        return _look(frame, _marked(frame, cell, names), "elsewhere", known)
+        return _look(frame, _marked_labels(frame, cell, names), "elsewhere", known)
     if cell.claimed == cell.held:
         among = rank_labels(cell.held, coloring)
         return _look(frame, (*(f"{WRONG} among {name}" for name in among), WRONG), "elsewhere", cell.held)
     went_from, went_to = (cell.due or cell.claimed, cell.has) if cell.is_partly else (cell.claimed, cell.held)
-    due, has = _brief(went_from, coloring), _brief(went_to, coloring)
+    due, has = _short_names(went_from, coloring), _short_names(went_to, coloring)
     went = [f"{WRONG} {due[0]}→{has[0]}", f"{WRONG} {due[-1]}→{has[-1]}", f"{due[-1]}→{has[-1]}", f"{WRONG} {due[-1]}"]
     if cell.is_partly:
         went = [f"{WRONG} part: {went[0].removeprefix(f'{WRONG} ')}", *went]
@@ -174,7 +174,7 @@ def _look_of_difference(frame: Frame, cell: Cell) -> CellLook:
     return replace(look, color=_color_of(cell.claimed, coloring)) if _is_hueless(cell, look) else look
 
 
-def _brief(mask: Mask, coloring: Coloring) -> tuple[str, str]:
+def _short_names(mask: Mask, coloring: Coloring) -> tuple[str, str]:
     """Return the names of ranks on one side of an arrow: in full and as short as can be read."""
     names = [name for name in rank_labels(mask, coloring) if name != "…"]
     return names[0], min(names, key=len)
@@ -199,7 +199,7 @@ def _color_of(mask: Mask, coloring: Coloring) -> int:
     return coloring.color_of(rank_array(mask))
 
 
-def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, CellBlocks]:
+def _visible_spans(ruler: Ruler, first: int, count: int) -> tuple[Indices, CellBlocks]:
     """Return the index spans that some cells of a ruler touch, and how the cells lie on them."""
     begin = max(first - 1, 0)
     spans = ruler.spans(begin, first - begin + count + 1)
@@ -224,18 +224,18 @@ def _write_labels(boxes: Boxes, frame: Frame, data_rows: Flags, data_cols: Flags
 
 def _write_stretch(boxes: Boxes, frame: Frame, row: int, blocks: list[tuple[int, int, CellLook]]) -> None:
     """Write the labels of blocks without lines between them; one for all if they are narrow."""
-    labels = [_fitting(look.labels, right - left) for left, right, look in blocks]
+    labels = [_first_fitting(look.labels, right - left) for left, right, look in blocks]
     if len(blocks) > 1 and not any(labels) and frame.lit is None:
         begin, end = blocks[0][0], blocks[-1][1]
         ranks = reduce(or_, (look.ranks for _, _, look in blocks))
-        label = _fitting(rank_labels(ranks, frame.sides.coloring, many=True), end - begin)
+        label = _first_fitting(rank_labels(ranks, frame.sides.coloring, many=True), end - begin)
         boxes.write_centred(row, begin, end - begin, label)
         return
     for (left, right, _), label in zip(blocks, labels, strict=True):
         boxes.write_centred(row, left, right - left, label)
 
 
-def _fitting(labels: tuple[str, ...], room: int) -> str:
+def _first_fitting(labels: tuple[str, ...], room: int) -> str:
     return next((label for label in labels if len(label) <= room), "")
 
 
@@ -254,7 +254,7 @@ def _write_on_rules(boxes: Boxes, looks: list[CellLook]) -> None:
         below = list(zip(boxes.codes[row + 1].tolist(), (boxes.chars[row] == "─").tolist(), strict=True))
         for start, stop in runs(below):
             look, is_ruled = below[start]
-            if is_ruled and look >= 0 and (label := _fitting(looks[look].labels, stop - start - 2)):
+            if is_ruled and look >= 0 and (label := _first_fitting(looks[look].labels, stop - start - 2)):
                 boxes.write_centred(row, start, stop - start, f" {label} ")
 
 

@@ -101,7 +101,7 @@ def side_lines(
         glyphs: The characters to draw with.
         marked: Whether blocks that differ from the other side carry the glyph.
     """
-    boxes, styles, first_lines = _painted(panel, grid, sizes, coloring, glyphs, marked=marked)
+    boxes, styles, first_lines = _paint_side(panel, grid, sizes, coloring, glyphs, marked=marked)
     titles = dict(zip(first_lines, _row_titles(panel.rows, grid, glyphs), strict=True))
     lines = [_column_titles(panel, sizes, glyphs)] if len(panel.cols) > 1 or len(panel.cols[0]) > 1 else []
     for at, (chars, row) in enumerate(zip(boxes.chars.tolist(), styles, strict=True)):
@@ -110,7 +110,7 @@ def side_lines(
     return lines
 
 
-def _painted(
+def _paint_side(
     panel: Panel, grid: Grid, sizes: BoxSizes, coloring: Coloring, glyphs: Glyphs, *, marked: bool
 ) -> tuple[Boxes, list[list[str]], list[int]]:
     """Paint one side: boxes with ranks in them, each cell's style, and each row's first line."""

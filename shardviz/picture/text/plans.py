@@ -59,7 +59,7 @@ def said_lines(ranks: PlannedRanks, width: int) -> Iterator[Text]:
     yield line("")
     yield from memory_lines(amounts, width)
     yield from _uneven(uneven(amounts), width)
-    yield from _whole(whole(amounts), width)
+    yield from _replicated(whole(amounts), width)
     yield line("")
     yield from _traffic(plan, ranks, width)
     yield from _bubble(ranks)
@@ -86,7 +86,7 @@ def memory_lines(amounts: PlanBytes, width: int) -> Iterator[Text]:
     yield from _gathered(part, width)
     yield from _buckets(part, width)
     if differ:
-        yield from _why(amounts, fullest, emptiest, width)
+        yield from _why_uneven(amounts, fullest, emptiest, width)
 
 
 def _by_role(amounts: PlanBytes, ranks: dict[str, int]) -> list[Text]:
@@ -126,8 +126,8 @@ def _moment(part: PlanPart, together: int, width: int) -> Iterator[Text]:
     both = f"activations and {of_fsdp} are" if part.units else "activations are"
     kept = bytes_text(sum(saved.bytes for saved in part.saved))
     yield from _sentence(
-        f"{both} those of a step's fullest moment, in the {when} of {_named(part.peak.module)}, by the kernels of a "
-        f"CPU; {kept} of activations wait for their backward when the forward ends",
+        f"{both} those of a step's fullest moment, in the {when} of {_module_text(part.peak.module)}, by the kernels "
+        f"of a CPU; {kept} of activations wait for their backward when the forward ends",
         width,
     )
     if part.peak.scores:
@@ -144,11 +144,11 @@ def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
         return
     stays = [unit for unit in part.units if unit.stays]
     largest = max(part.units, key=lambda unit: unit.bytes)
-    kept = f"; {_named(stays[0].name)} stays gathered until its backward" if len(stays) == 1 else ""
+    kept = f"; {_module_text(stays[0].name)} stays gathered until its backward" if len(stays) == 1 else ""
     kept = f"; {len(stays)} units stay gathered until their backward" if len(stays) > 1 else kept
     most = f", at most {bytes_text(gathered(part))} at once, with the next one already gathered"
     units = f"{counted(len(part.units), 'unit')}{most if part.peak is None else ''}"
-    largest_text = f"the largest is {_named(largest.name)}, {bytes_text(largest.bytes)}"
+    largest_text = f"the largest is {_module_text(largest.name)}, {bytes_text(largest.bytes)}"
     yield from _sentence(f"FSDP gathers {units}; {largest_text}{kept}", width)
     offloaded = sum(unit.on_cpu for unit in part.units)
     if offloaded:
@@ -169,7 +169,7 @@ def _buckets(part: PlanPart, width: int) -> Iterator[Text]:
     yield from _sentence(f"DistributedDataParallel reduces gradients in {buckets}{lie}", width)
 
 
-def _why(amounts: PlanBytes, fullest: int, emptiest: int, width: int) -> Iterator[Text]:
+def _why_uneven(amounts: PlanBytes, fullest: int, emptiest: int, width: int) -> Iterator[Text]:
     """Yield the tensors that make two ranks differ, the largest first, layers as one kind."""
     mesh = amounts.ranks.mesh
     ranks = f"rank {fullest} ({mesh.label(fullest)}) has more than rank {emptiest} ({mesh.label(emptiest)})"
@@ -195,7 +195,7 @@ def _by_kind(amounts: PlanBytes, rank: int) -> dict[str, int]:
     return sizes
 
 
-def _named(module: str) -> str:
+def _module_text(module: str) -> str:
     return printable(module) or "the model itself"
 
 
@@ -222,7 +222,7 @@ def _parts_text(parameter: UnevenParameter) -> str:
     return f"{layout}: {parameter.least:,} to {parameter.most:,} elements{empty}"
 
 
-def _whole(wholes: list[ReplicatedParameter], width: int) -> Iterator[Text]:
+def _replicated(wholes: list[ReplicatedParameter], width: int) -> Iterator[Text]:
     if not wholes:
         return
     yield line("")
@@ -247,10 +247,10 @@ def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text
         if not plan.without_step:
             yield line(NO_STEP if any(part.peak is None for part in plan.parts) else "a step has no collectives")
         return
-    heading, *rows = table([_HEADS, *(_cells(one, plan.node) for one in collectives)], left=2)
+    heading, *rows = table([_HEADS, *(_traffic_cells(one, plan.node) for one in collectives)], left=2)
     yield heading
     for one, row in zip(collectives, rows, strict=True):
-        modules = ", ".join(_named(name) for name, _, _ in fold_again((name, None) for name in one.modules))
+        modules = ", ".join(_module_text(name) for name, _, _ in fold_again((name, None) for name in one.modules))
         yield row
         yield line((f"  in {cut_at_comma(modules, width - 5)}", DIM))
     if plan.node:
@@ -262,7 +262,7 @@ def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text
 _HEADS = ["collectives of a step", "pass", "count", "bytes", "received", "group", "nodes"]
 
 
-def _cells(collective: CollectiveTraffic, node: int) -> list[str]:
+def _traffic_cells(collective: CollectiveTraffic, node: int) -> list[str]:
     sizes = [
         f"{collective.count:,}",
         bytes_text(collective.bytes),
@@ -301,18 +301,22 @@ def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]
     failed = {row: row.failed for row in rows if row.failed}
     if fits:
         yield from table(_mesh_cells(fits))
-    apart = (*_because("the step fails on", fails), *_too_large(large, memory), *_because("not planned:", failed))
+    apart = (
+        *_grouped_reasons("the step fails on", fails),
+        *_too_large(large, memory),
+        *_grouped_reasons("not planned:", failed),
+    )
     for text in (*_notes(fits), *apart):
         yield from wrapped(text, width, line(), 2)
 
 
 def _mesh_cells(rows: Sequence[Row]) -> list[list[str]]:
     """Return the table, without the columns that say nothing of these meshes."""
-    columns = [["mesh", *(str(row.mesh) for row in rows)], ["fullest rank", *map(_fullest, rows)]]
+    columns = [["mesh", *(str(row.mesh) for row in rows)], ["fullest rank", *map(_fullest_text, rows)]]
     if any(row.offloaded for row in rows):
         columns.append(["in the CPU's memory", *(bytes_text(row.offloaded) for row in rows)])
     if any(row.crossing is not None for row in rows):
-        columns.append(["crosses nodes", *map(_crossing, rows)])
+        columns.append(["crosses nodes", *map(_crossing_text, rows)])
     return [list(cells) for cells in zip(*columns, strict=True)]
 
 
@@ -333,7 +337,7 @@ def _too_large(large: Sequence[Row], memory: int) -> Iterator[str]:
         yield f"{meshes} more than {bytes_text(memory)}, at least {bytes_text(least.bytes)} on {least.mesh}"
 
 
-def _because(what: str, reasons: Mapping[Row, str]) -> Iterator[str]:
+def _grouped_reasons(what: str, reasons: Mapping[Row, str]) -> Iterator[str]:
     """Yield the meshes that something is true of, grouped by reason, whatever its numbers."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for row, why in reasons.items():
@@ -344,9 +348,9 @@ def _because(what: str, reasons: Mapping[Row, str]) -> Iterator[str]:
         yield f"{what} {', '.join(own)}: {printable(why)}{more and f'; with other numbers on {more}'}"
 
 
-def _fullest(row: Row) -> str:
+def _fullest_text(row: Row) -> str:
     return f"at least {bytes_text(row.bytes)}" if row.without_step else bytes_text(row.bytes)
 
 
-def _crossing(row: Row) -> str:
+def _crossing_text(row: Row) -> str:
     return "not known" if row.without_step or row.crossing is None else bytes_text(row.crossing)

@@ -42,8 +42,8 @@ def exhibit_lines(exhibit: Exhibit, terminal: Terminal) -> list[Text]:
     columns = columns_of(exhibit, spelled)
     widths = [widest(titles), *map(widest, columns)]
     room = terminal.width - len(INDENT)
-    more = (" " * GAP + terminal.glyphs.more, DIM) if _fitting(widths, room) < len(widths) else ("", "")
-    kept = _fitting(widths, room - len(more[0]))
+    more = (" " * GAP + terminal.glyphs.more, DIM) if _num_fitting(widths, room) < len(widths) else ("", "")
+    kept = _num_fitting(widths, room - len(more[0]))
     lines = wrapped(printable(exhibit.caption), terminal.width, line("  "), 2)
     for caption in lines:
         caption.stylize("bold", 2)
@@ -69,7 +69,7 @@ def _in_ascii(text: str) -> str:
     return printable(text).translate(_IN_ASCII)
 
 
-def _fitting(widths: list[int], room: int) -> int:
+def _num_fitting(widths: list[int], room: int) -> int:
     """Return how many columns fit, at least two."""
     used = 0
     for count, width in enumerate(widths):
@@ -262,10 +262,10 @@ def _compared(blocks: Sequence[_Block], parts: Mapping[int, str]) -> list[_Block
     for block in sorted(blocks, key=lambda block: len(block.ranks)):
         if not block.is_named:
             usual[parts.get(block.ranks[0], "")] = block
-    return [_against(block, usual.get(parts.get(block.ranks[0], ""))) for block in blocks]
+    return [_compare_with(block, usual.get(parts.get(block.ranks[0], ""))) for block in blocks]
 
 
-def _against(block: _Block, right: _Block | None) -> _Block:
+def _compare_with(block: _Block, right: _Block | None) -> _Block:
     if right is None or not block.is_named or list(map(len, right.rows)) != list(map(len, block.rows)):
         return block
     wrong = (
@@ -294,12 +294,12 @@ def _column(block: _Block, column: int) -> tuple[str, ...]:
 
 def _rows(shard: Shard, digits: int) -> Rows:
     """Return a shard's numbers as rows of its last dim."""
-    flat = [_written(value, digits) for value in leaves(shard.body.values)]
+    flat = [_value_text(value, digits) for value in leaves(shard.body.values)]
     columns = shard.body.local_shape[-1] if shard.body.local_shape else 1
     return tuple(tuple(flat[at : at + columns]) for at in range(0, len(flat), max(columns, 1)))
 
 
-def _written(value: Any, digits: int) -> str:
+def _value_text(value: Any, digits: int) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 

@@ -191,7 +191,7 @@ def summary_line(
     but = f"; {counted(unchecked, 'tensor')} not checked" if unchecked else ""
     but += f"; {counted(general, 'check')} not made" if general else ""
     if report.findings:
-        text = f"{counted(len(report.findings), 'finding')}{_where(report, results)} on {ranks}{but}"
+        text = f"{counted(len(report.findings), 'finding')}{_where_text(report, results)} on {ranks}{but}"
         return line((f"{terminal.glyphs.error} {text}", BAD))
     if report.num_tensors == 0:
         return line((f"{terminal.glyphs.unknown} the dump of {ranks} has no tensors{but}", WARNING))
@@ -218,7 +218,7 @@ def uncompared_text(things: Sequence[str]) -> str:
     return f"; not compared: {', '.join(things)}" if things else ""
 
 
-def _where(report: Report, results: Container[str]) -> str:
+def _where_text(report: Report, results: Container[str]) -> str:
     names = {name for name in report.findings_of if name}
     tensors = sum(name not in results for name in names)
     of_all = f"{tensors:,} of " if tensors <= report.num_tensors else ""

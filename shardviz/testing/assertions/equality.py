@@ -162,7 +162,7 @@ def assert_same(
     if any(role != "grad" for role, _ in alone):
         _refuse_lacking(lacking)
     tensors = {key: local for key, local in tensors.items() if key not in alone}
-    suspects = _agreed({key for key in tensors if _is_suspect(tensors[key], expected[key])})
+    suspects = _agree_on_all_ranks({key for key in tensors if _is_suspect(tensors[key], expected[key])})
     if not suspects:
         _refuse_lacking(lacking)
         return
@@ -207,11 +207,11 @@ def _wanted(
         for tensor in dump.tensors:
             for name in tensor.names:
                 whole[tensor.role, name] = whole_values(dump, tensor, name).reshape(tensor.shape)
-    largest = max((_largest(values) for (role, _), values in whole.items() if role == "grad"), default=0.0)
+    largest = max((_largest_size(values) for (role, _), values in whole.items() if role == "grad"), default=0.0)
     expected = {}
     for key, values in whole.items():
         dtypes = {reference_locals[key].values.dtype, tensors.get(key, reference_locals[key]).values.dtype}
-        size = max(_largest(values), largest if key[0] == "grad" else 0.0)
+        size = max(_largest_size(values), largest if key[0] == "grad" else 0.0)
         expected[key] = ExpectedTensor(values, *_tolerance(dtypes, ROUNDINGS_OF_ROLE.get(key[0], 0.0) * size))
     return expected
 
@@ -223,7 +223,7 @@ def _tolerance(dtypes: Collection[torch.dtype], rounded: float) -> tuple[float, 
     return max(rtols), max(*atols, rounded * eps)
 
 
-def _largest(values: NDArray[np.float64]) -> float:
+def _largest_size(values: NDArray[np.float64]) -> float:
     """Return the size of the largest finite element."""
     return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
@@ -238,7 +238,7 @@ def _lacking(tensors: Mapping[Key, Local], expected: Mapping[Key, ExpectedTensor
         ("the reference has no", set(tensors) - set(expected)),
         ("only the reference has", set(expected) - set(tensors)),
     )
-    return [(what, keys) for what, side in sides if (keys := _agreed(side))]
+    return [(what, keys) for what, side in sides if (keys := _agree_on_all_ranks(side))]
 
 
 def _refuse_lacking(lacking: Sequence[tuple[str, set[Key]]]) -> None:
@@ -270,14 +270,14 @@ def _check_references(suspects: set[Key], expected: Mapping[Key, ExpectedTensor]
         if not np.array_equal(first[0][key], expected[key].values, equal_nan=True)
         and expected[key].is_far(first[0][key], expected[key].values)
     }
-    for role, name in sorted(_agreed(others)):
+    for role, name in sorted(_agree_on_all_ranks(others)):
         raise ShardAssertionError(
             f"{role} {name}: the reference is not the same on every rank\n"
             "  fix       make it the same on all ranks: the same seed before its weights are drawn, and the same batch"
         )
 
 
-def _agreed(mine: set[Key]) -> set[Key]:
+def _agree_on_all_ranks(mine: set[Key]) -> set[Key]:
     return set().union(*of_all_ranks(mine))
 
 
@@ -398,7 +398,7 @@ def misplaced(dump: Dump, tensor: Tensor, comparison: Compared) -> list[Finding]
 
 
 def _value(comparison: Compared, far: Far, tolerance: str) -> Finding:
-    off, apart = _off(comparison, far), {rank: _apart(comparison, rank) for rank in far}
+    off, apart = _wrong_elements(comparison, far), {rank: _errors(comparison, rank) for rank in far}
     rank = max(far, key=lambda rank: float(np.max(apart[rank], initial=0.0)))
     at = int(np.argmax(apart[rank]))
     got, expected = comparison.reduced[rank].ravel()[at], comparison.wanted_of(rank).ravel()[at]
@@ -417,7 +417,7 @@ def _value(comparison: Compared, far: Far, tolerance: str) -> Finding:
     )
 
 
-def _off(comparison: Compared, far: Far) -> NDArray[np.bool_]:
+def _wrong_elements(comparison: Compared, far: Far) -> NDArray[np.bool_]:
     """Return which elements of the whole tensor are off on some rank."""
     off = np.zeros(comparison.wanted.shape, np.bool_)
     for rank, elements in far.items():
@@ -456,7 +456,7 @@ def _exchanged_coordinate(comparison: Compared, far: Far) -> Cause | None:
     return None
 
 
-def _apart(comparison: Compared, rank: int) -> NDArray[np.float64]:
+def _errors(comparison: Compared, rank: int) -> NDArray[np.float64]:
     """Return how far each element of a rank is off; NaN is farthest."""
     got, expected = comparison.reduced[rank].ravel(), comparison.wanted_of(rank).ravel()
     with np.errstate(invalid="ignore"):

@@ -57,7 +57,7 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
             "  fix       call backward() first; if FSDP2 accumulates (set_requires_gradient_sync(False), "
             "set_requires_all_reduce(False)), gradients appear after the last micro-batch"
         )
-    suspects = {tensor.names[at] for tensor in digests.tensors for at in _differing(tensor)}
+    suspects = {tensor.names[at] for tensor in digests.tensors for at in _differing_names(tensor)}
     if not suspects:
         return digests, []
 
@@ -70,7 +70,7 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
     return values, [finding for tensor in values.tensors for finding in _findings(values, tensor, axis)]
 
 
-def _differing(tensor: Tensor) -> list[int]:
+def _differing_names(tensor: Tensor) -> list[int]:
     """Return the positions of the fold's names whose copies differ in any bit."""
     groups = copies_of(tensor, None)
     return [

@@ -87,7 +87,7 @@ def describe(rank: int, error: BaseException, function: Callable[..., Any], styl
         kind = "skipped"
     elif isinstance(error, pytest.xfail.Exception):
         kind = "xfailed"
-    shown = _shown(error, function, style)
+    shown = _representation(error, function, style)
     as_shown = pickle.dumps(shown) if compat.as_failure(shown) is not None else b""
     text = str(shown)[:_MAX_TEXT]
     return Outcome(rank, kind, str(error), when, pickled(error), pickled(type(error)), as_shown, text)
@@ -106,7 +106,7 @@ def read(folder: Path) -> list[Outcome]:
     return [pickle.loads(file.read_bytes()) for file in files]
 
 
-def _shown(error: BaseException, function: Callable[..., Any], style: FailureStyle) -> Any:
+def _representation(error: BaseException, function: Callable[..., Any], style: FailureStyle) -> Any:
     """Show an exception as `pytest.Function.repr_failure` does."""
     excinfo = pytest.ExceptionInfo.from_exception(error)
     chosen: Any = "long" if style.full or style.traceback == "auto" else style.traceback

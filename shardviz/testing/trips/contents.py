@@ -137,12 +137,12 @@ def _add_state(contents: RankContents, owner: str, state: MutableMapping[str, An
             if local.unknown:
                 contents.not_known[name] = local.unknown
                 continue
-            contents.tensors[name] = _claiming_as(local, parameter)
+            contents.tensors[name] = _with_claim_of(local, parameter)
         elif isinstance(value, torch.Tensor | float) or type(value) is int:
             contents.numbers[name] = StateNumber(state, key)
 
 
-def _claiming_as(state: Local, parameter: Local | None) -> Local:
+def _with_claim_of(state: Local, parameter: Local | None) -> Local:
     """Give an optimizer state without placements those of its parameter, if shapes are equal."""
     if parameter is None or state.claim or state.flat or state.values.shape != parameter.values.shape:
         return state
@@ -243,21 +243,21 @@ def sent_by_all(contents: RankContents) -> dict[str, FilledTensor]:
     A plain tensor whose values differ between ranks is each rank's own; if they are equal it is a copy.
     """
     first_of = {name: group[0] for group in contents.tied for name in group}
-    own_tensors = {name: _described(local, first_of.get(name, name)) for name, local in contents.tensors.items()}
+    own_tensors = {name: _describe(local, first_of.get(name, name)) for name, local in contents.tensors.items()}
     pairs_of: dict[str, list[tuple[int, tuple[FilledTensor, str]]]] = {}
     for rank, of_rank in enumerate(of_all_ranks(own_tensors)):
         for name, pair in of_rank.items():
             pairs_of.setdefault(name, []).append((rank, pair))
-    return {name: _agreed(pairs) for name, pairs in pairs_of.items()}
+    return {name: _common_tensor(pairs) for name, pairs in pairs_of.items()}
 
 
-def _described(local: Local, key: str) -> tuple[FilledTensor, str]:
+def _describe(local: Local, key: str) -> tuple[FilledTensor, str]:
     """Return a tensor, with a digest of its values where it is plain."""
     sent = FilledTensor(local.name, local.role, local.shape, dtype_name(local.values.dtype), key)
     return sent, "" if local.claim or local.flat else digest(local.values)
 
 
-def _agreed(pairs: list[tuple[int, tuple[FilledTensor, str]]]) -> FilledTensor:
+def _common_tensor(pairs: list[tuple[int, tuple[FilledTensor, str]]]) -> FilledTensor:
     sent = pairs[0][1][0]
     each = len({(one.shape, own) for _, (one, own) in pairs}) > 1 and all(own for _, (_, own) in pairs)
     return FilledTensor(sent.name, sent.role, sent.shape, sent.dtype, sent.key, tuple(rank for rank, _ in pairs), each)

@@ -248,7 +248,9 @@ def places(
         mesh: The mesh of the job.
         reference: What was sent, in words.
     """
-    reference_entries = _known({name: target for name, target in targets.items() if target.entry.dtype != "bool"})
+    reference_entries = _reference_of(
+        {name: target for name, target in targets.items() if target.entry.dtype != "bool"}
+    )
     dropped = _stage_axes(locals_, mesh)
     rank = distributed.get_rank()
     tensors = [
@@ -270,7 +272,7 @@ def places(
     return [finding for finding in findings if same[finding.tensor, finding.held or finding.kind] is finding]
 
 
-def _known(targets: Mapping[str, TargetTensor]) -> Known:
+def _reference_of(targets: Mapping[str, TargetTensor]) -> Known:
     stamps: dict[str, Stamp] = {}
     first = 1
     for name, target in targets.items():
@@ -378,31 +380,31 @@ def findings_of(received: TransferOutcome, placed: Sequence[Finding]) -> Iterato
     received = replace(received, parts={name: parts for name, parts in received.parts.items() if name not in padded})
     old_parts, trip = received.wrong("kept"), received.trip
     for name, parts in old_parts.items():
-        yield _kept(received, name, parts)
+        yield _finding_unwritten(received, name, parts)
     for name, parts in received.wrong("rounded").items():
         if name not in old_parts:
-            text = f"its values were rounded to {parts[0].why} on the way on {_where(received, name, parts)}"
+            text = f"its values were rounded to {parts[0].why} on the way on {_ranks_text(received, name, parts)}"
             yield _finding(NarrowedOnTheWay(parts[0].why, trip=trip), received, name, parts, text)
     for name, parts in received.wrong("dtype").items():
-        text = f"it is {parts[0].why} on {_where(received, name, parts)} after the {trip}, and was not before"
+        text = f"it is {parts[0].why} on {_ranks_text(received, name, parts)} after the {trip}, and was not before"
         yield _finding(ReplacedDtype(trip), received, name, parts, text)
     for name, parts in received.wrong("shape").items():
         if name not in old_parts:
-            text = f"its shape is {parts[0].why}, on {_where(received, name, parts)}"
+            text = f"its shape is {parts[0].why}, on {_ranks_text(received, name, parts)}"
             yield _finding(PartTakenForWhole(trip), received, name, parts, text)
     for name, parts in received.wrong("swapped").items():
         if whose := received.owner(name):
-            text = f"it has the values of {whose} on {_where(received, name, parts)}"
+            text = f"it has the values of {whose} on {_ranks_text(received, name, parts)}"
             yield _finding(_why_swapped(received, name, whose), received, name, parts, text)
     explained = {finding.tensor for finding in placed} | {name for name in received.parts if received.owner(name)}
     for finding in placed:
-        yield with_parts(_advised(finding, received), received.parts[finding.tensor])
+        yield with_parts(_with_advice(finding, received), received.parts[finding.tensor])
     for name, parts in received.wrong("other", "zeros", "swapped").items():
         if name not in explained and name not in old_parts and name not in received.wrong("rounded", "dtype", "shape"):
-            yield _other(received, name, parts)
+            yield _finding_changed(received, name, parts)
 
 
-def _where(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]) -> str:
+def _ranks_text(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]) -> str:
     return f"{len(parts):,} of {len(received.parts[name]):,} ranks"
 
 
@@ -427,15 +429,14 @@ def _padded(received: TransferOutcome, name: str) -> Finding:
     padding = next(part.padded for part in parts if part.padded is not None and part.padded.first)
     what = "rows" if padding.dim == 0 else f"indices of dim {padding.dim}"
     text = f"each rank's own {what} are padded, {padding.size:,} and {padding.more:,} more; the map pads the whole"
-    return _finding(PaddedParts(), received, name, parts, f"{text}: on {_where(received, name, parts)}")
+    return _finding(PaddedParts(), received, name, parts, f"{text}: on {_ranks_text(received, name, parts)}")
 
 
-def _kept(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]) -> Finding:
+def _finding_unwritten(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]) -> Finding:
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
     much = "" if count == size else f"{count:,} of {size:,} elements of "
-    text = (
-        f"the {received.trip} did not write {much}it on {_where(received, name, parts)}: what was there before is there"
-    )
+    where = _ranks_text(received, name, parts)
+    text = f"the {received.trip} did not write {much}it on {where}: what was there before is there"
     return _finding(_why_kept(received, name, parts), received, name, parts, text)
 
 
@@ -454,22 +455,22 @@ def _why_kept(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]
     return SkippedKey()
 
 
-def _other(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]) -> Finding:
+def _finding_changed(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]) -> Finding:
     if (change := received.change(name)) and change.explanation:
-        text = f"{change.why}, on {_where(received, name, parts)}"
+        text = f"{change.why}, on {_ranks_text(received, name, parts)}"
         return _finding(change.explanation, received, name, parts, text)
     if all(part.fate == "zeros" for part in parts):
         number = next((part.why for part in parts if part.why), "")
         what = f"all of its values are {number}" if number else "it has zeros"
-        text = f"{what} on {_where(received, name, parts)}; {received.sender} has different values"
+        text = f"{what} on {_ranks_text(received, name, parts)}; {received.sender} has different values"
         return _finding(WriteIntoCopies(received.trip, is_reset=True), received, name, parts, text, kind="foreign")
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
-    text = f"{count:,} of {size:,} elements are not those of {received.sender} on {_where(received, name, parts)}"
+    text = f"{count:,} of {size:,} elements are not those of {received.sender} on {_ranks_text(received, name, parts)}"
     cause = FileOfAnotherRank() if name in received.each else ChangedInTransfer()
     return _finding(cause, received, name, parts, text)
 
 
-def _advised(finding: Finding, received: TransferOutcome) -> Finding:
+def _with_advice(finding: Finding, received: TransferOutcome) -> Finding:
     """Return a finding of places with the cause and the fix that fit a trip."""
     details = (*finding.details, *([received.trips] if received.trips else []))
     if finding.kind not in ("foreign", "name-collision"):

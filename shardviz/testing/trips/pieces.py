@@ -177,16 +177,16 @@ def without_padding(local: Local, node: Node) -> Local:
     if not has_padding(node) or local.flat or own_region is None or own_region.shape != tuple(local.values.shape):
         return local
     got, source, padding = bits_of_tensor(local.values).copy(), entry_of(node), padding_in(node)
-    for region in (*_others(local), own_region):  # a shard of another rank has that one's padding
+    for region in (*_other_regions(local), own_region):  # a shard of another rank has that one's padding
         mask = part_of(padding, region)
         expected = cast_bits(source.read(region), source.dtype, local.values.dtype)
-        if region == own_region or (mask.shape == got.shape and _equal(got[~mask], expected[~mask])):
+        if region == own_region or (mask.shape == got.shape and _are_equal(got[~mask], expected[~mask])):
             got[mask] = expected[mask]
             break
     return replace(local, values=from_bits(got, local.values.dtype))
 
 
-def _others(local: Local) -> Iterator[Region]:
+def _other_regions(local: Local) -> Iterator[Region]:
     """Yield other ranks' regions of a tensor that isn't replicated."""
     if local.claim is None:
         return
@@ -225,10 +225,10 @@ def padded_by_rank(local: Local, node: Node) -> PaddedPart | None:
     expected = cast_bits(entry_of(inner).read(region), entry_of(inner).dtype, local.values.dtype)
     size = region.shape[dim]
     padded = PaddedPart(dim, region.dims[dim][0][0] if size else 0, size, local.values.shape[dim] - size)
-    return padded if padded.more > 0 and _equal(actual, expected) else None
+    return padded if padded.more > 0 and _are_equal(actual, expected) else None
 
 
-def _equal(actual: NDArray[Any], wanted: NDArray[Any]) -> bool:
+def _are_equal(actual: NDArray[Any], wanted: NDArray[Any]) -> bool:
     return actual.size > 0 and actual.shape == wanted.shape and bool((actual == wanted).all())
 
 
@@ -313,7 +313,7 @@ class PieceCuts:
                     'pass layouts={"'
                     + name
                     + '": "[*/tp, *]"} and mesh=, or let the target have DTensors'
-                    + _or_padding(name, tuple(local.values.shape), self.made[name]),
+                    + _padding_expression(name, tuple(local.values.shape), self.made[name]),
                 )
             return {name: TargetPiece(local, (name, None))}
         layout = self._layout(text, name, whole.shape)
@@ -350,7 +350,7 @@ class PieceCuts:
             raise NotationError(f"{name}: {error.message}", error.hint) from error
 
 
-def _or_padding(name: str, shape: tuple[int, ...], node: Node) -> str:
+def _padding_expression(name: str, shape: tuple[int, ...], node: Node) -> str:
     """Return the map expression for a shape that is longer along one dim; empty for others."""
     odd = [dim for dim, pair in enumerate(zip(shape, node.shape, strict=False)) if pair[0] != pair[1]]
     if len(shape) != len(node.shape) or len(odd) != 1:
@@ -406,7 +406,9 @@ def fused_findings(
         if piece.of[1] is not None:
             groups.setdefault(piece.of[0], {})[name] = piece
     own_fused = {
-        name: (_as(cut, target_locals[name], each), tuple(each)) for name, each in groups.items() if wrong & each.keys()
+        name: (_name_content(cut, target_locals[name], each), tuple(each))
+        for name, each in groups.items()
+        if wrong & each.keys()
     }
     fused: dict[str, dict[int, tuple[Fused, tuple[str, ...]]]] = {}
     for rank, of_rank in enumerate(of_all_ranks(own_fused)):
@@ -415,13 +417,13 @@ def fused_findings(
     findings, settled = [], set[str]()
     for name, ranks in fused.items():
         names = {one for _, each in ranks.values() for one in each}
-        if (finding := _agreed(name, names, ranks, parts)) is not None:
+        if (finding := _common_finding(name, names, ranks, parts)) is not None:
             findings.append(finding)
             settled |= names
     return findings, settled
 
 
-def _agreed(
+def _common_finding(
     name: str,
     names: set[str],
     ranks: Mapping[int, tuple[Fused, tuple[str, ...]]],
@@ -440,7 +442,7 @@ def _agreed(
     return cause.finding(name, tuple(hit), text, kind="misordered", details=details)
 
 
-def _as(cut: PieceCuts, local: Local, pieces: Mapping[str, TargetPiece]) -> Fused:
+def _name_content(cut: PieceCuts, local: Local, pieces: Mapping[str, TargetPiece]) -> Fused:
     """Name what a rank has instead of a fused tensor, and the cause; return None if unknown."""
     got = bits_of_tensor(local.values)
     name = next(iter(pieces.values())).of[0]
@@ -452,10 +454,12 @@ def _as(cut: PieceCuts, local: Local, pieces: Mapping[str, TargetPiece]) -> Fuse
         return "the rank's rows are those of the whole, cut in one piece", FusedCutOtherwise("piece")
     right = [wanted_bits(piece.local, cut.entry(*piece.of)) for piece in pieces.values()]
     answers = [one for one in right if one is not None]
-    return next(_joined(answers, got, cut.dim(name, local), list(pieces)), None) if len(answers) == len(right) else None
+    return (
+        next(_name_join(answers, got, cut.dim(name, local), list(pieces)), None) if len(answers) == len(right) else None
+    )
 
 
-def _joined(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[str]) -> Iterator[tuple[str, Cause]]:
+def _name_join(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[str]) -> Iterator[tuple[str, Cause]]:
     """Yield how a rank joined its right parts: interleaved, or in a different order."""
     sizes = [part.shape[dim] for part in parts]
     for blocks in [one for one in range(2, math.gcd(*sizes) + 1) if math.gcd(*sizes) % one == 0][:MOST_BLOCKS]:

@@ -171,7 +171,7 @@ class Trip:
         refused = {name: why for of_rank in of_all_ranks(refused) for name, why in of_rank.items()}
         self.folder.mkdir(parents=True, exist_ok=True)
         of_all_ranks(None)
-        _called("save", self.save, model, optimizer, self.folder)
+        _call("save", self.save, model, optimizer, self.folder)
         of_all_ranks(None)
         before = SavedState(sent, facts, refused, str(plain_mesh(mesh)))
         return self._with_disk(before) if "disk" in self.of else before
@@ -182,7 +182,7 @@ class Trip:
             return of_all_ranks(before)[0]
         sent = self._entries(before, 0, per_rank=False)
         stored, refused = disk.saved_in(self.folder)
-        called = _as_called(sent, self.names)
+        called = _renamed_entries(sent, self.names)
         wrong, absent = disk.check_disk(called, stored, f"saved on {before.mesh}")
         notes = tuple(disk.not_checked_text(absent, refused, len(sent)))
         done = len(sent) - len(absent)
@@ -213,18 +213,20 @@ class Trip:
         if isinstance(self.model, nn.Module):
             settings_times(optimizer, OLD_FACTOR)
         of_all_ranks(None)
-        model, optimizer = _returned(_called("load", self.load, model, optimizer, self.folder), model, optimizer)
+        model, optimizer = _model_and_optimizer(
+            _call("load", self.load, model, optimizer, self.folder), model, optimizer
+        )
         of_all_ranks(None)
         now = contents_of(model, optimizer, mesh)
-        return self._judged(mesh, before, old, now)
+        return self._judge(mesh, before, old, now)
 
-    def _judged(
+    def _judge(
         self, mesh: DeviceMesh, before: SavedState, old: RankContents, now: RankContents
     ) -> tuple[str, RoundTrip]:
         here, rank = str(plain_mesh(mesh)), distributed.get_rank()
         trips = f"saved on {before.mesh}, loaded on {here}"
         entries = self._entries(before, rank, per_rank=here == before.mesh)
-        notes = [*before.notes, *_left_out(before, self.of, same=here == before.mesh)]
+        notes = [*before.notes, *_uncompared(before, self.of, same=here == before.mesh)]
         targets = _targets(entries, old, now, self.salt)
         parts = parts_of_all(now.tensors, targets)
         roles = {name: before.sent[name].role for name in parts}
@@ -236,7 +238,7 @@ class Trip:
         return message_of(findings), RoundTrip(len(parts), before.on_disk, tuple(notes))
 
 
-def _called(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, optimizer: Any, folder: Path) -> Any:
+def _call(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, optimizer: Any, folder: Path) -> Any:
     """Save or load; torch's exception, which has every rank's traceback, becomes one line.
 
     Raises:
@@ -255,7 +257,7 @@ def _called(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, op
         ) from error
 
 
-def _returned(returned: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
+def _model_and_optimizer(returned: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
     if isinstance(returned, nn.Module):
         return returned, optimizer
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module):
@@ -269,7 +271,7 @@ def _targets(entries: Mapping[str, Entry], old: RankContents, now: RankContents,
     return {
         name: TargetTensor(
             saved,
-            _old_of(old, name, spoiled.get(name)),
+            _old_entry(old, name, spoiled.get(name)),
             saved.dtype,
             tuple(entries[other] for other in group_of.get(name, ()) if other != name and other in entries),
         )
@@ -277,12 +279,12 @@ def _targets(entries: Mapping[str, Entry], old: RankContents, now: RankContents,
     }
 
 
-def _old_of(old: RankContents, name: str, entry: Entry | None) -> Callable[[], NDArray[Any] | None] | None:
+def _old_entry(old: RankContents, name: str, entry: Entry | None) -> Callable[[], NDArray[Any] | None] | None:
     local = old.tensors.get(name)
     return partial(part_of_entry, local, entry) if local is not None and entry is not None else None
 
 
-def _left_out(before: SavedState, of: set[What], *, same: bool) -> Iterator[str]:
+def _uncompared(before: SavedState, of: set[What], *, same: bool) -> Iterator[str]:
     """Yield what was not compared."""
     if before.refused:
         name, why = next(iter(before.refused.items()))
@@ -295,7 +297,7 @@ def _left_out(before: SavedState, of: set[What], *, same: bool) -> Iterator[str]
         )
 
 
-def _as_called(sent: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
+def _renamed_entries(sent: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
     """Return tensors by their names in the checkpoint; states follow their parameters."""
     if not names:
         return dict(sent)

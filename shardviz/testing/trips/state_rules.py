@@ -68,13 +68,13 @@ def check_states(
         of: What to compare.
         trips: Where it was saved and loaded, in words.
     """
-    wrong = _lost(before, after) | _strangers(before, after)
+    wrong = _lost_state(before, after) | _strangers(before, after)
     if "optim" in of:
         numbers = {name: one.value for name, one in after.numbers.items()}
         wrong |= _missing(saved, after) | _changed("number", saved.numbers, numbers)
     if "setting" in of:
         wrong |= _changed("setting", saved.settings, after.settings, SINGLE)
-    wrong |= _untied(before, after) | _thawed(before, after)
+    wrong |= _untied_names(before, after) | _thawed(before, after)
     ranks_of: dict[tuple[str, str, str], list[int]] = {}
     for rank, of_rank in enumerate(of_all_ranks(wrong)):
         for name, (kind, text) in of_rank.items():
@@ -105,7 +105,7 @@ def _thawed(before: RankContents, after: RankContents) -> dict[str, tuple[str, s
     return {name: ("frozen", words[name in before.frozen]) for name in odd}
 
 
-def _lost(before: RankContents, after: RankContents) -> dict[str, tuple[str, str]]:
+def _lost_state(before: RankContents, after: RankContents) -> dict[str, tuple[str, str]]:
     gone = before.tensors.keys() - after.tensors.keys() - after.not_known.keys()
     weights = [name for name in gone if before.tensors[name].role != "optim"]
     return dict.fromkeys(weights, ("name", "the model has no such tensor after the load"))
@@ -141,7 +141,7 @@ def _changed(
     }
 
 
-def _untied(before: RankContents, after: RankContents) -> dict[str, tuple[str, str]]:
+def _untied_names(before: RankContents, after: RankContents) -> dict[str, tuple[str, str]]:
     group_of = {name: group for group in after.tied for name in group}
     return {
         name: ("tie", f"it shared storage with {group[0]} before the load, and does not now")

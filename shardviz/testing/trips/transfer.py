@@ -161,7 +161,7 @@ class Transfer:
             for name, sent_tensor in sent.items()
             if not sent_tensor.each and name not in refused and (saved := sent_tensor.entry(salt, rank)) is not None
         }
-        received = self._judged(weights_of(self.target), entries, spoiled)
+        received = self._judge(weights_of(self.target), entries, spoiled)
         with torch.no_grad():
             for name, values in before.items():
                 source_contents.tensors[name].values.copy_(values)
@@ -170,9 +170,9 @@ class Transfer:
 
     def now(self) -> tuple[str, RoundTrip]:
         """Compare the target with what the source has. Every rank calls this."""
-        return self._judged(weights_of(self.target), _whole(weights_of(self.source)), {})
+        return self._judge(weights_of(self.target), _whole_source(weights_of(self.source)), {})
 
-    def _judged(
+    def _judge(
         self, target_contents: RankContents, entries: Mapping[str, Entry], old: Mapping[str, NDArray[Any]]
     ) -> tuple[str, RoundTrip]:
         """Compare every rank's tensors of the target with the expected ones. Every rank calls this."""
@@ -194,7 +194,7 @@ class Transfer:
         placed = places(locals_, targets, received.unplaced, None, SENDER) if received.unplaced else []
         findings = [*fused, *findings_of(received, placed)]
         unknown = [f"{name}: {why}" for of_rank in of_all_ranks(not_known) for name, why in of_rank.items()]
-        notes = (*_left_out(names, nodes, entries), *dict.fromkeys(unknown))
+        notes = (*_unmatched(names, nodes, entries), *dict.fromkeys(unknown))
         texts = {name: padding_text(node) for name, node in nodes.items()}
         left_out = tuple(f"{name}: padded: {text} are not compared" for name, text in texts.items() if text)
         return message_of(findings), RoundTrip(len(of_all), 0, notes, left_out)
@@ -203,18 +203,18 @@ class Transfer:
 def _of_piece(target: TargetTensor, piece: TargetPiece, node: Node, old: Mapping[str, NDArray[Any]]) -> TargetTensor:
     """Return a piece's expected values, with this rank's earlier ones and its padding."""
     if not has_padding(node):
-        return replace(target, old=_old_of(piece, old))
+        return replace(target, old=_old_entry(piece, old))
     padded = partial(padded_by_rank, piece.local, node)
-    return replace(target, old=_old_of(piece, old), padding=partial(padding_in, node), padded=padded)
+    return replace(target, old=_old_entry(piece, old), padding=partial(padding_in, node), padded=padded)
 
 
-def _old_of(piece: TargetPiece, old: Mapping[str, NDArray[Any]]) -> Callable[[], NDArray[Any]] | None:
+def _old_entry(piece: TargetPiece, old: Mapping[str, NDArray[Any]]) -> Callable[[], NDArray[Any]] | None:
     """Return what a piece was filled with before; None if that is not known."""
     bits = old.get(piece.of[0])
     return None if bits is None else lambda: bits[piece.cut]
 
 
-def _left_out(names: Sequence[str], nodes: Mapping[str, Node], entries: Mapping[str, Entry]) -> Iterator[str]:
+def _unmatched(names: Sequence[str], nodes: Mapping[str, Node], entries: Mapping[str, Entry]) -> Iterator[str]:
     """Yield which tensors of either side have nothing on the other."""
     used = {name for one in nodes.values() for name in names_of(one)}
     if lone := [name for name in names if name not in nodes]:
@@ -242,7 +242,7 @@ def weights_of(weights: Weights) -> RankContents:
     )
 
 
-def _whole(source_contents: RankContents) -> dict[str, Entry]:
+def _whole_source(source_contents: RankContents) -> dict[str, Entry]:
     """Put the source's tensors together from all ranks, whole in memory. Every rank calls this."""
     own_parts = {}
     for name, local in source_contents.tensors.items():

@@ -210,7 +210,7 @@ def beside(outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers: Mapping[
     Raises:
         DumpError: It has too many parts to draw.
     """
-    live, saved = _both(outcome, job, checkpoint)
+    live, saved = _both_tensors(outcome, job, checkpoint)
     stored_tensor = stored(saved, numbers) if saved is not None else None
     shape = live.index_shape if live is not None else saved.shape if saved is not None else ()
     wrong = frozenset(outcome.ranks) if outcome.verdict in DIFFERENT else frozenset()
@@ -218,10 +218,10 @@ def beside(outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers: Mapping[
     is_there = live is not None and (saved is not None or outcome.is_made)
     table = _exhibit(outcome, live, saved if is_alike else None, wrong) if live is not None and is_there else None
     sides = _both_sides(live, stored_tensor if is_alike else None, job, wrong)
-    return ComparisonSubject(outcome, shape, sides, stored_tensor, table, _why(outcome, live, saved))
+    return ComparisonSubject(outcome, shape, sides, stored_tensor, table, _why_one_side(outcome, live, saved))
 
 
-def _both(outcome: Outcome, job: Job, checkpoint: Checkpoint) -> tuple[JobTensor | None, StoredTensor | None]:
+def _both_tensors(outcome: Outcome, job: Job, checkpoint: Checkpoint) -> tuple[JobTensor | None, StoredTensor | None]:
     """Return a tensor on either side; either may be the one that the outcome is named by."""
     names = [name for name in dict.fromkeys((outcome.name, outcome.other)) if name]
     if not outcome.is_made and outcome.verdict not in ("missing", "added"):
@@ -232,7 +232,7 @@ def _both(outcome: Outcome, job: Job, checkpoint: Checkpoint) -> tuple[JobTensor
     return live, checkpoint.tensors.get(outcome.name) if live is None else None
 
 
-def _why(outcome: Outcome, live: JobTensor | None, saved: StoredTensor | None) -> str:
+def _why_one_side(outcome: Outcome, live: JobTensor | None, saved: StoredTensor | None) -> str:
     """Say why one side is not drawn, or not beside the other."""
     if live is None or saved is None:
         made = f"the checkpoint has it as {printable(outcome.other)}" if live is not None and outcome.other else ""
@@ -300,11 +300,11 @@ def _row(
     holds = region_text(held) if held is not None else instead or claims
     if any(piece.rank in unknown for piece in pieces):
         holds = "not known"
-    where = _where(saved, claimed) if saved is not None and claimed is not None else ""
+    where = _bytes_text(saved, claimed) if saved is not None and claimed is not None else ""
     return Row(title_of([piece.rank for piece in pieces]), (Cell(claims), Cell(holds, bool(instead)), Cell(where)))
 
 
-def _where(saved: StoredTensor, region: Region) -> str:
+def _bytes_text(saved: StoredTensor, region: Region) -> str:
     """Say which bytes of which files have a part."""
     if not region.size:
         return NOTHING

@@ -171,9 +171,9 @@ def of_tensor(
         mesh=tensor.claimed.mesh if tensor.claimed is not None else dump.files.mesh,
         claimed=tensor.claimed,
         held=cases[0].held if cases else None,
-        sides=_judged(sides_of(dump, tensor, name, laid_out), findings, cases),
+        sides=_with_marks(sides_of(dump, tensor, name, laid_out), findings, cases),
         claims=dict(sorted(claims.items())),
-        holds=_holds(dump, tensor, cases),
+        holds=_held_texts(dump, tensor, cases),
         is_checked=report is None or name not in report.why_not_checked,
     )
     if not findings:
@@ -204,12 +204,12 @@ def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
     wanted = _intended_layout(tensor, findings, laid_out) if findings else None
     if wanted is not None:
         return sides_of_intended(dump, tensor, name, wanted, laid_out)
-    return _judged(sides_of(dump, tensor, laid_out=laid_out), findings, laid_out.cases(tensor, name))
+    return _with_marks(sides_of(dump, tensor, laid_out=laid_out), findings, laid_out.cases(tensor, name))
 
 
-def _judged(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
+def _with_marks(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
     """Mark what the two sides can't show: wrong values, and parts with too few or many copies."""
-    sides = _counted(sides, findings, cases)
+    sides = _with_counts(sides, findings, cases)
     if any(finding.kind in OF_PLACES - {"misordered-within-shard"} for finding in findings):
         strangers = (finding for finding in findings if finding.kind == "name-collision")
         return replace(sides, strangers=_ranks_of(strangers, sides))
@@ -226,7 +226,7 @@ def _ranks_of(findings: Iterable[Finding], sides: Sides) -> Mask:
     return mask_of({rank for one in findings for rank in one.ranks if rank < sides.shift}) & ~sides.missing
 
 
-def _counted(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
+def _with_counts(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
     """Mark a plain tensor's parts that too few or too many ranks hold, if a finding says so."""
     if sides.has_claimed or len(cases) != 1 or not any(one.kind in OF_COUNTS for one in findings):
         return sides
@@ -251,7 +251,7 @@ def _beside_intended(
     )
 
 
-def _holds(dump: Dump, tensor: Tensor, cases: Sequence[Case]) -> dict[int, str]:
+def _held_texts(dump: Dump, tensor: Tensor, cases: Sequence[Case]) -> dict[int, str]:
     """Say what each rank holds, by rank; nothing is known of a tensor that was not stamped."""
     if tensor.moment != "stamped":
         return {}

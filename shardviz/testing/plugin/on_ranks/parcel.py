@@ -125,7 +125,7 @@ def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
             values[name] = pickle.dumps(value)
         except Exception as error:
             if name not in positions or name not in item.callspec.params:
-                raise (_stays(name) if is_pytest_fixture else _cannot_send(name, value, error)) from None
+                raise (_own_fixture_error(name) if is_pytest_fixture else _cannot_send(name, value, error)) from None
             indices[name] = positions[name]
     return Arguments(values, indices, tuple(meshes), tuple(fixture_names))
 
@@ -188,7 +188,7 @@ def _names(given: Any) -> list[str]:
     return [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
 
 
-def _stays(name: str) -> FixtureError:
+def _own_fixture_error(name: str) -> FixtureError:
     return FixtureError(
         f"fixture {name!r} is pytest's own and stays in its process: it cannot be sent to ranks",
         f"take {name} in a fixture of your own, and let that return what the test needs",
@@ -232,7 +232,7 @@ def pack_bound(place: object, before: CollectedNames) -> Bindings:
         FixtureError: Something that was bound in a class cannot be sent.
     """
     bindings: Bindings = {}
-    for name, value in _bound_since(place, before):
+    for name, value in _names_bound_since(place, before):
         try:
             bindings[name] = pickle.dumps(value)
         except Exception as error:
@@ -249,7 +249,7 @@ def bind(sent: Parcel, module: ModuleType) -> None:
             setattr(place, name, pickle.loads(pickled))
 
 
-def _bound_since(place: object, before: CollectedNames) -> Iterator[tuple[str, Any]]:
+def _names_bound_since(place: object, before: CollectedNames) -> Iterator[tuple[str, Any]]:
     names_before = before.names.get(place)
     if names_before is None:
         return
