@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report_bug(error: Exception) -> int:
-    """Say in a line that shardviz itself is wrong, and where; never with the exit code of a finding."""
+    """Print one line that says shardviz itself has a bug, and where; return its exit code."""
     import traceback
 
     if os.environ.get(DEBUG):
@@ -106,7 +106,7 @@ def _report_bug(error: Exception) -> int:
 
 
 def _is_first_to_report(error: ShardvizError) -> bool:
-    """Whether no other rank of the job that this process is a rank of, if any, has printed the same error."""
+    """Whether this error hasn't been printed by a different rank of this job."""
     if "RANK" not in os.environ:
         return True
     from shardviz.live import world
@@ -115,7 +115,7 @@ def _is_first_to_report(error: ShardvizError) -> bool:
 
 
 def _open_streams() -> None:
-    """Give a process that was started without stdout or stderr, `>&-`, somewhere to write; no character stops it."""
+    """Replace closed stdout or stderr (`>&-`) by /dev/null; escape unencodable characters."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -165,7 +165,7 @@ def parser_for(verb: str) -> Parser:
 
 
 def summary_of(verb: str) -> str:
-    """Return the first line of a verb's help, off its file: importing ten verbs would take a second."""
+    """Return the first line of a verb's help, read from its file: imports would take a second."""
     with open(os.path.join(os.path.dirname(__file__), "commands", f"{_file_of(verb)}.py"), encoding="utf-8") as file:
         return file.readline().strip('".\n')
 

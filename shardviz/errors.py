@@ -1,4 +1,4 @@
-"""The one family of errors that shardviz raises for its users, and the exit codes that go with them."""
+"""The one family of errors that shardviz raises for users, and their exit codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXIT_INTERRUPTED = 130
 
 
 class ShardvizError(Exception):
-    """Something a user can mend: one line that says what is wrong, and a hint that says what to do.
+    """An error that a user can fix: a line that says what is wrong, and a hint what to do.
 
     Args:
         message: What is wrong, with the numbers in it. One line.
@@ -34,27 +34,27 @@ class ShardvizError(Exception):
 
 
 class MeshError(ShardvizError):
-    """A device mesh that cannot be: a size below one, repeated axes, ranks named twice."""
+    """A device mesh is impossible: a size below one, a repeated axis or a repeated rank."""
 
 
 class LayoutError(ShardvizError):
-    """Placements that do not fit their mesh or their tensor."""
+    """Placements don't fit their mesh or their tensor."""
 
 
 class NotationError(ShardvizError):
-    """A layout notation that cannot be read."""
+    """A layout in the notation can't be read."""
 
 
 class DumpError(ShardvizError):
-    """A dump that cannot be read or written."""
+    """A dump can't be read or written."""
 
 
 class NoDumpError(DumpError):
-    """A folder that is no dump, with none in it: it may have something else."""
+    """A folder isn't a dump and contains none; it may be something else."""
 
 
 class ProbeError(ShardvizError):
-    """A probe that is not there, or is not a probe."""
+    """A probe doesn't exist, or the file isn't a probe."""
 
 
 class RankError(ShardvizError):

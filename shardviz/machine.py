@@ -1,4 +1,4 @@
-"""What this process may use of the machine: all of it, or what its control groups leave it, as in a container."""
+"""Cores and memory that this process may use, within the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def cores() -> int:
 
 def free_memory() -> int | None:
     """Return the bytes that new processes can take, where the system says so (Linux)."""
-    available = _named(MEMORY, "MemAvailable:")
-    found = [*_left(), *([] if available is None else [available * 1024])]
+    available = _number_after(MEMORY, "MemAvailable:")
+    found = [*_memory_left(), *([] if available is None else [available * 1024])]
     return min(found, default=None)
 
 
@@ -45,18 +45,18 @@ def _quotas() -> Iterator[int]:
             yield math.ceil(quota / period)
 
 
-def _left() -> Iterator[int]:
-    """Yield how many bytes each group may still take; files that it keeps only to read them again faster are free."""
+def _memory_left() -> Iterator[int]:
+    """Yield the bytes that each group may still take; its file cache counts as free."""
     for group in _groups("memory"):
         for limit_name, used_name, kept in LIMITS:
             limit, used = _number(group / limit_name), _number(group / used_name)
             if limit is not None and used is not None:
-                yield max(0, limit - used + min(used, _named(group / "memory.stat", kept) or 0))
+                yield max(0, limit - used + min(used, _number_after(group / "memory.stat", kept) or 0))
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Yield the folders of the control groups that this process is in, from its own one outwards."""
-    for line in _text(OWN_GROUPS).splitlines():
+    """Yield the folders of this process's control groups, innermost first."""
+    for line in _read_text(OWN_GROUPS).splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and controller not in controllers.split(","):
             continue
@@ -66,7 +66,7 @@ def _groups(controller: str) -> Iterator[Path]:
             yield root.joinpath(*parts[:depth])
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text()
     except (OSError, UnicodeDecodeError):
@@ -75,11 +75,11 @@ def _text(file: Path) -> str:
 
 def _number(file: Path, at: int = 0) -> int | None:
     """Return a number in a file; None if there is none, as where it says `max`."""
-    words = _text(file).split()
+    words = _read_text(file).split()
     return int(words[at]) if len(words) > at and words[at].isdecimal() else None
 
 
-def _named(file: Path, name: str) -> int | None:
+def _number_after(file: Path, name: str) -> int | None:
     """Return the number that follows a name at the beginning of a line."""
-    found = (line.split() for line in _text(file).splitlines())
+    found = (line.split() for line in _read_text(file).splitlines())
     return next((int(words[1]) for words in found if words[:1] == [name] and words[1:2] and words[1].isdecimal()), None)

@@ -1,4 +1,4 @@
-"""Probes as files: found by name or path and read as text, so that nothing of them runs and torch is not imported.
+"""Probe files, found by name or path and read as text: nothing runs, torch isn't imported.
 
 A probe is a Python file with `build()` and `parallelize(model, mesh)`, and usually a docstring and `AXES`, the names of
 its mesh axes, outermost first. `shardviz.live.probe` is what runs one, `shardviz.probe_source` reads its text.
@@ -77,7 +77,7 @@ def shipped() -> list[Probe]:
 
 
 def shipped_files() -> dict[str, Path]:
-    """Return the files of shardviz's own probes by name, the bugs last. None is read: there are a hundred."""
+    """Return shardviz's own probe files by name, bugs last, without reading them."""
     folder = _shipped_folder()
     files = [path for path in folder.rglob("*.py") if not path.name.startswith("_")]
     names = sorted((len(path.parts), path.relative_to(folder).with_suffix("").as_posix(), path) for path in files)
@@ -117,7 +117,7 @@ def _find_installed(text: str, shipped: Iterable[str]) -> Probe:
 
 
 def installed() -> tuple[list[Probe], dict[str, ProbeError]]:
-    """Return the probes of all other distributions by name, `acme-probes/moe`, and why some cannot be had."""
+    """Return the probes of other distributions, `acme-probes/moe`, and errors of broken ones."""
     found: dict[str, Probe] = {}
     broken: dict[str, ProbeError] = {}
     for entry in entry_points(group=GROUP):
@@ -206,7 +206,7 @@ def read(name: str, path: Path, build: str = "build", module: str = "", version:
 
 
 def _near(path: Path) -> str:
-    """Return the hint for a file that cannot be read: the one that is meant, if there is one of nearly its name."""
+    """Return the hint for an unreadable file: a file with a similar name, if there is one."""
     if path.exists():
         return "give a Python file that you may read"
     if not path.parent.is_dir():
@@ -216,7 +216,7 @@ def _near(path: Path) -> str:
 
 
 def _misspelt(tree: ast.Module, defined: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names that nothing in the file uses and that are nearly a hook's, each with that hook."""
+    """Yield unused names that resemble a hook's name, each with that hook."""
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     free = [hook for hook in HOOKS if hook not in defined]
     for name in sorted(defined - used - set(HOOKS) - imported_modules(tree)):

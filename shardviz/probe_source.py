@@ -1,4 +1,4 @@
-"""Python files read as text: the names that they define, and the constants that they assign or import.
+"""Python files read as text: the names they define, and constants they assign or import.
 
 Nothing runs and nothing is imported: a constant that comes from an import is read in the file of that module.
 """
@@ -38,7 +38,7 @@ class Source:
 
 
 def top_level_names(tree: ast.Module) -> set[str]:
-    """Return every name that the module binds at its top level; `*` where it imports all of another."""
+    """Return every name that a module binds at its top level; `*` for a star import."""
     names: set[str] = set()
     for node in _statements(tree.body):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -53,7 +53,7 @@ def top_level_names(tree: ast.Module) -> set[str]:
 
 
 def imported_modules(tree: ast.Module) -> set[str]:
-    """Return the names that stand for modules at the top level: those of `import a` and of `from a import b` of one."""
+    """Return the top-level names of modules: of `import a`, and of `from a import b`."""
     names: set[str] = set()
     for node in _statements(tree.body):
         if isinstance(node, ast.Import):
@@ -64,7 +64,7 @@ def imported_modules(tree: ast.Module) -> set[str]:
 
 
 def constant(source: Source, name: str, kind: type[Item]) -> tuple[Item, ...]:
-    """Return a tuple that a file assigns literally, or imports from one that does; empty if it has no such name.
+    """Return a tuple that a file assigns literally or imports; empty if it lacks the name.
 
     Raises:
         ProbeError: The file has the name, and it is something else or cannot be found without running the file.
@@ -85,7 +85,7 @@ def constant(source: Source, name: str, kind: type[Item]) -> tuple[Item, ...]:
 
 
 def _bound(source: Source, name: str, hops: int) -> tuple[Source | None, ast.expr | None]:
-    """Return the expression that a name stands for and the file with it; the last statement that binds it counts."""
+    """Return the expression last bound to a name, and the file that has it."""
     for node in reversed(source.tree.body) if hops else ():
         if (value := _assigned(node, name)) is not None:
             return _bound(source, value.id, hops - 1) if isinstance(value, ast.Name) else (source, value)
@@ -111,9 +111,9 @@ def _assigned(node: ast.stmt, name: str) -> ast.expr | None:
 
 
 def _pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, ast.expr | None]]:
-    """Yield the names that a target assigns to, with the value of each: `AXES, MESH = ("dp",), (2,)` has two.
+    """Yield each assigned name and its value: `AXES, MESH = ("dp",), (2,)` has two.
 
-    Where that cannot be read, as in `AXES, MESH = both()`, each has all of it.
+    If the value can't be split, as in `AXES, MESH = both()`, each name gets all of it.
     """
     if isinstance(target, ast.Name):
         yield target.id, value
@@ -149,7 +149,7 @@ def _imported_source(source: Source, node: ast.ImportFrom) -> Source | None:
 
 
 def module_file(module: str) -> Path | None:
-    """Return a module's file. Only the outermost package is asked for: Python imports all that is around a module."""
+    """Return a module's file, importing no package: only the outermost one is looked up."""
     outermost, *parts = module.split(".")
     try:
         spec = find_spec(outermost)
@@ -171,7 +171,7 @@ def _file_in(folder: Path, parts: list[str]) -> Path | None:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Yield a block's own statements and expressions, under `if`, `try` and `with` too, not those of functions."""
+    """Yield statements and expressions of a block, including `if`, `try`, `with`, not functions."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

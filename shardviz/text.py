@@ -1,6 +1,4 @@
-"""Names and numbers in sentences: identical layers folded into one name, natural order, lists, counts, ranges and bytes
-in words, the name that a misspelt one is nearest to, strangers' names made safe to print.
-"""
+"""Names and numbers in sentences: folding, order, lists, counts, ranges, spelling, escapes."""
 
 from __future__ import annotations
 
@@ -87,18 +85,18 @@ def fold(named: Iterable[tuple[str, Key]], *, by_last: bool = False) -> list[tup
 
 
 def folded_names(names: Iterable[str], most: int) -> str:
-    """Return names with identical layers as one, the first `most` of them: `wte, layers.[0-3].w, ...`."""
+    """List the first `most` names, identical layers as one: `wte, layers.[0-3].w, ...`."""
     return listed((folded for folded, _ in fold((name, None) for name in names)), most)
 
 
 def cut(name: str) -> tuple[str, int | None, str]:
-    """Return the part before a name's first number, the number, and the part after; None if it has none."""
+    """Split a name at its first number: (before, number, after); None if it has no number."""
     match = _NUMBER.search(name)
     return (name, None, "") if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
 
 
 def cut_last(name: str) -> tuple[str, int | None, str]:
-    """Return the part before a name's last number, the number, and the part after; None if it has none."""
+    """Split a name at its last number: (before, number, after); None if it has no number."""
     match = max(_NUMBER.finditer(name), key=lambda one: one.start(), default=None)
     return (name, None, "") if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
 
@@ -114,7 +112,7 @@ def starred(name: str) -> str:
 
 
 def join_numbers(numbers: Iterable[int], comma: str = ", ") -> str:
-    """Write numbers briefly, rising: `0-3, 7`, or `0…1016 step 8`; of many pieces the first, and how many there are."""
+    """Write rising numbers briefly: `0-3, 7`, or `0…1016 step 8`; long lists end in a count."""
     rising = sorted(numbers)
     pieces = _one_piece(rising) or _pieces(_spans(rising))
     if len(pieces) <= MOST_PIECES:
@@ -123,7 +121,7 @@ def join_numbers(numbers: Iterable[int], comma: str = ", ") -> str:
 
 
 def range_text(rising: Sequence[int], dash: str = "…") -> str:
-    """Write rising positions along an axis: `0…127`; those that do not follow each other as `join_numbers` does."""
+    """Write rising positions along an axis: `0…127`, or as `join_numbers` if there are gaps."""
     first, last = rising[0], rising[-1]
     if last - first + 1 > len(rising):
         return join_numbers(rising, ",")
@@ -131,7 +129,7 @@ def range_text(rising: Sequence[int], dash: str = "…") -> str:
 
 
 def _one_piece(rising: Sequence[int]) -> list[str]:
-    """Write numbers in equal steps at once, as the ranks of a group mostly are; nothing if there are others."""
+    """Write numbers with one equal step, as a group's ranks mostly have; empty for others."""
     if len(rising) < LEAST_STEPS:
         return []
     first, last, step = rising[0], rising[-1], rising[1] - rising[0]
@@ -178,16 +176,16 @@ def _spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def natural_key(name: str) -> list[int | str]:
-    """Return a sort key under which `layers.2` comes before `layers.10`: text and numbers in turns."""
+    """Return a sort key that puts `layers.2` before `layers.10`."""
     parts: list[int | str] = [*_TURNS.split(name)]
     parts[1::2] = map(int, parts[1::2])
     return parts
 
 
 def printable(name: str) -> str:
-    """Return the name with control, invisible and direction-changing characters spelled out, so that it shows as text.
+    """Spell out the control, invisible and direction-changing characters of a name.
 
-    What is spelled out is what `str.isprintable` says no to.
+    Those are the characters that `str.isprintable` rejects.
     """
     if name.isprintable():
         return name
@@ -201,13 +199,13 @@ def listed(things: Iterable[object], most: int) -> str:
 
 
 def named_ranks(ranks: Collection[int], most: int | None = None) -> str:
-    """Return ranks in words: `rank 3`, `ranks 0-3, 8`; if `most` is given, the first ones: `ranks 0, 1, ...`."""
+    """Return ranks in words: `rank 3`, `ranks 0-3, 8`; with `most`, the first few and dots."""
     numbers = join_numbers(ranks) if most is None else listed(sorted(ranks), most)
     return f"rank{'s' * (len(ranks) > 1)} {numbers}"
 
 
 def cut_at_comma(text: str, most: int) -> str:
-    """Return a list between commas that is longer than `most` characters up to a comma, with dots for the rest."""
+    """Cut a list longer than `most` characters at a comma, with dots for the rest."""
     if len(text) <= most:
         return text
     kept = text[:most].rpartition(",")[0]
@@ -253,6 +251,6 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a hint at the known word that was probably meant, `did you mean mesh?`; empty if none is like it."""
+    """Return a hint such as `did you mean mesh?`; empty if no known word is similar."""
     close = nearest(word, known)
     return f"did you mean {printable(close)}?" if close is not None else ""

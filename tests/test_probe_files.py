@@ -6,7 +6,7 @@ import pytest
 
 from shardviz import probe_files
 from shardviz.cli import main
-from shardviz.commands.probes import Score, as_json
+from shardviz.commands.probes import ProbeScore, as_json
 from shardviz.errors import ProbeError
 
 PROBE = "def build(): ...\ndef parallelize(model, mesh): ...\n"
@@ -176,9 +176,9 @@ def test_probes_are_listed_as_json_with_all_that_is_known_without_running(capsys
 
 
 def test_scores_as_json_say_what_was_expected_and_found():
-    right = Score("bugs/one", frozenset({"untied"}), frozenset({"untied"}))
-    missed = Score("bugs/two", frozenset({"missing"}), frozenset())
-    alarm = Score("quiet/three", frozenset(), frozenset({"foreign"}))
+    right = ProbeScore("bugs/one", frozenset({"untied"}), frozenset({"untied"}))
+    missed = ProbeScore("bugs/two", frozenset({"missing"}), frozenset())
+    alarm = ProbeScore("quiet/three", frozenset(), frozenset({"foreign"}))
     told = as_json([right, missed, alarm], {"bugs/four": "not run: too new"})
     assert told["probes"][1] == {"name": "bugs/two", "expected": ["missing"], "found": [], "right": False}
     assert (told["bugs"], told["detected"], told["named"], told["false_alarms"]) == (2, 1, 1, 1)

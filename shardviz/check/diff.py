@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding
-    from shardviz.plan.alternatives import Size, Sizes
+    from shardviz.plan.alternatives import PlanSizes, Size
 
 Aspect = Literal["presence", "shape", "dtype", "claimed", "held", "values"]
 Kept = Literal["stamped", "initial"]
@@ -110,7 +110,7 @@ class Difference:
 
 
 def compare(
-    before: Dump, after: Dump, reports: tuple[Report, Report] | None = None, plans: Sizes | None = None
+    before: Dump, after: Dump, reports: tuple[Report, Report] | None = None, plans: PlanSizes | None = None
 ) -> Difference:
     """Compare two dumps.
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk, read offline with numpy alone: DCP folders, safetensors files and Hugging Face folders.
+"""Checkpoints on disk, read offline with numpy: DCP, safetensors and Hugging Face.
 
 `formats/` reads what torch and others wrote without running any of it, `open` finds out which format it is, `records`
 says what a checkpoint is, and where in its files a part of a tensor is; `findings` and `optimizer` check it,

@@ -1,4 +1,4 @@
-"""Whether the chunks of a tensor are all of it, each element once: counted on the grid that the chunks' edges make."""
+"""Whether a tensor's chunks cover it exactly once, counted on the grid of chunk edges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.records import Chunk, Saved
+    from shardviz.checkpoint.records import Chunk, StoredTensor
 
 MAX_CELLS = 1 << 22
 """Cells of the grid that are counted."""
@@ -45,7 +45,7 @@ class Coverage:
     outside: tuple[Chunk, ...] = ()
 
 
-def coverage_of(tensor: Saved) -> Coverage | None:
+def coverage_of(tensor: StoredTensor) -> Coverage | None:
     """Count how often a tensor's elements are stored; None if its chunks are too many to count."""
     if len(tensor.chunks) == 1 and tensor.chunks[0].sizes == tensor.shape:
         return Coverage() if not any(tensor.chunks[0].offsets) else Coverage(outside=tensor.chunks)
@@ -53,7 +53,7 @@ def coverage_of(tensor: Saved) -> Coverage | None:
     inside = [chunk for chunk in tensor.chunks if _is_inside(chunk, tensor.shape) and 0 not in chunk.sizes]
     if not tensor.size:
         return Coverage(outside=outside)
-    edges = [_edges(inside, dim, size) for dim, size in enumerate(tensor.shape)]
+    edges = [_chunk_edges(inside, dim, size) for dim, size in enumerate(tensor.shape)]
     if math.prod(len(along) - 1 for along in edges) > MAX_CELLS or len(inside) << len(tensor.shape) > MAX_CORNERS:
         return None
     counts = _counts(inside, edges)
@@ -67,7 +67,7 @@ def _is_inside(chunk: Chunk, shape: Sequence[int]) -> bool:
     return all(start + size <= whole for start, size, whole in ends)
 
 
-def _edges(chunks: Sequence[Chunk], dim: int, size: int) -> NDArray[np.int64]:
+def _chunk_edges(chunks: Sequence[Chunk], dim: int, size: int) -> NDArray[np.int64]:
     starts = {chunk.offsets[dim] for chunk in chunks}
     return np.array(sorted(starts | {chunk.offsets[dim] + chunk.sizes[dim] for chunk in chunks} | {0, size}), np.int64)
 

@@ -33,9 +33,9 @@ from shardviz.text import counted, listed, natural_key, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
-    from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
+    from shardviz.checkpoint.records import Checkpoint, Chunk, StoredTensor
 
-    Entries = dict[str, list[tuple[Saved, Chunk]]]
+    Entries = dict[str, list[tuple[StoredTensor, Chunk]]]
     Span = tuple[int, int, str]
 
 MAX_NAMES = 3
@@ -67,13 +67,13 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
         *_files(checkpoint),
         *_index(checkpoint),
         *_problems(checkpoint),
-        *_unread(checkpoint),
+        *_check_unread_files(checkpoint),
     ]
     foreign = foreign_files(checkpoint)
     results += foreign.values()
     for done, tensor in enumerate(checkpoint.tensors.values()):
         progress(done, len(checkpoint.tensors))
-        results += [*_chunks(tensor), *_stored(checkpoint, tensor, foreign)]
+        results += [*_chunks(tensor), *_check_chunks(checkpoint, tensor, foreign)]
     results += [*check_spans(checkpoint), *_ties(checkpoint), *check_optimizer(checkpoint), *check_states(checkpoint)]
     findings = [result for result in results if isinstance(result, Finding)]
     findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
@@ -81,7 +81,7 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
     return Report(0, len(checkpoint.names), tuple(grouped(findings)), tuple(dict.fromkeys(unchecked)))
 
 
-def _unread(checkpoint: Checkpoint) -> Iterator[NotChecked]:
+def _check_unread_files(checkpoint: Checkpoint) -> Iterator[NotChecked]:
     """Yield the files next to the weights that are not looked at."""
     if checkpoint.unread:
         some = listed(map(printable, checkpoint.unread), MAX_NAMES)
@@ -137,7 +137,7 @@ def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield StaleFileIndex().finding(name, (), text)
 
 
-def _chunks(tensor: Saved) -> Iterator[Finding | NotChecked]:
+def _chunks(tensor: StoredTensor) -> Iterator[Finding | NotChecked]:
     """Yield gaps, overlaps and chunks out of bounds."""
     coverage = coverage_of(tensor)
     if coverage is None:
@@ -161,7 +161,7 @@ def _chunks(tensor: Saved) -> Iterator[Finding | NotChecked]:
 
 
 def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
-    """Return that a chunk cannot be read: a tensor subclass is not one of the types that are read as data."""
+    """Report a chunk that can't be read; a tensor subclass is only not checked."""
     if not isinstance(error, UnknownTypeError):
         return UnreadableFile(is_whole=True).finding(name, (), error.message)
     if error.is_subclass:
@@ -172,8 +172,10 @@ def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
     return UnknownPickledType().finding(name, (), error.message)
 
 
-def _stored(checkpoint: Checkpoint, tensor: Saved, foreign: Container[str]) -> Iterator[Finding | NotChecked]:
-    """Yield chunks that are stored in another dtype or shape than the checkpoint says, or damaged.
+def _check_chunks(
+    checkpoint: Checkpoint, tensor: StoredTensor, foreign: Container[str]
+) -> Iterator[Finding | NotChecked]:
+    """Yield chunks that are damaged or stored in a different dtype or shape than recorded.
 
     Those in files of another save are reported with the file.
     """
@@ -200,7 +202,7 @@ def _stored(checkpoint: Checkpoint, tensor: Saved, foreign: Container[str]) -> I
 
 
 def _is_there(checkpoint: Checkpoint, chunk: Chunk) -> bool:
-    """Whether the bytes of a chunk are in its file; where not, that is reported once for the file."""
+    """Whether a chunk's bytes are in its file; a file that is too short has its own finding."""
     size = checkpoint.file_sizes[chunk.place.file] if chunk.place else None
     return size is not None and chunk.place is not None and chunk.place.start + chunk.place.size <= size
 
@@ -245,7 +247,7 @@ def foreign_files(checkpoint: Checkpoint) -> dict[str, Finding]:
     }
 
 
-def _is_readable(tensor: Saved, chunk: Chunk) -> bool:
+def _is_readable(tensor: StoredTensor, chunk: Chunk) -> bool:
     try:
         tensor.stored(chunk)
     except UnknownTypeError:
@@ -255,7 +257,7 @@ def _is_readable(tensor: Saved, chunk: Chunk) -> bool:
     return True
 
 
-def _finding(file: str, size: int, end: int, entries: list[tuple[Saved, Chunk]]) -> Finding:
+def _finding(file: str, size: int, end: int, entries: list[tuple[StoredTensor, Chunk]]) -> Finding:
     few = min(len(entries), TRIED)
     text = (
         f"{printable(file)} has {size:,} bytes, the metadata describes {end:,} of them, and nothing is where it says: "

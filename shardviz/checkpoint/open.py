@@ -1,4 +1,4 @@
-"""Which format a checkpoint is in, found out from its files; those that cannot be read safely are refused by name."""
+"""Detect a checkpoint's format by its files; formats that are unsafe to read are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXPECTED = (
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path is a checkpoint, or something that was meant as one, rather than a dump of shardviz."""
+    """Whether a path is a checkpoint, or meant as one, and not a shardviz dump."""
     if path.is_file():
         return path.suffix in (".safetensors", ".distcp", *SUFFIXES) or _stands_for_its_folder(path)
     try:
@@ -57,7 +57,7 @@ def hint_at_checkpoints(folder: Path, otherwise: str) -> str:
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Open a checkpoint: a DCP folder, safetensors, a file of torch.save, or DeepSpeed's ZeRO; only headers are read.
+    """Open a checkpoint: DCP, safetensors, torch.save or DeepSpeed ZeRO. Reads headers only.
 
     Nothing in it is run, unpickled or decompressed, and no path in it is followed out of its folder.
 

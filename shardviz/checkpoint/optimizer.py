@@ -1,4 +1,4 @@
-"""Optimizer state in a checkpoint: states without a parameter and the other way round, and numbers that cannot be.
+"""Check optimizer state in a checkpoint: orphans, missing states and impossible numbers.
 
 torch names a state `PREFIX.state.PARAMETER.exp_avg`, Megatron `PREFIX.state.exp_avg.PARAMETER`.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.records import Checkpoint, Saved
+    from shardviz.checkpoint.records import Checkpoint, StoredTensor
     from shardviz.explain.finding import Finding
 
 MAX_NAMES = 3
@@ -98,7 +98,7 @@ class _Optimizer:
     """
 
     before: str
-    states: dict[str, list[tuple[str, Saved]]] = field(default_factory=dict)
+    states: dict[str, list[tuple[str, StoredTensor]]] = field(default_factory=dict)
     grouped: set[str] = field(default_factory=set)
     unread: list[str] = field(default_factory=list)
     plain: dict[str, set[str]] = field(default_factory=dict)
@@ -142,7 +142,7 @@ def _split(name: str) -> re.Match[str] | None:
 
 
 def is_bucket(name: str) -> bool:
-    """Whether a tensor or object has the states of many parameters one behind the other, as Megatron's ranks hold them.
+    """Whether an entry has the states of many parameters in a row, like Megatron's buckets.
 
     Example:
         >>> is_bucket("optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.float32).bucket_idx_0.exp_avg")
@@ -152,7 +152,7 @@ def is_bucket(name: str) -> bool:
 
 
 def state_of(name: str) -> tuple[str, str] | None:
-    """Return the parameter and the key of an optimizer's state by its name in a checkpoint; None for other tensors.
+    """Return the parameter and key of an optimizer state, such as `exp_avg`; else None.
 
     Example:
         >>> state_of("optim.state.layers.0.w1.exp_avg"), state_of("layers.0.w1")
@@ -163,7 +163,7 @@ def state_of(name: str) -> tuple[str, str] | None:
 
 
 def moment_of(name: str) -> tuple[str, str] | None:
-    """Return the parameter and the key of a state with the parameter's shape, in names that a job made itself, too.
+    """Return the parameter and key of a moment, also under names that a job made up.
 
     The parameter's name may have a prefix: `optim.` of `optim.up.weight.exp_avg`.
 
@@ -237,14 +237,14 @@ def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:
             if name[dot:] in optimizer.states:
                 counts[name[:dot]] += 1
     most = max(counts.values(), default=0)
-    fits = [(_shared(before, optimizer.before), before) for before, count in counts.items() if count == most]
+    fits = [(_num_shared_levels(before, optimizer.before), before) for before, count in counts.items() if count == most]
     if 2 * most < len(optimizer.states):
         return None
     best = [before for length, before in fits if length == max(fits)[0]]
     return best[0] if len(best) == 1 else None
 
 
-def _shared(first: str, second: str) -> int:
+def _num_shared_levels(first: str, second: str) -> int:
     """Return how many levels two names begin with in common."""
     pairs = zip(first.split("."), second.split("."), strict=False)
     return next((level for level, (mine, theirs) in enumerate(pairs) if mine != theirs), len(first.split(".")))
@@ -265,7 +265,7 @@ def _orphans(optimizer: _Optimizer, before: str, checkpoint: Checkpoint) -> Iter
 
 
 def _ungrouped(optimizer: _Optimizer) -> Iterator[Finding]:
-    """Yield parameters with state that no group names: with a group its learning rate and the like are lost."""
+    """Yield parameters with state but without a param group, whose learning rate is lost."""
     missing = [name for name in optimizer.states if name not in optimizer.grouped]
     if not optimizer.grouped or optimizer.unread or not missing:
         return
@@ -289,7 +289,7 @@ def _incomplete(optimizer: _Optimizer) -> Iterator[Finding]:
 
 
 def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> Iterator[Finding | NotChecked]:
-    """Yield parameters that their optimizer names and has no state of; without its groups, whether they are frozen."""
+    """Yield parameters without optimizer state; without groups, say that they may be frozen."""
     own_names = [name.removeprefix(before) for name in model if name.startswith(before)]
     missing = [name for name in own_names if name not in optimizer.states]
     for name in missing:
@@ -304,21 +304,21 @@ def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> It
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is known of one parameter's state.
+class _ParameterState:
+    """The step count and the second moment of one parameter's state.
 
     Attributes:
         step: Its number of steps, and the tensor that says so; None if none does.
         squares: Its squares, and whether any of the numbers that were looked at is not zero.
     """
 
-    step: tuple[float, Saved] | None = None
-    squares: tuple[Saved, bool] | None = None
+    step: tuple[float, StoredTensor] | None = None
+    squares: tuple[StoredTensor, bool] | None = None
 
 
 def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     """Yield impossible moments, lost steps, and the file whose steps differ from all others."""
-    by_parameter: dict[str, _Known] = {}
+    by_parameter: dict[str, _ParameterState] = {}
     for name, tensor in checkpoint.tensors.items():
         parts = state_of(name)
         if parts is None or not tensor.size or not tensor.chunks:
@@ -326,10 +326,10 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
         key = parts[1]
         # torch writes the key last, Megatron before the parameter
         whose = name.removesuffix(f".{key}") if name.endswith(f".{key}") else name.replace(f".{key}.", ".", 1)
-        state = by_parameter.setdefault(whose, _Known())
+        state = by_parameter.setdefault(whose, _ParameterState())
         is_step = key == "step" and tensor.size == 1 and tensor.files
         is_moment = key in MOMENTS and not is_whole(tensor.dtype)  # codes of 8 bits may be negative
-        values = _some(tensor) if is_step or is_moment else None
+        values = _first_numbers(tensor) if is_step or is_moment else None
         if values is None or not len(values):
             continue
         if is_step:
@@ -341,7 +341,7 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     yield from _beside_steps(list(by_parameter.values()))
 
 
-def _some(tensor: Saved) -> NDArray[np.float64] | None:
+def _first_numbers(tensor: StoredTensor) -> NDArray[np.float64] | None:
     """Return the first numbers of a tensor's first chunk; None if they cannot be read."""
     try:
         bits: NDArray[Any] = tensor.chunk_bits(tensor.chunks[0])
@@ -361,7 +361,7 @@ def _wrong_numbers(name: str, key: str, values: NDArray[np.float64]) -> Iterator
         yield NegativeSquares().finding(name, (), text)
 
 
-def _beside_steps(parameters: list[_Known]) -> Iterator[Finding | NotChecked]:
+def _beside_steps(parameters: list[_ParameterState]) -> Iterator[Finding | NotChecked]:
     """Yield squared moments kept without their steps, or still zero after several steps."""
     with_both = [(*one.step, *one.squares) for one in parameters if one.step and one.squares]
     for step, counter, _, is_some in with_both:
@@ -380,7 +380,7 @@ def _beside_steps(parameters: list[_Known]) -> Iterator[Finding | NotChecked]:
         yield NotChecked("", why, "run")
 
 
-def _is_zero(tensor: Saved) -> bool:
+def _is_zero(tensor: StoredTensor) -> bool:
     """Whether all of a tensor is zero."""
     try:
         return not any(tensor.chunk_bits(chunk).any() for chunk in tensor.chunks)

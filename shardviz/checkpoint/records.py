@@ -1,4 +1,4 @@
-"""A checkpoint as data: its tensors, the chunks that each is in, and the bytes of a file that hold a chunk.
+"""A checkpoint as data: tensors, their chunks, and the bytes of a file that hold a chunk.
 
 An `Entry` is any tensor whose values are known: stored, made of others by a map, or filled by a stamp.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 import numpy as np
 
-from shardviz.checkpoint.formats.archive import Stored, find_tensor, strides_of
+from shardviz.checkpoint.formats.archive import FileTensor, find_tensor, strides_of
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import Region
@@ -35,7 +35,7 @@ MAX_SIZE = 1 << 53
 
 
 class Entry(Protocol):
-    """One tensor whose values are known: stored, made from stored ones, or filled by a stamp."""
+    """A tensor with known values: stored, made from stored ones, or filled by a stamp."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class Entry(Protocol):
 
 
 class Tensor(Entry, Protocol):
-    """One that has a name."""
+    """An entry with a name."""
 
     @property
     def name(self) -> str:
@@ -62,8 +62,8 @@ class Tensor(Entry, Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
-    """Values in memory.
+class MemoryTensor:
+    """A tensor whose values are in memory.
 
     Attributes:
         name: What they are called.
@@ -85,8 +85,8 @@ class Held:
         return part_of(self.bits, region)
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
-    """The bytes of a file that hold something.
+class ByteRange(msgspec.Struct, frozen=True, gc=False):
+    """The bytes of a file that hold a chunk.
 
     Attributes:
         file: The file's name in the checkpoint's folder.
@@ -115,7 +115,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    place: Place | None
+    place: ByteRange | None
     dtype: str = ""
 
     @property
@@ -125,8 +125,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
         return Region(tuple(((start, start + size),) if size else () for start, size in ends))
 
 
-class Saved(msgspec.Struct, frozen=True, gc=False):
-    """One tensor of a checkpoint.
+class StoredTensor(msgspec.Struct, frozen=True, gc=False):
+    """One tensor of a checkpoint, with its chunks.
 
     Attributes:
         name: Its name.
@@ -193,13 +193,13 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
         """Return each chunk's overlap with a region, with its place in the region."""
         pieces = []
         for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(self.chunks)}.values():
-            shared = _shared(region, chunk)
+            shared = _shared_boxes(region, chunk)
             bits = self.chunk_bits(chunk) if shared else np.empty(0)
             pieces += [(into, bits[own]) for into, own in shared]
         return pieces
 
     def chunk_bits(self, chunk: Chunk, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
-        """Return the bits of a chunk, mapped: what is written to them in mode `r+` is written into the file.
+        """Memory-map the bits of a chunk; with mode `r+`, writes go to the file.
 
         Raises:
             DumpError: They are not stored, or not as the checkpoint says.
@@ -224,7 +224,7 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
         steps = tuple(step * kind.itemsize for step in stored.strides)
         return np.lib.stride_tricks.as_strided(flat, stored.shape, steps, writeable=mode == "r+")
 
-    def stored(self, chunk: Chunk) -> Stored:
+    def stored(self, chunk: Chunk) -> FileTensor:
         """Find out how a chunk is stored.
 
         Raises:
@@ -246,12 +246,12 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
             )
         if place.archive:
             return find_tensor(path, place.start, place.size, self.name)
-        return Stored(chunk.dtype or self.dtype, chunk.sizes, strides_of(chunk.sizes), place.start)
+        return FileTensor(chunk.dtype or self.dtype, chunk.sizes, strides_of(chunk.sizes), place.start)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that a reader found wrong with a checkpoint while it laid out its files.
+    """An error that a reader found in a checkpoint while laying out its files.
 
     Attributes:
         name: The tensor that it is about; empty for the checkpoint.
@@ -268,7 +268,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint says of itself: only headers and metadata were read.
+    """A checkpoint, of which only headers and metadata were read.
 
     Attributes:
         path: The file or folder.
@@ -285,8 +285,8 @@ class Checkpoint:
 
     path: Path
     kind: str
-    tensors: Mapping[str, Saved]
-    objects: Mapping[str, Place] = field(default_factory=dict)
+    tensors: Mapping[str, StoredTensor]
+    objects: Mapping[str, ByteRange] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     indexed: Mapping[str, str] = field(default_factory=dict)
     tied: bool = False
@@ -329,8 +329,8 @@ def _bits_type(dtype: str, name: str) -> np.dtype[Any]:
     return np.dtype(f"<u{width}")
 
 
-def _shared(region: Region, chunk: Chunk) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """Return the boxes that a region and a chunk have in common: their places in the one and in the other."""
+def _shared_boxes(region: Region, chunk: Chunk) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Return the boxes shared by a region and a chunk, as slices of each."""
     boxes: list[tuple[tuple[slice, ...], tuple[slice, ...]]] = [((), ())]
     for ranges, start, size in zip(region.dims, chunk.offsets, chunk.sizes, strict=True):
         along, before = [], 0
@@ -345,7 +345,7 @@ def _shared(region: Region, chunk: Chunk) -> list[tuple[tuple[slice, ...], tuple
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The bytes of a file from the first element of a part to its last.
+    """The bytes of a file from a part's first element to its last.
 
     Attributes:
         file: The file.
@@ -363,7 +363,7 @@ class Extent:
         return f"{'' if self.is_full else 'within '}bytes {self.start:,} to {self.stop:,}"
 
 
-def extents(tensor: Saved, region: Region) -> Iterator[Extent]:
+def extents(tensor: StoredTensor, region: Region) -> Iterator[Extent]:
     """Yield where a part of a tensor lies, for each chunk that has any of it.
 
     Raises:
@@ -371,12 +371,12 @@ def extents(tensor: Saved, region: Region) -> Iterator[Extent]:
     """
     width = itemsize(tensor.dtype)
     for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(tensor.chunks)}.values():
-        overlap = _own(chunk, region)
+        overlap = _overlap(chunk, region)
         if chunk.place is not None and all(overlap):
             yield _extent(chunk.place.file, tensor.stored(chunk), overlap, width)
 
 
-def _own(chunk: Chunk, region: Region) -> list[list[tuple[int, int]]]:
+def _overlap(chunk: Chunk, region: Region) -> list[list[tuple[int, int]]]:
     """Return a chunk's overlap with a part, counted from the chunk's start, dim by dim."""
     cuts = []
     for ranges, start, size in zip(region.dims, chunk.offsets, chunk.sizes, strict=True):
@@ -385,7 +385,7 @@ def _own(chunk: Chunk, region: Region) -> list[list[tuple[int, int]]]:
     return cuts
 
 
-def _extent(file: str, stored: Stored, cuts: list[list[tuple[int, int]]], width: int) -> Extent:
+def _extent(file: str, stored: FileTensor, cuts: list[list[tuple[int, int]]], width: int) -> Extent:
     first = sum(min(low for low, _ in cut) * step for cut, step in zip(cuts, stored.strides, strict=True))
     last = sum((max(high for _, high in cut) - 1) * step for cut, step in zip(cuts, stored.strides, strict=True))
     size = math.prod(sum(high - low for low, high in cut) for cut in cuts)

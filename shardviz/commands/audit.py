@@ -85,7 +85,7 @@ def _name(number: int, disagreement: Disagreement) -> str:
 
 
 def as_text(sweep: Audit, folder: Path | None = None) -> str:
-    """Write out every class with its smallest case, and the repro of the first one, ready to be copied.
+    """Write out every class of disagreement with its smallest case, and the first repro.
 
     Args:
         sweep: What the sweep found.

@@ -74,19 +74,19 @@ def _fish() -> str:
     from shardviz.cli import VERBS, summary_of
 
     lines = [
-        f"complete -c shardviz -n __fish_use_subcommand -f -a {verb} -d {_quoted(summary_of(verb))}" for verb in VERBS
+        f"complete -c shardviz -n __fish_use_subcommand -f -a {verb} -d {_quote(summary_of(verb))}" for verb in VERBS
     ]
     for verb in VERBS:
         start = f"complete -c shardviz -n '__fish_seen_subcommand_from {verb}'"
         for names, values, text in _actions(verb):
             flags = "".join(f" -l {name[2:]}" if name.startswith("--") else f" -s {name[1:]}" for name in names)
             given = " -r" if names and values is not None else ""
-            given += f" -f -a {_quoted(' '.join(values))}" if values else ""
-            lines += [f"{start}{flags}{given} -d {_quoted(text)}"] if flags or given else []
+            given += f" -f -a {_quote(' '.join(values))}" if values else ""
+            lines += [f"{start}{flags}{given} -d {_quote(text)}"] if flags or given else []
     return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 

@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_steps_that_began_apart(step: StepDifference) -> None:
-    """Say why two jobs' steps have no picture: other weights or rows went in, so that no module was compared."""
+    """Raise if two steps began with different weights or rows, which leaves nothing to draw."""
     if step.departures and step.departures[0].kind in ("weights", "batch"):
         raise ShardvizError(
             f"a picture shows where two steps diverge, and these differ from the start: {step.departures[0].sentence}",

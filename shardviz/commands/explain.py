@@ -194,7 +194,7 @@ def _fsdp1(layout: Layout) -> str:
 
 
 def _other_placements(layout: Layout) -> tuple[Placement, ...] | None:
-    """Look for another chain of splits that gives every rank the same elements, and that torch has placements for."""
+    """Return torch placements that give every rank the same elements as a layout, or None."""
     from shardviz.check.order.infer import infer_layout
 
     held = {coord: layout.region(coord) for coord in layout.mesh.coords()}

@@ -53,13 +53,13 @@ def run(args: argparse.Namespace) -> int:
 
     mesh = parse_mesh(args.mesh)
     if args.axes is not None:
-        mesh = _named(mesh, [name.strip() for name in args.axes.split(",")])
+        mesh = _with_axis_names(mesh, [name.strip() for name in args.axes.split(",")])
     terminal = terminal_for(args.color)
     write_answer(_lines(mesh, terminal, None if args.all else MOST_LINES), terminal)
     return EXIT_CLEAN
 
 
-def _named(mesh: Mesh, names: Sequence[str]) -> Mesh:
+def _with_axis_names(mesh: Mesh, names: Sequence[str]) -> Mesh:
     """Name the axes of a mesh that was written as sizes alone."""
     from shardviz.errors import MeshError
     from shardviz.layout.mesh import unnamed_axes
@@ -84,13 +84,18 @@ def _lines(mesh: Mesh, terminal: Terminal, most: int | None) -> list[Text]:
     lines = [line((f"mesh {mesh}", "bold"), ranks), *mesh_lines(mesh, terminal.width, terminal.glyphs)]
     wide = len(str(max(mesh.ranks)))
     coords = [f"  rank {rank:>{wide}}  {mesh.label(rank)}" for rank in mesh.ranks[:most]]
-    lines += [line(""), line(("coordinates", "bold")), *map(line, coords), *_left(mesh.size - len(coords), terminal)]
+    lines += [
+        line(""),
+        line(("coordinates", "bold")),
+        *map(line, coords),
+        *_more_text(mesh.size - len(coords), terminal),
+    ]
     for axis in mesh.axes:
         num_groups = mesh.size // mesh.axis_size(axis)
         groups = mesh.groups(axis) if most is None else _first_groups(mesh, axis, most)
         shown = [line(f"  {_group(group, most is None)}") for group in groups]
         title = f"{counted(num_groups, 'group')} along {axis}"
-        lines += [line(""), line((title, "bold")), *shown, *_left(num_groups - len(shown), terminal)]
+        lines += [line(""), line((title, "bold")), *shown, *_more_text(num_groups - len(shown), terminal)]
     return lines
 
 
@@ -106,7 +111,7 @@ def _group(ranks: Sequence[int], whole: bool) -> str:
     return f"{', '.join(map(str, ranks[:MOST_NUMBERS]))}, ... {ranks[-1]}  ({len(ranks):,} ranks)"
 
 
-def _left(count: int, terminal: Terminal) -> list[Text]:
+def _more_text(count: int, terminal: Terminal) -> list[Text]:
     from shardviz.picture.text.terminal import DIM, line
 
     return [line((f"  {terminal.glyphs.more} {count:,} more: --all prints them", DIM))] if count else []

@@ -76,10 +76,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan the probe, print what every rank will hold, and write the dump; or compare it with a lockfile.
+    """Plan the probe, print what every rank will hold, and write the dump, or check a lockfile.
 
     Returns:
-        0; 1 if a lockfile says something else.
+        0; 1 if the lockfile differs.
     """
     with ending_at_signals():
         return _choose(args) if args.gpus is not None else _plan(args)
@@ -104,7 +104,7 @@ def _plan(args: argparse.Namespace) -> int:
     seconds = time.monotonic() - begin
     ranks = PlannedRanks(record, job.mesh)
     if args.lock is not None:
-        return _locked(args.lock, ranks, force=args.force, with_step=not args.no_step)
+        return _lock(args.lock, ranks, force=args.force, with_step=not args.no_step)
     _print(args, job, ranks)
     with replacing_folder(folder, force=force) as unfinished:
         write_run(unfinished, run_record)
@@ -135,9 +135,9 @@ def _choose(args: argparse.Namespace) -> int:
     job = _job(args)
     from shardviz.live.plan.planning import rows as planned_rows
 
-    tried = _tried(job, args.gpus)
+    tried = _meshes_to_plan(job, args.gpus)
     rows: list[Row] = []
-    doing = Doing(len(tried))
+    doing = PlanProgress(len(tried))
     try:
         with progress(lambda: str(doing)):
             for row in planned_rows(job, tried, memory, doing.ended):
@@ -151,7 +151,7 @@ def _choose(args: argparse.Namespace) -> int:
     return EXIT_CLEAN if fitting(rows, memory) else EXIT_FINDINGS
 
 
-def _tried(job: PlanJob, gpus: int) -> list[Mesh]:
+def _meshes_to_plan(job: PlanJob, gpus: int) -> list[Mesh]:
     """Return the meshes of a number of ranks that are planned, and say if there are more."""
     from shardviz.commands.common.streams import talk
     from shardviz.plan.alternatives import MOST_MESHES, meshes
@@ -163,8 +163,8 @@ def _tried(job: PlanJob, gpus: int) -> list[Mesh]:
 
 
 @dataclass
-class Doing:
-    """How far many plans are.
+class PlanProgress:
+    """The progress of planning many meshes.
 
     Attributes:
         of: How many meshes there are.
@@ -181,9 +181,9 @@ class Doing:
         self.done += 1
 
     def __str__(self) -> str:
-        return f"{self.done} of {self.of} meshes done{self._left()}"
+        return f"{self.done} of {self.of} meshes done{self._time_left()}"
 
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         """Say about how long it takes yet, if all meshes take as long as those that are done."""
         passed = time.monotonic() - self.begun
         if self.done in (0, self.of) or passed < PATIENCE:
@@ -210,7 +210,7 @@ def _check_lock(path: Path, *, force: bool) -> None:
         raise ShardvizError(f"--lock {path}: no file can be written there", "name one in a folder that exists")
 
 
-def _locked(path: Path, ranks: PlannedRanks, *, force: bool, with_step: bool) -> int:
+def _lock(path: Path, ranks: PlannedRanks, *, force: bool, with_step: bool) -> int:
     """Write a lockfile, or print what a plan has changed beside one that is there."""
     from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
     from shardviz.commands.common.streams import talk
@@ -240,7 +240,7 @@ def _folder(job: PlanJob) -> Path:
 
 
 def _job(args: argparse.Namespace) -> PlanJob:
-    """Read what was asked for; torch, which takes seconds, is imported once that is known to be right."""
+    """Read the arguments as a job; torch, which takes seconds, is imported after the checks."""
     probe = probe_files.find(args.probe)
     probe_files.check_torch(probe)
     mesh, batch = mesh_for(probe, args.mesh), _batch(args.batch)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from shardviz.commands.common.parser import Parser
-    from shardviz.commands.common.watching import Watched
+    from shardviz.commands.common.watching import WatchedFiles
     from shardviz.live.world import World
     from shardviz.probe_files import Probe
 
@@ -135,7 +135,7 @@ def _watch(args: argparse.Namespace, joined: World | None) -> NoReturn:
 
 
 def wanted(args: argparse.Namespace, joined: World | None = None) -> tuple[Probe, Mesh, Path]:
-    """Find the probe, the mesh to run it on and the folder for its dump, and warn of names that look misspelt."""
+    """Return the probe, its mesh and its dump's folder; warn of names that look misspelled."""
     probe = probe_files.find(args.probe)
     probe_files.check_torch(probe)
     mesh = mesh_for(probe, args.mesh, joined.num_ranks if joined else None)
@@ -146,12 +146,12 @@ def wanted(args: argparse.Namespace, joined: World | None = None) -> tuple[Probe
 
 
 def _may_replace(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) -> bool:
-    """Whether the folder's dump may be replaced: the user says so, or it is an earlier one of the default name."""
+    """Whether to replace the dump: with --force, or if it is an earlier one of the default name."""
     return args.force or (args.output is None and is_earlier_run(folder, probe.name, mesh))
 
 
-def _run_here(args: argparse.Namespace, watched: Watched | None = None) -> int:
-    """Run the probe on new ranks of this machine; if its files are watched, until one of them changes."""
+def _run_here(args: argparse.Namespace, watched: WatchedFiles | None = None) -> int:
+    """Run the probe on new ranks of this machine; with --watch, until one of its files changes."""
     from shardviz.live import world
 
     probe, mesh, folder = wanted(args)
@@ -239,13 +239,13 @@ def _job(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, notes
 
 
 def _show_prints(rank: int, text: str) -> None:
-    """Pass on what the probe printed, from rank 0 only and without torch's log: eight copies of it are noise."""
+    """Print rank 0's output without torch's log; every rank would print the same."""
     if rank == 0:
         sys.stderr.writelines(line for line in text.splitlines(keepends=True) if not LOG_LINE.match(line))
 
 
 def _run_joined(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, joined: World) -> int:
-    """Be one rank of a job that torchrun started; the lowest of a machine reports once every rank has written."""
+    """Be one rank of a torchrun job; each machine's lowest rank reports once all have written."""
     from shardviz.commands.common.dumps import says_it_is_a_part
     from shardviz.live import world
 

@@ -77,7 +77,7 @@ def _as_json(probe: Probe, own_version: str) -> dict[str, Any]:
 
 
 def _lines(probes: Sequence[Probe], terminal: Terminal) -> list[Text]:
-    """Write a line for each probe; on a terminal what does not fit goes on below, in the column of the summaries."""
+    """Write a line for each probe; on a terminal, long summaries wrap in their column."""
     from shardviz.picture.text.table import padded, widest
     from shardviz.picture.text.terminal import DIM, line, wrapped
 
@@ -97,8 +97,8 @@ def _lines(probes: Sequence[Probe], terminal: Terminal) -> list[Text]:
 
 
 @dataclass(frozen=True)
-class Score:
-    """How one probe came out.
+class ProbeScore:
+    """The findings of one probe, compared with those that it must give.
 
     Attributes:
         name: The probe.
@@ -117,8 +117,8 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Total:
-    """How the probes came out together.
+class TotalScore:
+    """The scores of all probes, added up.
 
     Attributes:
         bugs: How many recreate a bug.
@@ -133,7 +133,7 @@ class Total:
     false_alarms: int
 
     @classmethod
-    def of(cls, scores: Sequence[Score]) -> Total:
+    def of(cls, scores: Sequence[ProbeScore]) -> TotalScore:
         """Add up scores."""
         bugs = [score for score in scores if score.wanted]
         detected, named = sum(bool(score.found) for score in bugs), sum(score.is_right for score in bugs)
@@ -155,7 +155,7 @@ def _run_bugs(args: argparse.Namespace) -> int:
     known = [probe for probe in probe_files.shipped() if probe.name.startswith(("bugs/", "quiet/"))]
     too_new = {probe.name: why for probe in known if (why := _too_new(probe))}
     wanted = [probe for probe in known if probe.name not in too_new]
-    scores: list[Score] = []
+    scores: list[ProbeScore] = []
     with progress(lambda: f"ran {len(scores)} of {len(wanted)} probes"):
         scores += map(_score, wanted)
     if args.format == "json":
@@ -174,7 +174,7 @@ def _too_new(probe: Probe) -> str:
     return ""
 
 
-def _score(probe: Probe) -> Score:
+def _score(probe: Probe) -> ProbeScore:
     from shardviz.check.run import check_dump
     from shardviz.dump.write import prepare_folder
     from shardviz.layout.mesh import Mesh
@@ -184,10 +184,10 @@ def _score(probe: Probe) -> Score:
         dump = prepare_folder(Path(folder) / "dump")
         ProbeJob.of(probe, Mesh(probe.axes, probe.mesh), dump).launch()
         found = frozenset(finding.kind for finding in check_dump(dump).findings)
-    return Score(probe.name, frozenset(probe.kinds), found)
+    return ProbeScore(probe.name, frozenset(probe.kinds), found)
 
 
-def _table(scores: list[Score], terminal: Terminal) -> list[Text]:
+def _table(scores: list[ProbeScore], terminal: Terminal) -> list[Text]:
     from shardviz.picture.text.terminal import BAD, DIM, GOOD, line
 
     width = max(len(score.name) for score in scores)
@@ -197,7 +197,7 @@ def _table(scores: list[Score], terminal: Terminal) -> list[Text]:
         found = ", ".join(sorted(score.found)) or "nothing"
         due = "" if score.is_right else f"   expected: {', '.join(sorted(score.wanted)) or 'nothing'}"
         lines.append(line((glyph, style), f" {score.name.ljust(width)}  {found}", (due, BAD)))
-    total = Total.of(scores)
+    total = TotalScore.of(scores)
     text = (
         f"{total.detected} of {total.bugs} detected, {total.named} of {total.bugs} correctly named, "
         f"{total.false_alarms} false alarms"
@@ -205,10 +205,10 @@ def _table(scores: list[Score], terminal: Terminal) -> list[Text]:
     return [*lines, line(""), line((text, GOOD if total.named == total.bugs and not total.false_alarms else BAD))]
 
 
-def as_json(scores: Sequence[Score], not_run: Mapping[str, str]) -> dict[str, Any]:
+def as_json(scores: Sequence[ProbeScore], not_run: Mapping[str, str]) -> dict[str, Any]:
     """Return how every probe came out and their total, with the reasons why some were not run."""
     probes = [
         {"name": one.name, "expected": sorted(one.wanted), "found": sorted(one.found), "right": one.is_right}
         for one in scores
     ]
-    return {"probes": probes, "not_run": dict(not_run), **asdict(Total.of(scores))}
+    return {"probes": probes, "not_run": dict(not_run), **asdict(TotalScore.of(scores))}

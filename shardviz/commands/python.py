@@ -24,7 +24,7 @@ _LAYOUT = re.compile(r"\s*[\w.]*\[")
 
 
 def run_probe(file: str) -> None:
-    """Run a file as a probe, as `shardviz probe FILE` does, with the command line's arguments; does not return.
+    """Run a file as `shardviz probe FILE` does, with the command line's arguments, and exit.
 
     Under torchrun this process becomes one rank of that job; otherwise the ranks are launched.
 
@@ -43,7 +43,7 @@ def run_probe(file: str) -> None:
 
 
 def show(what: object, tensor: str | None = None, *, mesh: Mesh | str | None = None) -> None:
-    """Display a picture in a notebook; elsewhere print it, once: only rank 0 prints, whatever ranks call this.
+    """Display a picture in a notebook, or print it; of several ranks only rank 0 prints.
 
     Args:
         what: What `shardviz.load` gives, a tensor, a report or a finding of it; a dump, or the path of one or of a

@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
-    """Raise if --stamp is given with what it takes the place of, or a step is to be followed that never comes.
+    """Raise for --stamp with --reference or --trace, and for a step to trace that never comes.
 
     Raises:
         ShardvizError: It is.
@@ -195,7 +195,7 @@ def _named_for(job: Sequence[str]) -> Path:
 
 
 def _reference(path: Path) -> Path:
-    """Return the whole path of a reference that can be read: better to hear that it cannot before a job than after."""
+    """Return the absolute path of a reference, opened once: better to fail before the job."""
     from shardviz.reference.files import open_reference
 
     open_reference(path)
@@ -248,7 +248,7 @@ def _how_to_start(program: str) -> str:
 
 @contextmanager
 def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[set[int]]:
-    """Let the job see the signals that this command gets, and wait for it: it has ranks to end. Gives those seen."""
+    """Forward signals to the job and wait for it to end its ranks; yield the signals received."""
     seen: set[int] = set()
 
     def pass_on(number: int, frame: object) -> None:
@@ -266,7 +266,7 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[set[int]]:
 
 
 def _end_ranks(session: Path) -> None:
-    """End the ranks on this machine that have outlived what started them, once they had time to end by themselves."""
+    """End ranks on this machine that outlived their launcher: wait, SIGTERM, then SIGKILL."""
     for number in (0, signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + GRACE
         while left := [pid for pid in ranks_on(session) if _is_of(pid, session)]:
@@ -301,14 +301,14 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
     dumps = sorted(captured, key=lambda path: (len(path.name), path.name))
     _talk_of(notes, "source")
     codes = [_report(args, dump, number if len(dumps) > 1 else 0) for number, dump in enumerate(dumps, 1)]
-    missed = _missed(notes)
+    missed = _not_captured(notes)
     for text in missed:
         message, _, hint = text.partition("\n")
         talk(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
     _talk_of([note for note in notes if note.rank > 0], "problem")  # rank 0 has printed its own
     _talk_of(notes, "ended", "the job was ended ")
     if code and not _is_ended(args, notes) and not _is_aborted_at_exit(args.job, notes, code):
-        return _failed(args.job, notes, code)
+        return _report_failure(args.job, notes, code)
     if not dumps and is_traced and not missed:
         return EXIT_CLEAN
     if not dumps:
@@ -326,8 +326,8 @@ def _talk_of(notes: Sequence[Note], kind: str, before: str = "") -> None:
         talk(f"shardviz: {before}{text}")
 
 
-def _missed(notes: Sequence[Note]) -> list[str]:
-    """Return why models were not captured: of each as one rank says it, because each says it in its own words."""
+def _not_captured(notes: Sequence[Note]) -> list[str]:
+    """Return why models were not captured, each in the words of one rank."""
     by_name: dict[str, dict[int, list[str]]] = {}
     for note in notes:
         if note.kind == "not-captured":
@@ -335,7 +335,7 @@ def _missed(notes: Sequence[Note]) -> list[str]:
     return list(dict.fromkeys(text for ranks in by_name.values() for text in max(ranks.values(), key=len)))
 
 
-def _failed(job: Sequence[str], notes: Sequence[Note], code: int) -> int:
+def _report_failure(job: Sequence[str], notes: Sequence[Note], code: int) -> int:
     """Say how the job ended, and return this command's exit code."""
     program = Path(job[0]).name
     if -code in ENDING:
@@ -353,7 +353,7 @@ def _deaths(notes: Sequence[Note]) -> dict[int, int]:
 
 
 def _first_deaths(notes: Sequence[Note]) -> dict[int, list[int]]:
-    """Return the ranks that failed by their exit codes, without those that the launcher ended because others had."""
+    """Group the failed ranks by exit code, without those that the launcher ended afterwards."""
     by_code: dict[int, list[int]] = {}
     for rank, code in _deaths(notes).items():
         by_code.setdefault(code, []).append(rank)
@@ -405,7 +405,7 @@ def _write(texts: Sequence[str], color: str) -> None:
 
 
 def _is_ended(args: argparse.Namespace, notes: Sequence[Note]) -> bool:
-    """Whether shardviz ended the job: all of its ranks, or under --stamp one of them, and with it the others."""
+    """Whether shardviz ended the job: all of its ranks, or with --stamp any of them."""
     ended = {note.rank for note in notes if note.kind == "ended"}
     joined = {note.rank for note in notes if note.kind == "joined"}
     return bool(ended) and (args.stamp or joined <= ended)
@@ -446,7 +446,7 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
 
 
 def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -> bool:
-    """Move the trace of a job's step into its dump, and say so; make a dump where the job has none.
+    """Move the trace of a job's step into its dump; make a dump if the job has none.
 
     Args:
         session: Where the ranks on this machine left it.

@@ -124,7 +124,7 @@ def _show_step(args: argparse.Namespace) -> None:
 
 
 def _lines_of(dump: Dump, module: str) -> Table | None:
-    """Return the lines of a module; None, with a note on which module has lines, if ranks did not look into it."""
+    """Return a module's lines; None, after saying which module has lines, if they aren't kept."""
     from shardviz.check.step.lines.types import table_of
 
     table = table_of(dump)
@@ -173,7 +173,7 @@ def _show_table(args: argparse.Namespace) -> None:
     terminal = terminal_for(args.color, args.output)
     if args.memory:
         heat = heat_lines(dump.files.mesh, bytes_held(dump), terminal)
-        lines = [*_planned(dump, terminal), *heat, *memory_lines(dump, all_ranks=args.all)]
+        lines = [*_plan_lines(dump, terminal), *heat, *memory_lines(dump, all_ranks=args.all)]
     elif args.comms:
         lines = [*heat_lines(dump.files.mesh, bytes_received(dump), terminal), *comms_lines(dump)]
     else:
@@ -181,15 +181,15 @@ def _show_table(args: argparse.Namespace) -> None:
     write_answer(lines, terminal, args.output)
 
 
-def _planned(dump: Dump, terminal: Terminal) -> list[Text]:
+def _plan_lines(dump: Dump, terminal: Terminal) -> list[Text]:
     """Return the memory of a plan, which has activations without having any tensors of them."""
     if dump.files.planned is None:
         return []
     from shardviz.picture.text.plans import memory_lines
     from shardviz.picture.text.terminal import line
-    from shardviz.plan.counting import Amounts
+    from shardviz.plan.counting import PlanBytes
 
-    return [*memory_lines(Amounts(dump.files.planned), terminal.width), line("")]
+    return [*memory_lines(PlanBytes(dump.files.planned), terminal.width), line("")]
 
 
 def _refuse_checkpoint(path: Path, what: str) -> None:
@@ -203,7 +203,7 @@ def _refuse_checkpoint(path: Path, what: str) -> None:
 
 
 def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
-    """Write one tensor as SVG: the one that is named, or that of the only finding, or the only one there is."""
+    """Write one tensor as SVG: the named one, that of the only finding, or the only one."""
     from shardviz.commands.common.dumps import checked, read_dump, write_markup
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subjects.subject import of_tensor
@@ -296,7 +296,7 @@ def _of_no_tensor(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
 
 
 def overview(dump: Dump, terminal: Terminal) -> list[Text]:
-    """Return the dump's mesh, its tensors with their verdicts, and the findings that are about no single tensor."""
+    """Return the dump's mesh, its tensors with verdicts, and findings about no single tensor."""
     from shardviz.check.verdicts import not_compared
     from shardviz.commands.common.dumps import checked
     from shardviz.picture.text.meshes import mesh_lines

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardviz.commands.common.parser import Parser
-    from shardviz.stamping.copies import Plan
+    from shardviz.stamping.copies import CopyPlan
 
 DCP = ".metadata"
 """The file by which a folder of torch.distributed.checkpoint is known."""
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_CLEAN
 
 
-def _stamp(source: str, target: Path, *, force: bool) -> Plan:
+def _stamp(source: str, target: Path, *, force: bool) -> CopyPlan:
     from shardviz.stamping.copies import stamp_safetensors
     from shardviz.stamping.target import SAFETENSORS
 
@@ -71,7 +71,7 @@ def _stamp(source: str, target: Path, *, force: bool) -> Plan:
     return _stamp_model(source, target, force=force)
 
 
-def _stamp_model(source: str, target: Path, *, force: bool) -> Plan:
+def _stamp_model(source: str, target: Path, *, force: bool) -> CopyPlan:
     from shardviz.live.outline import tensors_of
     from shardviz.stamping.copies import plan, write_model
 

@@ -125,7 +125,7 @@ def _watch(args: argparse.Namespace) -> None:
 
 
 def _second(text: str | None) -> tuple[Path | None, str | None]:
-    """Return the second dump or the tensor that a text names: a dump, if it is a path or looks like one."""
+    """Return the second dump or the tensor that a text names."""
     if text is None:
         return None, None
     is_path = os.path.exists(text) or os.sep in text or text.endswith(".shardviz")
@@ -163,5 +163,5 @@ def _print(dump: Path, other: Path | None, tensor: str | None, color: str) -> No
 
 
 def _on_a_screen() -> bool:
-    """Whether somebody looks: at a terminal, or through textual-serve, which says so to the programs it starts."""
+    """Whether output is a terminal, or textual-serve, which sets an environment variable."""
     return "TEXTUAL_DRIVER" in os.environ or (sys.stdin.isatty() and sys.stdout.isatty())

@@ -1,4 +1,4 @@
-"""The content that a rank writes for a tensor: ranges, runs and values must have the shapes that are claimed."""
+"""Check what a rank wrote of a tensor: ranges, runs and values must fit the claimed shapes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check_one_form(content: Body | GatherRecord) -> None:
 
 
 def check_spans(held: Sequence[Ranges], shapes: set[Shape], *, flat: bool = False) -> None:
-    """Make sure that index ranges rise, and lie within the tensors of `shapes`, flattened or not."""
+    """Check that index ranges rise and lie within tensors of `shapes`, flattened if `flat`."""
     if any(start >= stop for ranges in held for start, stop in ranges):
         raise DumpError("held has a range that does not rise, expected [start, stop] with start below stop")
     ends = [max((stop for _, stop in ranges), default=0) for ranges in held]
@@ -118,10 +118,10 @@ def leaves(values: Any) -> list[Any]:
 
 
 def digests_of(body: Body) -> tuple[str, ...]:
-    """Return the digest that the values of a body have, as `TensorRecord.digests` has it, and older versions had it.
+    """Return the digests of a body's values, in the current form and that of older versions.
 
-    Empty if that cannot be known from what JSON says: the body has no values, they have NaN (which was written in
-    several ways), or a dtype that numpy does not have.
+    Empty if JSON doesn't determine the digest: there are no values, they include NaN (which was written in several
+    ways), or numpy lacks the dtype.
     """
     if body.values is None:
         return ()
@@ -132,27 +132,27 @@ def digests_of(body: Body) -> tuple[str, ...]:
             return ()
     try:
         with np.errstate(over="ignore"):
-            stored = np.frombuffer(_stored(numbers, body.dtype), np.uint8)
+            stored = np.frombuffer(_as_stored(numbers, body.dtype), np.uint8)
     except (KeyError, OverflowError, ValueError):
         return ()
     return hash_of(stored, body.dtype, body.local_shape), hash_of_bytes(stored, body.dtype, body.local_shape)
 
 
 def bits_of_values(body: Body) -> NDArray[Any] | None:
-    """Return the values of a body as unsigned integers, in the local shape; None if it has none that are known."""
+    """Return a body's values as unsigned integers in the local shape; None if they are unknown."""
     if body.values is None or body.dtype.startswith("complex"):
         return None
     numbers = [float(value) if isinstance(value, str) else value for value in _flat(body)]
     try:
         with np.errstate(over="ignore"):
-            stored = _stored(numbers, body.dtype)
+            stored = _as_stored(numbers, body.dtype)
     except (KeyError, OverflowError, ValueError):
         return None
     width = len(stored) // max(len(numbers), 1) or 1
     return np.frombuffer(stored, f"<u{width}").reshape(body.local_shape)
 
 
-def _stored(numbers: list[Any], dtype: str) -> bytes:
+def _as_stored(numbers: list[Any], dtype: str) -> bytes:
     """Return numbers as they lie in memory: of bfloat16, the upper half of a float32."""
     if dtype == "bfloat16":
         return (np.array(numbers, "<f4").view("<u4") >> 16).astype("<u2").tobytes()

@@ -42,7 +42,7 @@ def hash_of(stored: NDArray[Any], dtype: str, shape: Sequence[int]) -> str:
     infinity = INFINITY.get(dtype)
     if infinity is None:
         return hash_of_bytes(stored, dtype, shape)
-    hashed = _began(dtype, shape)
+    hashed = _new_hash(dtype, shape)
     bits = np.ascontiguousarray(stored).reshape(-1).view(infinity.dtype)
     for start in range(0, len(bits), CHUNK):
         hashed.update(_alike(bits[start : start + CHUNK], infinity).data)
@@ -51,18 +51,18 @@ def hash_of(stored: NDArray[Any], dtype: str, shape: Sequence[int]) -> str:
 
 def hash_of_bytes(stored: NDArray[Any], dtype: str, shape: Sequence[int]) -> str:
     """Return the hash of earlier versions, in which -0.0 and each NaN count as they are."""
-    hashed = _began(dtype, shape)
+    hashed = _new_hash(dtype, shape)
     hashed.update(np.ascontiguousarray(stored).reshape(-1).data if stored.size else b"")
     return hashed.hexdigest()
 
 
 @lru_cache(maxsize=16)
 def hash_of_nan(dtype: str, shape: tuple[int, ...]) -> str:
-    """Return the hash of a tensor that is NaN throughout; empty if its type is not known to have NaN."""
+    """Return the hash of a tensor of NaN only; empty if its dtype has no known NaN."""
     infinity = INFINITY.get(dtype)
     if infinity is None:
         return ""
-    hashed = _began(dtype, shape)
+    hashed = _new_hash(dtype, shape)
     num_left = math.prod(shape) * (2 if dtype.startswith("complex") else 1)
     chunk = np.full(min(num_left, CHUNK), infinity + infinity.dtype.type(1))
     for start in range(0, num_left, CHUNK):
@@ -70,7 +70,7 @@ def hash_of_nan(dtype: str, shape: tuple[int, ...]) -> str:
     return hashed.hexdigest()
 
 
-def _began(dtype: str, shape: Sequence[int]) -> hashlib.blake2b:
+def _new_hash(dtype: str, shape: Sequence[int]) -> hashlib.blake2b:
     return hashlib.blake2b(f"torch.{dtype}{list(shape)}".encode(), digest_size=DIGEST_LENGTH // 2)
 
 

@@ -1,4 +1,4 @@
-"""All tensors of a dump: found by moment, role and name, with the ids and values that each rank holds."""
+"""All tensors of a dump, by moment, role and name, with the ids and values of each rank."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Dump:
 
     @cached_property
     def id_owners(self) -> tuple[list[int], list[str]]:
-        """The first ids of all stamped tensors that have elements, rising, and whose they are: ties count once."""
+        """First ids of all non-empty stamped tensors, rising, and their names; ties count once."""
         owners = sorted(
             (stamp.first, stamp.name) for stamp in self.files.run.stamps if math.prod(stamp.shape) and not stamp.tied_to
         )
@@ -110,7 +110,7 @@ class Dump:
 
     @cached_property
     def without_ids(self) -> Mapping[str, Literal["zeros", "values"]]:
-        """Stamped parameters whose ids no rank holds any more: all are zero, or all are other values."""
+        """Stamped parameters of which no rank has ids left: all zeros, or all other values."""
         contents: dict[str, Literal["zeros", "values"]] = {}
         for tensor in self.at("stamped"):
             first = _first_of_runs(tensor) if tensor.role == "param" else None
@@ -143,7 +143,7 @@ class Dump:
         return {(record.role, record.name): record for record in records}
 
     def vectors(self, shape: tuple[int, ...]) -> tuple[Sequence[str], NDArray[np.float64]]:
-        """Return the names of the unsharded model's parameters of one dim and this shape, and their values, a row each.
+        """Return the unsharded model's vectors of a shape: their names, and a row of values each.
 
         Raises:
             DumpError: The dump does not have the values.
@@ -186,7 +186,7 @@ class Dump:
             ) from error
 
     def local_ids(self, shard: Shard, name: str) -> NDArray[np.int64]:
-        """Return the ids that a shard holds, counted from 1 within its own tensor if they are its own.
+        """Return the ids that a shard holds, counted from 1 within its tensor.
 
         Returns:
             An array of the local shape. Elements of other tensors, zeros and values that are not ids are all <= 0:
@@ -223,7 +223,7 @@ class Dump:
 
 
 def _first_of_runs(tensor: Tensor) -> int | None:
-    """Return the id with which all runs of a tensor's ids begin on all ranks; None if they differ."""
+    """Return the id with which every run of a tensor's ids begins; None if runs differ."""
     bodies = [shard.body for shard in tensor.shards.values() if 0 not in shard.body.local_shape]
     first_ids = {run[0] for body in bodies for run in body.runs or ((None, 0, 0),)}
     return first_ids.pop() if len(first_ids) == 1 else None

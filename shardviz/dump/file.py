@@ -1,4 +1,4 @@
-"""One file of a dump, read as a record: its schema first, then its fields, and what is wrong with it in a line."""
+"""Read one file of a dump as a record, schema first, and name in one line what is wrong."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
-    """Find tensors by their exact name, by a pattern with `*`, or by the end of a name that only one has.
+    """Find tensors by exact name, by a pattern with `*`, or by a unique end of a name.
 
     Returns:
         Names with their tensors, each name once, as it was captured first.
@@ -37,7 +37,8 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
         names = [name for name in by_name if name.endswith(f".{pattern}")]
         if len(names) > 1:
             raise ShardvizError(
-                f"{len(names)} tensors end in {pattern!r}: {_some(names)}", f"name one, or all of them as '*.{pattern}'"
+                f"{len(names)} tensors end in {pattern!r}: {_some_names(names)}",
+                f"name one, or all of them as '*.{pattern}'",
             )
     if not names:
         raise ShardvizError(f"the dump has no tensor {pattern!r}", meant(pattern, list(by_name)))
@@ -45,11 +46,11 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
 
 
 def meant(name: str, names: Sequence[str]) -> str:
-    """Return a hint at the tensor that was meant: of a module, by its end, or spelt nearly so; or at a pattern."""
+    """Return a hint at the likeliest name or pattern, such as "did you mean up.weight?"."""
     close = _pattern_meant(name, names) if is_pattern(name) else None
     if not any(char in name for char in "*?"):  # brackets may be a part of the name
         close = close or _name_meant(name, names)
-    return f"did you mean {printable(close)}?" if close else f"it has {_some(names) or 'none that can be read'}"
+    return f"did you mean {printable(close)}?" if close else f"it has {_some_names(names) or 'none that can be read'}"
 
 
 def is_pattern(name: str) -> bool:
@@ -58,7 +59,7 @@ def is_pattern(name: str) -> bool:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a name is one that a pattern stands for, or the pattern itself: names may have brackets."""
+    """Whether a name equals a pattern or matches it; names may contain brackets."""
     return name == pattern or fnmatchcase(name, pattern)
 
 
@@ -69,7 +70,7 @@ def _name_meant(name: str, names: Sequence[str]) -> str | None:
 
 
 def _pattern_meant(pattern: str, names: Sequence[str]) -> str | None:
-    """Return the pattern nearest to one that fits no name: with stars for numbers, or for all before a name's end."""
+    """Return the nearest pattern that matches a name, or None."""
     before, dot, _ = pattern.rpartition(".")
     by_star = (f"{before}{dot}{name.rpartition('.')[2]}" for name in names)
     patterns = [*dict.fromkeys((*by_star, *map(starred, names)))]
@@ -77,7 +78,7 @@ def _pattern_meant(pattern: str, names: Sequence[str]) -> str | None:
     return nearest(pattern, fitting)
 
 
-def _some(names: Sequence[str]) -> str:
+def _some_names(names: Sequence[str]) -> str:
     nonempty = [name for name in names if name]
     shown = ", ".join(map(printable, nonempty[:3]))
     return shown if len(nonempty) <= 3 else f"{shown} and {len(nonempty) - 3:,} more"

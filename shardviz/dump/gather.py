@@ -1,4 +1,4 @@
-"""The parts of one dump, which machines without a shared disk have kept, put together in memory or in one folder."""
+"""Merge the parts of one dump that machines without a shared disk wrote."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_RANKS = 8
 def read_parts(
     folders: Sequence[Path], *, strict: bool = True, on_progress: Callable[[int, int], None] | None = None
 ) -> DumpFiles:
-    """Read the parts of a dump as one, with the run's record of the part that has the lowest rank.
+    """Read the parts of a dump as one; the part with the lowest rank gives the run's record.
 
     Args:
         folders: The parts; a single one may be any dump.
@@ -45,7 +45,7 @@ def read_parts(
         _refuse_different_run(dump_part, first)
         for rank in (*dump_part.ranks, *dump_part.damaged):
             if rank in folder_of:
-                first_part, second_part = _named(folder_of[rank]), _named(dump_part.path)
+                first_part, second_part = _name_of(folder_of[rank]), _name_of(dump_part.path)
                 is_twice = first_part == second_part
                 where = f"{first_part}, which is given twice" if is_twice else f"both {first_part} and {second_part}"
                 raise DumpError(f"rank {rank} is in {where}", "give each machine's folder once")
@@ -74,8 +74,8 @@ def gather(folders: Sequence[Path], output: Path, *, force: bool = False) -> Dum
         DumpError: As `read_parts`; a rank is in none of the parts, or the folder may not be replaced.
     """
     if output.resolve() in [folder.resolve() for folder in folders]:
-        raise DumpError(f"{_named(output)} is one of the parts", "give another folder with -o")
-    files = _whole(folders)
+        raise DumpError(f"{_name_of(output)} is one of the parts", "give another folder with -o")
+    files = _read_whole(folders)
     with replacing_folder(output, force=force) as unfinished:
         _copy(files, unfinished)
         traces = [folder / TRACE_FOLDER for folder in folders if _has_trace(folder)]
@@ -87,7 +87,9 @@ def gather(folders: Sequence[Path], output: Path, *, force: bool = False) -> Dum
 
 def _refuse_plan(files: DumpFiles) -> None:
     if files.planned is not None:
-        raise DumpError(f"{_named(files.path)} is a plan, which has no parts", "give what the machines of a job wrote")
+        raise DumpError(
+            f"{_name_of(files.path)} is a plan, which has no parts", "give what the machines of a job wrote"
+        )
 
 
 def _refuse_different_run(dump_part: DumpFiles, first: DumpFiles) -> None:
@@ -96,7 +98,7 @@ def _refuse_different_run(dump_part: DumpFiles, first: DumpFiles) -> None:
     Raises:
         DumpError: They are not.
     """
-    names = f"{_named(first.path)} and {_named(dump_part.path)}"
+    names = f"{_name_of(first.path)} and {_name_of(dump_part.path)}"
     if dump_part.run.run_id != first.run.run_id:
         ids = f"{first.run.run_id or 'no id'} and {dump_part.run.run_id or 'no id'}"
         raise DumpError(f"{names} are of two different runs: {ids}", "give the folders that one job has written")
@@ -107,7 +109,7 @@ def _refuse_different_run(dump_part: DumpFiles, first: DumpFiles) -> None:
             raise DumpError(f"{names} differ in {field} of run.json: one of them is damaged", "copy both again")
 
 
-def _whole(folders: Sequence[Path]) -> DumpFiles:
+def _read_whole(folders: Sequence[Path]) -> DumpFiles:
     """Read the parts of a dump, all of them.
 
     Raises:
@@ -119,7 +121,7 @@ def _whole(folders: Sequence[Path]) -> DumpFiles:
         verb = "is" if len(missing) == 1 else "are"
         raise DumpError(
             f"{len(missing):,} of {files.run.num_ranks:,} ranks {verb} missing: {named_ranks(missing, MOST_RANKS)} "
-            f"{verb} not in {', '.join(map(_named, folders))}",
+            f"{verb} not in {', '.join(map(_name_of, folders))}",
             "give the folders of their machines, too; without them: "
             f"shardviz check {printable(shlex.join(map(str, folders)))}",
         )
@@ -134,7 +136,7 @@ def _has_trace(folder: Path) -> bool:
     """
     trace = folder / TRACE_FOLDER
     if trace.is_symlink():
-        raise DumpError(f"{_named(trace)} is a link", "a dump's files are plain files; copy the target here")
+        raise DumpError(f"{_name_of(trace)} is a link", "a dump's files are plain files; copy the target here")
     return trace.is_dir()
 
 
@@ -148,5 +150,5 @@ def _copy(files: DumpFiles, folder: Path) -> None:
                 shutil.copyfile(source, folder / name, follow_symlinks=False)
 
 
-def _named(path: Path) -> str:
+def _name_of(path: Path) -> str:
     return printable(str(path))

@@ -47,7 +47,7 @@ def side_by_side(files: DumpFiles) -> list[Tensor]:
 
 
 def _regrouped(files: DumpFiles, layouts: Layouts, by_rank: dict[int, list[TensorRecord]]) -> list[Tensor]:
-    """Expand names that ranks fold differently, and fold again those with the same bodies on the same ranks."""
+    """Expand names that ranks fold differently, and fold those with equal bodies again."""
     by_name: dict[str, dict[int, tuple[TensorRecord, str]]] = {}
     for rank, records in by_rank.items():
         for record in records:

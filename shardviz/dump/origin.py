@@ -32,7 +32,7 @@ class _Origin(msgspec.Struct):
 
 
 def written_by(path: Path) -> str:
-    """Say which probe wrote a dump, on which mesh: files of one name in two folders have one name for their dumps."""
+    """Say which probe wrote a dump and on which mesh, if its name alone is ambiguous."""
     origin = _origin(path)
     mesh = origin.mesh or _Sizes()
     sizes = ", ".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.shape, strict=False))

@@ -1,8 +1,8 @@
-"""Parts that code cuts by hand and a library splits again: placements on its own mesh say how, but not which part.
+"""Weights cut by hand and split again by a library, whose mesh lacks the axis of the cut.
 
-A module of a tensor-parallel rank holds the rank's columns as its whole weight, and `fully_shard` splits those over dp.
-The DTensor's mesh does not have tp, so its placements claim nothing along tp, and its shape is that of the part. The
-ids say which part it is: the layout is extended by the axes that the mesh does not have.
+A module on a tensor-parallel rank holds the rank's columns as its whole weight, and `fully_shard` splits those over dp.
+The DTensor's mesh has no tp, so its placements claim nothing along tp, and its shape is that of the columns. The ids
+say which columns they are, and the layout is extended by the missing axes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ ROLES = ("param", "buffer", "grad", "optim")
 
 
 @dataclass(frozen=True, slots=True)
-class Extended:
-    """The layout of a part, and that of the whole tensor.
+class ExtendedLayout:
+    """A hand-cut part's layout, and the layout of the whole that it extends to.
 
     Attributes:
         part: The layout that the part's placements claim.
@@ -49,15 +49,17 @@ class Extended:
 
 
 def with_whole_layouts(tensors: list[Tensor], stamps: Sequence[Stamp]) -> list[Tensor]:
-    """Return tensors with the layouts of parts extended to layouts of the whole, if the ids say which part it is."""
+    """Extend the layouts of hand-cut parts to layouts of the whole tensor, where ids allow it."""
     if not any(shard.layout is not None and shard.layout.own_axes for tensor in tensors for shard in tensor.distinct):
         return tensors
     shapes = {stamp.name: stamp.shape for stamp in stamps}
-    extended = dict(_extended(tensors, shapes))
-    return [_of_whole(tensor, extended) for tensor in tensors] if extended else tensors
+    extended = dict(_extended_layouts(tensors, shapes))
+    return [_with_whole_layout(tensor, extended) for tensor in tensors] if extended else tensors
 
 
-def _extended(tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Extended]]:
+def _extended_layouts(
+    tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, ExtendedLayout]]:
     """Yield the stamped tensors that ranks have parts of."""
     for tensor in tensors:
         layout = tensor.claimed
@@ -68,7 +70,7 @@ def _extended(tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) 
         held = {rank: shard.held for rank, shard in tensor.shards.items()}
         whole = next((candidate for candidate in _candidates(layout, shape) if _is_held(candidate, held)), None)
         if whole is not None or _are_parts(layout, held):
-            yield from ((name, Extended(layout, whole)) for name in tensor.names)
+            yield from ((name, ExtendedLayout(layout, whole)) for name in tensor.names)
 
 
 def _is_of_part(layout: Layout, shape: tuple[int, ...]) -> bool:
@@ -112,7 +114,7 @@ def _is_held(layout: Layout, held: Mapping[int, Region | None]) -> bool:
 
 
 def _are_parts(layout: Layout, held: Mapping[int, Region | None]) -> bool:
-    """Whether ranks that share their place on all other axes hold one part of the whole, split as a layout says."""
+    """Whether the ranks at each place of the other axes hold one part, split as a layout says."""
     mesh, regions = layout.mesh, dict(layout.regions())
     parts: dict[object, list[NDArray[np.int64]]] = {}
     for rank, region in held.items():
@@ -133,10 +135,10 @@ def _are_parts(layout: Layout, held: Mapping[int, Region | None]) -> bool:
     return len(parts) > 1 and (is_complete or len(held) < mesh.size)
 
 
-def _of_whole(tensor: Tensor, extended: Mapping[str, Extended]) -> Tensor:
-    """Return a tensor, its gradient or a state with the layout of the whole, if its own is that of the part.
+def _with_whole_layout(tensor: Tensor, extended: Mapping[str, ExtendedLayout]) -> Tensor:
+    """Return a tensor with the layout of the whole instead of that of its hand-cut part.
 
-    Parts that no layout gives to ranks are plain: nothing is claimed of which part a rank has.
+    If no layout assigns the parts to ranks they become plain: nothing claims which part a rank has.
     """
     names = {name.rpartition(".")[0] if tensor.role == "optim" else name for name in tensor.names}
     claimed = tensor.claimed
@@ -159,7 +161,7 @@ def _of_whole(tensor: Tensor, extended: Mapping[str, Extended]) -> Tensor:
 
 
 def _with_own_splits(claimed: Layout, part_layout: Layout, whole: Layout) -> Layout | None:
-    """Return a layout of the whole whose parts are split as a tensor's own placements claim, as a gradient's may be."""
+    """Return the whole's layout with its parts split as the tensor's own placements claim."""
     outside = [chain[: len(chain) - len(split)] for chain, split in zip(whole.chains, part_layout.chains, strict=True)]
     chains = tuple((*front, *split) for front, split in zip(outside, claimed.chains, strict=True))
     try:

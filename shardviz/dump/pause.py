@@ -1,4 +1,4 @@
-"""Python's cycle collector set aside while a dump is read: its millions of new objects have no cycles to find."""
+"""Pause Python's garbage collector while a dump is read: its many objects have no cycles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Make objects in bulk without the collector: reading a thousand ranks' files takes half the time."""
+    """Turn the garbage collector off: reading a thousand ranks' files takes half the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

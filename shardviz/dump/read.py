@@ -1,7 +1,7 @@
-"""Read a dump that may come from another machine: every number is checked before anything is built from it.
+"""Read an untrusted dump: every number is checked before anything is built from it.
 
-Nothing is unpickled, no path out of the folder is followed, and no size in a file makes the reader allocate more than
-the file itself is long, but for a list of a mesh's ranks (at most `MAX_RANKS`) that count up and are not written.
+Nothing is unpickled, and no path out of the folder is followed. Memory is bounded by the length of the files, except
+for a mesh's list of ranks (at most `MAX_RANKS`), which need not be written if it counts up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from shardviz.dump import suggestions
-from shardviz.dump.arrays.dense import Wanted, check_arrays, read_array, read_arrays
+from shardviz.dump.arrays.dense import ArrayRequest, check_arrays, read_array, read_arrays
 from shardviz.dump.file import SHOWN, damage, plain_file, read_record, reason
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.records.files import RankRecord, RunRecord
@@ -77,7 +77,7 @@ class DumpFiles:
 
     @cached_property
     def equally_full(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks in groups that hold as much of every tensor: those of a plan are few, else each rank is alone."""
+        """Ranks in groups that hold equal amounts of every tensor; outside plans each is alone."""
         if self.planned is not None:
             return tuple(self.planned.equally_full())
         return tuple((rank,) for rank in sorted(self.ranks))
@@ -109,7 +109,7 @@ class DumpFiles:
 
 
 def arrays_of(files: DumpFiles, rank: int) -> dict[str, NDArray[np.generic]]:
-    """Return all arrays of a rank's safetensors file that its record names, by `moment/role/name`.
+    """Return the arrays of a rank's safetensors file that its record names: `moment/role/name`.
 
     Raises:
         DumpError: The file is not there, is not a safetensors file, or lacks one of them.
@@ -220,11 +220,11 @@ def _read_rank(
     return record
 
 
-def _dense_arrays(record: RankRecord) -> list[Wanted]:
+def _dense_arrays(record: RankRecord) -> list[ArrayRequest]:
     """Return the arrays in the file beside a rank's file."""
     dense = {index: body for index, body in enumerate(record.bodies) if body.dense}
     return [
-        Wanted(f"{body.moment}/{body.role}/{name}", body.local_shape, body.dtype)
+        ArrayRequest(f"{body.moment}/{body.role}/{name}", body.local_shape, body.dtype)
         for tensor in record.tensors
         if (body := dense.get(tensor.body)) is not None
         for name in Fold(tensor.name, tensor.numbers, tensor.suffix).names()
@@ -233,15 +233,15 @@ def _dense_arrays(record: RankRecord) -> list[Wanted]:
 
 def _check_folder(folder: Path) -> None:
     if "\0" in str(folder):  # Python's own words for it vary by version
-        raise DumpError(f"cannot read dump {_named(folder)}: a path cannot have a null byte")
+        raise DumpError(f"cannot read dump {_short_name(folder)}: a path cannot have a null byte")
     try:
         mode = folder.stat().st_mode
     except FileNotFoundError:
         raise DumpError(
-            f"{_named(folder)} does not exist: no dump and no checkpoint is there", suggestions.meant(folder)
+            f"{_short_name(folder)} does not exist: no dump and no checkpoint is there", suggestions.meant(folder)
         ) from None
     except (OSError, ValueError) as error:
-        raise DumpError(f"cannot read dump {_named(folder)}: {reason(error)}") from error
+        raise DumpError(f"cannot read dump {_short_name(folder)}: {reason(error)}") from error
     if not stat.S_ISDIR(mode) and suggestions.is_dump(folder.parent):
         raise DumpError(f"{folder} is one file of a dump", f"give its folder: {folder.parent}")
     if not stat.S_ISDIR(mode):
@@ -249,7 +249,7 @@ def _check_folder(folder: Path) -> None:
         raise DumpError(f"dump {folder} is not a folder", hint)
 
 
-def _named(folder: Path) -> str:
+def _short_name(folder: Path) -> str:
     """Return a folder's name as a message has it: of a very long one the beginning."""
     name = printable(str(folder))
     return name if len(name) <= SHOWN else name[:SHOWN] + "..."

@@ -44,8 +44,8 @@ class Shard:
         return self.digests[index * DIGEST_LENGTH : (index + 1) * DIGEST_LENGTH]
 
 
-class MadeShards(Mapping[int, Shard]):
-    """Shards that are made when they are asked for, and sum themselves up without making those of every rank."""
+class LazyShards(Mapping[int, Shard]):
+    """Shards made on demand, with summaries that don't need every rank's shard."""
 
     @abstractmethod
     def claims(self) -> dict[Layout | None, tuple[int, ...]]:
@@ -113,7 +113,7 @@ class Tensor:
     @cached_property
     def distinct(self) -> list[Shard]:
         """One shard for each claim and each shape of a part, by rank, rising."""
-        if isinstance(self.shards, MadeShards):
+        if isinstance(self.shards, LazyShards):
             return self.shards.distinct()
         shards: dict[tuple[int, tuple[int, ...]], Shard] = {}
         for shard in self.shards.values():
@@ -122,8 +122,8 @@ class Tensor:
 
     @cached_property
     def claims(self) -> dict[Layout | None, tuple[int, ...]]:
-        """The ranks, rising, by what they claim: more than one key if ranks disagree or meshes are disjoint."""
-        if isinstance(self.shards, MadeShards):
+        """Ranks by claimed layout; several keys if ranks disagree or meshes are disjoint."""
+        if isinstance(self.shards, LazyShards):
             return self.shards.claims()
         groups: dict[Layout | None, list[int]] = {}
         for rank, shard in self.shards.items():

@@ -1,4 +1,4 @@
-"""A dump around the trace of a job's step, if the job has no weights of its own to show: it is one process."""
+"""A dump for the trace of a single-process job without recorded weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rules that the types in `records` cannot state: the parts of a dump's files must fit each other.
+"""Rules that the types in `records` can't state: the parts of a dump must fit together.
 
-After this, whoever uses a record need not doubt an index, a shape or a name in it. Nothing is laid out here: the cost
-follows the files' length, whatever the numbers in them.
+After this, users of a record can trust every index, shape and name in it. Nothing is laid out here: the cost follows
+the length of the files, whatever numbers they contain.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _within(field: str, index: int | None = None) -> Iterator[None]:
 
 
 def _each(field: str, items: Iterable[Item], check: Callable[[Item], object]) -> None:
-    """Check every item, and say which one was wrong; a context manager an item would cost more than the checks."""
+    """Check every item and name the index of the wrong one; a `with` per item costs more."""
     index = -1
     try:
         for index, record in enumerate(items):  # noqa: B007
@@ -106,7 +106,7 @@ def _each(field: str, items: Iterable[Item], check: Callable[[Item], object]) ->
 
 
 class StampedShapes:
-    """The shapes of a run's stamped tensors, found by the folds that rank files name."""
+    """The shapes of a run's stamped tensors, looked up by the folds in rank files."""
 
     def __init__(self, stamps: Sequence[Stamp]) -> None:
         self._by_place: dict[Place, dict[int | None, Shape]] = {}
@@ -116,7 +116,7 @@ class StampedShapes:
             self._by_place.setdefault((prefix, suffix), {})[number] = stamp.shape
 
     def of(self, place: Place, numbers: Ranges) -> set[Shape]:
-        """Return the shapes of the stamped tensors at a place, with one of the numbers if it has any."""
+        """Return the shapes of the stamped tensors at a place, with one of the given numbers."""
         if (place, numbers) not in self._found:
             at = self._by_place.get(place, {})
             inside: Iterable[int | None] = (

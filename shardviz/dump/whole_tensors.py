@@ -1,4 +1,4 @@
-"""A whole tensor, put together from its shards by what they claim: nothing of torch is asked."""
+"""Whole tensors put together offline from their shards, by the claimed layouts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def values_and_places(dump: Dump, tensor: Tensor, name: str) -> tuple[NDArray[np
 
 
 def shape_before(dump: Dump, tensor: Tensor, name: str) -> tuple[int, ...]:
-    """Return the global shape of a tensor; of a plain one that of its weight before sharding, if it is as large.
+    """Return a tensor's global shape; a plain one's is its weight's before sharding.
+
+    A plain tensor that doesn't have the local shape of its stamped weight keeps its own shape.
 
     Args:
         dump: The dump.

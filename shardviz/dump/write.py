@@ -1,4 +1,4 @@
-"""Write a dump: each file under a temporary name first and then renamed, so that a killed job leaves no half file."""
+"""Write a dump: each file is renamed once complete, so a killed job leaves no half file."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def replacing_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     check_folder(path, force=force)
     with _disk_errors(f"cannot make {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
+    with _lock(path):
         check_folder(path, force=force)  # another process may just have finished
         unfinished = prepare_folder(path.with_name(f".{path.name}.{os.getpid()}.tmp"), force=True)
         try:
@@ -96,8 +96,8 @@ def replacing_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Keep other processes of this machine from writing the same dump; the kernel lets go for one that is killed.
+def _lock(path: Path) -> Iterator[None]:
+    """Keep other processes from writing the dump; the kernel unlocks it when one is killed.
 
     Raises:
         DumpError: Another one is writing it.
@@ -173,20 +173,20 @@ def _is_trace(path: Path) -> bool:
     return is_folder and all(_is_own(inner) or _is_trace(inner) for inner in path.iterdir())
 
 
-class _Marks(msgspec.Struct):
-    """The fields that tell shardviz's files from others of the same name."""
+class _Signature(msgspec.Struct):
+    """The fields by which shardviz's files are recognized."""
 
     schema: int
     num_ranks: int
 
 
 def _is_dump(path: Path) -> bool:
-    """Whether a folder has a `run.json` of shardviz, or, if a job was killed before writing that, a rank file."""
+    """Whether a folder has shardviz's `run.json`, or a rank file of a job that was killed early."""
     ranks = sorted(entry for entry in path.glob("rank_*.json") if RANK_FILE.fullmatch(entry.name))
     for candidate in [path / RUN_FILE, *ranks[:1]]:
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             if _is_plain(candidate):
-                msgspec.json.decode(candidate.read_bytes(), type=_Marks)
+                msgspec.json.decode(candidate.read_bytes(), type=_Signature)
                 return True
     return False
 

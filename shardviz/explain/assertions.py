@@ -1,4 +1,4 @@
-"""What a test asserts and does not hold: layouts, copies, ties, and values that differ from a reference's."""
+"""Causes of failed assertions: layouts, copies, ties, and values unlike a reference's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of all causes: names, words with fields in them, and the only place that makes a finding."""
+"""The base of all causes: their names, words and fields. Only this module makes findings."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Cause:
 
     @property
     def ways(self) -> tuple[tuple[str, str], ...]:
-        """Every cause that fits with its fix, the likeliest first; a fix is empty if the next one serves both."""
+        """Every cause that fits with its fix, likeliest first; an empty fix is that of the next."""
         own = [(filled(cause, self), filled(fix, self)) for cause, fix in paired(self.why, self.how)]
         fitting = [way for way in own if way[0]] or own
         return tuple(dict.fromkeys((*fitting, *(rival.likeliest for rival in self.rivals))))

@@ -1,4 +1,4 @@
-"""Causes of results that differ by one operation: an added number, zeros, a cast or a transpose."""
+"""Causes of results changed by one operation: an added number, zeros, a cast, a transpose."""
 
 from __future__ import annotations
 

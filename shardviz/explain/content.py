@@ -1,4 +1,4 @@
-"""Causes of foreign elements: memory that nothing wrote to, another tensor's values, weights that were not loaded."""
+"""Causes of foreign elements: unwritten memory, another tensor's values, weights not loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversions between checkpoints that did something else to a tensor than their map, or the other side, says."""
+"""Causes of checkpoint conversions that differ from their map, or from the other side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes of results off by a factor: the size of axes, a division too many, clipping, a norm, a loss scale."""
+"""Causes of results off by a factor: axis sizes, divisions, clipping, norms, loss scale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KNOWN = ("gpt-neox#1259",)
 
 
 class FactorOfAxes(Cause, abstract=True):
-    """A factor that is the size of mesh axes; other causes of the same number are printed after it.
+    """A factor equal to the size of mesh axes; other causes of that number are printed after it.
 
     Attributes:
         axes: The axes.

@@ -206,7 +206,7 @@ class UnfinishedUniversalCheckpoint(Cause):
 
 @dataclass(frozen=True)
 class OddFile:
-    """One file that has all differences between two checkpoints, or none of them; a cause has it as a field.
+    """The one file with all differences between two checkpoints, or with none: a cause's field.
 
     Attributes:
         at: Whose file it is: 0 or 1.

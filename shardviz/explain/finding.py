@@ -1,4 +1,4 @@
-"""A finding: one disagreement, with what is wrong in numbers, its most likely cause, and its fix."""
+"""A finding: one disagreement in numbers, its most likely cause, and its fix."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MOST_NAMES = 4
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One disagreement between two descriptions of a tensor, or of several tensors that have it of one cause.
+    """One disagreement about a tensor, or about several tensors with the same cause.
 
     Attributes:
         kind: Which rule it breaks.
@@ -96,7 +96,7 @@ class Finding:
 
     @property
     def cause_id(self) -> str:
-        """The name of its cause in the catalogue, for programs: `shardviz explain CAUSE` prints its page."""
+        """Name of its cause in the catalogue: `shardviz explain CAUSE` prints its page."""
         return self.explanation.id
 
     @property
@@ -124,7 +124,7 @@ class Finding:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The names of all tensors that have it, the first one first; empty if it is about the whole dump."""
+        """Names of all tensors that have it; empty if it is about the whole dump."""
         return tuple(dict.fromkeys(one.tensor for one in self.each if one.tensor))
 
     @property
@@ -144,7 +144,7 @@ class Finding:
 
     @property
     def layouts(self) -> list[tuple[str, str]]:
-        """Where the elements are claimed, held and intended to be, as titled rows; none repeats the summary."""
+        """Claimed, held and intended layouts as titled rows; none repeats the summary."""
         held = self.held if "[" in self.held.partition(" ")[0] or self.held not in self.summary else ""
         sides = (("claimed", self.claimed), ("held", held), ("intended", self.intended))
         others = [("tensors", ", ".join(map(str, self.folds)))] if len(self.folds) > MOST_NAMES else []
@@ -152,7 +152,7 @@ class Finding:
 
     @property
     def _other_layouts(self) -> list[tuple[str, str]]:
-        """Where the elements of other tensors are, unless held as those of the first: identical ones in one row."""
+        """Layouts of other tensors if unlike the first's, identical ones in one row."""
         sides = [(one.tensor, (one.claimed, one.held)) for one in self.members]
         folded = [(names, (claimed, held)) for names, (claimed, held) in fold(sides) if held != self.held]
         rows = [
@@ -164,7 +164,7 @@ class Finding:
 
     @property
     def advice(self) -> list[tuple[str, str]]:
-        """The cause and its fix, then others that fit with theirs, what else is held and references, as titled rows."""
+        """Cause and fix, then alternatives, other layouts that fit, and references, as titled rows."""
         ways = self.explanation.ways
         rows = [row for at, (cause, fix) in enumerate(ways) for row in (("or" if at else "cause", cause), ("fix", fix))]
         also = [("or", held) for held in self.also if not any(held in cause for cause, _ in ways)]

@@ -1,4 +1,4 @@
-"""Causes of outputs whose parts are right but on the wrong rank, out of order or repeated; and of wrong pipelines."""
+"""Causes of outputs whose parts are misplaced or repeated, and of wrong pipelines."""
 
 from __future__ import annotations
 

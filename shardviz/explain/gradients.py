@@ -1,4 +1,4 @@
-"""Causes of gradients that are absent, cut off, of tied weights, or of the wrong micro-batches."""
+"""Causes of gradients that are absent, cut off, of tied weights, or of wrong micro-batches."""
 
 from __future__ import annotations
 

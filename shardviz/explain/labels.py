@@ -1,4 +1,4 @@
-"""Causes of labels that are wrong or not intended: global shapes, dtypes, placements and the plan's layouts."""
+"""Causes of wrong or unintended labels: global shapes, dtypes, placements, planned layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes that lie in one line of the user's code: the first of a module at which ranks go wrong."""
+"""Causes in one line of the user's code, the first in a module at which ranks go wrong."""
 
 from __future__ import annotations
 

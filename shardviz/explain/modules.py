@@ -1,4 +1,4 @@
-"""Causes that lie in the first wrong module of a step: what it does to its inputs, or how it passes gradients back."""
+"""Causes in the first wrong module of a step, in its forward or its backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes of elements that are out of order: a dim, a shard, a slice or a sequence was reordered."""
+"""Causes of elements out of order: a dim, shard, slice or sequence was reordered."""
 
 from __future__ import annotations
 

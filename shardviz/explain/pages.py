@@ -1,4 +1,4 @@
-"""The catalogue as pages: a kind with its causes, a cause with its words, and the table of them all."""
+"""The catalogue as pages: a kind with its causes, a cause with its words, and their table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Page:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be the name of a kind or a cause, rightly spelled or not; a layout has brackets."""
+    """Whether a text can be a kind's or cause's name, even misspelled; a layout has brackets."""
     return bool(text) and all(part.isidentifier() for part in text.split("-"))
 
 
@@ -90,7 +90,7 @@ def _title(cause: type[Cause]) -> str:
 
 
 def _advice(cause: type[Cause]) -> list[tuple[str, str]]:
-    """Return each cause that fits, followed by its fix, in every wording that depends on a field."""
+    """Return each cause that fits and its fix, in every wording that a field selects."""
     rows: list[tuple[str, str]] = []
     for why, how in paired(cause.why, cause.how):
         rows += [("or" if rows or at else "cause", text) for at, text in enumerate(_wordings(why))]

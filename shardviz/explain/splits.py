@@ -1,4 +1,4 @@
-"""Causes of shards that are split differently than their placements say, or chosen by the wrong coordinate."""
+"""Causes of shards that are split unlike their placements, or by the wrong coordinate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes in optimizer states, in a dump, a step or a checkpoint, and in what else a load must bring."""
+"""Causes in optimizer state of dumps, steps and checkpoints, and in what a load restores."""
 
 from __future__ import annotations
 

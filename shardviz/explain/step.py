@@ -1,4 +1,4 @@
-"""Causes of a wrong step as a whole: it raises, has wrong shapes or draws, or differs from another job's."""
+"""Causes of a wrong step as a whole: it raises, draws differ, or two jobs' steps differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes of sums over ranks that are missing, reach the wrong ranks, or have a term too often or not at all."""
+"""Causes of sums over ranks that are missing, misdirected, or count a term wrongly."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class GradientNotReduced(Cause):
 
     @property
     def is_by_wrapper(self) -> bool:
-        """Whether a wrapper was given this parameter and all ranks along the axes: then its reduction did not run."""
+        """Whether a wrapper should have reduced this gradient and its reduction did not run."""
         return self.wrapper in WRAPPER_OFF and self.rest is None and not self.is_captured
 
     @property

@@ -1,4 +1,4 @@
-"""Templates of sentences: words with fields in them, filled in for a finding or shown on a page.
+"""Sentence templates with fields, filled in for a finding or shown on a page.
 
 | in a template | in a finding |
 | --- | --- |
@@ -108,7 +108,7 @@ def each_of(texts: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def paired(why: str | tuple[str, ...], how: str | tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the templates of each cause and its fix; a fix is empty if the next one serves both causes."""
+    """Return the templates of each cause and its fix; an empty fix is that of the next."""
     causes, fixes = each_of(why), each_of(how)
     return list(zip(causes, [""] * (len(causes) - len(fixes)) + [*fixes], strict=True))
 
@@ -136,9 +136,9 @@ def _filled(template: str, source: object) -> Iterator[str]:
             yield piece.each[0].join(filled(piece.each[1], _Each(source, item)) for item in value)
         elif piece.condition:
             test, yes, no = piece.condition
-            yield filled(yes if _holds(value, test) else no, source)
+            yield filled(yes if _is_true(value, test) else no, source)
         else:
-            yield repr(value) if piece.conversion else _printed(value, piece.form)
+            yield repr(value) if piece.conversion else _print(value, piece.form)
 
 
 class _Each:
@@ -158,7 +158,7 @@ def _for_each(form: str) -> tuple[str, str] | None:
     return (f" {joiner} ", words) if form.startswith("each ") else None
 
 
-def _printed(value: Any, form: str) -> str:
+def _print(value: Any, form: str) -> str:
     if form in FORMATS:
         return FORMATS[form](value)
     if form.isdecimal():
@@ -168,14 +168,14 @@ def _printed(value: Any, form: str) -> str:
     return format(value, form) if form else str(value)
 
 
-def _holds(value: Any, test: str) -> bool:
+def _is_true(value: Any, test: str) -> bool:
     if not test:
         return bool(value)
     return str(len(value) if isinstance(value, tuple) else value) == test
 
 
 def _condition(form: str) -> tuple[str, str, str] | None:
-    """Return what a field is compared with, the words if it is equal, and the words if not; None for a plain format."""
+    """Return (value, words if equal, words if not) of a condition; None for a plain format."""
     test, mark, texts = form.partition("?")
     if not mark:
         return None
@@ -188,7 +188,7 @@ def _condition(form: str) -> tuple[str, str, str] | None:
 
 
 def shown(template: str) -> list[str]:
-    """Return a template as its page has it, with fields as `<axis>`: once for each wording that depends on a field.
+    """Return a template as its page prints it, once for each wording, with fields as `<axis>`.
 
     Example:
         >>> shown("{trip:sync?send it on {axis}|save it}")
@@ -208,7 +208,7 @@ def _wordings(template: str, taken: _Taken) -> list[tuple[str, _Taken]]:
 
 
 def _on_page(piece: _Piece, taken: _Taken) -> list[tuple[str, _Taken]]:
-    """Return what a field may say: words for several, those that are there only sometimes, and one of two wordings."""
+    """Return what a field may say on a page, with the choices made so far."""
     name = piece.name
     if piece.each:
         return [(text.replace("<each>", f"<{name}>"), now) for text, now in _wordings(piece.each[1], taken)]
@@ -227,7 +227,7 @@ def _on_page(piece: _Piece, taken: _Taken) -> list[tuple[str, _Taken]]:
 
 
 def fields_of(template: str) -> Iterator[str]:
-    """Yield the name of every field of a template, those in words that depend on another field too."""
+    """Yield the names of a template's fields, including those inside conditional words."""
     for piece in _pieces(template):
         if piece.name and piece.name != "each":
             yield re.split(r"[.[]", piece.name)[0]

@@ -1,4 +1,4 @@
-"""Causes of values that a trip (a checkpoint's load, a sync of weights) lost, changed or misplaced.
+"""Causes of values that a checkpoint's load or a weight sync lost, changed or misplaced.
 
 The field `trip` of these causes is the word for what should have written the values: `load` or `sync`.
 """

@@ -1,4 +1,4 @@
-"""Causes of wrong weights and buffers after the optimizer's step: rates, decay, groups, and weights left unstepped."""
+"""Causes of wrong weights and buffers after an optimizer step: rates, decay, groups, skips."""
 
 from __future__ import annotations
 

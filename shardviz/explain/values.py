@@ -1,4 +1,4 @@
-"""Causes in the model's own values: copies that differ, shards that repeat, ties that broke, writes that were lost."""
+"""Causes in the model's values: differing copies, repeated shards, broken ties, lost writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes that concern a run as a whole: files and tensors that are not there, ranks of groups, gathering, suspects."""
+"""Causes that concern a whole run: missing files and tensors, groups, gathering, suspects."""
 
 from __future__ import annotations
 

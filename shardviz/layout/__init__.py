@@ -1,1 +1,1 @@
-"""The oracle: a mesh, placements and a global shape say which elements every coordinate holds. No torch, no files."""
+"""The oracle: which elements each coordinate holds, from mesh, placements and global shape."""

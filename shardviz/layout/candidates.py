@@ -1,4 +1,4 @@
-"""The placements that give a rank a part of a certain shape: where a plain tensor may belong."""
+"""The placements that give a rank a given local shape: where a plain tensor may belong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_CANDIDATES = 1 << 10
 def placements_of(
     shape: tuple[int, ...], local: tuple[int, ...], mesh: Mesh, rank: int
 ) -> tuple[tuple[Placements, Region], ...]:
-    """Return the placements that give a rank a part of a local shape, with that part, fewest splits first."""
+    """Return the placements that give a rank a local shape, and its region; fewest splits first."""
     kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
     if len(shape) != len(local) or len(kinds) ** mesh.ndim > MAX_CANDIDATES or rank not in mesh:
         return ()
@@ -43,7 +43,7 @@ def shared_placements(
     mesh: Mesh,
     fits: Callable[[int, Region], bool],
 ) -> Placements | None:
-    """Return the placements with the fewest splits under which every rank's part fits; None if there are none.
+    """Return the placements with the fewest splits that fit every rank's part; None without any.
 
     Args:
         shape: The shape of the whole tensor.

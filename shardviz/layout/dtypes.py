@@ -1,4 +1,4 @@
-"""Dtypes by name, as torch writes them without `torch.`: which names are any, and the bytes of an element."""
+"""Dtypes by torch's names, without `torch.`: which names are valid, and bytes an element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every coordinate of a mesh holds, worked out at once: each dim by itself, each position that splits it once."""
+"""What all coordinates of a mesh hold, computed at once, dim by dim."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Sizes = tuple[tuple[str, int], ...]
 
 @lru_cache(maxsize=64)
 def parts_of(size: int, chain: Chain, sizes: Sizes) -> tuple[Ranges, ...]:
-    """Return the indices that every position holds along the axes of a chain, row-major in the order of the mesh.
+    """Return the indices that every position along a chain's axes holds, row-major on the mesh.
 
     Example:
         >>> parts_of(5, ("tp",), (("dp", 2), ("tp", 4)))
@@ -43,7 +43,7 @@ def parts_of(size: int, chain: Chain, sizes: Sizes) -> tuple[Ranges, ...]:
 
 
 def _stretches(size: int, chain: Chain, sizes: Mapping[str, int], axes: Sequence[str]) -> tuple[Ranges, ...]:
-    """Follow a chain of axes alone, in which every part is one stretch, at all positions at once."""
+    """Follow a chain of axes at all positions at once: every part is one range."""
     shape = [sizes[axis] for axis in axes]
     start, stop = np.zeros(shape, np.int64), np.full(shape, size, np.int64)
     for link in chain:
@@ -78,7 +78,7 @@ def lengths(size: int, chain: Chain, sizes: Sizes) -> Indices:
 
 
 def spread(sizes: Sizes, axes: Sequence[str]) -> Indices:
-    """Number the positions along some axes, row-major, and return that number for every coordinate of the mesh.
+    """Number the positions along some axes, row-major; return one number a coordinate.
 
     Example:
         >>> spread((("dp", 2), ("tp", 3)), ["tp"]).tolist()

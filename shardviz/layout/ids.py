@@ -1,6 +1,6 @@
-"""From an array of ids to the index ranges it is made of: a shard that is a product of ranges is read once, in blocks.
+"""Index ranges from an array of ids, in one pass over its bytes.
 
-Everything after works on ranges, so that a tensor of 10^8 elements costs one pass over its bytes.
+Everything after this works on ranges.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def region_of(ids: NDArray[Any], shape: Sequence[int], first: int = 1) -> Region
         dims.append(ranges)
     region = Region(tuple(dims))
     is_line = max(ids.shape, default=1) == ids.size
-    return region if is_line or _equal(ids, region, strides, first) else None
+    return region if is_line or _has_ids_of(ids, region, strides, first) else None
 
 
 def _ranges(line: NDArray[Any], start: int, stride: int) -> Ranges | None:
@@ -76,8 +76,8 @@ def _ranges(line: NDArray[Any], start: int, stride: int) -> Ranges | None:
     return (*ranges, (begin, begin + len(line) - at))
 
 
-def _equal(ids: NDArray[Any], region: Region, strides: Sequence[int], first: int) -> bool:
-    """Whether the array holds just the region's ids: compared block by block with sums of its indices."""
+def _has_ids_of(ids: NDArray[Any], region: Region, strides: Sequence[int], first: int) -> bool:
+    """Whether an array holds exactly a region's ids, compared block by block."""
     lines = [indices(ranges) * stride for ranges, stride in zip(region.dims, strides, strict=True)]
     columns = lines[-1].astype(ids.dtype)
     rows = np.full((), first, np.int64)

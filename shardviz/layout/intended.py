@@ -1,4 +1,4 @@
-"""What an author wants of a tensor: a layout, and an order of one dim where the model is meant to have another one.
+"""An author's intent for a tensor: a layout, and the order of a dim if it isn't the model's.
 
 `[*/tp, *] order 0: 2 0 3 1` says that dim 0's four blocks come in that order; `order 0: view(4, 2, 8).transpose(0, 1)`
 that the dim is in the order of that view, the words in which a finding names one.
@@ -28,7 +28,7 @@ HINT = 'write "[*/tp, *] order 0: 2 0 3 1", or "[*/tp, *] order 0: view(4, 2, 8)
 
 @dataclass(frozen=True, slots=True)
 class DimOrder:
-    """The order that one dim is meant to have.
+    """The intended order of one dim.
 
     Attributes:
         dim: Which dim.
@@ -76,7 +76,7 @@ class DimOrder:
         return whole.take(self.index(whole.shape[self.dim]), self.dim)
 
     def places(self, ids: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """Return where elements are meant to be, for ids from 1 within the tensor; others are left as they are."""
+        """Return the intended places of ids that count from 1; ids outside the tensor stay."""
         moved = self.of(np.arange(1, math.prod(shape) + 1).reshape(shape)).ravel()
         place = np.empty(moved.size + 1, np.int64)
         place[moved] = np.arange(1, moved.size + 1)

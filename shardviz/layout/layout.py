@@ -1,4 +1,4 @@
-"""The oracle: a mesh, placements and a global shape give the region of the tensor that every coordinate holds.
+"""A layout: mesh, placements and global shape give the region that each coordinate holds.
 
 A dim is described by its chain of splits, outermost first: `("tp", "fsdp")` for `12/tp/fsdp`. Each split follows
 `torch.chunk`, level by level, so uneven and empty shards are ordinary. torch applies placements from the first mesh
@@ -49,7 +49,7 @@ MOST_LAYOUTS = 8
 
 @dataclass(frozen=True, slots=True)
 class FlatView:
-    """A tensor that is a stretch of a flattened concatenation: how FSDP1 holds its original parameters.
+    """A tensor as a range of a flattened concatenation: FSDP1 stores original parameters so.
 
     Attributes:
         shape: The tensor's own shape.
@@ -208,7 +208,7 @@ class Layout:
 
     @property
     def _regions(self) -> tuple[tuple[Region, ...], tuple[int, ...]]:
-        """Some regions, and for every coordinate the number of its own; every stage of a pipeline has the same ones."""
+        """The distinct regions, and the number of its region for every coordinate."""
         sizes = tuple(zip(self.mesh.axes, self.mesh.shape, strict=True))
         return _regions(sizes, self.shape, self.chains, self.flat)
 
@@ -231,7 +231,7 @@ class Layout:
         return np.stack(dims, axis=1) if dims else np.zeros((self.mesh.size, 0), np.int64)
 
     def placements(self) -> tuple[Placement, ...] | None:
-        """Return torch's spelling, one placement for each axis; None if torch cannot say this layout."""
+        """Return torch's placements, one an axis; None if torch can't express this layout."""
         by_axis: dict[str, Placement] = {axis: Partial(op) for axis, op in self.partial}
         for dim, chain in enumerate(self.chains):
             by_axis |= placements_of(dim, chain, self.mesh)

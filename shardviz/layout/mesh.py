@@ -153,7 +153,7 @@ class Mesh:
         return rank in self._index_of_rank
 
     def groups(self, *axes: str) -> list[tuple[int, ...]]:
-        """Return the groups of ranks that differ only in their coordinate on `axes`, each in coordinate order."""
+        """Return the groups of ranks that differ only along `axes`, each in coordinate order."""
         positions = {self.axis_index(axis) for axis in axes}
         indices: list[list[int]] = [[0], [0]]  # where groups begin, and what their members add to that
         for index, size in enumerate(self.shape):
@@ -165,7 +165,7 @@ class Mesh:
         return [tuple([self.ranks[first + more] for more in indices[1]]) for first in indices[0]]
 
     def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """Return the ranks that differ from one only in their coordinate on `axes`, itself too, in coordinate order.
+        """Return a rank's group along `axes`, the rank included, in coordinate order.
 
         Raises:
             MeshError: The rank is not on the mesh, or the mesh has no such axis.

@@ -1,4 +1,4 @@
-"""The layout notation: `float32[12/tp/fsdp, 12] =ep +cp`, read and written here and nowhere else.
+"""The layout notation: `float32[12/tp/fsdp, 12] =ep +cp`. Only this module reads it.
 
     layout  = [dtype] "[" [dim {"," dim}] "]" {"=" axis | "+" axis [":" reduction]}
     dim     = size chain | "(" dim ")" chain
@@ -171,7 +171,7 @@ def parse(text: str) -> Pattern:
 
 
 def _padded(flat: FlatView, chain: Chain, mesh: Mesh) -> int:
-    """Return the length of a concatenation that holds one tensor and is padded until every rank has as much."""
+    """Return the length of a flat concatenation of one tensor, padded to equal shards."""
     parts = math.prod(mesh.axis_size(link) for link in chain if isinstance(link, str) and link != JOIN)
     return -(-math.prod(flat.shape) // parts) * parts
 
@@ -199,7 +199,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
         if len(text) > MAX_LENGTH:
-            raise NotationError(f"layout {self._shown()} has {len(text):,} characters, more than {MAX_LENGTH:,}")
+            raise NotationError(f"layout {self._quoted_text()} has {len(text):,} characters, more than {MAX_LENGTH:,}")
         self.tokens = [(match[1], match.start(1)) for match in _TOKEN.finditer(text)]
         self.position = 0
 
@@ -222,11 +222,11 @@ class _Parser:
         start = self.tokens[self.position][1]
         found = repr(self.text[start : start + 12]) if self.peek() else "the end"
         return NotationError(
-            f"layout {self._shown()}: expected {wanted} at column {start + 1}, found {found}",
+            f"layout {self._quoted_text()}: expected {wanted} at column {start + 1}, found {found}",
             "write it as [12/tp/fsdp, 12]: each dim's size, then the axes that split it, outermost first",
         )
 
-    def _shown(self) -> str:
+    def _quoted_text(self) -> str:
         return repr(self.text) if len(self.text) <= SHOWN else f"{self.text[:SHOWN]!r}..."
 
     def number(self) -> int:
@@ -250,7 +250,7 @@ class _Parser:
             return Pattern((total,), (chain,), dtype, *self.suffixes(), flat)
         dims = self.listed("]", self.dim)
         if len(dims) > MAX_DIMS:
-            raise NotationError(f"layout {self._shown()} has {len(dims)} dims, more than {MAX_DIMS}")
+            raise NotationError(f"layout {self._quoted_text()} has {len(dims)} dims, more than {MAX_DIMS}")
         return Pattern(tuple(size for size, _ in dims), tuple(chain for _, chain in dims), dtype, *self.suffixes())
 
     def dtype(self) -> str:
@@ -258,7 +258,7 @@ class _Parser:
             raise self.error("'[' or a dtype")
         name = self.take().removeprefix("torch.")
         if self.peek() == "[" and not is_dtype(name):
-            raise NotationError(f"layout {self._shown()}: {name} is not a dtype", dtype_hint(name))
+            raise NotationError(f"layout {self._quoted_text()}: {name} is not a dtype", dtype_hint(name))
         return name
 
     def listed(self, close: str, read: Callable[[], Item]) -> list[Item]:

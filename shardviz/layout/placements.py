@@ -1,4 +1,4 @@
-"""torch's placements as plain values: what `Shard`, `Replicate`, `Partial` and `_StridedShard` say, without torch."""
+"""torch's placements as plain values: `Shard`, `Replicate`, `Partial` and `_StridedShard`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class StridedShard:
-    """The dim is cut into `split_factor` parts, and each of them by `torch.chunk` along the axis."""
+    """A dim cut into `split_factor` parts, each of which `torch.chunk` splits along the axis."""
 
     dim: int
     split_factor: int
@@ -44,7 +44,7 @@ class StridedShard:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every rank along the axis holds a contribution; the reduction `op` over them is still to come."""
+    """Every rank along the axis holds a contribution; the reduction `op` is still pending."""
 
     op: str = "sum"
 
@@ -98,7 +98,7 @@ def are_placements(text: str) -> bool:
 
 
 def parse_placements(text: str, num_dims: int) -> tuple[Placement, ...]:
-    """Read placements as code or any torch prints them: `(Shard(0), Replicate())`, `[Shard(dim=-1)]`, `(S(0), R)`.
+    """Read placements as code or torch prints them: `[Shard(dim=-1)]`, `(S(0), R)`.
 
     Args:
         text: What was written.

@@ -30,7 +30,7 @@ MAX_DIMS = 32
 
 
 def merged(ranges: Iterable[Range]) -> Ranges:
-    """Join ranges that follow each other and drop empty ones; the order stays, for it is the order in memory.
+    """Join adjacent ranges and drop empty ones; the order, which is that in memory, stays.
 
     Example:
         >>> merged([(4, 6), (6, 8), (3, 3), (0, 2)])
@@ -64,7 +64,7 @@ def index_of(element: int, shape: Sequence[int]) -> list[int]:
 
 
 def box_of(marked: NDArray[np.bool_]) -> Region | None:
-    """Return the part of a tensor that is marked, where it is a box of several elements, and not the whole.
+    """Return the marked part of an array if it is a box of several elements, not all; else None.
 
     Example:
         >>> print(box_of(np.array([[False, True, True], [False, False, False]])))
@@ -117,7 +117,7 @@ class Region:
         return len(ends) == len(shape) and all(end <= size for end, size in zip(ends, shape, strict=True))
 
     def flat_ids(self, shape: Sequence[int]) -> NDArray[np.int64]:
-        """Return the row-major index in `shape` of every element, as an array of this region's shape.
+        """Return every element's row-major index in `shape`, as an array of the region's shape.
 
         Raises:
             LayoutError: The region has more than `MAX_LAID_OUT` elements.

@@ -1,8 +1,8 @@
-"""From one layout to another: the cheapest sequence of collectives, and the one that torch's `redistribute` takes.
+"""Routes between layouts: the cheapest collectives, and those of torch's `redistribute`.
 
-A layout is a node, one collective over one mesh axis is an edge, and the bytes that the busiest rank takes in are its
-length; the cheapest route is a shortest path (networkx). Every layout of the tensor that splits each dim by axes, or by
-what the two ends of the route split it by, is on the map.
+A layout is a node and a collective over one mesh axis an edge, as long as the bytes that the busiest rank receives.
+The cheapest route is a shortest path (networkx). The graph has every layout that splits dims by axes or by the
+numbers of either end.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def cheapest(start: Layout, end: Layout) -> list[Leg]:
     goal = next((node for node in graph if _same(node, end)), None)
     if goal is None:
         raise LayoutError("no sequence of all_gather, reduce_scatter, all_reduce, all_to_all and slices leads there")
-    path = nx.shortest_path(graph, _plain(start), goal, weight="cost")
+    path = nx.shortest_path(graph, _canonical(start), goal, weight="cost")
     legs: list[Leg] = [graph.edges[one, other]["leg"] for one, other in pairwise(path)]
     return legs
 
@@ -82,7 +82,7 @@ def total(legs: Sequence[Leg]) -> int:
 
 
 def torch_route(start: Layout, end: Layout) -> list[Leg] | None:
-    """Return the route of torch's `redistribute`; None if it follows another rule, as for strided shards.
+    """Return the route of torch's `redistribute`; None for strided shards and the like.
 
     The rule is `generate_greedy_transform_infos` of `torch.distributed.tensor._redistribute` (tried on torch 2.13): of
     a tensor that is split somewhere, axes are done last to first, gathering a split that lies inside one that changes;
@@ -148,10 +148,10 @@ def _check_ends(start: Layout, end: Layout) -> None:
 
 
 def _map(start: Layout, end: Layout) -> nx.DiGraph[Layout]:
-    """Return every layout that collectives lead to from `start`, as far as they can lie on a way to `end`."""
+    """Return the graph of layouts that collectives reach from `start` on a way to `end`."""
     import networkx as nx
 
-    first = _plain(start)
+    first = _canonical(start)
     graph: nx.DiGraph[Layout] = nx.DiGraph()
     graph.add_node(first)
     waiting = [first]
@@ -168,7 +168,7 @@ def _map(start: Layout, end: Layout) -> nx.DiGraph[Layout]:
     return graph
 
 
-def _plain(layout: Layout) -> Layout:
+def _canonical(layout: Layout) -> Layout:
     """Drop the parts that make no difference between layouts."""
     return replace(layout, partial=tuple(sorted(layout.partial)))
 
@@ -198,7 +198,7 @@ def _legs(layout: Layout, end: Layout) -> Iterator[Leg]:
 
 
 def _split_by(layout: Layout, axis: str, end: Layout) -> Iterator[Layout]:
-    """Yield the layouts in which the axis splits some dim further, with the segments that the end wants before it."""
+    """Yield the layouts in which an axis splits a dim further, with the segments of `end` first."""
     for dim, chain in enumerate(layout.chains):
         yield _with_chain(layout, dim, (*chain, axis))
         wanted = end.chains[dim]
@@ -225,11 +225,11 @@ def _received(collective: Collective, axis: str, before: Layout, after: Layout) 
         return ring(collective, largest, count)
     if collective == "all_gather":
         return max(after.region(coord).size - before.region(coord).size for coord in before.mesh.coords())
-    return max(after.region(coord).size - _kept(before, after, coord) for coord in before.mesh.coords())
+    return max(after.region(coord).size - _sizes_kept(before, after, coord) for coord in before.mesh.coords())
 
 
 def ring(collective: str, whole: int, count: int) -> int:
-    """Return how much of `whole` each of `count` ranks receives: n - 1 of n parts, and twice that for an all_reduce.
+    """Return what each of `count` ranks receives of `whole`: (n - 1) / n; twice for all_reduce.
 
     Example:
         >>> ring("all_gather", 96, 4), ring("all_reduce", 96, 4)
@@ -239,7 +239,7 @@ def ring(collective: str, whole: int, count: int) -> int:
     return -(-rounds * (count - 1) * whole // count)
 
 
-def _kept(before: Layout, after: Layout, coord: tuple[int, ...]) -> int:
+def _sizes_kept(before: Layout, after: Layout, coord: tuple[int, ...]) -> int:
     """Return how many elements a rank has before and after."""
     kept = 1
     for one, other in zip(before.region(coord).dims, after.region(coord).dims, strict=True):

@@ -1,7 +1,7 @@
-"""How one dim is split: a chain of splits, outermost first, `("tp", "fsdp")` for `12/tp/fsdp`.
+"""Chains of splits of a dim, outermost first: `("tp", "fsdp")` for `12/tp/fsdp`.
 
-Each split follows `torch.chunk`, level by level. Here a chain is followed to the indices that a coordinate holds, and
-translated from and to torch's placements, which are applied from the first mesh axis to the last.
+Each split follows `torch.chunk`, level by level. This module finds the indices that a chain gives a coordinate, and
+translates chains from and to torch's placements, which apply from the first mesh axis to the last.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check_segments(chain: Chain) -> None:
 
 
 def bound(chain: Chain, position: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-    """Give each link its numbers: (parts, chosen part), with -1 for all parts and (0, 0) for a join."""
+    """Return (parts, chosen part) for each link; -1 means all parts, (0, 0) a join."""
     links = []
     for link in chain:
         if link == JOIN:
@@ -75,7 +75,7 @@ def held(size: int, links: tuple[tuple[int, int], ...]) -> Ranges:
 
 
 def followed(size: int, links: Sequence[tuple[int, int]], splits: Mapping[int, Split]) -> Ranges:
-    """Follow a bound chain in which some links, given by their place in it, split by another rule than torch.chunk."""
+    """Follow a bound chain; `splits` replaces torch.chunk at some places of the chain."""
     segments: list[Ranges] = [((0, size),)]
     for place, (parts, chosen) in enumerate(links):
         if parts == 0:
@@ -89,7 +89,7 @@ def followed(size: int, links: Sequence[tuple[int, int]], splits: Mapping[int, S
 
 
 def chunk(ranges: Ranges, parts: int, part: int) -> Ranges:
-    """Return the part that `torch.chunk(indices, parts)[part]` would be; past the last chunk it is empty.
+    """Return the part that `torch.chunk(indices, parts)[part]` is; empty past the last chunk.
 
     Example:
         >>> [chunk(((0, 5),), 4, part) for part in range(4)]
@@ -133,7 +133,7 @@ def chunks(ranges: Ranges, parts: int) -> list[Ranges]:
 
 
 def _literal_chain(steps: Sequence[tuple[str, Shard | StridedShard]]) -> Chain:
-    """Spell placements exactly as torch applies them: left to right, gluing the segments before each axis."""
+    """Spell placements exactly as torch applies them: left to right, gluing before each axis."""
     chain: list[Link] = []
     for axis, placement in steps:
         if any(isinstance(link, int) for link in chain):
@@ -145,7 +145,7 @@ def _literal_chain(steps: Sequence[tuple[str, Shard | StridedShard]]) -> Chain:
 
 
 def _nested_chain(steps: Sequence[tuple[str, Shard | StridedShard]], sizes: Mapping[str, int]) -> Chain | None:
-    """Undo the split factors: each says how many parts, made by later axes and numbers, its axis splits again."""
+    """Spell placements as nested splits by undoing split factors; None if they don't nest."""
     chain: list[Link] = []
     for axis, placement in reversed(steps):
         factor = placement.split_factor if isinstance(placement, StridedShard) else 1
@@ -164,7 +164,7 @@ def _parts(link: Link, sizes: Mapping[str, int]) -> int:
 
 
 def readable_chain(size: int, steps: tuple[tuple[str, Shard | StridedShard], ...], sizes: Mapping[str, int]) -> Chain:
-    """Choose the nested chain where every coordinate gets the elements of torch's own reading, else the literal one.
+    """Return the nested chain, or the literal one if nesting would change the elements.
 
     With even splits they are the same by algebra; the others are compared, unless that takes too long.
     """
@@ -191,7 +191,7 @@ def _same_chain(size: int, literal: Chain, nested: Chain, sizes: tuple[tuple[str
 
 
 def placements_of(dim: int, chain: Chain, mesh: Mesh) -> dict[str, Placement]:
-    """Spell one dim's chain as placements, by axis; whether torch reads them as the chain is for the caller to see.
+    """Spell one dim's chain as placements by axis; the caller checks that torch reads it back.
 
     An axis's split factor is the product of the splits before it, since the last join, and is not applied yet when
     torch comes to it: numbers, and axes that come later on the mesh.

@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 
 class ByRank(Mapping[int, V]):
-    """Something of each rank, made when it is asked for."""
+    """A mapping from rank to something that is made on demand."""
 
     def __init__(self, ranks: Iterable[int], read: Callable[[int], V], shown: Callable[[int], str]) -> None:
         """Read nothing yet.
@@ -120,14 +120,14 @@ def _index(name: str, rank: int, shape: Sequence[int], place: Place, values: Arr
 
 
 def _check_copies(name: str, rank: int, parts: Parts, shape: Sequence[int], sides: tuple[Any, ...]) -> None:
-    """Compare what a rank has with what is there already, bit for bit but for the sign of zero and kinds of NaN."""
+    """Raise if a rank's values differ from its copies'; signs of zero and kinds of NaN may."""
     known, own, there, index = sides
     differs = known & (own != there) & ~((own != own) & (there != there))
     if not differs.any():
         return
     numbers = np.arange(int(np.prod(shape, dtype=np.int64))).reshape(shape)[index]
     first = int(numbers[differs][0])
-    other = next(at for at, (place, _) in parts.items() if _has(place, first, shape))
+    other = next(at for at, (place, _) in parts.items() if _contains(place, first, shape))
     count = int(np.count_nonzero(differs))
     raise DumpError(
         f"{printable(name)}: ranks {other} and {rank} hold different values of {counted(count, 'element')}, "
@@ -136,7 +136,7 @@ def _check_copies(name: str, rank: int, parts: Parts, shape: Sequence[int], side
     )
 
 
-def _has(place: Place, element: int, shape: Sequence[int]) -> bool:
+def _contains(place: Place, element: int, shape: Sequence[int]) -> bool:
     if isinstance(place, Region):
         at = index_of(element, shape)
         pairs = zip(at, place.dims, strict=True)

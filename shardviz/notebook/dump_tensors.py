@@ -1,4 +1,4 @@
-"""A tensor of a dump over all ranks: what each claims, holds and has in numbers, and the whole that it makes."""
+"""A dump's tensor over all ranks: what each claims and holds, its values, and the whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardviz.layout.notation import write
 from shardviz.layout.region import Region
 from shardviz.notebook.arrays import ByRank, assembled, read_only
 from shardviz.notebook.tracebacks import concise
-from shardviz.picture.display import SVG, Drawn
+from shardviz.picture.display import SVG, Drawable
 from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.relate.sums import REDUCTIONS, over
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 BY = ("held", "claimed")
 
 
-class TensorOfRun(Drawn):
+class TensorOfRun(Drawable):
     """One tensor of a dump over all ranks.
 
     Attributes:
@@ -71,7 +71,7 @@ class TensorOfRun(Drawn):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The global shape; of a plain tensor that of its weight before sharding, if ranks have as much as of it."""
+        """Global shape; a plain tensor's is that of its weight before sharding, if sizes fit."""
         return shape_before(self._dump, self._record, self.name)
 
     @property
@@ -106,18 +106,18 @@ class TensorOfRun(Drawn):
 
     @property
     def held_layout(self) -> str:
-        """The layout that ranks really hold, in the notation; empty if it has none for that, or nothing shows it."""
+        """Layout that ranks hold, in the notation; empty if unknown or inexpressible."""
         layouts = [case.held for case in self._cases(self.name)]
         return write(layouts[0]) if len(layouts) == 1 and layouts[0] is not None else ""
 
     @property
     def held(self) -> Mapping[int, Place]:
-        """What each rank really holds: a region, or the number of each element from 1 if they are no such block.
+        """What each rank holds: a region, or each element's number, from 1, if it isn't a block.
 
         Empty if nothing shows it: the tensor was not stamped, and its values were not looked up in a reference.
         """
         places = self._places(self.name) if self.role in WEIGHTS or self._record.moment == "stamped" else {}
-        return ByRank(sorted(places), places.__getitem__, lambda rank: _shown(places[rank]))
+        return ByRank(sorted(places), places.__getitem__, lambda rank: _place_text(places[rank]))
 
     def _places(self, name: str) -> dict[int, Place]:
         """Return where the ids of a stamped tensor say that each rank's shard belongs."""
@@ -149,7 +149,7 @@ class TensorOfRun(Drawn):
 
     @property
     def shards(self) -> Mapping[int, Array]:
-        """The values that each rank holds, read when a rank's are asked for; numpy has no bfloat16, so it is float32.
+        """Values that each rank holds, read on demand; bfloat16 as float32.
 
         Raises:
             DumpError: The dump has no values of it, when they are asked for.
@@ -206,7 +206,7 @@ class TensorOfRun(Drawn):
             shape: tuple[int, ...] = self.claimed.index_shape
         else:
             shape = self.shape
-        values = self._reduced({rank: self.shards[rank] for rank in record.shards})
+        values = self._reduce({rank: self.shards[rank] for rank in record.shards})
         held = self._held_by_ids() if by == "held" else {}
         parts = {}
         for rank, array in values.items():
@@ -218,13 +218,13 @@ class TensorOfRun(Drawn):
         return assembled(self.name, shape, parts, absent).reshape(self.shape)
 
     def _held_by_ids(self) -> Mapping[int, Place]:
-        """Return where shards belong by their ids, or by those of the weight that a result is of; empty without ids."""
+        """Return where shards belong by their ids, or their weight's ids; empty without ids."""
         is_of_weight = self.role in (*WEIGHTS, "grad", "optim") or self._record.moment == "stamped"
         held = self._places(self._weight) if is_of_weight else {}
         is_known = any(place.size if isinstance(place, Region) else (place > 0).any() for place in held.values())
         return held if is_known else {}
 
-    def _reduced(self, values: dict[int, Array]) -> dict[int, Array]:
+    def _reduce(self, values: dict[int, Array]) -> dict[int, Array]:
         """Return values after the reductions that are pending; a group with a rank missing has none."""
         for axis, op in self.claimed.partial if self.claimed is not None else ():
             if op not in REDUCTIONS:
@@ -274,7 +274,7 @@ class TensorOfRun(Drawn):
         return f"Tensor {printable(self.name)}: {self.dtype}{self.layout}{role} on mesh {self.mesh}"
 
 
-def _shown(place: Place) -> str:
+def _place_text(place: Place) -> str:
     return str(place) if isinstance(place, Region) else f"{place.size:,} scattered elements"
 
 

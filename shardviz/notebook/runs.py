@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from shardviz.dump.find import meant
 from shardviz.errors import ShardvizError
 from shardviz.notebook.tracebacks import concise
-from shardviz.picture.display import HTML, Drawn, framed
+from shardviz.picture.display import HTML, Drawable, framed
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from shardviz.notebook.verdicts import ReportOfRun
     from shardviz.picture.text.terminal import Terminal
 
-T = TypeVar("T", bound=Drawn)
+T = TypeVar("T", bound=Drawable)
 
 MOST_NAMED = 3
 
 
 class UnknownTensorError(ShardvizError, KeyError):
-    """A name that no tensor has; the hint is at the one that was probably meant."""
+    """No tensor has this name; the hint suggests one."""
 
 
 class Tensors(Mapping[str, T]):
-    """The tensors of a run by name; the end of a name will do if only one tensor's name ends so.
+    """A run's tensors by name; a unique end of a name is enough.
 
     Attributes:
         num_results: How many of them are results of a step, and not tensors of the model.
@@ -60,12 +60,12 @@ class Tensors(Mapping[str, T]):
         Raises:
             UnknownTensorError: No tensor has that name, or several end in it.
         """
-        whole = self._whole(name)
+        whole = self._full_name(name)
         tensor = self._tensors[whole] or self._made(whole)
         self._tensors[whole] = tensor
         return tensor
 
-    def _whole(self, name: str) -> str:
+    def _full_name(self, name: str) -> str:
         if name in self._tensors:
             return name
         ends = [known for known in self._tensors if known.endswith(f".{name}")]
@@ -94,8 +94,8 @@ class Tensors(Mapping[str, T]):
         return list(self)
 
 
-class Run(Drawn, Generic[T]):
-    """What `shardviz.load` opens: tensors by name, `run["layers.0.up.weight"]` or `run["up.weight"]`, and a check.
+class Run(Drawable, Generic[T]):
+    """What `shardviz.load` opens: tensors by name, `run["layers.0.up.weight"]`, and a check.
 
     Attributes:
         path: Where it was read from.
@@ -127,10 +127,10 @@ class Run(Drawn, Generic[T]):
         """Return its report as text, or one of its findings with what it is seen by."""
 
     def check(self) -> ReportOfRun:
-        """Check it as `shardviz check` does, once: a run is read when it is loaded, and does not change."""
+        """Check it as `shardviz check` does; the result is kept."""
         return self._report
 
-    def part(self, name: str) -> Drawn:
+    def part(self, name: str) -> Drawable:
         """Return the tensor of a name.
 
         Raises:

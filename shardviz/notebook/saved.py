@@ -11,7 +11,7 @@ from shardviz.notebook.arrays import ByRank, read_only
 from shardviz.notebook.runs import Run, Tensors
 from shardviz.notebook.tracebacks import concise
 from shardviz.notebook.verdicts import FindingOfRun, ReportOfRun
-from shardviz.picture.display import SVG, Drawn
+from shardviz.picture.display import SVG, Drawable
 from shardviz.relate.casts import numbers_of
 from shardviz.text import counted, printable
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.text import Text
 
-    from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
+    from shardviz.checkpoint.records import Checkpoint, Chunk, StoredTensor
     from shardviz.explain.finding import Finding
     from shardviz.picture.text.terminal import Terminal
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SavedRun(Run["SavedTensor"]):
-    """A checkpoint, of which only headers and metadata were read.
+    """A checkpoint as a run; only headers and metadata are read.
 
     Attributes:
         checkpoint: The checkpoint as shardviz reads it.
@@ -79,8 +79,8 @@ class SavedRun(Run["SavedTensor"]):
         return f"Checkpoint {self.path.resolve().name}: {counted(len(self.tensors), 'tensor')}, {self.checkpoint.kind}"
 
 
-class SavedTensor(Drawn):
-    """One tensor of a checkpoint: stored in chunks, which are counted from 0 as the checkpoint lists them.
+class SavedTensor(Drawable):
+    """One tensor of a checkpoint, stored in chunks numbered from 0 in the checkpoint's order.
 
     Attributes:
         run: The checkpoint that it is of.
@@ -93,7 +93,7 @@ class SavedTensor(Drawn):
 
     mesh = claimed = placements = None
 
-    def __init__(self, run: SavedRun, saved: Saved) -> None:
+    def __init__(self, run: SavedRun, saved: StoredTensor) -> None:
         """Take a tensor of a checkpoint; nothing of it is read."""
         self.run, self._saved = run, saved
         self.name, self.shape, self.dtype, self.files = saved.name, saved.shape, saved.dtype, saved.files
@@ -106,7 +106,7 @@ class SavedTensor(Drawn):
 
     @property
     def shards(self) -> Mapping[int, Array]:
-        """The values of each chunk, mapped from its file when they are asked for; bfloat16 as float32.
+        """Values of each chunk, mapped from its file on demand; bfloat16 as float32.
 
         Raises:
             DumpError: A file is missing, too short or damaged, when a chunk is asked for.
@@ -122,7 +122,7 @@ class SavedTensor(Drawn):
 
     @concise
     def full(self) -> Array:
-        """Return the whole tensor, put together by where the checkpoint says that each chunk belongs.
+        """Return the whole tensor, assembled from its chunks.
 
         Raises:
             DumpError: Elements are stored nowhere, or twice, or cannot be read.

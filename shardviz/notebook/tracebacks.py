@@ -1,4 +1,4 @@
-"""Errors of users without the frames of shardviz: in a cell the line that was typed and the error's own line."""
+"""Errors without shardviz's own frames: a cell shows the line that was typed and the error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 def concise(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function raise a `ShardvizError` as if from the line that called it; a bug keeps its whole traceback."""
+    """Make a function raise `ShardvizError` as if from its caller; bugs keep their traceback."""
 
     @wraps(function)
     def called(*args: P.args, **options: P.kwargs) -> R:

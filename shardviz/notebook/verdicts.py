@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardviz.notebook.arrays import ByRank, read_only
-from shardviz.picture.display import HTML, Drawn, framed
+from shardviz.picture.display import HTML, Drawable, framed
 from shardviz.text import counted, named_ranks, printable
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ HEIGHT = 420
 """Pixels of a single finding in a notebook."""
 
 
-class ReportOfRun(Drawn):
-    """What `shardviz check` says of a run.
+class ReportOfRun(Drawable):
+    """The report of `shardviz check` on a run.
 
     Attributes:
         run: The run.
@@ -44,7 +44,7 @@ class ReportOfRun(Drawn):
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is wrong and something was checked, as exit code 0 of `shardviz check` says."""
+        """Whether something was checked and nothing is wrong: exit code 0 of `shardviz check`."""
         return not self.findings and not self.why_not
 
     @property
@@ -77,8 +77,8 @@ class ReportOfRun(Drawn):
         return f"Report of {self.run.path.resolve().name}: {found}{unchecked}"
 
 
-class FindingOfRun(Drawn):
-    """One disagreement: what is wrong, why most likely, and what to do.
+class FindingOfRun(Drawable):
+    """One finding: what is wrong, the most likely cause, and the fix.
 
     Attributes:
         judged: The finding as the judge made it, with everything that it knows.
@@ -117,14 +117,14 @@ class FindingOfRun(Drawn):
         return tuple(FindingOfRun(self._run, single) for single in self.judged.each)
 
     @property
-    def pair(self) -> Pair | None:
-        """What ranks should hold and do hold, of the first tensor; None for what is not about numbers."""
+    def pair(self) -> ArrayPair | None:
+        """Expected and actual arrays of the first tensor; None if the finding isn't about numbers."""
         first = self._first
-        return Pair(first) if first is not None else None
+        return ArrayPair(first) if first is not None else None
 
     @property
     def relation(self) -> Related | None:
-        """What the ranks' arrays are of those expected, in chains of `shardviz.relate.relations`; None for nothing."""
+        """How actual arrays relate to expected ones (`shardviz.relate.relations`), or None."""
         first = self._first
         return first.related if first is not None else None
 
@@ -152,8 +152,8 @@ class FindingOfRun(Drawn):
         return f"Finding {head}: {printable(self.judged.sentence)}"
 
 
-class Pair:
-    """The arrays that a finding was judged from, by rank, read when they are asked for.
+class ArrayPair:
+    """The expected and actual arrays that a finding was judged from, by rank, read on demand.
 
     Attributes:
         expected: What each rank should hold; None if nothing says it. Ids count from 1 within the tensor.
@@ -162,7 +162,7 @@ class Pair:
 
     def __init__(self, judged: RankPair) -> None:
         """Read nothing yet."""
-        self.expected: Mapping[int, Array | None] = ByRank(judged.ranks, lambda rank: _due(judged, rank), _dots)
+        self.expected: Mapping[int, Array | None] = ByRank(judged.ranks, lambda rank: _expected(judged, rank), _dots)
         self.actual: Mapping[int, Array] = ByRank(judged.ranks, lambda rank: read_only(judged.held_of(rank)), _dots)
 
     @property
@@ -174,7 +174,7 @@ class Pair:
         return f"<Pair of expected and actual arrays on {named_ranks(self.ranks)}>"
 
 
-def _due(judged: RankPair, rank: int) -> Array | None:
+def _expected(judged: RankPair, rank: int) -> Array | None:
     wanted = judged.wanted_of(rank)
     return read_only(wanted) if wanted is not None else None
 

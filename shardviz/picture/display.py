@@ -1,4 +1,4 @@
-"""A run, a dump, a layout, a mesh or names with their layouts as a picture, in a notebook or printed."""
+"""Pictures of a run, dump, layout, mesh or table of layouts, shown in a notebook or printed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FRAME = '<iframe srcdoc="{}" style="width:100%;height:{}px;border:0" title="sha
 
 
 def display(picture: Picture) -> None:
-    """Show a picture: in a notebook its markup, in IPython's terminal its text; else it is printed."""
+    """Show a picture: as markup in a notebook, as text in IPython's terminal, else printed."""
     lines, markup = picture
     if "IPython" in sys.modules and _in_notebook(lines, markup):
         return
@@ -48,7 +48,7 @@ def display(picture: Picture) -> None:
 
 
 def _in_notebook(lines: Lines, markup: dict[str, str]) -> bool:
-    """Hand a picture to IPython, if this process runs in it: a notebook shows the markup, a terminal the text."""
+    """Give a picture to IPython if this process runs in it; return whether it does."""
     from shardviz.picture.text.terminal import Terminal
 
     if import_module("IPython").get_ipython() is None:
@@ -59,7 +59,7 @@ def _in_notebook(lines: Lines, markup: dict[str, str]) -> bool:
 
 
 def picture_of(what: object, tensor: str | None = None) -> Picture:
-    """Draw what `shardviz.load` gives, a dump or a path of one, one tensor of it, a layout or a mesh.
+    """Draw what `shardviz.load` returns, a dump or its path, one tensor of it, a layout, a mesh.
 
     Raises:
         ShardvizError: It is none of these, or the dump or the tensor is not there.
@@ -69,7 +69,7 @@ def picture_of(what: object, tensor: str | None = None) -> Picture:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 
-    if isinstance(what, Drawn):
+    if isinstance(what, Drawable):
         drawn = what if tensor is None else what.part(tensor)
         return drawn.lines, dict(drawn.markup()) if "IPython" in sys.modules else {}
     if isinstance(what, Layout):
@@ -150,12 +150,12 @@ def of_table(rows: list[tuple[str, str]]) -> Picture:
 
 
 def framed(page: str, height: int = 640) -> str:
-    """Put a page into a frame of a notebook, so that neither the page's style nor the notebook's reaches the other."""
+    """Put a page into an iframe, which keeps its style and the notebook's apart."""
     return _FRAME.format(escape(page), height)
 
 
-class Drawn(ABC):
-    """Something with a picture; IPython and Jupyter call the methods that begin with `_repr_`."""
+class Drawable(ABC):
+    """Something with a picture; IPython and Jupyter call its `_repr_` methods."""
 
     @property
     @abstractmethod
@@ -170,7 +170,7 @@ class Drawn(ABC):
     def markup(self) -> Mapping[str, str]:
         """Return its picture for a notebook, by MIME type."""
 
-    def part(self, name: str) -> Drawn:
+    def part(self, name: str) -> Drawable:
         """Return the part that has a name.
 
         Raises:

@@ -18,7 +18,7 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def report_json(report: Report) -> str:
-    """Return the report as JSON, which `check --format json` prints; each finding has the names of all its tensors."""
+    """Return the report as JSON, which `check --format json` prints; findings list all tensors."""
     return json.dumps(report.to_json(), indent=1) + "\n"
 
 
@@ -33,14 +33,14 @@ def report_github(report: Report) -> str:
         title = _property(f"shardviz: {finding.kind} {printable(finding.title)}".strip())
         lines.append(f"::{level} title={title}::{_data(_details(finding))}")
     lines += [
-        f"::notice title=shardviz%3A not checked::{_data(_named(unchecked.tensor, unchecked.why))}"
+        f"::notice title=shardviz%3A not checked::{_data(_with_name(unchecked.tensor, unchecked.why))}"
         for unchecked in report.not_checked
     ]
     return "".join(f"{line}\n" for line in lines)
 
 
 def report_junit(report: Report, names: Sequence[str]) -> str:
-    """Return JUnit's XML: a test case for each tensor, and one for the dump where a finding is about all of it."""
+    """Return the report as JUnit XML: a test case for each tensor, and one for the dump."""
     from xml.etree import ElementTree
 
     findings, unchecked = report.findings_of, report.why_not_checked
@@ -63,10 +63,10 @@ def report_junit(report: Report, names: Sequence[str]) -> str:
 def _details(finding: Finding) -> str:
     """Return a finding as lines of plain text."""
     rows = (f"{title}: {printable(text)}" for title, text in (*finding.layouts, *finding.advice))
-    return "\n".join([_named(finding.tensor, finding.summary), *rows])
+    return "\n".join([_with_name(finding.tensor, finding.summary), *rows])
 
 
-def _named(tensor: str, text: str) -> str:
+def _with_name(tensor: str, text: str) -> str:
     return printable(f"{tensor}: {text}" if tensor and tensor not in text else text)
 
 

@@ -1,4 +1,4 @@
-"""Elements of SVG and HTML as text: every name and number goes through here, so that nothing is read as markup."""
+"""SVG and HTML elements as text; every name is escaped here and never read as markup."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EMPTY = ("rect", "path")
 
 
 def words(value: object) -> str:
-    """Return text that is safe between tags and in an attribute; control characters are spelled out."""
+    """Escape text for use between tags and in attributes; control characters are spelled out."""
     return escape(printable(str(value)))
 
 

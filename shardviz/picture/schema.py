@@ -1,4 +1,4 @@
-"""The JSON schemas of what shardviz writes: made from the types that reading validates against."""
+"""JSON schemas of shardviz's output, made from the types that validate it when read."""
 
 from __future__ import annotations
 

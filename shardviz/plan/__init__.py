@@ -1,4 +1,4 @@
-"""A plan: what every rank of a job that nobody has started will hold, from a few ranks' layouts. No torch here.
+"""Plans: what every rank of an unstarted job will hold, from a few ranks' layouts. No torch.
 
 Its file and the records and shards of its ranks are in `shardviz.dump`: every verb opens a plan as it opens any dump.
 """

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardviz.errors import ShardvizError
 from shardviz.layout.mesh import Mesh
-from shardviz.plan.counting import OF_A_STEP, ROLES, Amounts, crossing, received_along
+from shardviz.plan.counting import OF_A_STEP, ROLES, PlanBytes, crossing, received_along
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) *((?P<unit>[KMGTP])(?P<binary
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One mesh that was planned.
+    """One planned mesh.
 
     Attributes:
         mesh: The mesh.
@@ -62,7 +62,7 @@ class Row:
 
 def row_of(ranks: PlannedRanks) -> Row:
     """Return a plan's row."""
-    amounts, plan = Amounts(ranks), ranks.plan
+    amounts, plan = PlanBytes(ranks), ranks.plan
     has_step = all(part.peak is not None for part in plan.parts)
     return Row(
         mesh=ranks.mesh,
@@ -108,7 +108,7 @@ def is_too_large(row: Row, memory: int) -> bool:
 
 
 def is_failing(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether a mesh's step fails: where only one without values has, it may be the plan's fault if it does on all."""
+    """Whether the step fails on a mesh; a doubtful failure counts only if some mesh has a step."""
     has_step = any(not (one.failed or one.without_step) for one in rows)
     return row.step_fails == "yes" or (row.step_fails == "perhaps" and has_step)
 
@@ -128,18 +128,18 @@ def meshes(axes: Sequence[str], gpus: int, node: int = 0) -> list[Mesh]:
         inner = (mesh.axis_size(axis) for axis in mesh.axes if axis in ("tp", "cp", "sp"))
         return bool(node) and any(size > node for size in inner)
 
-    shared = [Mesh(tuple(axes), sizes) for sizes in _shared(gpus, len(axes))]
+    shared = [Mesh(tuple(axes), sizes) for sizes in _factorizations(gpus, len(axes))]
     return sorted(shared, key=lambda mesh: (is_wide(mesh), mesh.shape[-1]))
 
 
-def _shared(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+def _factorizations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     """Yield every way to write a number as a product of so many others."""
     if parts == 1:
         yield (number,)
         return
     for first in range(1, number + 1):
         if number % first == 0:
-            for more in _shared(number // first, parts - 1):
+            for more in _factorizations(number // first, parts - 1):
                 yield (first, *more)
 
 
@@ -177,7 +177,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class PlanSizes:
     """The bytes of two plans.
 
     Attributes:
@@ -189,39 +189,39 @@ class Sizes:
     not_compared: str = ""
 
 
-def sizes_beside(before: DumpFiles, after: DumpFiles) -> Sizes:
+def sizes_beside(before: DumpFiles, after: DumpFiles) -> PlanSizes:
     """Return the bytes of two plans; nothing if the ranks of one of them were run.
 
     If one plan has no step, nothing is said to have changed that only a step tells.
     """
     if before.planned is None or after.planned is None:
-        return Sizes()
+        return PlanSizes()
     plans = before.planned, after.planned
     reasons = [ranks.plan.without_step for ranks in plans]
     if all(reasons) or not any(reasons):
-        return Sizes((*_held(plans, ROLES), *_received(plans)))
+        return PlanSizes((*_held_sizes(plans, ROLES), *_received(plans)))
     lacking = "first" if reasons[0] else "second"
     why = f"what a step needs: the {lacking} plan has none: {''.join(reasons)}"
     lasting = tuple(role for role in ROLES if role not in OF_A_STEP)
-    return Sizes((*_held(plans, lasting), *_received(plans)), why)
+    return PlanSizes((*_held_sizes(plans, lasting), *_received(plans)), why)
 
 
-def _held(plans: Plans, compared: tuple[str, ...]) -> Iterator[Size]:
+def _held_sizes(plans: Plans, compared: tuple[str, ...]) -> Iterator[Size]:
     """Yield one rank's bytes in each plan by role, and the sum of the compared roles."""
-    by_role = [Amounts(ranks).by_role for ranks in plans]
+    by_role = [PlanBytes(ranks).by_role for ranks in plans]
     before, after = (np.stack([sizes[role] for role in compared]) for sizes in by_role)
-    title, shown = _shown(before, after)
+    title, shown = _ranks_to_show(before, after)
     for role in ROLES:
         bytes_of_plans = [int(sizes[role][rank]) for sizes, rank in zip(by_role, shown, strict=True)]
         if any(bytes_of_plans):
-            first, second = bytes_of_plans if role in compared else map(_unless, plans, bytes_of_plans)
+            first, second = bytes_of_plans if role in compared else map(_size_if_known, plans, bytes_of_plans)
             yield Size(role, first, second, title)
     name = "together" if compared == ROLES else "together, no step"
     yield Size(name, int(before[:, shown[0]].sum()), int(after[:, shown[1]].sum()), title)
 
 
-def _shown(before: NDArray[np.int64], after: NDArray[np.int64]) -> tuple[str, tuple[int, int]]:
-    """Return which rank of each plan to show: the fullest, or if these have the same, the first that has not."""
+def _ranks_to_show(before: NDArray[np.int64], after: NDArray[np.int64]) -> tuple[str, tuple[int, int]]:
+    """Return which rank of each plan to show: the fullest, or the first that differs."""
     fullest = int(before.sum(0).argmax()), int(after.sum(0).argmax())
     if before.shape == after.shape and np.array_equal(before[:, fullest[0]], after[:, fullest[1]]):
         for rank in np.flatnonzero((before != after).any(0)):
@@ -233,13 +233,13 @@ def _received(plans: Plans) -> Iterator[Size]:
     title = "received in a step, at most"
     along = [received_along(ranks.plan, ranks.mesh) for ranks in plans]
     for name in dict.fromkeys([*along[0], *along[1]]):
-        first, second = (_unless(ranks, sizes.get(name, 0)) for ranks, sizes in zip(plans, along, strict=True))
+        first, second = (_size_if_known(ranks, sizes.get(name, 0)) for ranks, sizes in zip(plans, along, strict=True))
         yield Size(name, first, second, title)
     for node in sorted({ranks.plan.node for ranks in plans if ranks.plan.node} if any(along) else ()):
-        first, second = (_unless(ranks, crossing(ranks.plan, ranks.mesh), node) for ranks in plans)
+        first, second = (_size_if_known(ranks, crossing(ranks.plan, ranks.mesh), node) for ranks in plans)
         yield Size(f"crossing nodes of {node}", first, second, title)
 
 
-def _unless(ranks: PlannedRanks, size: int, node: int = 0) -> int | None:
-    """Return a number of bytes; None if a plan does not tell, having no step or no nodes of that size."""
+def _size_if_known(ranks: PlannedRanks, size: int, node: int = 0) -> int | None:
+    """Return `size`; None if the plan has no step or no nodes of that size."""
     return None if ranks.plan.without_step or (node and ranks.plan.node != node) else size

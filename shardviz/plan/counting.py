@@ -48,8 +48,8 @@ LARGE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """One tensor, or identical layers of it, on the ranks of a part.
+class HeldTensor:
+    """A tensor, or identical layers of it, on the ranks of a part, with its bytes.
 
     Attributes:
         name: Its name, or its folded names.
@@ -86,8 +86,8 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Amounts:
-    """The bytes of a plan.
+class PlanBytes:
+    """The bytes of a plan by rank and role.
 
     Attributes:
         ranks: The plan's ranks.
@@ -96,9 +96,9 @@ class Amounts:
     ranks: PlannedRanks
 
     @cached_property
-    def held(self) -> tuple[tuple[PlannedPart, tuple[Held, ...]], ...]:
+    def held(self) -> tuple[tuple[PlannedPart, tuple[HeldTensor, ...]], ...]:
         """What every part has."""
-        return tuple((part, tuple(_held(part))) for part in self.ranks.parts)
+        return tuple((part, tuple(_held_tensors(part))) for part in self.ranks.parts)
 
     @cached_property
     def by_role(self) -> dict[str, NDArray[np.int64]]:
@@ -123,7 +123,7 @@ class Amounts:
     @cached_property
     def offloaded(self) -> NDArray[np.int64]:
         """Bytes of every rank of the mesh that are in a CPU's memory."""
-        return self._sum(lambda one: one.bytes - one.on_gpu)
+        return self._sum_by_rank(lambda one: one.bytes - one.on_gpu)
 
     @property
     def on_gpu(self) -> NDArray[np.int64]:
@@ -133,9 +133,9 @@ class Amounts:
     @cached_property
     def lasting(self) -> NDArray[np.int64]:
         """Bytes of every rank of the mesh that its GPU holds before, in and after a step."""
-        return self._sum(lambda one: one.on_gpu * (one.role != "gradients"))
+        return self._sum_by_rank(lambda one: one.on_gpu * (one.role != "gradients"))
 
-    def _sum(self, size: Callable[[Held], NDArray[np.int64]]) -> NDArray[np.int64]:
+    def _sum_by_rank(self, size: Callable[[HeldTensor], NDArray[np.int64]]) -> NDArray[np.int64]:
         total = np.zeros(len(self.ranks), np.int64)
         for plan_part, held in self.held:
             total[np.array(plan_part.ranks)] += sum(map(size, held))
@@ -160,7 +160,7 @@ def gathered(plan_part: PlanPart) -> int:
     return stays + max(pairs, default=0)
 
 
-def _held(planned_part: PlannedPart) -> Iterator[Held]:
+def _held_tensors(planned_part: PlannedPart) -> Iterator[HeldTensor]:
     record = planned_part.part.record
     tied = {name for group in record.tied for name in group[1:]}
     units = {unit.name: unit.on_cpu for unit in planned_part.part.units}
@@ -171,19 +171,21 @@ def _held(planned_part: PlannedPart) -> Iterator[Held]:
         if body.role in OF and owners:
             on_cpu = sum(_is_offloaded(owner, units) for owner in owners) if body.role != "buffer" else 0
             layout = None if body.layout is None else planned_part.layout(record.rank, body.layout)
-            yield Held(str(fold), OF[body.role], body, len(owners), layout, sizes(planned_part, tensor.body), on_cpu)
+            yield HeldTensor(
+                str(fold), OF[body.role], body, len(owners), layout, sizes(planned_part, tensor.body), on_cpu
+            )
 
 
 def _is_offloaded(owner: str, units: Mapping[str, bool]) -> bool:
-    """Whether the innermost of FSDP's units that has a parameter keeps it in the CPU's memory, as the units say."""
+    """Whether the innermost FSDP unit around a parameter keeps it in CPU memory."""
     modules = owner.split(".")[:-1]
     around = (".".join(modules[:depth]) for depth in range(len(modules), -1, -1))
     return next((units[name] for name in around if name in units), False)
 
 
 @dataclass(frozen=True, slots=True)
-class Uneven:
-    """A parameter whose parts differ in size from rank to rank.
+class UnevenParameter:
+    """A parameter whose shards differ in size.
 
     Attributes:
         held: The parameter.
@@ -193,19 +195,19 @@ class Uneven:
         ranks: How many ranks have the parameter.
     """
 
-    held: Held
+    held: HeldTensor
     least: int
     most: int
     empty: int
     ranks: int
 
 
-def uneven(amounts: Amounts) -> list[Uneven]:
+def uneven(amounts: PlanBytes) -> list[UnevenParameter]:
     """Return the parameters whose parts differ in size from rank to rank, the emptiest first.
 
     Those of FSDP1's flat parameters do not count: these are cut into equal parts, wherever one of them ends.
     """
-    by_name: dict[str, list[Held]] = {}
+    by_name: dict[str, list[HeldTensor]] = {}
     for _, held in amounts.held:
         for amount in held:
             if amount.role == "parameters":
@@ -216,12 +218,12 @@ def uneven(amounts: Amounts) -> list[Uneven]:
         is_flat = same[0].layout is not None and same[0].layout.flat is not None
         if sizes.min() < sizes.max() and not is_flat:
             empty = int((sizes == 0).sum())
-            parameters.append(Uneven(same[0], int(sizes.min()), int(sizes.max()), empty, len(sizes)))
+            parameters.append(UnevenParameter(same[0], int(sizes.min()), int(sizes.max()), empty, len(sizes)))
     return sorted(parameters, key=lambda one: (-one.empty / one.ranks, -(one.most - one.least)))
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class ReplicatedParameter:
     """A large parameter that is replicated along an axis that splits other parameters.
 
     Attributes:
@@ -231,16 +233,16 @@ class Whole:
         saved: Bytes that a rank would save, with gradient and optimizer state.
     """
 
-    held: Held
+    held: HeldTensor
     axis: str
     size: int
     saved: int
 
 
-def whole(amounts: Amounts) -> list[Whole]:
+def whole(amounts: PlanBytes) -> list[ReplicatedParameter]:
     """Return large unsplit parameters that an axis in use could split, largest saving first."""
     most = int(amounts.by_role["parameters"].max())
-    by_axis: dict[tuple[str, str], Whole] = {}
+    by_axis: dict[tuple[str, str], ReplicatedParameter] = {}
     for _, held in amounts.held:
         params = [one for one in held if one.role == "parameters" and one.layout is not None]
         used = {axis for one in params if one.layout for axis in one.layout.split_axes}
@@ -251,23 +253,23 @@ def whole(amounts: Amounts) -> list[Whole]:
     return sorted(by_axis.values(), key=lambda one: -one.saved)
 
 
-def _copied(parameter: Held, held: tuple[Held, ...], used: set[str]) -> Iterator[Whole]:
-    """Yield what it would save to split a parameter, with its gradient and its state, along each axis in use."""
+def _copied(parameter: HeldTensor, held: tuple[HeldTensor, ...], used: set[str]) -> Iterator[ReplicatedParameter]:
+    """Yield what sharding a parameter, its gradient and state would save, by axis."""
     assert parameter.layout is not None
     after = [other for other in held if other.role in ("gradients", "optimizer") and other.owner == parameter.name]
     size_of_all = sum(int(other.bytes.max()) for other in (parameter, *after))
     for axis in parameter.layout.replicate_axes:
         size = parameter.layout.mesh.axis_size(axis)
         if size > 1 and axis in used and any(dim >= size for dim in parameter.body.local_shape):
-            yield Whole(parameter, axis, size, size_of_all * (size - 1) // size)
+            yield ReplicatedParameter(parameter, axis, size, size_of_all * (size - 1) // size)
 
 
 Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """The collectives of one kind along some axes in one pass, on the busiest of the ranks that were asked.
+class CollectiveTraffic:
+    """Collectives of one kind along some axes in one pass, on the busiest recorded rank.
 
     Attributes:
         axes: The axes that its groups run along.
@@ -294,9 +296,9 @@ class Sent:
     within: Axes = ()
 
 
-def sent(plan: PlanRecord, mesh: Mesh) -> list[Sent]:
+def sent(plan: PlanRecord, mesh: Mesh) -> list[CollectiveTraffic]:
     """Return what a step sends, along the innermost axes first."""
-    busiest: dict[object, Sent] = {}
+    busiest: dict[object, CollectiveTraffic] = {}
     for kind, sending in (item for part in plan.parts for item in _of_part(part, mesh, plan.node).items()):
         # By bytes, too: who sends receives nothing.
         busiest[kind] = max(busiest.get(kind, sending), sending, key=lambda one: (one.received, one.bytes))
@@ -320,14 +322,14 @@ def crossing(plan: PlanRecord, mesh: Mesh) -> int:
     return max((sum(one.received for one in sent_ if one.nodes > 1) for sent_ in of_parts), default=0)
 
 
-def _of_part(plan_part: PlanPart, mesh: Mesh, node: int) -> dict[object, Sent]:
+def _of_part(plan_part: PlanPart, mesh: Mesh, node: int) -> dict[object, CollectiveTraffic]:
     """Return what a rank sends, by axes, operation, pass and ranks of a group."""
     by_kind: dict[tuple[Axes, Axes, str, str, int], list[CollectiveRecord]] = {}
     for record in plan_part.record.collectives:
         key = (record.axes, mesh.axes_within(record.ranks), record.op, record.when, record.size)
         by_kind.setdefault(key, []).append(record)
     return {
-        (axes, within, op, when, size): Sent(
+        (axes, within, op, when, size): CollectiveTraffic(
             axes=axes,
             op=op,
             when=when,
@@ -344,20 +346,20 @@ def _of_part(plan_part: PlanPart, mesh: Mesh, node: int) -> dict[object, Sent]:
 
 
 def _nodes(mesh: Mesh, collective: CollectiveRecord, node: int) -> int:
-    """Return how many nodes a collective's group spans, on the rank that was asked if it runs along no axis."""
+    """Return how many nodes a collective's group spans."""
     if node and collective.ranks:
         return len({rank // node for rank in collective.ranks})
     return nodes_of(mesh, collective.axes, node)
 
 
-def where(one: Sent) -> str:
+def where(one: CollectiveTraffic) -> str:
     """Say along which axes the groups of a collective run, or within which they lie."""
     return f"within {' and '.join(one.within)}" if one.within else groups_text(one.axes)
 
 
 @lru_cache(maxsize=256)
 def nodes_of(mesh: Mesh, axes: Axes, node: int) -> int:
-    """Return how many nodes a group along some axes spans at most, ranks being laid on nodes in their order."""
+    """Return how many nodes a group along some axes spans at most; ranks fill nodes in order."""
     if not node or not axes:
         return 0
     places = [mesh.axes.index(axis) for axis in axes]

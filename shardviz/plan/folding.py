@@ -1,4 +1,4 @@
-"""Names that are folded by a layer's number already, folded by one more: that of an expert in each layer."""
+"""Names folded by layer, folded once more by the number of an expert in each layer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def fold_again(named: Iterable[tuple[str, Key]]) -> list[tuple[str, Key, int]]:
 
 
 def kind_of(module: str) -> str:
-    """Return a name with a star for its first number, or for all numbers folded into it: layers are alike.
+    """Return a name with a star for its first number or folded numbers: layers are alike.
 
     Example:
         >>> kind_of("layers.7.w1"), kind_of("layers.[0-3,7].w1"), kind_of("layers.[0-3].experts.0.w1")

@@ -1,4 +1,4 @@
-"""A lockfile of layouts: a sorted text that a reviewer reads, one line for each folded tensor and kind of collective.
+"""A lockfile of layouts: sorted text for reviewers, a line for each folded tensor and send.
 
 Identical layers are one line, and so are identical experts in them: `layers.[0-31].experts.[0-7].w1.weight`.
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
-from shardviz.plan.counting import Amounts, sent, where
+from shardviz.plan.counting import PlanBytes, sent, where
 from shardviz.plan.folding import fold_again, kind_of, unfolded
 from shardviz.text import bytes_text, counted, natural_key, printable
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.dump.plan.ranks import PlannedRanks
-    from shardviz.plan.counting import Sent
+    from shardviz.plan.counting import CollectiveTraffic
 
 HEAD = "# shardviz layouts 1: mesh "
 
@@ -42,7 +42,7 @@ KINDS = {"parameters": "param", "buffers": "buffer"}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LockLine:
     """One line of a lockfile.
 
     Attributes:
@@ -59,10 +59,10 @@ class Line:
         return f"{self.name}: {self.text}"
 
 
-def lock_lines(ranks: PlannedRanks) -> list[Line]:
+def lock_lines(ranks: PlannedRanks) -> list[LockLine]:
     """Return the lines of a plan's lockfile, sorted."""
-    lines: dict[str, Line] = {}
-    for _, held in Amounts(ranks).held:
+    lines: dict[str, LockLine] = {}
+    for _, held in PlanBytes(ranks).held:
         for amount in held:
             if amount.role in KINDS:
                 most = int(amount.bytes.max())
@@ -71,29 +71,33 @@ def lock_lines(ranks: PlannedRanks) -> list[Line]:
                     if amount.layout
                     else f"{amount.body.dtype}{list(amount.body.shape)} plain"
                 )
-                line = Line(f"{KINDS[amount.role]} {printable(amount.name)}", f"{layout}, {most} bytes per rank", most)
+                line = LockLine(
+                    f"{KINDS[amount.role]} {printable(amount.name)}", f"{layout}, {most} bytes per rank", most
+                )
                 lines[line.name] = max(lines.get(line.name, line), line, key=lambda line: line.bytes)
     return _folded([*lines.values(), *_of_step(ranks)])
 
 
-def _of_step(ranks: PlannedRanks) -> Iterator[Line]:
-    """Yield what a step sends; groups of several sizes within an axis, as in a backward of FSDP2, are one line."""
-    by_name: dict[str, list[Sent]] = {}
+def _of_step(ranks: PlannedRanks) -> Iterator[LockLine]:
+    """Yield what a step sends; groups of several sizes within one axis share a line."""
+    by_name: dict[str, list[CollectiveTraffic]] = {}
     for sending in sent(ranks.plan, ranks.mesh):
         by_name.setdefault(f"sent {sending.op} {where(sending)}, {sending.when}", []).append(sending)
     for name, same in by_name.items():
         sizes = " and ".join(map(str, sorted({one.size for one in same}, reverse=True)))
         received = sum(one.received for one in same)
-        yield Line(name, f"{sizes} ranks, {received} bytes", received)
+        yield LockLine(name, f"{sizes} ranks, {received} bytes", received)
 
 
-def _folded(lines: Iterable[Line]) -> list[Line]:
+def _folded(lines: Iterable[LockLine]) -> list[LockLine]:
     """Fold lines that differ in one number only, again and again: experts, then modules."""
     before = sorted(lines, key=lambda line: natural_key(line.name))
     folds = fold_again((line.name, (line.text, line.bytes)) for line in before)
     if len(folds) == len(before):
         return before
-    return _folded(Line(name, _BYTES.sub(str(size * count), text), size * count) for name, (text, size), count in folds)
+    return _folded(
+        LockLine(name, _BYTES.sub(str(size * count), text), size * count) for name, (text, size), count in folds
+    )
 
 
 def lock_text(ranks: PlannedRanks) -> str:
@@ -101,7 +105,7 @@ def lock_text(ranks: PlannedRanks) -> str:
     return "\n".join([f"{HEAD}{ranks.mesh}", *map(str, lock_lines(ranks)), ""])
 
 
-def read_lock(path: Path) -> tuple[str, dict[str, Line]]:
+def read_lock(path: Path) -> tuple[str, dict[str, LockLine]]:
     """Read a lockfile: its mesh as text, and its lines by name.
 
     Raises:
@@ -118,7 +122,7 @@ def read_lock(path: Path) -> tuple[str, dict[str, Line]]:
     if not first.startswith(HEAD):
         text = f"{path} is not a lockfile: it begins with {printable(first[:40])!r}"
         raise ShardvizError(text, f"its first line begins with {HEAD!r}")
-    lines: dict[str, Line] = {}
+    lines: dict[str, LockLine] = {}
     for number, text in enumerate(numbered_lines, 2):
         if not text or text.startswith("#"):
             continue
@@ -127,12 +131,12 @@ def read_lock(path: Path) -> tuple[str, dict[str, Line]]:
             raise ShardvizError(f"line {number} of {path} is damaged: {printable(text[:60])!r}", DAMAGED)
         if match["name"] in lines:
             raise ShardvizError(f"{path} has two lines for {printable(match['name'])}", DAMAGED)
-        lines[match["name"]] = Line(match["name"], match["text"], int(match["bytes"]))
+        lines[match["name"]] = LockLine(match["name"], match["text"], int(match["bytes"]))
     return first.removeprefix(HEAD), lines
 
 
 def layouts_of(path: Path) -> dict[str, str]:
-    """Return the layouts of a lockfile's parameters and buffers by name, as `assert_layout` takes them.
+    """Return a lockfile's layouts of parameters and buffers, in the form `assert_layout` takes.
 
     Raises:
         ShardvizError: It cannot be read, or is not a lockfile.
@@ -174,8 +178,8 @@ def same_text(path: Path) -> str:
     return f"✓ {counted(len(lines) - sent, 'layout')}{collectives} as in {printable(str(path))}"
 
 
-def _pairs(before: dict[str, Line], after: dict[str, Line]) -> list[tuple[Line | None, Line | None]]:
-    """Return the lines of two files by name; if only the numbers of layers differ, the one line of each."""
+def _pairs(before: dict[str, LockLine], after: dict[str, LockLine]) -> list[tuple[LockLine | None, LockLine | None]]:
+    """Pair the lines of two files by name, or by kind if only layer numbers differ."""
     pairs = {name: (before.get(name), after.get(name)) for name in {*before, *after}}
     gone, new = _by_kind(before, after), _by_kind(after, before)
     for kind in gone.keys() & new.keys():
@@ -186,9 +190,9 @@ def _pairs(before: dict[str, Line], after: dict[str, Line]) -> list[tuple[Line |
     return [pairs[name] for name in sorted(pairs, key=natural_key)]
 
 
-def _by_kind(lines: dict[str, Line], others: dict[str, Line]) -> dict[str, list[Line]]:
+def _by_kind(lines: dict[str, LockLine], others: dict[str, LockLine]) -> dict[str, list[LockLine]]:
     """Return the lines that only one file has, by their names without numbers."""
-    by_kind: dict[str, list[Line]] = {}
+    by_kind: dict[str, list[LockLine]] = {}
     for name, line in lines.items():
         if name not in others:
             kind, _, tensor = name.partition(" ")
@@ -196,7 +200,7 @@ def _by_kind(lines: dict[str, Line], others: dict[str, Line]) -> dict[str, list[
     return by_kind
 
 
-def _cost(was: Line | None, now: Line | None) -> str:
+def _cost(was: LockLine | None, now: LockLine | None) -> str:
     more = (now.bytes if now else 0) - (was.bytes if was else 0)
     what = "received" if any(one and one.name.startswith("sent ") for one in (was, now)) else "per rank"
     return f"  ({'+' if more > 0 else '-'}{bytes_text(abs(more))} {what})" if more else ""

@@ -1,4 +1,4 @@
-"""References on disk: a checkpoint whose values say where they belong, every file of it there and none damaged."""
+"""References on disk: complete checkpoints whose values show where they belong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["INDEX", "Entry", "Reference", "open_reference"]
 
 @dataclass(frozen=True)
 class Reference:
-    """What values are compared with.
+    """A checkpoint whose values show where a rank's values belong.
 
     Attributes:
         path: The file or folder.
@@ -46,7 +46,7 @@ class Reference:
 
 
 def open_reference(path: Path | str) -> Reference:
-    """Open a safetensors file, a folder of them with or without an index, or a DCP folder; only headers are read.
+    """Open a safetensors file or folder, or a DCP folder, as a reference; reads headers only.
 
     Raises:
         DumpError: There is no such file, or one is damaged: the message names the file and what was expected.
@@ -79,7 +79,7 @@ def complete_checkpoint(path: Path) -> Checkpoint:
 
 
 def _refuse_incomplete(checkpoint: Checkpoint) -> None:
-    """Raise if files that the checkpoint names are missing or too short, before any rank reads one."""
+    """Raise if files of the checkpoint are missing or too short, before any rank reads one."""
     missing = sorted(name for name, size in checkpoint.file_sizes.items() if size is None)
     if missing:
         by = "its index" if checkpoint.indexed else ".metadata"

@@ -1,4 +1,4 @@
-"""Where the content of a shard is in its reference: several neighboring values together are as good as an id.
+"""Find a shard's content in its reference: several neighboring values identify a place.
 
 Values are compared as bits, so that NaN equals itself and no tolerance is guessed. Windows of neighbors along one dim
 are looked up (`windows`); pieces shorter than a window are looked for along the other dims, and then value by value.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.reference.windows import MIN_WINDOW, UNPLACED, WINDOW, Lines, by_windows, only_place
+from shardviz.reference.windows import MIN_WINDOW, UNPLACED, WINDOW, LineTable, by_windows, only_place
 from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def locate(
         if places is not None:
             places = np.moveaxis(_in_order(places, reference.shape, others), -1, dim)
             ids = np.where(ids == UNPLACED, places, ids)
-    ids = _completed(local, reference, _one_by_one(local, reference, ids) if singly else ids)
+    ids = _fill_gaps(local, reference, _one_by_one(local, reference, ids) if singly else ids)
     if expected is not None and (ids == UNPLACED).any():
         equal = (ids == UNPLACED) & (wanted == local)
         # Of narrow values some are equal by chance: a shard of another tensor has no element of this one.
@@ -104,13 +104,13 @@ def locate(
 
 
 def has_windows_of(local: NDArray[Any], reference: NDArray[Any]) -> bool:
-    """Whether a reference has any of a few windows of a shard: asked before all of them are looked for."""
+    """Whether a reference contains any of a few windows of a shard, before all are looked up."""
     for own, others in _orientations(local, reference):
         lines = np.moveaxis(local, own, -1).reshape(-1, local.shape[own])
         whole = np.moveaxis(reference, others, -1)
         width = min(WINDOW, lines.shape[1], whole.shape[-1])
         if width >= MIN_WINDOW and len(lines):
-            table = Lines(whole.reshape(-1, whole.shape[-1]), width)
+            table = LineTable(whole.reshape(-1, whole.shape[-1]), width)
             samples = lines[np.unique(np.linspace(0, len(lines) - 1, FEW_SAMPLES).astype(np.int64)), :width]
             if any(only_place(table, sample) >= 0 for sample in samples):
                 return True
@@ -118,7 +118,7 @@ def has_windows_of(local: NDArray[Any], reference: NDArray[Any]) -> bool:
 
 
 def _orientations(local: NDArray[Any], reference: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Yield the dims along which windows are cut, of the shard and of the reference: the last ones first."""
+    """Yield pairs of dims to cut windows along, of shard and reference, last dims first."""
     if local.ndim != reference.ndim:
         return
     dims = range(local.ndim - 1, -1, -1)
@@ -129,7 +129,7 @@ def _orientations(local: NDArray[Any], reference: NDArray[Any]) -> Iterator[tupl
 
 
 def _in_order(ids: NDArray[np.int64], shape: Sequence[int], dim: int) -> NDArray[np.int64]:
-    """Turn positions in a reference whose dim `dim` was moved last into positions in the reference itself."""
+    """Convert positions in a reference with `dim` moved last to positions in the reference."""
     if dim == len(shape) - 1:
         return ids
     moved = np.moveaxis(np.arange(math.prod(shape), dtype=np.int64).reshape(shape), dim, -1).ravel()
@@ -137,7 +137,7 @@ def _in_order(ids: NDArray[np.int64], shape: Sequence[int], dim: int) -> NDArray
 
 
 def _one_by_one(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Place what is left by single values, as far as the reference has each only once: most of them, or none."""
+    """Place leftover values that are unique in the reference, if most of them are."""
     left = ids == UNPLACED
     if not left.any() or reference.size > MAX_SINGLE or reference.itemsize < SINGLE_BYTES:
         return ids
@@ -151,8 +151,8 @@ def _one_by_one(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.in
     return ids
 
 
-def _completed(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Fill gaps of a shard that is otherwise a product of indices, if the reference has the same bits there."""
+def _fill_gaps(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Fill a shard's gaps as a product of indices, if the reference has the same bits there."""
     gaps = ids == UNPLACED
     if not gaps.any() or gaps.all() or local.ndim != reference.ndim:
         return ids
@@ -166,7 +166,7 @@ def _completed(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int
 
 
 def _indices_along(place: NDArray[np.intp], gaps: NDArray[np.bool_], dim: int) -> NDArray[np.int64] | None:
-    """Return the index that each slice along a dim has in the reference; None if a slice has none, or several."""
+    """Return each slice's index along a dim of the reference; None unless each has exactly one."""
     others = tuple(other for other in range(place.ndim) if other != dim)
     low = np.where(gaps, np.iinfo(np.int64).max, place).min(others)
     high = np.where(gaps, -1, place).max(others)
@@ -174,7 +174,7 @@ def _indices_along(place: NDArray[np.intp], gaps: NDArray[np.bool_], dim: int) -
 
 
 def singly(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ids completed by single values, unless one of them is not in the reference, or too few are there once.
+    """Return ids completed by single values; unchanged if one is absent or too few are unique.
 
     Args:
         local: A shard's bits.
@@ -205,7 +205,7 @@ def singly(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64])
 
 
 def _beside_others(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Place values that the reference has several times if a neighbor's place says that one of them is."""
+    """Place repeated values by their neighbors: the next place in the reference must match."""
     flat, values, whole = ids.reshape(-1), local.reshape(-1), reference.reshape(-1)
     for step in (1, -1):
         for _ in range(ROUNDS):

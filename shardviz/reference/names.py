@@ -1,6 +1,6 @@
-"""A model's names as its reference has them, whatever wrappers and nested state dicts put before all of them.
+"""Match a model's names with its reference's, whatever prefixes and wrappers they have.
 
-Where a conversion renamed tensors, or made them of others, a map says so: `shardviz.checkpoint.maps`.
+If a conversion renamed or combined tensors, a map says so: `shardviz.checkpoint.maps`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _OF_OPTIMIZERS = re.compile(r"(?:^|\.)(?:optim[a-z]*|[a-z_]*optimizer[a-z_]*|sta
 
 
 @dataclass(frozen=True, slots=True)
-class Matching:
-    """Which tensor of a reference each tensor of a model is.
+class NameMatching:
+    """The names that a model's tensors have in a reference.
 
     Attributes:
         names: The reference's name by the model's; names that it lacks are left out.
@@ -45,8 +45,8 @@ class Matching:
     open: tuple[str, ...] = ()
 
 
-def matched(names: Collection[str], others: Collection[str]) -> Matching:
-    """Find a model's tensors in a reference: by their names, without what a wrapper adds, or behind one beginning.
+def matched(names: Collection[str], others: Collection[str]) -> NameMatching:
+    """Match a model's tensors with a reference's: by name, without wrappers, behind a prefix.
 
     A nested state dict puts the same words before every name of a model (`app.model.`), and others before its
     optimizer's. The beginning that fits most of the names is taken, if no other fits as many. A module that a job puts
@@ -57,18 +57,20 @@ def matched(names: Collection[str], others: Collection[str]) -> Matching:
         {'up': 'app.model.up', 'down': 'app.model.down'}
     """
     pairs = {name: name for name in names if name in others}
-    pairs |= _by_wrappers([name for name in names if name not in pairs], _without(others, pairs))
-    left = {name: _bare(name) for name in names if name not in pairs}
+    pairs |= _by_wrappers([name for name in names if name not in pairs], _unmatched(others, pairs))
+    left = {name: _bare_name(name) for name in names if name not in pairs}
     least = max(MIN_SHARED, len(pairs) + 1)
-    best = _beginnings(set(left.values()), _without(others, pairs), least)
+    best = _beginnings(set(left.values()), _unmatched(others, pairs), least)
     if len(best) == 1:
         pairs |= {name: best[0] + bare for name, bare in left.items() if best[0] + bare in others}
-        return Matching(pairs, best[0])
-    return Matching(pairs if best else pairs | _behind_own(left, _without(others, pairs), least), open=tuple(best))
+        return NameMatching(pairs, best[0])
+    return NameMatching(
+        pairs if best else pairs | _match_without_prefix(left, _unmatched(others, pairs), least), open=tuple(best)
+    )
 
 
-def _behind_own(names: Mapping[str, str], others: Collection[str], least: int) -> dict[str, str]:
-    """Match names that all stand behind one beginning of the model's own; none if several fit as many."""
+def _match_without_prefix(names: Mapping[str, str], others: Collection[str], least: int) -> dict[str, str]:
+    """Match names without a prefix that the model has; empty if several prefixes fit as well."""
     best = _beginnings(others, names.values(), least)
     if len(best) != 1:
         return {}
@@ -77,7 +79,7 @@ def _behind_own(names: Mapping[str, str], others: Collection[str], least: int) -
 
 
 def wrapped_alone(names: Iterable[str], others: Collection[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
-    """Match weights of modules that a job has put into others: `wq.base.weight` was saved as `wq.weight`.
+    """Match weights of wrapped modules: `wq.base.weight` was saved as `wq.weight`.
 
     A wrapper's own weights, as those of LoRA, stand beside it: only one may fit, by its shape.
 
@@ -100,32 +102,32 @@ def wrapped_alone(names: Iterable[str], others: Collection[str], fits: Callable[
     return {some[0]: other for other, some in wanted.items() if len(some) == 1}
 
 
-def _without(others: Collection[str], found: Mapping[str, str]) -> set[str]:
+def _unmatched(others: Collection[str], found: Mapping[str, str]) -> set[str]:
     return set(others) - set(found.values())
 
 
 def _by_wrappers(names: Iterable[str], others: Collection[str]) -> dict[str, str]:
-    """Match names that differ by what wrappers add on one of the sides; a name that two could be is left out."""
+    """Match names that differ by wrappers' words on either side; ambiguous ones are left out."""
     by_bare: dict[str, list[str]] = {}
     for other in others:
-        for short in {other, _bare(other), *_shortened(other)}:
+        for short in {other, _bare_name(other), *_without_wrappers(other)}:
             by_bare.setdefault(short, []).append(other)
     pairs = {}
     for name in names:
-        shorts = dict.fromkeys([name, *_shortened(name), _bare(name)])
+        shorts = dict.fromkeys([name, *_without_wrappers(name), _bare_name(name)])
         fits = next((by_bare[short] for short in shorts if short in by_bare), [])
         if len(fits) == 1:
             pairs[name] = fits[0]
     return pairs
 
 
-def _shortened(name: str) -> Iterator[str]:
+def _without_wrappers(name: str) -> Iterator[str]:
     for wrapper in WRAPPERS:
         if name.startswith(wrapper):
             yield name.removeprefix(wrapper)
 
 
-def _bare(name: str) -> str:
+def _bare_name(name: str) -> str:
     """Return a name without what libraries put before and into it."""
     for word in WRAPPED:
         name = name.replace(f".{word}", ".").removeprefix(word)
@@ -133,7 +135,7 @@ def _bare(name: str) -> str:
 
 
 def _beginnings(names: Collection[str], others: Collection[str], least: int) -> list[str]:
-    """Return what stands before most names on the other side, `least` or more; several if they fit as many."""
+    """Return the prefix of the most names on the other side, at least `least`; several if tied."""
     counts: Counter[str] = Counter()
     for other in others:
         for dot in (match.end() for match in re.finditer(r"\.", other)):

@@ -1,4 +1,4 @@
-"""Windows of neighboring values, and where an array has them: each is looked up by a hash of its bits.
+"""Windows of neighboring values, looked up in an array by a rolling hash of their bits.
 
 Whole lines are matched first. Windows that the reference has more than once follow their neighbors; if a piece ends
 in the middle of one, its neighbors are extended over it, bit by bit.
@@ -35,7 +35,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineTable:
     """An array as lines along its last dim.
 
     Attributes:
@@ -47,7 +47,7 @@ class Lines:
     width: int
 
     def window_starts(self) -> NDArray[np.int64]:
-        """Return the flat positions of windows that cover every line: side by side, the last one flush with the end."""
+        """Return flat positions of windows that cover every line, the last one flush with its end."""
         lines, length = self.table.shape
         columns = np.unique(np.append(np.arange(0, length - self.width + 1, self.width), length - self.width))
         starts: NDArray[np.int64] = (np.arange(lines)[:, None] * length + columns).ravel()
@@ -71,18 +71,18 @@ def by_windows(local: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.int64
     width = min(WINDOW, local.shape[-1], reference.shape[-1]) if local.ndim and local.size else 0
     if width < MIN_WINDOW:
         return None
-    lines = Lines(local.reshape(-1, local.shape[-1]), width)
-    whole = Lines(reference.reshape(-1, reference.shape[-1]), width)
+    lines = LineTable(local.reshape(-1, local.shape[-1]), width)
+    whole = LineTable(reference.reshape(-1, reference.shape[-1]), width)
     ids = _by_lines(lines, whole)
     left = np.flatnonzero((ids == UNPLACED).any(1))
     if len(left):
-        lines = Lines(lines.table[left], width)
-        ids[left] = np.where(ids[left] == UNPLACED, _windowed(lines, whole), ids[left])
+        lines = LineTable(lines.table[left], width)
+        ids[left] = np.where(ids[left] == UNPLACED, _place_by_windows(lines, whole), ids[left])
     return ids.reshape(local.shape)
 
 
-def _by_lines(local_lines: Lines, whole: Lines) -> NDArray[np.int64]:
-    """Place lines that are one stretch of a line of the reference. This is the usual case, and hashes no windows.
+def _by_lines(local_lines: LineTable, whole: LineTable) -> NDArray[np.int64]:
+    """Place lines that are one range of a reference's line: the usual case, without hashing.
 
     A few windows show at which columns stretches begin; then whole lines are matched.
     """
@@ -96,14 +96,14 @@ def _by_lines(local_lines: Lines, whole: Lines) -> NDArray[np.int64]:
     for column in sorted(column for column in columns if column + length <= others):
         left = np.flatnonzero(ids[:, 0] == UNPLACED)
         stretch = whole.table[:, column : column + length]
-        line = _matched(local_lines.table[left], stretch)
+        line = _equal_lines(local_lines.table[left], stretch)
         good = line >= 0
         ids[left[good]] = line[good, None] * others + column + 1 + np.arange(length)
     return ids
 
 
-def only_place(whole: Lines, window: NDArray[Any]) -> int:
-    """Return the flat position of the reference's only such window; -1 if it has none, or more than one."""
+def only_place(whole: LineTable, window: NDArray[Any]) -> int:
+    """Return a window's flat position in the reference; -1 unless it occurs exactly once."""
     flat = whole.table.reshape(-1)
     count = len(flat) - len(window) + 1
     places = np.flatnonzero(flat[:count] == window[0])
@@ -113,8 +113,8 @@ def only_place(whole: Lines, window: NDArray[Any]) -> int:
     return int(places[0]) if len(places) == 1 else -1
 
 
-def _matched(lines: NDArray[Any], others: NDArray[Any]) -> NDArray[np.int64]:
-    """Return for each line the only one of the others that is equal to it, -1 if there is none or more than one."""
+def _equal_lines(lines: NDArray[Any], others: NDArray[Any]) -> NDArray[np.int64]:
+    """Return for each line the only equal one among the others; -1 if none or several are."""
     if not len(lines):
         return np.empty(0, np.int64)
     keys, wanted = line_hashes(others), line_hashes(lines)
@@ -126,7 +126,7 @@ def _matched(lines: NDArray[Any], others: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def line_hashes(table: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a hash of each line: the sum of its values times odd factors that differ from column to column."""
+    """Return a hash of each line: the sum of its values times a random odd factor per column."""
     factors = mixed(np.arange(1, table.shape[1] + 1, dtype=np.uint64) * _FACTOR) | np.uint64(1)
     hashes = np.empty(len(table), np.uint64)
     lines = max(1, BLOCK // max(table.shape[1], 1))
@@ -135,15 +135,17 @@ def line_hashes(table: NDArray[Any]) -> NDArray[np.uint64]:
     return mixed(hashes)
 
 
-def _windowed(lines: Lines, whole: Lines) -> NDArray[np.int64]:
+def _place_by_windows(lines: LineTable, whole: LineTable) -> NDArray[np.int64]:
     """Place elements by windows of their lines."""
     starts = lines.window_starts()
-    places = _resolved(lines, whole, starts, *_looked_up(lines, whole, starts))
-    return _extended(lines, whole, starts, places).reshape(lines.table.shape)
+    places = _resolve(lines, whole, starts, *_look_up(lines, whole, starts))
+    return _ids_of_windows(lines, whole, starts, places).reshape(lines.table.shape)
 
 
-def _looked_up(own: Lines, whole: Lines, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return for each window one place in the reference with the same hash, or -1; and how many there are."""
+def _look_up(
+    own: LineTable, whole: LineTable, starts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return a place with each window's hash, or -1, and how many places have it."""
     wanted = _rolling(own.at(starts), own.width)[:, 0]
     keys, back = np.unique(wanted, return_inverse=True)
     table = np.zeros(1 << 16, bool)
@@ -175,29 +177,29 @@ def _rolling(table: NDArray[Any], width: int) -> NDArray[np.uint64]:
     return mixed(hashes)
 
 
-def _resolved(
-    lines: Lines,
-    whole: Lines,
+def _resolve(
+    lines: LineTable,
+    whole: LineTable,
     starts: NDArray[np.int64],
     first: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the place of each window or -1: of several that look alike, the one beside a neighbor's."""
+    """Return each window's place or -1; among equal ones, the place next to a neighbor's."""
     windows = lines.at(starts)
-    places = np.where((counts == 1) & _same(whole, first, windows), first, -1)
+    places = np.where((counts == 1) & _have_windows(whole, first, windows), first, -1)
     for backwards in (False, True):
         several = np.flatnonzero((places < 0) & (counts > 1))
         if not len(several):
             break
         neighbor = _nearest(places >= 0, backwards=backwards)[several]
-        moved = _follow(lines, whole, starts, places, several, neighbor)
-        good = (neighbor >= 0) & _same(whole, moved, windows[several])
+        moved = _starts_by_neighbors(lines, whole, starts, places, several, neighbor)
+        good = (neighbor >= 0) & _have_windows(whole, moved, windows[several])
         places[several[good]] = moved[good]
     return places
 
 
 def _nearest(known: NDArray[np.bool_], *, backwards: bool) -> NDArray[np.int64]:
-    """Return for each position the nearest known one before it, or after it; -1 if there is none."""
+    """Return the nearest known position before each, or after it with `backwards`; -1 if none."""
     size = len(known)
     at = np.where(known, np.arange(size), -1)
     if not backwards:
@@ -207,9 +209,9 @@ def _nearest(known: NDArray[np.bool_], *, backwards: bool) -> NDArray[np.int64]:
     return np.where(found == size, -1, found)
 
 
-def _follow(
-    local_lines: Lines,
-    whole: Lines,
+def _starts_by_neighbors(
+    local_lines: LineTable,
+    whole: LineTable,
     starts: NDArray[np.int64],
     places: NDArray[np.int64],
     which: NDArray[np.int64],
@@ -223,7 +225,7 @@ def _follow(
     return moved
 
 
-def _same(whole: Lines, places: NDArray[np.int64], windows: NDArray[Any]) -> NDArray[np.bool_]:
+def _have_windows(whole: LineTable, places: NDArray[np.int64], windows: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether the reference has the windows at these places: hashes may collide, bits do not."""
     fits = whole.fits(places)
     found = np.zeros(len(places), bool)
@@ -231,8 +233,10 @@ def _same(whole: Lines, places: NDArray[np.int64], windows: NDArray[Any]) -> NDA
     return found
 
 
-def _extended(lines: Lines, whole: Lines, starts: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return an id for each element: those of placed windows, and of what continues them bit by bit."""
+def _ids_of_windows(
+    lines: LineTable, whole: LineTable, starts: NDArray[np.int64], places: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return an id for each element: those in placed windows, and those that continue them."""
     size, length = lines.table.size, lines.table.shape[1]
     ids = np.zeros(size, np.int64)
     placed = places >= 0
@@ -240,14 +244,14 @@ def _extended(lines: Lines, whole: Lines, starts: NDArray[np.int64], places: NDA
     ids[(starts[placed][:, None] + inside).ravel()] = (places[placed][:, None] + inside + 1).ravel()
     values, wanted = lines.table.ravel(), whole.table.reshape(-1)
     for step in (1, -1):
-        _extend(ids, values, wanted, (length, whole.table.shape[1]), step)
+        _extend_ids(ids, values, wanted, (length, whole.table.shape[1]), step)
     return ids
 
 
-def _extend(
+def _extend_ids(
     ids: NDArray[np.int64], values: NDArray[Any], wanted: NDArray[Any], lengths: tuple[int, int], step: int
 ) -> None:
-    """Continue what is placed over its unplaced neighbors, in one direction, for as long as the bits agree."""
+    """Extend placed elements to unplaced neighbors in one direction while the bits agree."""
     length, others = lengths
     for _ in range(2 * WINDOW):
         open_ = np.flatnonzero(ids == UNPLACED)

@@ -1,4 +1,4 @@
-"""Stamped copies of checkpoints: what each tensor gets, and how the copy is written in the format of the original.
+"""Stamped copies of checkpoints: the fill of each tensor, written in the original's format.
 
 Weights get a fill of their own name. Integers wider than a byte, bytes and flags are kept: they are positions, counters
 and packed or encoded data, which a loader reads before anything is computed. Tied weights that a checkpoint stores
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from shardviz.checkpoint.records import Saved
+    from shardviz.checkpoint.records import StoredTensor
     from shardviz.reference.files import Entry
 
 SAMPLE = 4096
@@ -54,8 +54,8 @@ SPELLED = {ours: theirs for theirs, ours in DTYPES.items() if ours != "complex64
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a stamped copy has.
+class CopyPlan:
+    """The content of a stamped copy: a fill, or the original values, for each tensor.
 
     Attributes:
         fills: The fills by name.
@@ -88,7 +88,7 @@ def is_weight(dtype: str) -> bool:
 
 def plan(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], tied: Mapping[str, str], where: str, salt: str = ""
-) -> Plan:
+) -> CopyPlan:
     """Return what the stamped copy of tensors has.
 
     Args:
@@ -111,13 +111,13 @@ def plan(
         raise DumpError(f"{where} has {what}", "give a checkpoint or a model that has weights")
     nbytes = sum(int(math.prod(shape)) * max(1, itemsize(dtype)) for dtype, shape in tensors.values())
     kept = tuple(name for name in tensors if name not in fills)
-    return Plan(fills, kept, {name: other for name, other in tied.items() if name in fills}, nbytes)
+    return CopyPlan(fills, kept, {name: other for name, other in tied.items() if name in fills}, nbytes)
 
 
 def equal_ones(entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Return the names of a checkpoint whose content is that of a tensor before them, each with that name.
+    """Return names whose content equals an earlier tensor's, mapped to that tensor's name.
 
-    Tensors of one value throughout are equal by chance, as norms of ones are: they are not among them.
+    Constant tensors, such as norms of ones, are equal by chance and left out.
     """
     alike: dict[object, list[str]] = {}
     for name, entry in entries.items():
@@ -143,8 +143,8 @@ def _equal_among(names: Iterable[str], entries: Mapping[str, Entry]) -> dict[str
     return found
 
 
-def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: str = "") -> Plan:
-    """Write the stamped copy of a safetensors file, or of a folder of them with what else a loader reads there.
+def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: str = "") -> CopyPlan:
+    """Write the stamped copy of a safetensors file, or of a folder with the other files in it.
 
     Args:
         source: The file or folder.
@@ -166,7 +166,9 @@ def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: 
     return made
 
 
-def write_model(tensors: Mapping[str, tuple[str, tuple[int, ...]]], made: Plan, target: Path, *, force: bool) -> None:
+def write_model(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], made: CopyPlan, target: Path, *, force: bool
+) -> None:
     """Write a model from its names, dtypes and shapes alone; what has no fill becomes ones.
 
     Raises:
@@ -182,7 +184,7 @@ def write_model(tensors: Mapping[str, tuple[str, tuple[int, ...]]], made: Plan, 
 
 
 def _files(source: Path) -> list[Path]:
-    """Return the files that a checkpoint's tensors are in: without those that its index does not name."""
+    """Return the files with a checkpoint's tensors, without those that its index doesn't name."""
     if not source.is_dir():
         return [source]
     files, index = sorted(source.glob(f"*{SAFETENSORS}")), index_in(source)
@@ -190,7 +192,7 @@ def _files(source: Path) -> list[Path]:
     return [path for path in files if named is None or path.name in named.values()]
 
 
-def _write(path: Path, header: dict[str, Any], entries: Mapping[str, Entry], made: Plan) -> None:
+def _write(path: Path, header: dict[str, Any], entries: Mapping[str, Entry], made: CopyPlan) -> None:
     """Write one file: the header with its tensors where they stood, side by side, and the mark."""
     metadata = {**header.pop("__metadata__", {}), MARK: STAMPED}
     written: dict[str, Any] = {"__metadata__": metadata}
@@ -209,13 +211,13 @@ def _write(path: Path, header: dict[str, Any], entries: Mapping[str, Entry], mad
                 file.write(block)
 
 
-def _nbytes(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], made: Plan) -> int:
+def _nbytes(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], made: CopyPlan) -> int:
     if name in entries:
         return int(entries[name].bits.nbytes)
     return sum(len(block) for block in _content(name, header, entries, made))
 
 
-def _content(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], made: Plan) -> Iterator[bytes]:
+def _content(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], made: CopyPlan) -> Iterator[bytes]:
     """Yield the bytes of a tensor: its fill, its own values, or ones where it has none."""
     if name in made.fills:
         for block in made.fills[name].blocks():
@@ -230,7 +232,7 @@ def _content(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry],
 
 
 def _copy_others(source: Path, target: Path) -> None:
-    """Copy what stands beside the weights: config, tokenizer, index; no links that lead elsewhere, no other weights."""
+    """Copy config, tokenizer and index, but no other weights and no links that lead elsewhere."""
     own = (source.resolve(), source.resolve().parent.parent / HUB_FILES)
     index = index_in(source)
     for path in sorted(source.iterdir()):
@@ -239,7 +241,7 @@ def _copy_others(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
-def stamp_dcp(source: Path, target: Path, *, force: bool = False, salt: str = "") -> Plan:
+def stamp_dcp(source: Path, target: Path, *, force: bool = False, salt: str = "") -> CopyPlan:
     """Write the stamped copy of a folder that torch.distributed.checkpoint wrote.
 
     Args:
@@ -269,8 +271,8 @@ def stamp_dcp(source: Path, target: Path, *, force: bool = False, salt: str = ""
     return made
 
 
-def _files_of_folder(source: Path, entries: Iterable[Saved]) -> list[str]:
-    """Return the names of a folder's files: those that tensors are in, and what stands beside them."""
+def _files_of_folder(source: Path, entries: Iterable[StoredTensor]) -> list[str]:
+    """Return the names of a folder's files: those with tensors and those next to them."""
     root = source.resolve()
     beside = [path.name for path in source.iterdir() if path.is_file() and path.resolve().parent == root]
     names = sorted({*beside, *(name for saved in entries for name in saved.files)})

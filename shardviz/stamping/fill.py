@@ -1,4 +1,4 @@
-"""A fill: values for a whole tensor that show where each of them belongs, in any dtype and at any size.
+"""Fills: values for a tensor of any size and dtype that show where each of them belongs.
 
 Whole ids end where a dtype stops to hold integers: 2^24 in float32, 256 in bfloat16. They could be written one
 digit per pass, but then every loader has to run three or four times, and must do the same each time. A fill needs one
@@ -94,7 +94,7 @@ CODES = {
 
 
 def can_fill(dtype: str) -> bool:
-    """Whether a dtype, by torch's name, has values enough: flags and complex numbers have no fill."""
+    """Whether a dtype has enough values for a fill: bool and complex do not."""
     return dtype in CODES
 
 
@@ -159,9 +159,9 @@ class Fill:
         codes = CODES[self.dtype]
         name = f"{self.name}\0{self.salt}" if self.salt else self.name
         key = int.from_bytes(blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
-        drawn = _drawn(key, positions)
-        number = _permuted(key, positions, codes.bits) if self.is_distinct else drawn >> np.uint64(64 - codes.bits)
-        value = _spelled(number, codes)
+        drawn = _random_bits(key, positions)
+        number = _permutation(key, positions, codes.bits) if self.is_distinct else drawn >> np.uint64(64 - codes.bits)
+        value = _bits_of_numbers(number, codes)
         if codes.mantissa and codes.width >= 4:
             # Bit 15 stays clear, so that rounding to bfloat16 cuts these off and leaves the upper half as it is.
             value = value << np.uint64(16) | drawn & np.uint64(0x7FFF)
@@ -170,7 +170,7 @@ class Fill:
         return value.astype(f"<u{codes.width}")
 
 
-def _spelled(number: NDArray[np.uint64], codes: Codes) -> NDArray[np.uint64]:
+def _bits_of_numbers(number: NDArray[np.uint64], codes: Codes) -> NDArray[np.uint64]:
     """Return the bits of numbered values; the highest bit of a float's number is its sign."""
     if not codes.sign:
         plain: NDArray[np.uint64] = number + np.uint64(codes.lowest)
@@ -181,7 +181,7 @@ def _spelled(number: NDArray[np.uint64], codes: Codes) -> NDArray[np.uint64]:
     return signed
 
 
-def _drawn(key: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _random_bits(key: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return 64 bits for each position that look random: splitmix64, begun at a key."""
     mixed: NDArray[np.uint64] = positions * np.uint64(_GOLDEN) + np.uint64(key)
     mixed ^= mixed >> np.uint64(30)
@@ -192,11 +192,11 @@ def _drawn(key: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
-def _permuted(key: int, positions: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+def _permutation(key: int, positions: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
     """Return numbers below 2 to the power of `bits`, another one for each position below that."""
     mask, half = np.uint64((1 << bits) - 1), np.uint64(bits - bits // 2)
     mixed: NDArray[np.uint64] = positions & mask
-    for step in _drawn(key ^ _GOLDEN, np.arange(ROUNDS, dtype=np.uint64)).tolist():
+    for step in _random_bits(key ^ _GOLDEN, np.arange(ROUNDS, dtype=np.uint64)).tolist():
         # Adding, multiplying by an odd number and folding the upper half onto the lower can each be undone.
         mixed = (mixed + np.uint64(step >> 32)) * np.uint64(step | 1) & mask
         mixed ^= mixed >> half
@@ -204,7 +204,7 @@ def _permuted(key: int, positions: NDArray[np.uint64], bits: int) -> NDArray[np.
 
 
 def looks_filled(bits: NDArray[Any], dtype: str) -> bool:
-    """Whether values may be of a fill: theirs have all exponents alike often, those of real weights a few.
+    """Whether values may be a fill: its exponents occur equally often, unlike a real weight's.
 
     Asked before values are looked for in the fills of all other tensors.
 

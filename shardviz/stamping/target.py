@@ -1,4 +1,4 @@
-"""Where a stamped copy goes: only another stamped copy is ever replaced, and nothing half-written is left.
+"""The target of a stamped copy: only another copy is replaced, and only when all is written.
 
 A copy is known by a mark: in the metadata of each safetensors file, in a file of its own in a DCP folder.
 """
@@ -42,7 +42,7 @@ def is_stamped(path: Path) -> bool:
 
 
 def header_of(path: Path) -> dict[str, Any]:
-    """Return the header of a file; empty if it has none that can be read. The file may be anything."""
+    """Return the header of any file; empty if it has no readable one."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")

@@ -1,4 +1,4 @@
-"""Tests of sharded models: tests that run on every rank of a mesh, and assertions about layouts and values.
+"""Tests of sharded models: run them on every rank of a mesh; assert layouts and values.
 
     from shardviz.testing import assert_layout, spmd
 

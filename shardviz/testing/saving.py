@@ -62,7 +62,7 @@ def check_file(file: Path, *, force: bool) -> None:
 
 
 def save_test(file: Path, dump: Dump, probe: Probe, mesh: Mesh) -> None:
-    """Write a test that asserts the layouts of a dump, and that ranks hold the elements that they claim.
+    """Write a test that asserts a dump's layouts, and that ranks hold what they claim.
 
     Raises:
         ShardvizError: The file cannot be written.
@@ -114,7 +114,7 @@ def _imports(file: Path, probe: Probe, *, in_passes: bool) -> str:
 
 
 def _layouts(dump: Dump) -> Iterator[tuple[str, str]]:
-    """Yield a rule for each parameter, or one for identical layers if its pattern matches nothing else."""
+    """Yield a rule for each parameter; identical layers share one if its pattern is exact."""
     tensors = [tensor for tensor in dump.at("stamped") if tensor.role == "param"]
     texts = {name: _layout(tensor) for tensor in tensors for name in tensor.names}
     done: set[str] = set()

@@ -25,7 +25,7 @@ from shardviz.checkpoint.maps.language import (
     read_rules,
     rules_of,
 )
-from shardviz.checkpoint.maps.mapped_tensors import Made, Op, value_of
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Op, value_of
 from shardviz.checkpoint.maps.matching import apply, inverted, named
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
@@ -207,7 +207,7 @@ def tensor(value, name="w"):
 
 
 def made(op):
-    return Made(op, op.shape, "text")
+    return MappedTensor(op, op.shape, "text")
 
 
 W, V = weight(12, 10), weight(6, 10, seed=1)

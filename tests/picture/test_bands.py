@@ -14,7 +14,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.model.subjects.subject import of_tensor
-from shardviz.picture.text.bands import LANE, LEFT, RIGHT, Move, _cells, _lanes
+from shardviz.picture.text.bands import LANE, LEFT, RIGHT, BandLine, _lanes, _line_cells
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.terminal import ASCII, Terminal
 from tests.dumps import Made, make_dump
@@ -55,14 +55,16 @@ def test_a_terminal_without_unicode_gets_lines_too(tmp_path: Path) -> None:
 
 
 def test_two_that_change_places_row_by_row_cannot_be_drawn() -> None:
-    assert _lanes([Move(1, 3, ""), Move(3, 1, "")]) is None
+    assert _lanes([BandLine(1, 3, ""), BandLine(3, 1, "")]) is None
 
 
 @cases(50)
 @given(st.permutations(range(6)), st.sampled_from([1, 2]))
 def test_no_line_lies_on_another(held: list[int], height: int) -> None:
     moves = [
-        Move(height * at + height - 1, height * place, str(at)) for at, place in enumerate(held) if height * at != place
+        BandLine(height * at + height - 1, height * place, str(at))
+        for at, place in enumerate(held)
+        if height * at != place
     ]
     order = _lanes(moves)
     if order is None:
@@ -70,7 +72,7 @@ def test_no_line_lies_on_another(held: list[int], height: int) -> None:
         return
     width = LANE * len(order) + 2
     taken = [
-        {(row, col) for row, col, arm in _cells(move, LANE * lane + 1, width) if arm & (LEFT | RIGHT)}
+        {(row, col) for row, col, arm in _line_cells(move, LANE * lane + 1, width) if arm & (LEFT | RIGHT)}
         for lane, move in enumerate(order)
     ]
     assert not any(one & other for one, other in combinations(taken, 2))

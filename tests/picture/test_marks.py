@@ -19,7 +19,7 @@ from shardviz.picture.model.ruler import Ruler
 from shardviz.picture.model.sides import Sides
 from shardviz.picture.model.subjects.subject import drawn_sides, of_layout, of_tensor
 from shardviz.picture.text.page import picture_lines
-from shardviz.picture.text.paint import Frame, Look, Side, paint
+from shardviz.picture.text.paint import CellLook, Frame, Side, paint
 from shardviz.picture.text.ranks import rank_rows
 from shardviz.picture.text.terminal import Terminal
 from tests.check.records import add_values, change_run
@@ -51,7 +51,7 @@ def of_values(tmp_path: Path, claimed: str, values: dict[int, np.ndarray], mesh:
     return sides_in(folder)
 
 
-def looks(sides: Sides, side: Side = "difference", height: int = 24) -> dict[str, Look]:
+def looks(sides: Sides, side: Side = "difference", height: int = 24) -> dict[str, CellLook]:
     """Return the looks of a map by their first labels."""
     edges = [sides.holders.edges(dim) for dim in range(2)]
     rows, cols = Ruler.fitted(edges[0], height, 8), Ruler.fitted(edges[1], 60, 8)

@@ -10,7 +10,7 @@ import pytest
 
 from shardviz.check.report import Report
 from shardviz.checkpoint.findings import check_checkpoint
-from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Saved
+from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTensor
 from shardviz.errors import DumpError
 from shardviz.picture.html.stored import stored_html
 from shardviz.picture.model.subjects import stored as drawing
@@ -43,13 +43,13 @@ CASES: dict[str, tuple[tuple[int, ...], Parts]] = {
 def made(folder: Path, shape: tuple[int, ...], parts: Parts, name: str = NAME) -> Checkpoint:
     """Return a checkpoint of one tensor, in files of a kilobyte."""
     chunks = tuple(
-        Chunk(offsets, sizes, Place(file, 64 * at, 32) if file is not None else None)
+        Chunk(offsets, sizes, ByteRange(file, 64 * at, 32) if file is not None else None)
         for at, (offsets, sizes, file) in enumerate(parts)
     )
     for _, _, file in parts:
         if file is not None:
             (folder / file).write_bytes(bytes(1024))
-    return Checkpoint(folder, "DCP", {name: Saved(name, shape, "float32", chunks, folder)})
+    return Checkpoint(folder, "DCP", {name: StoredTensor(name, shape, "float32", chunks, folder)})
 
 
 def drawn(checkpoint: Checkpoint) -> str:

@@ -13,13 +13,13 @@ from rich.cells import cell_len
 
 from shardviz import probe_files
 from shardviz.cli import main
-from shardviz.commands.plan import Doing
+from shardviz.commands.plan import PlanProgress
 from shardviz.dump.plan.ranks import PlannedRanks
 from shardviz.layout.mesh import Mesh
 from shardviz.live.plan.planning import PlanJob, plan, rows
 from shardviz.picture.text.plans import choice_lines
 from shardviz.plan.alternatives import Row, fitting, meshes
-from shardviz.plan.counting import Amounts
+from shardviz.plan.counting import PlanBytes
 from shardviz.text import bytes_text
 from tests.lanes import at_night, nightly
 
@@ -277,7 +277,7 @@ def test_a_mesh_on_which_what_lasts_does_not_fit_is_planned_without_a_step(
 
 def test_a_mesh_that_is_too_large_counts_as_done_once_it_was_looked_at(mine: Path) -> None:
     job = PlanJob(probe_files.find(str(mine)), Mesh(("fsdp", "tp"), (1, 2)))
-    doing = Doing(2)
+    doing = PlanProgress(2)
     planned = rows(job, meshes(("fsdp", "tp"), 2), 1000, doing.ended)
     assert next(planned).bytes > 1000
     assert str(doing) == "2 of 2 meshes done"
@@ -332,7 +332,7 @@ def test_a_first_rank_without_parameters_is_planned_where_no_axis_has_idle_stage
 
 
 def test_how_far_it_is_is_whole_before_the_probe_is_loaded() -> None:
-    assert str(Doing(12)) == "0 of 12 meshes done"
+    assert str(PlanProgress(12)) == "0 of 12 meshes done"
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_how_far_it_is_is_whole_before_the_probe_is_loaded() -> None:
     ],
 )
 def test_how_long_it_takes_yet_is_said_once_it_is_known(passed: float, done: int, said: str) -> None:
-    assert str(Doing(12, done, begun=time.monotonic() - passed)) == said
+    assert str(PlanProgress(12, done, begun=time.monotonic() - passed)) == said
 
 
 def test_a_mesh_with_idle_stages_is_not_planned(staged: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -380,7 +380,7 @@ def test_of_meshes_that_do_not_fit_the_smallest_is_known_to_the_byte(
 def lasting(path: Path, mesh: Mesh) -> int:
     """Return the bytes of parameters and optimizer state on the fullest rank of a mesh."""
     _, record = plan(PlanJob(probe_files.find(str(path)), mesh, with_step=False))
-    return int(Amounts(PlannedRanks(record, mesh)).lasting.max())
+    return int(PlanBytes(PlannedRanks(record, mesh)).lasting.max())
 
 
 @nightly

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from shardviz.checkpoint.open import open_checkpoint
-from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Saved
+from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTensor
 from shardviz.errors import ShardvizError
 from shardviz.tui import viewer
 from shardviz.tui.checkpoint_app import CheckpointApp
@@ -74,7 +74,8 @@ def whole(folder: Path) -> Checkpoint:
     for name in checkpoint.file_sizes:
         (folder / "step-1000" / name).write_bytes(bytes(1024 * (1 + len(name))))
     tensors = {
-        name: Saved(name, one.shape, one.dtype, one.chunks, checkpoint.path) for name, one in checkpoint.tensors.items()
+        name: StoredTensor(name, one.shape, one.dtype, one.chunks, checkpoint.path)
+        for name, one in checkpoint.tensors.items()
     }
     return Checkpoint(checkpoint.path, "DCP", tensors)
 
@@ -179,9 +180,9 @@ def test_a_file_that_changes_is_read_again_and_one_that_is_damaged_is_reported(
 
 
 def test_names_of_strangers_are_text(tmp_path: Path) -> None:
-    chunk = Chunk((0, 0), (4, 4), Place("f\x1b[31m[bold]", 0, 64))
+    chunk = Chunk((0, 0), (4, 4), ByteRange("f\x1b[31m[bold]", 0, 64))
     names = [HOSTILE, "[red]up[/red].[bold", "\x1b[2J\nup", "a" * 5000, "", ".", "…\u202e"]
-    tensors = {name: Saved(name, (4, 4), "f\x1b[1m", (chunk,), tmp_path) for name in names}
+    tensors = {name: StoredTensor(name, (4, 4), "f\x1b[1m", (chunk,), tmp_path) for name in names}
     walks = {f"{at}": ("down",) if at else ("home",) for at in range(2 * len(names))}
     titles = set()
     for shown in walk_on(Checkpoint(tmp_path, "DCP", tensors), walks).values():
@@ -195,7 +196,9 @@ def test_names_of_strangers_are_text(tmp_path: Path) -> None:
 def test_shapes_beyond_belief_are_shown(tmp_path: Path) -> None:
     shapes = ((1 << 50, 1 << 50), (0, 4), (), (1,) * 12, (1 << 53,))
     tensors = {
-        f"w{at}": Saved(f"w{at}", shape, "float32", (Chunk((0,) * len(shape), shape, Place("f", 0, 64)),), tmp_path)
+        f"w{at}": StoredTensor(
+            f"w{at}", shape, "float32", (Chunk((0,) * len(shape), shape, ByteRange("f", 0, 64)),), tmp_path
+        )
         for at, shape in enumerate(shapes)
     }
     walks = {name: (*("home", *["down"] * at), "enter", "end", "x", "escape") for at, name in enumerate(tensors)}
@@ -209,8 +212,10 @@ def test_a_tensor_opens_on_the_dims_that_files_split(tmp_path: Path) -> None:
     def plane(shape: tuple[int, ...], *parts: int) -> tuple[int, int] | None:
         sizes = tuple(size // count for size, count in zip(shape, parts, strict=True))
         starts = product(*(range(0, size * count, size or 1) for size, count in zip(sizes, parts, strict=True)))
-        chunks = tuple(Chunk(start, sizes, Place(f"f{at}", 0, 1)) for at, start in enumerate(starts))
-        document = StoredDocument(Checkpoint(tmp_path, "DCP", {"w": Saved("w", shape, "float32", chunks, tmp_path)}))
+        chunks = tuple(Chunk(start, sizes, ByteRange(f"f{at}", 0, 1)) for at, start in enumerate(starts))
+        document = StoredDocument(
+            Checkpoint(tmp_path, "DCP", {"w": StoredTensor("w", shape, "float32", chunks, tmp_path)})
+        )
         found = of_entry(document, Selection(), 0).plane
         return (found.rows, found.cols) if found else None
 

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import captured, is_listed, verdict_on
-from shardviz.dump.costs.memory import Counted, counted
+from shardviz.dump.costs.memory import CountedTensor, counted
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.by_layout import only_layout
@@ -200,12 +200,12 @@ class Document(Judged):
         return finding in self.entries[entry].findings
 
     @cached_property
-    def counted(self) -> list[Counted]:
+    def counted(self) -> list[CountedTensor]:
         """The tensors that take memory, as `shardviz show --memory` counts them."""
         return counted(self.dump)
 
     @cached_property
-    def _counted_of(self) -> dict[tuple[str, str], Counted]:
+    def _counted_of(self) -> dict[tuple[str, str], CountedTensor]:
         return {(item.tensor.role, name): item for item in self.counted for name in item.widths}
 
     def sizes_of(self, entry: int, rank: int) -> list[int]:
@@ -222,12 +222,12 @@ class Document(Judged):
     @cached_property
     def of_a_step(self) -> dict[str, int]:
         """What a plan's step adds to a rank's memory at its fullest moment, at most; empty without a plan."""
-        from shardviz.plan.counting import OF_A_STEP, Amounts
+        from shardviz.plan.counting import OF_A_STEP, PlanBytes
 
         planned = self.dump.files.planned
         if planned is None:
             return {}
-        by_role = Amounts(planned).by_role
+        by_role = PlanBytes(planned).by_role
         return {role: int(by_role[role].max()) for role in ("buckets", *OF_A_STEP)}
 
     @cached_property

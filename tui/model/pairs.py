@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.live_job.job import Job
     from shardviz.checkpoint.records import Checkpoint
     from shardviz.picture.model.sides import Sides
-    from shardviz.picture.model.subjects.stored import Beside, Marked
+    from shardviz.picture.model.subjects.stored import ComparisonSubject, MarkedSides
 
     from .document import Document
 
@@ -169,11 +169,11 @@ def compared_with_checkpoint(document: Document, job: Job, checkpoint: Checkpoin
     numbers = numbered(checkpoint)
 
     @cache
-    def drawn(name: str) -> Beside:
+    def drawn(name: str) -> ComparisonSubject:
         return beside(by_name[name], job, checkpoint, numbers)
 
     @cache
-    def both(name: str) -> tuple[Marked, Marked] | None:
+    def both(name: str) -> tuple[MarkedSides, MarkedSides] | None:
         try:
             sides = drawn(name).sides
             return (sides, sides.turned()) if sides is not None else None
@@ -231,7 +231,7 @@ def _outcome_pairs(document: Document, job: Job, outcomes: dict[str, Outcome]) -
         yield Pair(printable(str(names)), sign, verdict, entry if entry >= 0 else None, name=names.names()[0])
 
 
-def _plane_of(sides: Marked, shape: tuple[int, ...]) -> Plane | None:
+def _plane_of(sides: MarkedSides, shape: tuple[int, ...]) -> Plane | None:
     """Return the plane that a tensor opens on, at the first element that differs; None without elements."""
     whole = sides.holders.shape
     if not all(whole):
@@ -242,7 +242,7 @@ def _plane_of(sides: Marked, shape: tuple[int, ...]) -> Plane | None:
     return replace(plane, at=place) if place else plane
 
 
-def _described(picture: Beside, place: tuple[int, ...]) -> str:
+def _described(picture: ComparisonSubject, place: tuple[int, ...]) -> str:
     """Say who claims an element, and which file has it."""
     assert picture.sides is not None, "there is a map"
     cell = picture.sides.at(place)
@@ -254,7 +254,7 @@ def _described(picture: Beside, place: tuple[int, ...]) -> str:
     return "\n".join(lines)
 
 
-def _words_on(picture: Beside, width: int) -> Text:
+def _words_on(picture: ComparisonSubject, width: int) -> Text:
     """Write what became of a tensor, and what ranks hold."""
     outcome = picture.outcome
     texts = [why_text(outcome) or outcome.verdict]

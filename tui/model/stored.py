@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from shardviz.check.report import Report
     from shardviz.check.verdicts import Verdict
-    from shardviz.checkpoint.records import Checkpoint, Saved
+    from shardviz.checkpoint.records import Checkpoint, StoredTensor
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.sides import Sides
-    from shardviz.picture.model.subjects.stored import Stored, StoredPart
+    from shardviz.picture.model.subjects.stored import CheckpointSubject, StoredPart
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StoredEntry:
         findings: Indices into the report's findings.
     """
 
-    tensor: Saved
+    tensor: StoredTensor
     verdict: Verdict
     findings: tuple[int, ...] = ()
     role: ClassVar[str] = "param"
@@ -111,7 +111,7 @@ class StoredDocument(Judged):
         return tuple(entries)
 
     @cached_property
-    def stored(self) -> Callable[[int], Stored]:
+    def stored(self) -> Callable[[int], CheckpointSubject]:
         """Returns a tensor with its parts, made once; raises a DumpError if it cannot be drawn."""
         return cache(lambda entry: stored(self.entries[entry].tensor, self.numbers))
 
@@ -124,7 +124,7 @@ class StoredDocument(Judged):
         return where(self.stored(entry), place).plain.splitlines()
 
 
-def parts_at(tensor: Stored, place: Sequence[int]) -> list[StoredPart]:
+def parts_at(tensor: CheckpointSubject, place: Sequence[int]) -> list[StoredPart]:
     """Return the parts that have an element, given by its index in the shape of the holders or in its own."""
     index = place[len(place) - len(tensor.tensor.shape) :]
     return [
@@ -164,7 +164,7 @@ def file_line(at: int, name: str, size: int | None, most: int, colors: str, widt
     return line.append(fitted(printable(name), max(width - line.cell_len, LEAST_NAME)))
 
 
-def where(tensor: Stored, place: Sequence[int]) -> Text:
+def where(tensor: CheckpointSubject, place: Sequence[int]) -> Text:
     """Write which bytes of which file have an element."""
     index = place[len(place) - len(tensor.tensor.shape) :]
     text = Text.assemble((f"[{', '.join(map(str, index))}]", "bold"))

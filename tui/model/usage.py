@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.verdicts import Verdict
-    from shardviz.dump.costs.memory import Counted, MemoryTable
+    from shardviz.dump.costs.memory import CountedTensor, MemoryTable
 
     from .document import Document
     from .tree import TreeLine
@@ -155,7 +155,7 @@ def usage_of(document: Document) -> Usage:
     return Usage(groups, entries, memory_table(document.dump))
 
 
-def _entry(item: Counted, ranks: Sequence[int]) -> UsageEntry:
+def _entry(item: CountedTensor, ranks: Sequence[int]) -> UsageEntry:
     by_width = {width: name for name, width in item.widths.items()}
     taken = {
         width: np.array([item.on(rank, name) for rank in ranks], dtype=np.int64) for width, name in by_width.items()

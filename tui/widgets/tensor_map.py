@@ -17,7 +17,7 @@ from textual.widgets import Static
 from shardviz.picture.model.holders import ranks_in_words, ranks_of
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import CLAIMED_AND_HELD, found_in_place_of
-from shardviz.picture.text.paint import Frame, Painted, paint
+from shardviz.picture.text.paint import Frame, PaintedViewport, paint
 from shardviz.text import cut_at_comma, printable
 
 from ..colors import block_style, verdict_style
@@ -258,7 +258,7 @@ outermost split, the shade that along the next; the mesh has the same colors.
             self._cells = (key, (painted.chars, rows, self._stretches(painted)))
         return self._cells[1]
 
-    def _stretches(self, painted: Painted) -> list[list[tuple[int, Style]]]:
+    def _stretches(self, painted: PaintedViewport) -> list[list[tuple[int, Style]]]:
         """Join neighbors that look alike; LINE and OUTSIDE count from the end of the styles."""
         behind = self.background_colors[1].hex
         looks = [block_style(look.tone, look.color, behind, self.palette) for look in painted.of]

@@ -1,4 +1,4 @@
-"""Tensors that differ by the numbers in their names, which of them belong together, and the lines of a map for them."""
+"""Families of tensors whose names differ only in their numbers, and map lines for them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Family:
 
 
 def families_of(tensors: Iterable[Tensor]) -> list[Family]:
-    """Return families; tensors whose shapes differ, though only their numbers do, are by themselves."""
+    """Group tensors into families; one whose shape differs from its family's is alone."""
     by_pattern: dict[str, dict[Numbers, Tensor]] = {}
     for tensor in tensors:
         numbers = tuple(map(int, NUMBER.findall(tensor.name)))
@@ -77,7 +77,7 @@ def families_of(tensors: Iterable[Tensor]) -> list[Family]:
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """Which tensors of one family belong to each of another.
+    """Matches each tensor of one family with the tensors of another family that belong to it.
 
     Attributes:
         family: The family that they are of.
@@ -93,13 +93,13 @@ class Link:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the same numbers stand on both sides, before those that only one has: a `*` says it."""
+        """Whether both sides have the same numbers, so that a plain `*` can say it."""
         stars = self.family.pattern.count("*")
         is_same = all(one == other for one, other in self.numbers.items())
         return is_same and self.extra == tuple(range(stars - len(self.extra), stars))
 
     def name(self, numbers: Numbers | None) -> str:
-        """Return the pattern of its tensors: with `*` for all numbers, or for those that only it has."""
+        """Return the pattern with its numbers filled in; `*` for numbers that only it has."""
         if numbers is None:
             return self.family.pattern
         words = iter(map(str, self.numbers[numbers]))
@@ -118,14 +118,14 @@ def links(whole: Family, segment: Family) -> Iterator[Link]:
             for numbers, tensor in segment.members.items():
                 shared = tuple(number for at, number in enumerate(numbers) if at not in extra)
                 parts.setdefault(shared, {})[tuple(numbers[at] for at in extra)] = tensor
-            for numbers_there in _aligned(whole.members, parts):
+            for numbers_there in _number_pairings(whole.members, parts):
                 yield Link(segment, {own: parts[other] for own, other in numbers_there.items()}, numbers_there, extra)
     if more and len(whole.members) == len(segment.members):
         numbers_there = dict(zip(sorted(whole.members), sorted(segment.members), strict=True))
         yield Link(segment, {own: {(): segment.members[other]} for own, other in numbers_there.items()}, numbers_there)
 
 
-def _aligned(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> Iterator[dict[Numbers, Numbers]]:
+def _number_pairings(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> Iterator[dict[Numbers, Numbers]]:
     """Yield pairings of numbers: in order if one side starts elsewhere, then equal ones."""
     own_numbers, their_numbers = sorted(numbers_of_side), sorted(others)
     if own_numbers != their_numbers and len(own_numbers) == len(their_numbers):
@@ -141,8 +141,8 @@ def _aligned(numbers_of_side: Iterable[Numbers], others: Iterable[Numbers]) -> I
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a family of tensors is found to be made of.
+class FamilyMatch:
+    """A family of tensors, and the recipe that makes it from the other side.
 
     Attributes:
         side: Which checkpoint has it: 0 or 1.
@@ -167,7 +167,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MapLine:
     """One line of a map.
 
     Attributes:
@@ -184,7 +184,7 @@ class Line:
         return f"{self.left} = {self.right}" + (f"  # {self.why}" if self.why else "")
 
 
-def lines_of(choices: Iterable[Choice], sides: tuple[Collection[str], Collection[str]]) -> tuple[Line, ...]:
+def lines_of(choices: Iterable[FamilyMatch], sides: tuple[Collection[str], Collection[str]]) -> tuple[MapLine, ...]:
     """Return the lines of a map, the narrower patterns first where two fit one name.
 
     Args:
@@ -193,12 +193,12 @@ def lines_of(choices: Iterable[Choice], sides: tuple[Collection[str], Collection
     """
     place = {name: at for at, name in enumerate([*sides[0], *sides[1]])}
     in_order = sorted(choices, key=lambda choice: min(place[one.name] for one in choice.whole.members.values()))
-    every = [Line(left, right, choice.why) for choice in in_order for left, right in choice.lines()]
+    every = [MapLine(left, right, choice.why) for choice in in_order for left, right in choice.lines()]
     if len(every) > MOST_LINES:
         return tuple(every)
     if not any(re.search(NUMBER, name) for line in every for name in (line.left, line.right)):
         sides = tuple({NUMBER.sub("0", name) for name in names} for names in sides)  # type: ignore[assignment]
-    shortened = _shortened(every, sides)
+    shortened = _merge_renames(every, sides)
     fits = Counter(
         name for line in shortened for side in sides for name in side if pattern_of(line.left).fullmatch(name)
     )
@@ -207,26 +207,30 @@ def lines_of(choices: Iterable[Choice], sides: tuple[Collection[str], Collection
     return tuple(shortened)
 
 
-def rules_from(lines: Iterable[Line]) -> tuple[Rule, ...]:
+def rules_from(lines: Iterable[MapLine]) -> tuple[Rule, ...]:
     """Return the rules of lines."""
     return parse_rules("\n".join(f"{line.left} = {line.right}" for line in lines), SOURCE)
 
 
-def _shortened(every: list[Line], sides: tuple[Collection[str], Collection[str]]) -> list[Line]:
-    """Put lines together that only rename, and whose names end alike: `blocks.*.ffn.* = layers.*.mlp.*`."""
-    groups: dict[tuple[str, str], list[Line]] = {}
+def _merge_renames(every: list[MapLine], sides: tuple[Collection[str], Collection[str]]) -> list[MapLine]:
+    """Merge lines that only rename and whose names end alike: `blocks.*.ffn.* = layers.*.mlp.*`."""
+    groups: dict[tuple[str, str], list[MapLine]] = {}
     for line in every:
-        for ends in _ends(line):
+        for ends in _suffix_patterns(line):
             groups.setdefault(ends, []).append(line)
-    replaced: dict[Line, Line] = {}
+    replaced: dict[MapLine, MapLine] = {}
     for (left_pattern, right), some in sorted(groups.items(), key=lambda item: item[0][0].count(".")):
-        if len(some) > 1 and not any(line in replaced for line in some) and _are_all(left_pattern, right, some, sides):
-            replaced |= dict.fromkeys(some, Line(left_pattern, right))
+        if (
+            len(some) > 1
+            and not any(line in replaced for line in some)
+            and _covers_only(left_pattern, right, some, sides)
+        ):
+            replaced |= dict.fromkeys(some, MapLine(left_pattern, right))
     return list(dict.fromkeys(replaced.get(line, line) for line in every))
 
 
-def _ends(line: Line) -> list[tuple[str, str]]:
-    """Return the patterns that a line is of if the last words of its names, which are the same, become one `*`."""
+def _suffix_patterns(line: MapLine) -> list[tuple[str, str]]:
+    """Return a line's patterns with its names' common last words replaced by one `*`."""
     if "(" in line.right or line.why:
         return []
     left_words, right_words = line.left.split("."), line.right.split(".")
@@ -238,7 +242,9 @@ def _ends(line: Line) -> list[tuple[str, str]]:
     return patterns
 
 
-def _are_all(left_pattern: str, right: str, lines: list[Line], sides: tuple[Collection[str], Collection[str]]) -> bool:
+def _covers_only(
+    left_pattern: str, right: str, lines: list[MapLine], sides: tuple[Collection[str], Collection[str]]
+) -> bool:
     """Whether the names that two patterns fit are those of some lines, and no others."""
     for pattern, names in ((left_pattern, [line.left for line in lines]), (right, [line.right for line in lines])):
         each = [pattern_of(one) for one in names]

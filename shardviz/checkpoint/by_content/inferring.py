@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.checkpoint.by_content.families import Choice, Family, families_of, links
+from shardviz.checkpoint.by_content.families import Family, FamilyMatch, families_of, links
 from shardviz.checkpoint.by_content.solving import Recipe, Strips, View, are_near, constant, fits, recipes
 from shardviz.checkpoint.findings import EMBEDDINGS, HEADS
 from shardviz.checkpoint.optimizer import state_of
@@ -37,7 +37,7 @@ BESIDE = "as that of its module"
 NUMBERED = "the same tensors under other numbers"
 
 
-def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[Choice], dict[str, str]]:
+def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[FamilyMatch], dict[str, str]]:
     """Pair the tensors of two checkpoints by their contents.
 
     Args:
@@ -47,7 +47,7 @@ def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[Ch
     Returns:
         What was found; and tensors whose content several have, by their names, each with the reason.
     """
-    work = _Work(([], []))
+    work = _Matcher(([], []))
     for side, tensors in enumerate((first, second)):
         for family in families_of(tensors):
             (work.alike if _constants(family) else work.free)[side].append(family)
@@ -63,14 +63,14 @@ def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[Ch
 
 
 def _constants(family: Family) -> tuple[float, ...]:
-    """Return the numbers that the tensors of a family are; empty unless each of those looked at is one number."""
+    """Return the constants that a family is filled with; empty if a member isn't constant."""
     constants = [constant(family.members[numbers]) for numbers in family.some]
     return () if None in constants else tuple(sorted({one for one in constants if one is not None}))
 
 
 @dataclass
-class _Work:
-    """What is not yet known to be another tensor.
+class _Matcher:
+    """Matches the families of two checkpoints, and holds those that are still unmatched.
 
     Attributes:
         free: The families of both sides.
@@ -80,12 +80,12 @@ class _Work:
     free: tuple[list[Family], list[Family]]
     alike: tuple[list[Family], list[Family]] = field(default_factory=lambda: ([], []))
     strips: Strips = field(default_factory=Strips)
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[FamilyMatch] = field(default_factory=list)
     ambiguous: dict[str, str] = field(default_factory=dict)
 
     def choose(self, side: int, whole: Family, recipe: Recipe, why: str = "") -> None:
         """Settle a family, and those that it is made of."""
-        self.choices.append(Choice(side, whole, recipe, why))
+        self.choices.append(FamilyMatch(side, whole, recipe, why))
         parts = [link.family for link in recipe.links]
         for some in (self.free, self.alike):
             some[side][:] = [one for one in some[side] if one is not whole]
@@ -104,9 +104,9 @@ class _Work:
                 self._say_ambiguous(options)
                 return
             self.choose(*key, recipe, why)
-            options = self._left(options)
+            options = self._free_options(options)
 
-    def _left(self, options: dict[tuple[int, Family], list[Recipe]]) -> dict[tuple[int, Family], list[Recipe]]:
+    def _free_options(self, options: dict[tuple[int, Family], list[Recipe]]) -> dict[tuple[int, Family], list[Recipe]]:
         """Return the options whose tensors are all free."""
         free_options = {}
         for (side, whole), every in options.items():
@@ -136,17 +136,15 @@ class _Work:
             for competitor, every in options.items()
             if competitor != key
         ):
-            return key, options[key][0], f"or any of {_named(sorted(names))}: all have its values"
+            return key, options[key][0], f"or any of {_names_text(sorted(names))}: all have its values"
         return key, None, ""
 
     def _say_ambiguous(self, options: dict[tuple[int, Family], list[Recipe]]) -> None:
         for (side, whole), every in options.items():
             others = [link.family for one in every for link in one.links]
-            why = f"{_named(one.pattern for one in others)} of the {_other(side)} have its values, each of them"
             twins = [other for key, each in options.items() for other in (key[1],) if key[0] == side and each]
-            back = f"{_named(one.pattern for one in twins)} of the {_other(1 - side)} have its values, each of them"
-            self._set_aside(side, [whole], why)
-            self._set_aside(1 - side, others, back)
+            self._set_aside(side, [whole], _why_ambiguous(others, side))
+            self._set_aside(1 - side, others, _why_ambiguous(twins, 1 - side))
 
     def _set_aside(self, side: int, families: Sequence[Family], why: str) -> None:
         for family in families:
@@ -156,7 +154,7 @@ class _Work:
                 some[side][:] = [one for one in some[side] if one is not family]
 
     def _recipes(self, side: int, whole: Family) -> list[Recipe]:
-        """Return how most tensors of a family are made: several recipes if different tensors have the same values."""
+        """Return how most tensors of a family are made; several recipes if sources are equal."""
         size = math.prod(whole.shape)
         near = [one for one in (*self.free[1 - side], *self.alike[1 - side]) if math.prod(one.shape) <= size]
         sources = [link for part in near if _may_be_part(whole, part) for link in links(whole, part)]
@@ -176,7 +174,9 @@ class _Work:
         for whole, link, turned in list(self._alike_pairs()):
             members = [one for parts in link.parts.values() for one in parts.values()]
             some = [whole.members[numbers] for numbers in whole.some]
-            if len(members) <= MOST_RENUMBERED and any(self._is(one, it, turned) for one in some for it in members):
+            if len(members) <= MOST_RENUMBERED and any(
+                self._has_values(one, it, turned) for one in some for it in members
+            ):
                 self._choose_pair(whole, link, turned, NUMBERED)
 
     def by_nearness(self) -> None:
@@ -207,12 +207,12 @@ class _Work:
         if whole in self.free[0] and link.family in self.free[1]:
             self.choose(0, whole, Recipe((link,), turned=turned), why)
 
-    def _is(self, tensor: Tensor, other: Tensor, turned: bool) -> bool:
+    def _has_values(self, tensor: Tensor, other: Tensor, turned: bool) -> bool:
         places = self.strips.places(View(other), View(tensor, (), turned), 0)
         return places is not None and fits(places, np.arange(other.shape[0]))
 
     def by_modules(self) -> None:
-        """Choose what belongs to modules that are known, by the last words of names: a bias as its weight."""
+        """Match the rest of a matched module by the last word of a name: a bias like its weight."""
         for choice in list(self.choices):
             module, dot, leaf = choice.whole.pattern.rpartition(".")
             for whole in [*self.free[choice.side], *self.alike[choice.side]] if dot else ():
@@ -224,8 +224,8 @@ class _Work:
                 ):
                     self.choose(choice.side, whole, recipe, BESIDE)
 
-    def _as_beside(self, choice: Choice, whole: Family, leaf: str) -> Recipe | None:
-        """Return a family's recipe, made like that of another family in its module; None if its shape does not fit."""
+    def _as_beside(self, choice: FamilyMatch, whole: Family, leaf: str) -> Recipe | None:
+        """Adapt the recipe of a matched tensor to a family in its module; None if shapes don't fit."""
         there = {one.pattern: one for some in (self.free, self.alike) for one in some[1 - choice.side]}
         parts: list[Link] = []
         for link in choice.recipe.links:
@@ -246,7 +246,7 @@ class _Work:
         return replace(recipe, padded=size if recipe.padded else 0) if recipe.padded or sum(sizes) == size else None
 
     def by_constants(self) -> None:
-        """Choose what is a single number and alone of its shape and numbers; say of the rest that it is ambiguous."""
+        """Match constant tensors that are unique in shape and numbers; call the others ambiguous."""
         classes: dict[tuple[object, ...], tuple[list[Family], list[Family]]] = {}
         for side in (0, 1):
             for family in self.alike[side]:
@@ -258,12 +258,12 @@ class _Work:
                 link = next(iter(links(firsts[0], seconds[0])))
                 self.choose(0, firsts[0], Recipe((link,)), f"{what}, the only one of its shape and numbers")
             elif firsts and seconds:
-                self._set_aside(0, firsts, f"it is {what}, and so are {_named(one.pattern for one in seconds)}")
-                self._set_aside(1, seconds, f"it is {what}, and so are {_named(one.pattern for one in firsts)}")
+                self._set_aside(0, firsts, f"it is {what}, and so are {_names_text(one.pattern for one in seconds)}")
+                self._set_aside(1, seconds, f"it is {what}, and so are {_names_text(one.pattern for one in firsts)}")
 
 
 def _may_be_part(whole: Family, segment: Family) -> bool:
-    """Whether shapes allow that one is part of the other: the sizes of all dims but one are there."""
+    """Whether the shapes allow one tensor to be part of another: at most one dim differs."""
     sizes = Counter(segment.shape) - Counter(whole.shape)
     return sum(sizes.values()) <= 1 and len(segment.shape) <= len(whole.shape)
 
@@ -273,9 +273,10 @@ def _count(link: Link, recipe: Recipe) -> int:
     return len({key[recipe.stacks :] for key in parts}) if recipe.joined else 1
 
 
-def _named(patterns: Iterable[str]) -> str:
+def _names_text(patterns: Iterable[str]) -> str:
     return listed(map(printable, dict.fromkeys(patterns)), MAX_NAMES)
 
 
-def _other(side: int) -> str:
-    return ("second", "first")[side]
+def _why_ambiguous(rivals: Iterable[Family], side: int) -> str:
+    names = _names_text(rival.pattern for rival in rivals)
+    return f"{names} of the {('second', 'first')[side]} have its values, each of them"

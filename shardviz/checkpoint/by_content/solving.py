@@ -57,7 +57,7 @@ ROTARY = ("rotary", "unrotary")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor, or one index of the first dims of it, with its last two dims exchanged or not.
+    """The last two dims of a tensor, at one index of its other dims, transposed or not.
 
     Attributes:
         tensor: The tensor.
@@ -84,7 +84,7 @@ class View:
 
 @dataclass
 class Strips:
-    """Slices of tensors, by a few of their values; what cannot be read has none."""
+    """A few values of each slice of a tensor; empty for a tensor that can't be read."""
 
     _strips: dict[tuple[int, tuple[int, ...], bool, int, str], NDArray[Any] | None] = field(default_factory=dict)
 
@@ -121,7 +121,10 @@ class Strips:
 
 
 def _strip(bits: NDArray[Any], dim: int) -> NDArray[Any]:
-    """Return a few values of each slice along a dim, a row for each; of short slices, with those that follow."""
+    """Return a few values of each slice along a dim, one row a slice.
+
+    Rows of short slices go on with the slices that follow.
+    """
     moved = np.moveaxis(bits, dim, 0)
     others = moved.shape[1:]
     spread = np.unique(np.linspace(0, math.prod(others) - 1, WIDTH).astype(np.int64))
@@ -157,7 +160,7 @@ def constant(tensor: Tensor) -> float | None:
 
 
 def are_near(tensor: View, second: View) -> bool:
-    """Whether two tensors of one shape have nearly the same values, such as those of two steps, or one scaled."""
+    """Whether two tensors of one shape correlate strongly, like two steps or a scaled copy."""
     try:
         sides = [values_of(sampled(view.bits), view.tensor.dtype) for view in (tensor, second)]
     except (DumpError, OSError):
@@ -216,8 +219,8 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Tensors that may be some of a tensor.
+class _SourcePart:
+    """Tensors that may be a part of a tensor.
 
     Attributes:
         link: Their family.
@@ -243,7 +246,7 @@ class _Part:
 
 
 def recipes(whole: Tensor, numbers: Numbers, sources: Sequence[Link], strips: Strips) -> Iterator[Recipe]:
-    """Yield how a tensor may be made of those that belong to its numbers: several if there are several of one content.
+    """Yield the ways to make a tensor of the other side's tensors with the same numbers.
 
     Args:
         whole: The tensor.
@@ -287,7 +290,9 @@ def _flat(
         candidates: list[Recipe] = []
         for dim in range(len(view.shape)):
             parts = list(_parts(view, sources, strips, dim))
-            candidates += [recipe for recipe in _made(view, parts, dim, turned, stacks) if recipe not in candidates]
+            candidates += [
+                recipe for recipe in _recipes_of(view, parts, dim, turned, stacks) if recipe not in candidates
+            ]
             if candidates and not any(one.padded for one in candidates):
                 break
         if candidates:
@@ -298,7 +303,7 @@ def _flat(
 
 def _parts(
     view: View, sources: Sequence[tuple[Link, Mapping[Numbers, Tensor]]], strips: Strips, dim: int
-) -> Iterator[_Part]:
+) -> Iterator[_SourcePart]:
     """Yield the parts whose slices are in a tensor, most of them."""
     for link, members in sources:
         if not members:
@@ -313,13 +318,13 @@ def _parts(
         places = strips.places(View(members[min(members)]), view, dim)
         if places is None:
             continue
-        segment = _Part(link, shape[dim], len(members), places)
+        segment = _SourcePart(link, shape[dim], len(members), places)
         if segment.is_alike or fits(np.where(places >= 0, 0, places), np.zeros(len(places), np.int64)):
             yield segment
 
 
-def _made(view: View, parts: list[_Part], dim: int, turned: bool, stacks: int) -> Iterator[Recipe]:
-    """Yield how parts make up a tensor: each of them all of it, or all of them together; at last with padding."""
+def _recipes_of(view: View, parts: list[_SourcePart], dim: int, turned: bool, stacks: int) -> Iterator[Recipe]:
+    """Yield recipes for a tensor: one source, then several joined, then several with padding."""
     size = view.shape[dim]
     plain = Recipe((), dim, turned=turned, stacks=stacks)
     whole = [part for part in parts if part.size == size and part.count == 1 and not part.is_alike]
@@ -349,9 +354,9 @@ def _made(view: View, parts: list[_Part], dim: int, turned: bool, stacks: int) -
         yield replace(plain, links=links, padded=size)
 
 
-def _filled(parts: Sequence[_Part], fillers: Sequence[_Part], size: int) -> list[_Part]:
-    """Return parts with what is all one number, such as a bias at first, in each gap that only one such part fits."""
-    filled: list[_Part] = []
+def _filled(parts: Sequence[_SourcePart], fillers: Sequence[_SourcePart], size: int) -> list[_SourcePart]:
+    """Fill each gap between parts with a constant tensor, if exactly one has the gap's size."""
+    filled: list[_SourcePart] = []
     start = 0
     for stop, segment in [*((part.start, part) for part in parts), (size, None)]:
         fits_gap = [one for one in fillers if one.size == stop - start and one.count == 1 and one not in filled]
@@ -362,14 +367,14 @@ def _filled(parts: Sequence[_Part], fillers: Sequence[_Part], size: int) -> list
     return filled
 
 
-def _is_padded(view: View, segment: _Part, dim: int) -> bool:
+def _is_padded(view: View, segment: _SourcePart, dim: int) -> bool:
     """Whether the rows behind a segment may be padding: all alike, or of a vocabulary."""
     behind = np.moveaxis(view.bits, dim, 0)[segment.size :]
     is_few = MOST_PADDING * len(behind) <= view.shape[dim]
     return is_alike(behind) or (dim == 0 and is_few and "*" not in segment.link.family.pattern)
 
 
-def _one_after_the_other(parts: Sequence[_Part], dim: int, turned: bool) -> tuple[tuple[str, int], ...] | None:
+def _one_after_the_other(parts: Sequence[_SourcePart], dim: int, turned: bool) -> tuple[tuple[str, int], ...] | None:
     kinds, start = [], 0
     for segment in parts:
         kind = ("", 0) if segment.is_alike else _rotary(segment, start, dim, turned)
@@ -380,7 +385,7 @@ def _one_after_the_other(parts: Sequence[_Part], dim: int, turned: bool) -> tupl
     return tuple(kinds)
 
 
-def _rotary(segment: _Part, start: int, dim: int, turned: bool) -> tuple[str, int] | None:
+def _rotary(segment: _SourcePart, start: int, dim: int, turned: bool) -> tuple[str, int] | None:
     """Return how the rows of a part are reordered: not, or by heads; None if it is neither."""
     places = np.where(segment.places >= 0, segment.places - start, segment.places)
     places = np.where((segment.places >= 0) & (places < 0), MISSING, places)
@@ -403,7 +408,7 @@ def _reordered(kind: str, size: int, head: int) -> NDArray[np.int64]:
     return np.asarray(view.reshape(-1))
 
 
-def _blocks(parts: Sequence[_Part]) -> int:
+def _blocks(parts: Sequence[_SourcePart]) -> int:
     """Return of how many blocks each parts come in turns; 0 if they do not."""
     total, common = sum(part.size for part in parts), math.gcd(*(part.size for part in parts))
     for blocks in range(2, common + 1):

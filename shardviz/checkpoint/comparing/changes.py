@@ -11,7 +11,7 @@ import numpy as np
 from shardviz.checkpoint.comparing.equality import narrower
 from shardviz.checkpoint.comparing.lengths import padding, repeated
 from shardviz.checkpoint.comparing.orders import name_change
-from shardviz.checkpoint.records import Saved
+from shardviz.checkpoint.records import StoredTensor
 from shardviz.explain.conversion import (
     CutOffDigits,
     ForgottenFactor,
@@ -62,7 +62,7 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
     assert before_bits is not None, "can_cast says so"
     assert after_bits is not None, "can_cast says so"
     types = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
-    cuts = tuple(side for side in (after, before) if isinstance(side, Saved))
+    cuts = tuple(side for side in (after, before) if isinstance(side, StoredTensor))
     if order := name_change(before_bits, after_bits, cuts):
         return outcome.became("permuted", f"{order}{types}")
     if changed := repeated(outcome, before_bits, after_bits, names):
@@ -78,10 +78,10 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
 def counted_differences(
     before: Tensor, after: Tensor, before_bits: NDArray[Any], after_bits: NDArray[Any], names: tuple[str, str]
 ) -> str:
-    """Say how many values differ, and which; the bits are those of both tensors in the narrower type."""
+    """Say how many values differ, and which; both bits are in the narrower of the two dtypes."""
     if before.shape != after.shape:
         return f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
-    if before_bits.size == 1 and (old := _first(before)) != (new := _first(after)):
+    if before_bits.size == 1 and (old := _first_text(before)) != (new := _first_text(after)):
         return f"{old} became {new}"
     different = before_bits != after_bits
     where = index_of(int(np.argmax(different)), before.shape)
@@ -91,26 +91,26 @@ def counted_differences(
     if box is not None:
         words += f": all of {box}"
     for name, side in zip(names, (before, after), strict=True):
-        if before_bits.size > 1 and (number := _only(side, box)):
+        if before_bits.size > 1 and (number := _constant_text(side, box)):
             words += f"; all values of {name} {'there ' if box is not None else ''}are {number}"
         elif side.dtype in FLOATS and (broken := _not_finite(side)):
             words += f"; {broken:,} values of {name} are nan or infinite"
     return words
 
 
-def _only(side: Tensor, box: Region | None) -> str:
-    """Return the number that all values of a tensor, or of a part of it, are; empty if they are not alike."""
+def _constant_text(side: Tensor, box: Region | None) -> str:
+    """Return the number that fills a tensor, or a box of it; empty if values vary."""
     bits = side.bits if box is None else part_of(side.bits, box)
     if side.dtype in FLOATS and not any((part << 1).any() for part in blocks(bits)):
         return "0"  # and some of them -0
-    return _text(bits, side.dtype) if is_alike(bits) else ""
+    return _number_text(bits, side.dtype) if is_alike(bits) else ""
 
 
-def _first(side: Tensor) -> str:
-    return _text(side.bits, side.dtype)
+def _first_text(side: Tensor) -> str:
+    return _number_text(side.bits, side.dtype)
 
 
-def _text(bits: NDArray[Any], dtype: str) -> str:
+def _number_text(bits: NDArray[Any], dtype: str) -> str:
     """Return the first number of some."""
     number = cast(np.array(bits).reshape(-1)[:1], dtype, "float64")
     return f"{number.view(np.float64)[0]:g}" if number is not None else "alike"
@@ -140,7 +140,7 @@ def values_changed(
         return None
     for old, new, name in ((before, after, names[1]), (after, before, names[0])):
         types = through_types(old.dtype, new.dtype) if through is None else through
-        if changed := _narrowed(outcome, old, new, name, types):
+        if changed := _explain_narrowing(outcome, old, new, name, types):
             return changed
     narrow = narrower(before.dtype, after.dtype)
     before_bits, after_bits = (cast(side.bits, side.dtype, narrow) for side in (before, after))
@@ -156,7 +156,9 @@ def values_changed(
     return outcome.became("other", why, ForgottenOffset(undo, size))
 
 
-def _narrowed(outcome: Outcome, before: Tensor, after: Tensor, name: str, through: Sequence[str]) -> Outcome | None:
+def _explain_narrowing(
+    outcome: Outcome, before: Tensor, after: Tensor, name: str, through: Sequence[str]
+) -> Outcome | None:
     """Say how values were narrowed on the way: rounded through a dtype, or cut off."""
     dtype, to = before.dtype, after.dtype
     if through and (relation := rounding_between(before.bits, dtype, after.bits, to, through)) is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.checkpoint.by_content.families import REPRESENTATIVES, lines_of, rules_from
 from shardviz.checkpoint.by_content.inferring import inferred
 from shardviz.checkpoint.comparing.changes import change_of, overflown
-from shardviz.checkpoint.comparing.equality import Contents, agree, can_cast, narrower
+from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast, narrower
 from shardviz.checkpoint.comparing.lengths import with_parts
 from shardviz.checkpoint.comparing.moves import with_fused, with_moved
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
@@ -25,7 +25,7 @@ from shardviz.checkpoint.formats.archive import read_object
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.maps.families import family_of, find_map
 from shardviz.checkpoint.maps.language import rules_of
-from shardviz.checkpoint.maps.mapped_tensors import PAD, Made, Op
+from shardviz.checkpoint.maps.mapped_tensors import PAD, MappedTensor, Op
 from shardviz.checkpoint.maps.matching import NUMBER
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.wrong import instead_of
@@ -39,7 +39,7 @@ from shardviz.text import counted, listed, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from shardviz.checkpoint.by_content.families import Choice
+    from shardviz.checkpoint.by_content.families import FamilyMatch
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.maps.mapped_tensors import Node
@@ -114,7 +114,7 @@ def _compared(
     pairs: Pairs, tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], progress: Callable[[int, int], object]
 ) -> list[tuple[Outcome, Pair]]:
     """Return each tensor's outcome, alone or by comparison with all tensors of both sides."""
-    sides = Contents.of(tensors[0].values()), Contents.of(tensors[1].values())
+    sides = ContentIndex.of(tensors[0].values()), ContentIndex.of(tensors[1].values())
     results: list[tuple[Outcome, Pair]] = []
     scales: set[str] = set()
     whole: dict[int, Pair] = {}
@@ -156,7 +156,7 @@ def refuse_strangers(pairs: Pairs, before: Side, after: Side, by: str = "name") 
 
 
 def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """Name the map that knows the names of both if many are in one only, or say how to write one."""
+    """Suggest `--map` if many names are on one side only: a map that knows them, or a new one."""
     verdicts = [outcome.verdict for outcome in outcomes]
     lonely = sum(verdict in ("missing", "added", "moved") for verdict in verdicts)
     if lonely <= len(outcomes) / LONELY:
@@ -173,17 +173,17 @@ def lonely_outcome(pair: Pair, which: str) -> Outcome:
     return Outcome(pair.name, "", verdict, f"only the {which} has it{more}")
 
 
-def _outcome(pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome:
+def _outcome(pair: Pair, cut: Pair, sides: tuple[ContentIndex, ContentIndex]) -> Outcome:
     """Return what became of a tensor; `cut` is the pair without its padding."""
-    is_made = isinstance(pair.first, Made) or isinstance(pair.second, Made)
+    is_made = isinstance(pair.first, MappedTensor) or isinstance(pair.second, MappedTensor)
     outcome = Outcome(pair.name, pair.other_name, "equal", is_made=is_made)
     try:
-        return _judged(outcome, pair, cut, sides)
+        return _compare_pair(outcome, pair, cut, sides)
     except DumpError as error:
         return outcome.became("not-compared", error.message)
 
 
-def _judged(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[Contents, Contents]) -> Outcome:
+def _compare_pair(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[ContentIndex, ContentIndex]) -> Outcome:
     tensor, second = pair.both
     if not can_cast(tensor.dtype, second.dtype):
         why = f"it is {tensor.dtype} and {second.dtype}, and how one is rounded to the other is not known"
@@ -194,7 +194,7 @@ def _judged(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[Contents, Cont
         return padded
     tensor, second = cut.both
     for at, (mapped, held) in enumerate(((tensor, second), (second, tensor))):
-        if isinstance(mapped, Made) and (instead := instead_of(outcome, mapped, held, sides[at])) is not None:
+        if isinstance(mapped, MappedTensor) and (instead := instead_of(outcome, mapped, held, sides[at])) is not None:
             return replace(instead, why=f"in the {SIDES[1 - at]}, {instead.why}")
     return change_of(outcome, tensor, second)
 
@@ -209,7 +209,7 @@ def _padded_otherwise(outcome: Outcome, before: Tensor, after: Tensor) -> Outcom
 
 
 def _inner(side: Tensor) -> Node:
-    return side.node.parts[0] if isinstance(side, Made) and side.node.function == PAD else side
+    return side.node.parts[0] if isinstance(side, MappedTensor) and side.node.function == PAD else side
 
 
 def _cast(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome:
@@ -223,7 +223,7 @@ def _cast(outcome: Outcome, before: Tensor, after: Tensor) -> Outcome:
 
 
 def with_summed_replicas(outcomes: Outcomes) -> Outcomes:
-    """Say that a merge summed replicas if vectors alone are multiplied, all by one number of ranks."""
+    """Explain that a merge summed replicas if only vectors are scaled, all by one whole number."""
     causes = [outcome.explanation for outcome, _ in outcomes]
     factors = {cause.undo: cause.factor for cause in causes if isinstance(cause, ForgottenFactor)}
     shapes = [len(pair.both[0].shape) for outcome, pair in outcomes if isinstance(outcome.explanation, ForgottenFactor)]
@@ -268,7 +268,7 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
 
 
 def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
-    """Return pairs for the names left over, if the layers' tensors of a name are made of several, or by a function.
+    """Pair leftover names by content if each layer's tensor is joined, split or transformed.
 
     A new name alone is a difference, and so are new numbers of layers.
     """
@@ -283,8 +283,8 @@ def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> 
     return replace(paired(before, after, rules_from(lines)), lines=tuple(map(str, lines)), is_mapped=True)
 
 
-def _is_of_layers(choice: Choice, paired_patterns: Collection[str]) -> bool:
-    """Whether a choice makes all layers of a name by a function, with the same numbers on both sides."""
+def _is_of_layers(choice: FamilyMatch, paired_patterns: Collection[str]) -> bool:
+    """Whether a choice transforms every layer's tensor of a name, with equal layer numbers."""
     every = [choice.whole, *(link.family for link in choice.recipe.links)]
     layers = {numbers[0] for numbers in choice.whole.members if numbers}
     is_whole = len(layers) >= FEWEST_LAYERS and not any(family.pattern in paired_patterns for family in every)
@@ -299,7 +299,7 @@ def _with_turned_experts(pairs: Pairs) -> Pairs:
     """
     layers: dict[str, list[Pair]] = {}
     for pair in pairs.both:
-        if len(pair.both[0].shape) == STACKED and any(isinstance(side, Made) for side in pair.sides):
+        if len(pair.both[0].shape) == STACKED and any(isinstance(side, MappedTensor) for side in pair.sides):
             layers.setdefault(starred(pair.name), []).append(pair)
     turned: dict[str, Pair] = {}
     notes: list[str] = []
@@ -322,17 +322,17 @@ def _is_turned(pair: Pair) -> bool:
         return False
 
 
-def _first_of(tensor: Tensor) -> Made:
-    node = Op("take", (tensor.node if isinstance(tensor, Made) else tensor,), (0, 0))
-    return Made(node, node.shape, tensor.name)
+def _first_of(tensor: Tensor) -> MappedTensor:
+    node = Op("take", (tensor.node if isinstance(tensor, MappedTensor) else tensor,), (0, 0))
+    return MappedTensor(node, node.shape, tensor.name)
 
 
 def _with_transposed(pair: Pair) -> Pair:
-    first, second = (_transposed(side) if isinstance(side, Made) else side for side in pair.both)
+    first, second = (_transposed(side) if isinstance(side, MappedTensor) else side for side in pair.both)
     return replace(pair, first=first, second=second)
 
 
-def _transposed(made: Made) -> Made:
+def _transposed(made: MappedTensor) -> MappedTensor:
     node = Op("transpose", (made.node,))
     return replace(made, node=node, shape=node.shape, text=f"transpose({made.text})")
 
@@ -350,7 +350,7 @@ def compare_objects(before: Checkpoint, after: Checkpoint, *, renamed: bool) -> 
     notes: list[str] = []
     for at, (checkpoint, counterpart) in enumerate(((before, after), (after, before))):
         lone = [name for name in _object_names(checkpoint) if name not in _object_names(counterpart)]
-        lost = [] if renamed or not shared_names else list(_lost(lone, counterpart))
+        lost = [] if renamed or not shared_names else list(_lost_objects(lone, counterpart))
         side = ("first", "second")[at]
         outcomes += [
             Outcome(name, "", "added" if at else "missing", f"only the {side} has it, an object") for name in lost
@@ -369,7 +369,7 @@ def _object_names(checkpoint: Checkpoint) -> dict[str, None]:
     return dict.fromkeys([*checkpoint.objects, *checkpoint.values])
 
 
-def _lost(names: Collection[str], second: Checkpoint) -> Iterator[str]:
+def _lost_objects(names: Collection[str], second: Checkpoint) -> Iterator[str]:
     """Yield the objects that the second checkpoint lacks: no pieces; settings only with states."""
     has_states = bool(state_names(second))
     for name in names:
@@ -392,7 +392,7 @@ def _compared_object(name: str, before: Checkpoint, after: Checkpoint) -> Outcom
     return (
         None
         if old == new or repr(old) == repr(new)
-        else outcome.became("other", f"{_shortened(old)} became {_shortened(new)}")
+        else outcome.became("other", f"{_short_text(old)} became {_short_text(new)}")
     )
 
 
@@ -424,6 +424,6 @@ def _has_types(value: Any) -> bool:
     return type(value) not in (int, float, str, bool, bytes, type(None))
 
 
-def _shortened(value: Any) -> str:
+def _short_text(value: Any) -> str:
     text = printable(repr(value))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

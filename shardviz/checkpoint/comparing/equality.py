@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.live_job.job import Live
+from shardviz.checkpoint.live_job.job import JobTensor
 from shardviz.checkpoint.live_job.reading import is_of
-from shardviz.checkpoint.maps.mapped_tensors import Made, pieces
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, pieces
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.machine import cores
@@ -59,21 +59,25 @@ def can_cast(first: str, second: str) -> bool:
 
 
 def agree(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors have one shape and the same values, after a cast if their types differ.
+    """Whether two tensors have equal shapes and values, after a cast if their dtypes differ.
 
     Raises:
         DumpError: One of them cannot be read.
     """
     for live, saved in ((first, second), (second, first)):
-        if isinstance(live, Live):
+        if isinstance(live, JobTensor):
             return is_of(live, saved)
     types = first.dtype, second.dtype
     if first.shape != second.shape or not can_cast(*types):
         return False
-    if isinstance(second, Made) and not isinstance(first, Made):
+    if isinstance(second, MappedTensor) and not isinstance(first, MappedTensor):
         first, second, types = second, first, types[::-1]
-    parts = pieces(first.node, second.bits) if isinstance(first, Made) else [(second.bits, first.bits)]
-    turns = None if types[0] == types[1] else (_to(types[1], narrower(*types)), _to(types[0], narrower(*types)))
+    parts = pieces(first.node, second.bits) if isinstance(first, MappedTensor) else [(second.bits, first.bits)]
+    turns = (
+        None
+        if types[0] == types[1]
+        else (_converter(types[1], narrower(*types)), _converter(types[0], narrower(*types)))
+    )
     return all(equal(view, bits, turns) for view, bits in parts)
 
 
@@ -85,7 +89,7 @@ def is_same(first: Tensor, second: Tensor) -> bool:
         return False
 
 
-def _to(dtype: str, narrow: str) -> Turn:
+def _converter(dtype: str, narrow: str) -> Turn:
     def turned(bits: NDArray[Any]) -> NDArray[Any]:
         narrowed = cast(bits, dtype, narrow)
         assert narrowed is not None, "can_cast says so"
@@ -107,7 +111,7 @@ def equal(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | 
     near, far = _fastest(first), _fastest(second)
     if near != far and first.shape[near] * first.shape[far] >= SMALLEST_TURNED:
         first_turned, their = (np.moveaxis(side, (far, near), (-2, -1)) for side in (first, second))
-        return _equal_turned(first_turned, their, turns)
+        return _equal_transposed(first_turned, their, turns)
     if near == far:
         first, second = (np.moveaxis(side, near, -1) for side in (first, second))
     rows = BLOCK // max(first.size // len(first), 1)
@@ -122,15 +126,15 @@ def _fastest(array: NDArray[Any]) -> int:
     return min(range(array.ndim), key=lambda dim: (array.shape[dim] == 1, abs(array.strides[dim]), -dim))
 
 
-def _equal_turned(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
+def _equal_transposed(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
     """Whether two arrays are equal whose last two dims lie across each other, matrix by matrix."""
     if first.ndim == 2:
         return _equal_in_tiles(first, second, turns)
-    return all(_equal_turned(own, their, turns) for own, their in zip(first, second, strict=True))
+    return all(_equal_transposed(own, their, turns) for own, their in zip(first, second, strict=True))
 
 
 def _equal_in_tiles(first: NDArray[Any], second: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
-    """Whether a matrix equals a transposed one: compared by tiles, to read both sides in stretches."""
+    """Whether a matrix equals a transposed one, read tile by tile to keep reads contiguous."""
 
     def is_equal(top: int) -> bool:
         places = [(slice(top, top + TILE), slice(left, left + TILE)) for left in range(0, first.shape[1], TILE)]
@@ -159,8 +163,8 @@ def _by_rows(tile: NDArray[Any]) -> NDArray[Any]:
 
 
 @dataclass
-class Contents:
-    """Tensors by their contents.
+class ContentIndex:
+    """Looks up tensors by their values.
 
     Attributes:
         by_shape: The tensors of each shape.
@@ -171,7 +175,7 @@ class Contents:
     _tables: dict[tuple[tuple[int, ...], str, str], dict[bytes, list[Tensor]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tensors: Iterable[Tensor]) -> Contents:
+    def of(cls, tensors: Iterable[Tensor]) -> ContentIndex:
         """Return tensors; their values are read only when one is looked for."""
         by_shape: dict[tuple[int, ...], list[Tensor]] = {}
         for tensor in tensors:
@@ -179,7 +183,7 @@ class Contents:
         return cls(by_shape)
 
     def equal_to(self, tensor: Tensor) -> Iterator[Tensor]:
-        """Yield the tensors with the values of a given one, after a cast; none if all its values are alike."""
+        """Yield the tensors that equal a given one, after a cast; none if the tensor is constant."""
         sample = sample_of(tensor)
         if sample is None:
             return

@@ -1,4 +1,4 @@
-"""Tensors that are longer on one side: padded at the end, or part by part; cut off; with parts that are repeated.
+"""Tensors that are longer on one side: padded, cut off, or with repeated parts.
 
 A tensor that is one number everywhere fits several of these. The other tensors then decide, if one of them shows by its
 content that the longer side repeats, or keeps, as many equal parts.
@@ -53,7 +53,7 @@ def padding(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: t
 
 
 def _padding_between(outcome: Outcome, dim: int, short: NDArray[Any], long: NDArray[Any], name: str) -> Outcome | None:
-    """Say that one side was padded part by part: the other's parts, divided as torch divides them, with more behind."""
+    """Explain that one side was padded shard by shard, with torch's chunk sizes."""
     size = len(long)
     for ranks in [count for count in range(2, min(size, MAX_RANKS) + 1) if size % count == 0]:
         room, part = size // ranks, -(-len(short) // ranks)
@@ -67,7 +67,7 @@ def _padding_between(outcome: Outcome, dim: int, short: NDArray[Any], long: NDAr
 
 
 def repeated(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
-    """Say that one side has blocks of the other several times, as heads of k and v are; None if it has not."""
+    """Explain that one side repeats blocks of the other, like the heads of k and v, if it does."""
     if (longer := _longer(mine, theirs)) is None:
         return None
     dim, is_longer, short, long = longer
@@ -88,7 +88,7 @@ def _times_text(block: int, dim: int, times: int) -> str:
 
 
 def with_parts(outcomes: Outcomes) -> Outcomes:
-    """Let the other tensors decide whether one that is a single number is repeated, or has a longer end."""
+    """Use the other tensors to decide whether a constant tensor is repeated or padded."""
     ends: set[_Lengths | None] = set()
     repeats: set[_Lengths | None] = set()
     for outcome, pair in outcomes:
@@ -126,7 +126,7 @@ def _decided(
 
 
 def _lengths(pair: Pair) -> _Lengths | None:
-    """Return the length of the only dim in which the two sides differ, on each of them; None without such a dim."""
+    """Return both lengths of the only dim that differs; None if that isn't one dim."""
     if pair.first is None or pair.second is None or len(pair.first.shape) != len(pair.second.shape):
         return None
     odd = [(mine, theirs) for mine, theirs in zip(pair.first.shape, pair.second.shape, strict=True) if mine != theirs]
@@ -142,7 +142,7 @@ def _ratio(lengths: _Lengths | None) -> _Lengths | None:
 
 
 def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArray[Any], NDArray[Any]] | None:
-    """Return the only dim in which two arrays differ, whether the second is longer, and both along it, shorter first.
+    """Return the only dim that differs, whether the second is longer, then short and long array.
 
     None if their shapes differ in another way.
     """

@@ -1,4 +1,4 @@
-"""Tensors whose values stand under another name: layers or experts renumbered, ties saved twice, parts put together."""
+"""Tensors found under a different name: renumbered layers or experts, ties, fused weights."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.comparing.equality import Contents
+from shardviz.checkpoint.comparing.equality import ContentIndex
 from shardviz.checkpoint.findings import are_embeddings
-from shardviz.checkpoint.maps.mapped_tensors import Made, leaves
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, leaves
 from shardviz.checkpoint.maps.numbering import against, renumbered
-from shardviz.checkpoint.records import Saved
+from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.content import LocalNumbering
 from shardviz.explain.conversion import OneSidedTie, RenumberedLayers, UnsavedHead
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
-    from shardviz.checkpoint.maps.numbering import Renumbered
+    from shardviz.checkpoint.maps.numbering import Renumbering
     from shardviz.checkpoint.records import Tensor
     from shardviz.explain.cause import Cause
 
@@ -47,8 +47,8 @@ _Key = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Whereabouts:
-    """Where both sides have what.
+class _BothSides:
+    """The tensors of both checkpoints, by value, with those that have lost their name.
 
     Attributes:
         mine: The first's tensors, by what is in them.
@@ -57,8 +57,8 @@ class _Whereabouts:
         kept: Those of both that are where they were.
     """
 
-    mine: Contents
-    theirs: Contents
+    mine: ContentIndex
+    theirs: ContentIndex
     lost: frozenset[int]
     kept: Container[int]
 
@@ -67,15 +67,15 @@ def with_moved(outcomes: Outcomes) -> Outcomes:
     """Find tensors whose values another name has."""
     if not any(outcome.verdict in ("other", "missing", "added") for outcome, _ in outcomes):
         return outcomes
-    first_contents = Contents.of(_with_parts(pair.first for _, pair in outcomes))
-    second_contents = Contents.of(_with_parts(pair.second for _, pair in outcomes))
-    where = _Whereabouts(
+    first_contents = ContentIndex.of(_tensors_and_parts(pair.first for _, pair in outcomes))
+    second_contents = ContentIndex.of(_tensors_and_parts(pair.second for _, pair in outcomes))
+    where = _BothSides(
         first_contents,
         second_contents,
         frozenset(id(pair.first) for outcome, pair in outcomes if outcome.verdict == "missing"),
         {id(side) for outcome, pair in outcomes if outcome.verdict in (*KEPT, "tied") for side in pair.sides},
     )
-    placed = [_placed(outcome, pair, where) for outcome, pair in outcomes]
+    placed = [_explain_exchange(outcome, pair, where) for outcome, pair in outcomes]
     sources = {id(source) for _, source in placed if source is not None}
     placed_outcomes = [
         (outcome, pair)
@@ -88,17 +88,17 @@ def with_moved(outcomes: Outcomes) -> Outcomes:
 
 
 def _with_numbers(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:
-    """Say that layers or experts are renumbered if all tensors of a number have the values of another number."""
+    """Explain renumbered layers: all tensors of a number have those of a different number."""
     kept_names = {outcome.name for outcome, _ in outcomes if outcome.verdict in KEPT}
     moved = {name: source for name, source in sources.items() if source != name}
-    words = {name: _in_words(one) for one in renumbered(moved, kept_names) for name in one.names}
+    words = {name: _explain_renumbering(one) for one in renumbered(moved, kept_names) for name in one.names}
     return [
         (outcome.became("moved", *words[outcome.name]) if outcome.name in words else outcome, pair)
         for outcome, pair in outcomes
     ]
 
 
-def _in_words(renumbering: Renumbered) -> tuple[str, Cause]:
+def _explain_renumbering(renumbering: Renumbering) -> tuple[str, Cause]:
     """Return what became of layers or experts, and why."""
     what, few = renumbering.what, [*renumbering.numbers.items()][:MAX_NUMBERS]
     more = ", ..." if len(renumbering.numbers) > len(few) else ""
@@ -111,15 +111,15 @@ def _in_words(renumbering: Renumbered) -> tuple[str, Cause]:
     return why, RenumberedLayers(what)
 
 
-def _with_parts(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:
+def _tensors_and_parts(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:
     """Yield tensors, and those that they are made of."""
     for tensor in tensors:
         if tensor is not None:
             yield tensor
-            yield from leaves(tensor.node) if isinstance(tensor, Made) else ()
+            yield from leaves(tensor.node) if isinstance(tensor, MappedTensor) else ()
 
 
-def _placed(outcome: Outcome, pair: Pair, where: _Whereabouts) -> tuple[Outcome, Tensor | None]:
+def _explain_exchange(outcome: Outcome, pair: Pair, where: _BothSides) -> tuple[Outcome, Tensor | None]:
     """Return what became of a tensor, and the first's tensor that the second has in its place."""
     if outcome.verdict not in ("other", "added") or pair.second is None:
         return outcome, None
@@ -130,10 +130,10 @@ def _placed(outcome: Outcome, pair: Pair, where: _Whereabouts) -> tuple[Outcome,
         source = min(sources, key=lambda one: id(one) not in where.lost)
         words = f"the second has here the first's {against(source.name, outcome.name)}"
         return outcome.became("moved", words), source
-    return (_gone(outcome, pair, where) if outcome.verdict == "other" else outcome), None
+    return (_explain_lost_name(outcome, pair, where) if outcome.verdict == "other" else outcome), None
 
 
-def _gone(outcome: Outcome, pair: Pair, where: _Whereabouts) -> Outcome:
+def _explain_lost_name(outcome: Outcome, pair: Pair, where: _BothSides) -> Outcome:
     """Say where the second has a tensor of the first: under a new name, or in a tied copy."""
     targets = [] if pair.first is None else [one for one in where.theirs.equal_to(pair.first) if one is not pair.second]
     if not targets:
@@ -152,32 +152,32 @@ def with_ties(outcomes: Outcomes) -> Outcomes:
     if not any(outcome.verdict in ("missing", "added") for outcome, _ in outcomes):
         return outcomes
     sides = [
-        Contents.of(filter(None, (pair.first for pair in kept_pairs))),
-        Contents.of(filter(None, (pair.second for pair in kept_pairs))),
+        ContentIndex.of(filter(None, (pair.first for pair in kept_pairs))),
+        ContentIndex.of(filter(None, (pair.second for pair in kept_pairs))),
     ]
-    return [(_tied(outcome, pair, sides), pair) for outcome, pair in outcomes]
+    return [(_explain_tie(outcome, pair, sides), pair) for outcome, pair in outcomes]
 
 
-def _tied(outcome: Outcome, pair: Pair, sides: Sequence[Contents]) -> Outcome:
+def _explain_tie(outcome: Outcome, pair: Pair, sides: Sequence[ContentIndex]) -> Outcome:
     if outcome.verdict not in ("missing", "added"):
         return outcome
     at = outcome.verdict == "added"
     tensor = pair.second if at else pair.first
     twins = (one for one in sides[at].equal_to(tensor) if one.dtype == tensor.dtype) if tensor is not None else iter(())
     if (twin := next(twins, None)) is None:  # a master is no copy of the weight that is rounded from it
-        return _untied(outcome, tensor, sides[at])
+        return _note_untied_head(outcome, tensor, sides[at])
     side = "second" if at else "first"
     return outcome.became("tied", f"{outcome.why}: a copy of the {side}'s {printable(twin.name)}", other=twin.name)
 
 
 def _is_head(name: str, kept: str) -> bool:
-    """Whether a weight that is lost is called an output embedding, and one that is kept an input embedding."""
+    """Whether a lost weight is named like an output embedding, and a kept one like an input's."""
     words = name.rpartition(".")[0].rpartition(".")[2], kept.rpartition(".")[0].rpartition(".")[2]
     return are_embeddings(name, kept) or ("head" in words[0] and "emb" in words[1])
 
 
-def _untied(outcome: Outcome, tensor: Tensor | None, side: Contents) -> Outcome:
-    """Note that a lost matrix is not a copy of the one tensor that has its shape, such as a head of its embedding."""
+def _note_untied_head(outcome: Outcome, tensor: Tensor | None, side: ContentIndex) -> Outcome:
+    """Note that a lost head isn't a copy of the embedding, the only tensor of its shape."""
     like = side.by_shape.get(tensor.shape, []) if tensor is not None and len(tensor.shape) == 2 else []
     if len(like) != 1 or tensor is None or tensor.dtype != like[0].dtype or outcome.verdict != "missing":
         return outcome
@@ -188,9 +188,17 @@ def _untied(outcome: Outcome, tensor: Tensor | None, side: Contents) -> Outcome:
 
 
 def with_fused(outcomes: Outcomes) -> Outcomes:
-    """Put together tensors that only one checkpoint has if the other has the same lines in one tensor."""
-    lost = [pair.first for outcome, pair in outcomes if outcome.verdict == "missing" and isinstance(pair.first, Saved)]
-    new = [pair.second for outcome, pair in outcomes if outcome.verdict == "added" and isinstance(pair.second, Saved)]
+    """Match tensors that only one checkpoint has with one tensor that has the same lines."""
+    lost = [
+        pair.first
+        for outcome, pair in outcomes
+        if outcome.verdict == "missing" and isinstance(pair.first, StoredTensor)
+    ]
+    new = [
+        pair.second
+        for outcome, pair in outcomes
+        if outcome.verdict == "added" and isinstance(pair.second, StoredTensor)
+    ]
     fused, split = find_fused(lost, new), find_fused(new, lost)
     parts = {("missing", name) for names in fused.values() for name in names}
     parts |= {("added", name) for names in split.values() for name in names}
@@ -211,28 +219,28 @@ def _parts(names: list[str]) -> str:
     return listed(map(printable, names), MAX_PARTS)
 
 
-def find_fused(parts: Iterable[Saved], wholes: Iterable[Saved]) -> dict[str, list[str]]:
+def find_fused(parts: Iterable[StoredTensor], wholes: Iterable[StoredTensor]) -> dict[str, list[str]]:
     """Return tensors that concatenate others along dim 0, with those tensors' names in order."""
-    by_key: dict[_Key, list[Saved]] = {}
+    by_key: dict[_Key, list[StoredTensor]] = {}
     for candidate in parts:
-        if (key := next(_keys(candidate, 1), None)) is not None:
+        if (key := next(_line_keys(candidate, 1), None)) is not None:
             by_key.setdefault(key, []).append(candidate)
     fused: dict[str, list[str]] = {}
     taken: set[str] = set()
     for whole in wholes if by_key else ():
-        names = _tiled(whole, by_key, taken)
+        names = _tiling(whole, by_key, taken)
         if len(names) > 1:
             fused[whole.name] = names
             taken.update(names)
     return fused
 
 
-def _lines(tensor: Saved) -> NDArray[Any]:
-    """Return a tensor's bits as lines along its last dim; single values where that is its only dim."""
+def _lines(tensor: StoredTensor) -> NDArray[Any]:
+    """Return a tensor's bits as lines along its last dim; a vector's as single values."""
     return tensor.bits.reshape(-1, tensor.shape[-1] if len(tensor.shape) > 1 else 1)
 
 
-def _keys(tensor: Saved, most: int | None = None) -> Iterator[_Key]:
+def _line_keys(tensor: StoredTensor, most: int | None = None) -> Iterator[_Key]:
     """Yield what stands for each of a tensor's lines; nothing if it cannot be read."""
     if not tensor.shape or not tensor.size:
         return
@@ -243,9 +251,9 @@ def _keys(tensor: Saved, most: int | None = None) -> Iterator[_Key]:
     yield from ((tensor.dtype, lines.shape[1], hashed) for hashed in line_hashes(lines).tolist())
 
 
-def _tiled(whole: Saved, by_key: dict[_Key, list[Saved]], taken: set[str]) -> list[str]:
+def _tiling(whole: StoredTensor, by_key: dict[_Key, list[StoredTensor]], taken: set[str]) -> list[str]:
     """Return the parts that a tensor is made of, in order; none if any of its lines is of none."""
-    keys = list(_keys(whole))
+    keys = list(_line_keys(whole))
     names: list[str] = []
     at = 0
     while at < len(keys):

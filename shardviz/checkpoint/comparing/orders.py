@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.records import Saved
+    from shardviz.checkpoint.records import StoredTensor
 
 MAX_LOCATED = 1 << 22
 """Elements of a tensor whose places are looked for one by one: that takes twenty times its memory."""
@@ -53,7 +53,7 @@ MAX_STRETCHES = 64
 MAX_LISTED = 16
 
 
-def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...] = ()) -> str:
+def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[StoredTensor, ...] = ()) -> str:
     """Name the reordering between two tensors of one size; empty if there isn't one.
 
     Args:
@@ -64,10 +64,10 @@ def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ..
     if before.size != after.size or is_alike(before) or is_alike(after):
         return ""
     if before.shape != after.shape:
-        return _reshaped(before, after)
-    if (axes := _exchanged(before, after)) is not None:
+        return _name_reshape(before, after)
+    if (axes := _dim_order(before, after)) is not None:
         return f"its dims are exchanged: permute({', '.join(map(str, axes))})"
-    if before.ndim == 0 or not _has_some(before, after):
+    if before.ndim == 0 or not _shares_values(before, after):
         return ""
     if before.size > MAX_LOCATED and max(before.shape) == before.size:
         return name_stretches(before, after)
@@ -76,8 +76,8 @@ def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ..
     return _by_transposition(before, after) or _by_places(before, after, cuts)
 
 
-def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...]) -> str:
-    """Name an order that only the place of every element shows; of a large tensor one of long stretches."""
+def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[StoredTensor, ...]) -> str:
+    """Name an order by the place of every element; in a large tensor only long stretches."""
     if before.size > MAX_LOCATED:
         return name_stretches(before, after)
     ids = locate(after, before)
@@ -86,7 +86,7 @@ def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...
     return _by_dims(ids, before.shape, cuts) or _by_stretches(ids.ravel(), before.shape)
 
 
-def _has_some(before: NDArray[Any], after: NDArray[Any]) -> bool:
+def _shares_values(before: NDArray[Any], after: NDArray[Any]) -> bool:
     """Whether a tensor has a sample of a second one's values, which takes little memory."""
     places = np.linspace(0, after.size - 1, SAMPLES).astype(np.int64)
     sample = np.unique(after[np.unravel_index(places, after.shape)])
@@ -100,7 +100,7 @@ def _has_some(before: NDArray[Any], after: NDArray[Any]) -> bool:
     return bool(is_present.all())
 
 
-def _exchanged(before: NDArray[Any], after: NDArray[Any]) -> tuple[int, ...] | None:
+def _dim_order(before: NDArray[Any], after: NDArray[Any]) -> tuple[int, ...] | None:
     """Return the order of dims that makes one of the other; None if none does."""
     if not 2 <= before.ndim <= MAX_PERMUTED:
         return None
@@ -110,15 +110,15 @@ def _exchanged(before: NDArray[Any], after: NDArray[Any]) -> tuple[int, ...] | N
     return None
 
 
-def _reshaped(before: NDArray[Any], after: NDArray[Any]) -> str:
+def _name_reshape(before: NDArray[Any], after: NDArray[Any]) -> str:
     if np.array_equal(before.reshape(-1), after.reshape(-1)):
         return f"reshaped from {list(before.shape)} to {list(after.shape)}, in the same order"
-    axes = _exchanged(before, after)
+    axes = _dim_order(before, after)
     return f"its dims are exchanged: permute({', '.join(map(str, axes))})" if axes is not None else ""
 
 
-def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[Saved, ...]) -> str:
-    """Name the orders of single dims; empty if the ids are not such a product, or not all of the tensor."""
+def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[StoredTensor, ...]) -> str:
+    """Name the order along each dim; empty if elements are not permuted dim by dim."""
     orders = [_order_along(ids, shape, dim) for dim in range(len(shape))]
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     expected: NDArray[np.int64] = np.ones((), np.int64)
@@ -127,18 +127,18 @@ def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[Saved, 
     return _words_of(orders, shape, cuts) if np.array_equal(expected, ids) else ""
 
 
-def _words_of(orders: Sequence[NDArray[np.int64]], shape: tuple[int, ...], cuts: tuple[Saved, ...]) -> str:
+def _words_of(orders: Sequence[NDArray[np.int64]], shape: tuple[int, ...], cuts: tuple[StoredTensor, ...]) -> str:
     words = []
     for dim, order in enumerate(orders):
         if np.array_equal(np.sort(order), np.arange(shape[dim])):
             if not np.array_equal(order, np.arange(shape[dim])):
-                words.append(_named(order, dim, cuts))
+                words.append(_name_order(order, dim, cuts))
         else:
-            words.append(_repeated(order, dim))
+            words.append(_name_repeats(order, dim))
     return " and ".join(words)
 
 
-def _repeated(order: NDArray[np.int64], dim: int) -> str:
+def _name_repeats(order: NDArray[np.int64], dim: int) -> str:
     """Say which indices of a dim are lost, and which are there several times."""
     counts = np.bincount(order, minlength=len(order))
     again, lost = (join_numbers(np.flatnonzero(some).tolist()) for some in (counts > 1, counts == 0))
@@ -157,7 +157,7 @@ def _order_along(ids: NDArray[np.int64], shape: tuple[int, ...], dim: int) -> ND
     return order
 
 
-def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
+def _name_order(order: NDArray[np.int64], dim: int, cuts: tuple[StoredTensor, ...]) -> str:
     stretches = next((spans for cut in cuts if len(spans := _spans_of_chunks(cut, dim)) > 1), [])
     shards = _order_of_shards(order, stretches)
     _, words = name_order(order, dim, stretches)
@@ -166,7 +166,7 @@ def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
         words = f"the {len(shards)} shards that were saved of dim {dim} come in the order {numbers}"
     digits = transposed_digits(order)
     size = len(order)
-    if digits is not None and (name := _known(*digits)):
+    if digits is not None and (name := _usual_reason(*digits)):
         words += name
     elif digits is not None and digits[0] == 1:
         words += (
@@ -176,7 +176,7 @@ def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
     return words
 
 
-def _known(outer: int, rows: int, columns: int, inner: int) -> str:
+def _usual_reason(outer: int, rows: int, columns: int, inner: int) -> str:
     """Say what makes such an order of single indices; empty if nothing is known to."""
     if inner != 1 or 2 not in (rows, columns):
         return ""
@@ -190,7 +190,7 @@ def _known(outer: int, rows: int, columns: int, inner: int) -> str:
     return ", as gate and up are put in turns: one index of the first half, one of the second"
 
 
-def _spans_of_chunks(cut: Saved, dim: int) -> list[tuple[int, int]]:
+def _spans_of_chunks(cut: StoredTensor, dim: int) -> list[tuple[int, int]]:
     """Return the stretches of a dim that chunks are."""
     sides = {(chunk.offsets[dim], chunk.offsets[dim] + chunk.sizes[dim]) for chunk in cut.chunks if chunk.sizes[dim]}
     return sorted(sides)
@@ -228,7 +228,7 @@ def _by_stretches(flat: NDArray[np.int64], shape: tuple[int, ...]) -> str:
 
 
 def _by_pieces(order: NDArray[np.int64], shape: tuple[int, ...]) -> str:
-    """Name pieces of one dim that were joined along another; empty if the elements are not such pieces."""
+    """Name pieces of one dim that were joined along another; empty if there are none."""
     digits = transposed_digits(order) or transposed_digits(np.argsort(order))
     if digits is None or len(np.unique(order)) != len(order):
         return ""
@@ -245,7 +245,7 @@ def _by_pieces(order: NDArray[np.int64], shape: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Elements that stand one behind the other in both.
+    """Elements that are contiguous in both tensors.
 
     Attributes:
         start: The first one's place in the tensor that is made.
@@ -271,7 +271,7 @@ def name_stretches(before: NDArray[Any], after: NDArray[Any]) -> str:
         'dim 0 is rolled by 30'
     """
     flat_before, flat_after = before.reshape(-1), after.reshape(-1)
-    first = _stretch(flat_before, flat_after, 0) or _behind(flat_before, flat_after, 0)
+    first = _stretch(flat_before, flat_after, 0) or _stretch_within(flat_before, flat_after, 0)
     if first is None:
         return ""
     if (words := _by_exchanged_pieces(flat_before, flat_after, first)) or (
@@ -279,14 +279,14 @@ def name_stretches(before: NDArray[Any], after: NDArray[Any]) -> str:
     ) is None:
         return words
     long = [dim for dim, size in enumerate(before.shape) if size > 1]
-    return _in_words(stretches, long[0], flat_before.size) if len(long) == 1 else _count_of(len(stretches))
+    return _stretches_text(stretches, long[0], flat_before.size) if len(long) == 1 else _count_of(len(stretches))
 
 
 def _count_of(num: int) -> str:
     return f"all of its elements, in a different order: {num:,} stretches"
 
 
-def _in_words(stretches: list[Stretch], dim: int, size: int) -> str:
+def _stretches_text(stretches: list[Stretch], dim: int, size: int) -> str:
     if len(stretches) == 2:
         by = stretches[1].start
         return f"dim {dim} is rolled by {by if by <= size // 2 else by - size}"
@@ -298,21 +298,21 @@ def _in_words(stretches: list[Stretch], dim: int, size: int) -> str:
 
 
 def _stretches(before: NDArray[Any], after: NDArray[Any], first: Stretch) -> list[Stretch] | None:
-    """Return the stretches that make up a tensor, each place once; None if there are more, or it is not that."""
+    """Return the moved stretches that make up a tensor; None if it has too many or a gap."""
     stretches, at = [first], first.start + first.size
     while at < after.size:
-        stretch = _stretch(before, after, at) or _behind(before, after, at)
+        stretch = _stretch(before, after, at) or _stretch_within(before, after, at)
         if stretch is None or len(stretches) == MAX_STRETCHES:
             return None
         stretches.append(stretch)
         at = stretch.start + stretch.size
-    return _completed(before, after, stretches)
+    return _with_short_stretches(before, after, stretches)
 
 
-def _completed(before: NDArray[Any], after: NDArray[Any], stretches: list[Stretch]) -> list[Stretch] | None:
-    """Return stretches with those that are too short to be looked for; None if a place is left, or taken twice."""
-    gaps = _left({stretch.start: stretch.size for stretch in stretches}, before.size)
-    sources = _left({stretch.source: stretch.size for stretch in stretches}, before.size)
+def _with_short_stretches(before: NDArray[Any], after: NDArray[Any], stretches: list[Stretch]) -> list[Stretch] | None:
+    """Add the stretches that were too short to search for; None if places don't add up."""
+    gaps = _gaps({stretch.start: stretch.size for stretch in stretches}, before.size)
+    sources = _gaps({stretch.source: stretch.size for stretch in stretches}, before.size)
     if gaps is None or sources is None or len(gaps) != len(sources):
         return None
     for (start, size), (source, room) in zip(gaps, sources, strict=True):
@@ -322,7 +322,7 @@ def _completed(before: NDArray[Any], after: NDArray[Any], stretches: list[Stretc
     return sorted(stretches, key=lambda stretch: stretch.start)
 
 
-def _left(sizes: dict[int, int], end: int) -> list[tuple[int, int]] | None:
+def _gaps(sizes: dict[int, int], end: int) -> list[tuple[int, int]] | None:
     """Return the starts and sizes of what stretches leave of a tensor; None if they overlap."""
     at, gaps = 0, []
     for start, size in sorted(sizes.items()):
@@ -333,8 +333,8 @@ def _left(sizes: dict[int, int], end: int) -> list[tuple[int, int]] | None:
     return gaps + ([(at, end - at)] if at < end else [])
 
 
-def _behind(before: NDArray[Any], after: NDArray[Any], at: int) -> Stretch | None:
-    """Return the stretch that begins within a window from a place, behind one that is too short to be looked for."""
+def _stretch_within(before: NDArray[Any], after: NDArray[Any], at: int) -> Stretch | None:
+    """Return the stretch that begins within one window of a place."""
     later = at + WINDOW
     if later + WINDOW > after.size or (stretch := _stretch(before, after, later)) is None:
         return None
@@ -345,13 +345,13 @@ def _behind(before: NDArray[Any], after: NDArray[Any], at: int) -> Stretch | Non
 
 
 def _stretch(before: NDArray[Any], after: NDArray[Any], at: int) -> Stretch | None:
-    """Return the stretch that begins at a place; None unless its first elements occur once before."""
+    """Return the stretch that begins at a place; None unless its start occurs once before."""
     source = _place(before, after[at : at + WINDOW])
     return None if source < 0 else Stretch(at, source, _equal_length(before[source:], after[at:]))
 
 
 def _place(before: NDArray[Any], window: NDArray[Any]) -> int:
-    """Return the offset of some elements in a tensor; -1 if it lacks them, or has them more than once."""
+    """Return the offset of a window in a tensor; -1 unless it occurs exactly once."""
     places: list[int] = []
     for start in range(0, before.size, BLOCK):
         window_block = before[start : start + BLOCK + len(window) - 1]

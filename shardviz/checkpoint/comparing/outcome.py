@@ -23,7 +23,7 @@ DIFFERENT: tuple[Verdict, ...] = ("cast", "permuted", "padded", "moved", "stale"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one tensor.
+    """The result of comparing one tensor.
 
     Attributes:
         name: Its name in the first checkpoint, or in the second where only that has it, or has it in one piece.
@@ -67,7 +67,7 @@ class Outcome:
 
     @property
     def cause_id(self) -> str:
-        """The name of its cause in the catalogue, for programs: `shardviz explain CAUSE` prints its page."""
+        """Name of its cause in the catalogue: `shardviz explain CAUSE` prints its page."""
         return self.explanation.name if self.explanation is not None else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What became of every tensor of two checkpoints.
+    """The result of comparing every tensor of two checkpoints.
 
     Attributes:
         outcomes: One for each tensor, in the first checkpoint's order.

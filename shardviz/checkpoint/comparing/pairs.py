@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shardviz.checkpoint.comparing.equality import is_same
 from shardviz.checkpoint.maps.families import numbers_beside
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
-from shardviz.checkpoint.maps.mapped_tensors import Made, leaves, padding_text, unused_texts, without_padding
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, leaves, padding_text, unused_texts, without_padding
 from shardviz.checkpoint.maps.matching import apply, is_turned, named, pattern_of
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.optimizer import IN_BUCKETS, is_bucket, state_names, state_of
 from shardviz.errors import ShardvizError
-from shardviz.reference.names import Matching, matched
+from shardviz.reference.names import NameMatching, matched
 from shardviz.relate.casts import is_whole
 from shardviz.text import counted, listed, printable
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.maps.language import Expression, Rule
-    from shardviz.checkpoint.maps.matching import Mapped, Named
+    from shardviz.checkpoint.maps.matching import MapResult, NamedTensors
     from shardviz.checkpoint.records import Tensor
 
 FEW = 4
@@ -37,7 +37,7 @@ SMALLEST_HEAD = 4
 
 
 class Side(Protocol):
-    """A checkpoint, or a job's dump beside one."""
+    """One side of a comparison: a checkpoint, or a job's dump."""
 
     @property
     def path(self) -> Path:
@@ -71,7 +71,7 @@ class Pair:
     @property
     def other_name(self) -> str:
         """What the other side has in the place of the name: a tensor's name, or how it is made."""
-        made_side = next((side for side in (self.first, self.second) if isinstance(side, Made)), None)
+        made_side = next((side for side in (self.first, self.second) if isinstance(side, MappedTensor)), None)
         return made_side.text if made_side is not None else self.second.name if self.second is not None else ""
 
     @property
@@ -89,16 +89,16 @@ class Pair:
     def trimmed(self) -> Pair:
         """Return it without the padding at the ends of both."""
         first, second = self.both
-        if isinstance(first, Made):
+        if isinstance(first, MappedTensor):
             first, second = without_padding(first, second)
-        elif isinstance(second, Made):
+        elif isinstance(second, MappedTensor):
             second, first = without_padding(second, first)
         return self if first is self.first or second is self.second else replace(self, first=first, second=second)
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Everything that two checkpoints have.
+    """The tensors of two checkpoints, paired, with those that only one has.
 
     Attributes:
         both: What both have.
@@ -137,26 +137,28 @@ def paired(
     forth, back = ([rule for rule in rules if turned[rule] is way] for way in (False, True))
     numbers = numbers_beside((before.folder, after.folder))
     notes = [*_find_out(numbers, forth, first, second), *_find_out(numbers, back, second, first)]
-    completed = _completed(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
+    completed = _all_pairs(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
     pairs = _without_counters(replace(completed, notes=(*notes, *completed.notes)), (before, after))
     return _without_states(_without_buckets(pairs), [states(one) for one in (before, after)])
 
 
-def _is_turned(rule: Rule, first: Named, second: Named) -> bool:
-    """Whether a rule makes tensors of the second checkpoint: its names say so, or shapes where both have all names."""
+def _is_turned(rule: Rule, first: NamedTensors, second: NamedTensors) -> bool:
+    """Whether a rule makes the second checkpoint's tensors, judged by names, then by shapes."""
     if is_turned(rule, first.tensors, second.tensors):
         return True
     if not any(map(pattern_of(rule.left).fullmatch, second.tensors)):
         return False
-    return not _fits(rule, first, second) and _fits(rule, second, first)
+    return not _makes_shape(rule, first, second) and _makes_shape(rule, second, first)
 
 
-def _fits(rule: Rule, left: Named, right: Named) -> bool:
+def _makes_shape(rule: Rule, left: NamedTensors, right: NamedTensors) -> bool:
     """Whether a rule makes a tensor of one side, and of its shape, of those of the other side."""
-    return any(left.tensors[name].shape == one.shape for name, one in islice(_made([rule], left, right, {}), FEW))
+    return any(
+        left.tensors[name].shape == one.shape for name, one in islice(_apply_rules([rule], left, right, {}), FEW)
+    )
 
 
-def _find_out(numbers: dict[str, int], rules: Sequence[Rule], left: Named, right: Named) -> Iterator[str]:
+def _find_out(numbers: dict[str, int], rules: Sequence[Rule], left: NamedTensors, right: NamedTensors) -> Iterator[str]:
     """Find out the numbers that no settings have; yield what was taken for them."""
     for unknown in sorted({one for rule in rules for one in _variables_in(rule.right)} - set(numbers)):
         number, is_found = _number(unknown, rules, left, right, numbers)
@@ -173,12 +175,13 @@ def _variables_in(expression: Expression | None) -> Iterator[str]:
 
 
 def _number(
-    unknown: str, rules: Sequence[Rule], left: Named, right: Named, numbers: Mapping[str, int]
+    unknown: str, rules: Sequence[Rule], left: NamedTensors, right: NamedTensors, numbers: Mapping[str, int]
 ) -> tuple[int, bool]:
     """Find the number that makes a few tensors equal; else the usual one if it fits; else 0."""
     rules_with = [rule for rule in rules if unknown in _variables_in(rule.right)]
     fits = {
-        one: _made(rules_with, left, right, {**numbers, unknown: one}) for one in _candidates(unknown, rules_with, left)
+        one: _apply_rules(rules_with, left, right, {**numbers, unknown: one})
+        for one in _candidates(unknown, rules_with, left)
     }
     for number, tensors in fits.items():
         if any(is_same(left.tensors[name], one) for name, one in islice(tensors, FEW)):
@@ -188,14 +191,16 @@ def _number(
     return max((number for number in usual if number <= USUAL_HEAD), default=0), False
 
 
-def _candidates(unknown: str, rules: Sequence[Rule], left: Named) -> list[int]:
+def _candidates(unknown: str, rules: Sequence[Rule], left: NamedTensors) -> list[int]:
     names = (name for name in left.tensors if any(pattern_of(rule.left).fullmatch(name) for rule in rules))
     rows = {left.tensors[name].shape[0] for name in names if left.tensors[name].shape}
     step, first = (2, SMALLEST_HEAD) if unknown == "head_dim" else (1, 1)
     return sorted({one for row in rows for one in range(first, min(row, 4096) + 1, step) if row % one == 0})
 
 
-def _made(rules: Sequence[Rule], left: Named, right: Named, numbers: Mapping[str, int]) -> list[tuple[str, Made]]:
+def _apply_rules(
+    rules: Sequence[Rule], left: NamedTensors, right: NamedTensors, numbers: Mapping[str, int]
+) -> list[tuple[str, MappedTensor]]:
     try:
         made_tensors = apply(rules, left, right, numbers, strict=False).made
     except ShardvizError:
@@ -204,11 +209,11 @@ def _made(rules: Sequence[Rule], left: Named, right: Named, numbers: Mapping[str
     return [(short[name], tensor) for name, tensor in made_tensors.items()]
 
 
-def _completed(before: Side, after: Side, forth: Mapped, back: Mapped) -> Pairs:
+def _all_pairs(before: Side, after: Side, forth: MapResult, back: MapResult) -> Pairs:
     """Return the pairs of a map, and of the names that it says nothing of."""
     from_maps = [Pair(name, before.tensors[name], one) for name, one in forth.made.items()]
     from_maps += [Pair(name, one, after.tensors[name]) for name, one in back.made.items()]
-    taken = _taken(forth, back), _taken(back, forth)
+    taken = _settled_names(forth, back), _settled_names(back, forth)
     known_as = {name: name for name in before.tensors if name not in taken[0]}
     known_as |= {other: name for name, other in back.known_as.items() if other in known_as}
     known_as |= {name: other for name, other in forth.known_as.items() if name in known_as}
@@ -230,8 +235,8 @@ def _completed(before: Side, after: Side, forth: Mapped, back: Mapped) -> Pairs:
     return Pairs(tuple(sorted(matches, key=lambda pair: place[pair.name])), tuple(lonely), how)
 
 
-def _taken(mapped: Mapped, other: Mapped) -> set[str]:
-    """Return the names of one side that a map has settled: made, part of what is made, or needed by nobody."""
+def _settled_names(mapped: MapResult, other: MapResult) -> set[str]:
+    """Return the names that a map has settled on one side: made, used or left out."""
     parts = {leaf.name for one in other.made.values() for leaf in leaves(one.node)}
     return {*mapped.made, *mapped.lacking, *mapped.left_alone, *other.right_alone, *parts}
 
@@ -243,14 +248,14 @@ def _by_names(
     there = matched(list(known_as.values()), others)
     back = matched(list(others), list(known_as.values()))
     turned = len(back.names) > len(there.names)
-    best = Matching({known: other for other, known in back.names.items()}, back.before) if turned else there
+    best = NameMatching({known: other for other, known in back.names.items()}, back.before) if turned else there
     pairs = {name: best.names[known] for name, known in known_as.items() if known in best.names}
     path = sides[0 if turned else 1].path.name
     return pairs, (f"names: {path} has {best.before}*, and the other has *",) if best.before else ()
 
 
 def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[str]:
-    """Say what is not compared because the map says that it is padding, or makes nothing of it; once for all layers.
+    """Say what isn't compared because the map calls it padding or doesn't use it.
 
     Args:
         pairs: All pairs.
@@ -259,9 +264,9 @@ def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[s
     sides = [(pair.name, side) for pair in pairs for side in pair.sides if side is not None]
     notes: dict[str, None] = {}
     for name, side in sides:
-        if name not in padded and isinstance(side, Made) and (text := padding_text(side.node)):
+        if name not in padded and isinstance(side, MappedTensor) and (text := padding_text(side.node)):
             notes[f"{starred(printable(name))}: padded: {text} are not compared"] = None
-    unused = unused_texts(side.node if isinstance(side, Made) else side for _, side in sides)
+    unused = unused_texts(side.node if isinstance(side, MappedTensor) else side for _, side in sides)
     return [
         *notes,
         *dict.fromkeys(f"{starred(one)} are in nothing that the map makes, and not compared" for one in unused),
@@ -269,7 +274,7 @@ def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[s
 
 
 def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
-    """Leave out whole numbers of the first level, such as a step, that one side saved next to its model."""
+    """Leave out top-level integers, such as a step, that only one side saved with its model."""
     counters = [one for one in pairs.lonely if _is_counter(one, sides)]
     if not counters or not pairs.both:
         return pairs

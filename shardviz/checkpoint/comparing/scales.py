@@ -42,8 +42,8 @@ CODED = ("_qdata", "_packed")
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """How values fit a scale for each block.
+class ScaleFit:
+    """How many values match their 8-bit codes if each block has its own scale.
 
     Attributes:
         block: The sizes of a block.
@@ -65,7 +65,7 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
     if not scales or coded.shape != wide.shape or not wide.shape or 0 in wide.shape:
         return None
     outcome = Outcome(pair.name, pair.other_name, "equal")
-    fits = [(scale, fit) for scale in scales for fit in _fits(wide, coded, scale, _numbers(scale))]
+    fits = [(scale, fit) for scale in scales for fit in _block_fits(wide, coded, scale, _numbers(scale))]
     if not fits or min(fit.wrong for _, fit in fits):
         for scale in scales:
             if (changed := _with_other_scales(outcome, wide, coded, scale)) is not None:
@@ -75,11 +75,11 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
         why = f"how its scales belong to its values {list(coded.shape)} is not known: {shapes}"
         return outcome.became("not-compared", why), scales[0].name
     scale, best = min(fits, key=lambda one: one[1].wrong)
-    return _judged(outcome, pair, scale, best), scale.name
+    return _judge_fit(outcome, pair, scale, best), scale.name
 
 
 def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
-    """Return the outcome of a weight in eight bits without known scales: not compared unless it is a plain cast."""
+    """Mark an 8-bit weight without known scales as not compared, unless it is a plain cast."""
     sides = _in_eight_bits(pair) if outcome.verdict == "other" else None
     if sides is None or sides[0].shape != sides[1].shape:
         return outcome
@@ -101,7 +101,7 @@ def _in_eight_bits(pair: Pair) -> tuple[Tensor, Tensor, int] | None:
     return None
 
 
-def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: Fit) -> Outcome:
+def _judge_fit(outcome: Outcome, pair: Pair, scale: Tensor, best: ScaleFit) -> Outcome:
     first, second = pair.both
     shape = first.shape
     per = " x ".join(map(str, best.block)) if any(best.block) else "all"
@@ -115,7 +115,7 @@ def _judged(outcome: Outcome, pair: Pair, scale: Tensor, best: Fit) -> Outcome:
 
 
 def _with_other_scales(outcome: Outcome, wide: Tensor, coded: Tensor, scale: Tensor) -> Outcome | None:
-    """Say that all values are the nearest if the scales are transposed, or inverted; None if they are not."""
+    """Explain values that match once the scales are transposed or inverted; None if none do."""
     numbers = _numbers(scale)
     tried: list[tuple[str, NDArray[np.float64], Cause]] = []
     if numbers.ndim == 2 and numbers.size > 1:
@@ -123,7 +123,7 @@ def _with_other_scales(outcome: Outcome, wide: Tensor, coded: Tensor, scale: Ten
     with np.errstate(divide="ignore"):
         tried.append(("inverted", 1 / numbers, InvertedScales()))
     for how, others, cause in tried:
-        if any(not fit.wrong for fit in _fits(wide, coded, scale, others)):
+        if any(not fit.wrong for fit in _block_fits(wide, coded, scale, others)):
             why = f"with {printable(scale.name)} {how}, every value is the nearest that its scale allows"
             return outcome.became("other", why, cause)
     return None
@@ -140,8 +140,8 @@ def _scales_of(coded: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]
             yield scales
 
 
-def _fits(wide: Tensor, coded: Tensor, scale: Tensor, scales: NDArray[np.float64]) -> Iterator[Fit]:
-    """Yield how values fit for each way in which scales, the numbers of `scale`, may belong to blocks of them."""
+def _block_fits(wide: Tensor, coded: Tensor, scale: Tensor, scales: NDArray[np.float64]) -> Iterator[ScaleFit]:
+    """Yield how well values fit for each block size that the scales' shape allows."""
     loss = max(QUOTIENT[wide.dtype], QUOTIENT.get(scale.dtype, 0.0))
     shape = tuple(one for one in scales.shape if one > 1) and scales.shape
     if not shape:
@@ -164,8 +164,8 @@ def _block_sizes(size: int, count: int) -> Iterator[int]:
     yield from dict.fromkeys(sizes)
 
 
-def _fit(wide: Tensor, coded: Tensor, scales: NDArray[np.float64], block: tuple[int, ...], loss: float) -> Fit:
-    """Return how values fit where each block has its own scale; a size of 0 stands for a whole dim."""
+def _fit(wide: Tensor, coded: Tensor, scales: NDArray[np.float64], block: tuple[int, ...], loss: float) -> ScaleFit:
+    """Return how well values fit with one scale a block; a block size of 0 is a whole dim."""
     shape, line = wide.shape, math.prod(wide.shape[1:])
     rows = max(ROWS // max(line, 1), 1)
     wrong, first = 0, -1
@@ -178,7 +178,7 @@ def _fit(wide: Tensor, coded: Tensor, scales: NDArray[np.float64], block: tuple[
         odd = ~_are_nearest(values, codes, each, EIGHT_BITS[coded.dtype], loss)
         wrong += int(odd.sum())
         first = first if first >= 0 or not odd.any() else top * line + int(odd.argmax())
-    return Fit(block, wrong, first)
+    return ScaleFit(block, wrong, first)
 
 
 def _numbers_of_blocks(
@@ -193,7 +193,7 @@ def _numbers_of_blocks(
 def _are_nearest(
     values: NDArray[np.float64], codes: NDArray[Any], scales: NDArray[np.float64], kind: EightBits, loss: float
 ) -> NDArray[np.bool_]:
-    """Return whether each code is one of the nearest to a value over its scale, but for what rounding may lose."""
+    """Return which codes are the nearest to value / scale, within rounding loss."""
     with np.errstate(all="ignore"):
         expected = np.where(scales == 0, 0, values / scales)
     held = kind.values[codes].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Checkpoints of other steps next to one, by the numbers in their names, and what these have of a tensor."""
+"""Checkpoints of other steps in the same folder, and which of them have a tensor's values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.equality import is_same
-from shardviz.checkpoint.maps.mapped_tensors import Made, Op
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Op
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.errors import DumpError
 from shardviz.relate.values import is_alike
@@ -34,7 +34,7 @@ _STEP = re.compile(
 
 
 def siblings(path: Path) -> list[Path]:
-    """Return the checkpoints of other steps beside one: the same path but for the last number of a name.
+    """Return the checkpoints of other steps: only the last number of a path's name differs.
 
     Example:
         >>> siblings(Path("runs/checkpoint-200"))  # doctest: +SKIP
@@ -44,7 +44,7 @@ def siblings(path: Path) -> list[Path]:
     for level in range(LEVELS):
         folder = path if level == 0 else path.parents[level - 1]
         step = _STEP.fullmatch(folder.name)
-        found = list(_others(folder, step)) if step else []
+        found = list(_other_steps(folder, step)) if step else []
         rest = path.relative_to(folder)
         near = sorted(found, key=lambda pair: abs(pair[0] - int(step[2]) if step else 0))
         there = [other / rest for _, other in near if is_checkpoint(other / rest)]
@@ -53,7 +53,7 @@ def siblings(path: Path) -> list[Path]:
     return []
 
 
-def _others(folder: Path, step: re.Match[str]) -> Iterator[tuple[int, Path]]:
+def _other_steps(folder: Path, step: re.Match[str]) -> Iterator[tuple[int, Path]]:
     try:
         names = [one.name for _, one in zip(range(MAX_ENTRIES), folder.parent.iterdir(), strict=False)]
     except OSError:
@@ -78,7 +78,7 @@ def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
 
 
 def number_of(path: Path, reference: Path) -> int | None:
-    """Return a checkpoint's step, counted at the level where its path differs from a reference; None if unknown.
+    """Return a checkpoint's step, the number that differs from a reference path, or None.
 
     Example:
         >>> from pathlib import Path
@@ -98,7 +98,7 @@ def number_of(path: Path, reference: Path) -> int | None:
 def steps_with(
     pair: Pair, of_first: Iterable[Checkpoint], of_second: Iterable[Checkpoint]
 ) -> tuple[int, tuple[Checkpoint, ...]] | None:
-    """Return which side of a pair has what other steps have, 0 or 1, and the checkpoints of those steps.
+    """Return which side of a pair (0 or 1) has other steps' values, and those checkpoints.
 
     Args:
         pair: Two tensors that differ.
@@ -122,7 +122,7 @@ def has(step: Checkpoint, tensor: Tensor, held: Tensor) -> bool:
 
 def tensor_in(step: Checkpoint, tensor: Tensor) -> Tensor | None:
     """Return the same tensor of another step; None if that lacks it or has another shape."""
-    if not isinstance(tensor, Made):
+    if not isinstance(tensor, MappedTensor):
         found = step.tensors.get(tensor.name)
         return found if found is not None and found.shape == tensor.shape else None
     node = _node_in(step, tensor.node)

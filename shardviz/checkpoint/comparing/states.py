@@ -1,4 +1,4 @@
-"""Optimizer state that a checkpoint lacks: masters that it has as weights, and parameters without any state."""
+"""Missing optimizer state: master weights saved as weights, and parameters without state."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def _as_master(outcome: Outcome, pair: Pair, weights: Mapping[str, Pair], owner:
 
 
 def _weight_of(parameter: str, weights: Mapping[str, Pair]) -> Pair | None:
-    """Return the only weight that has the name which an optimizer gives a parameter; None without one."""
+    """Return the only weight that matches an optimizer's parameter name, or None."""
     fits = [pair for name, pair in weights.items() if name == parameter or name.endswith(f".{parameter}")]
     return fits[0] if len(fits) == 1 else None
 
 
 def with_lost_states(outcomes: Outcomes) -> Outcomes:
-    """Say that the second checkpoint has no state of some of its parameters, if it has that of others."""
+    """Explain that the second checkpoint lacks the state of some parameters but has others'."""
     states = [(outcome, pair, *state) for outcome, pair in outcomes if (state := state_of(pair.name)) is not None]
     lost = {parameter for outcome, _, parameter, _ in states if outcome.verdict == "missing"}
     kept = {

@@ -1,4 +1,4 @@
-"""Tensors that another step's checkpoint has: left over from it, frozen since, all of one file, or merged.
+"""Tensors with another step's values: stale, frozen, from one stale file, or merged.
 
 Frozen weights are the same in neighboring steps. A tensor counts as left over if the other tensors show that both
 checkpoints are of one step, or if all tensors that differ come from the same other step. Training changes all parts of
@@ -17,7 +17,7 @@ import numpy as np
 from shardviz.checkpoint.comparing.changes import factor_text
 from shardviz.checkpoint.comparing.equality import equal, narrower, readable_bits
 from shardviz.checkpoint.comparing.series import has, number_of, opened, siblings, steps_with, tensor_in
-from shardviz.checkpoint.records import Saved
+from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import AdapterMergedAgain, AveragedWeights
 from shardviz.explain.files import (
@@ -61,8 +61,8 @@ LONE = ("missing", "added", "not-compared")
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """Two checkpoints among others of their runs.
+class _OtherSteps:
+    """Two checkpoints, and those of other steps of their runs.
 
     Attributes:
         sides: The two.
@@ -107,20 +107,25 @@ def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, al
         return outcomes
     sides = before, after
     first, second = ([*also, *opened(siblings(one.path), [it.path for it in sides])] for one in sides)
-    steps = _Steps(sides, (first, second), outcomes)
+    steps = _OtherSteps(sides, (first, second), outcomes)
     by_steps = [steps_with(pair, first, second) if is_open(one) else None for one, pair in outcomes]
     each = [one for one, (outcome, _) in zip(by_steps, outcomes, strict=True) if is_open(outcome)]
     whole = set.intersection(*({(one[0], id(step)) for step in one[1]} if one is not None else set() for one in each))
     judged = [
-        (outcome if side_and_steps is None else _judged(outcome, steps, pair, *side_and_steps, whole), pair)
+        (outcome if side_and_steps is None else _judge_stale(outcome, steps, pair, *side_and_steps, whole), pair)
         for side_and_steps, (outcome, pair) in zip(by_steps, outcomes, strict=True)
     ]
-    merged = [(_merged(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in judged]
+    merged = [(_explain_merge(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in judged]
     return with_whole_file(with_stale_parts(with_odd_file(merged, steps.others), steps))
 
 
-def _judged(
-    outcome: Outcome, steps: _Steps, pair: Pair, held: int, there: tuple[Checkpoint, ...], whole: set[tuple[int, int]]
+def _judge_stale(
+    outcome: Outcome,
+    steps: _OtherSteps,
+    pair: Pair,
+    held: int,
+    there: tuple[Checkpoint, ...],
+    whole: set[tuple[int, int]],
 ) -> Outcome:
     """Judge a tensor that one side has as some other steps have it."""
     side, step = 1 - held, there[0]
@@ -134,13 +139,13 @@ def _judged(
         return outcome.became("other", why, OutlierCheckpoint(SIDES[side]))
     earlier = last is None or not numbers or min(numbers) < last
     if earlier and (steps.is_same_step(side, step) or (last is None and (held, id(step)) in whole)):
-        return _stale(outcome, steps, pair, held, step)
+        return _explain_stale(outcome, steps, pair, held, step)
     do = "does" if len(there) == 1 else "do"
     why = f"{outcome.why}; the {SIDES[held]} has it as {named} {do}: it was frozen in between, or one is left over"
     return outcome.became("other", why)
 
 
-def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpoint) -> Outcome:
+def _explain_stale(outcome: Outcome, steps: _OtherSteps, pair: Pair, held: int, step: Checkpoint) -> Outcome:
     """Say that a side has a tensor of another step."""
     side = 1 - held
     number, other_number = (steps.number(one, side) for one in (steps.sides[side], step))
@@ -153,8 +158,8 @@ def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpo
     return outcome.became("stale", f"the {SIDES[held]} has here what {step.path} has", cause)
 
 
-def with_stale_parts(outcomes: Outcomes, steps: _Steps) -> Outcomes:
-    """Say which tensors have the values of another step in a part only; the rest shows that both are of one step."""
+def with_stale_parts(outcomes: Outcomes, steps: _OtherSteps) -> Outcomes:
+    """Explain tensors that are stale only in part, once the rest shows that the steps match."""
     if not any(steps.others) or number_of(steps.sides[0].path, steps.sides[1].path) is not None:
         return outcomes
     return [
@@ -162,12 +167,12 @@ def with_stale_parts(outcomes: Outcomes, steps: _Steps) -> Outcomes:
     ]
 
 
-def _with_stale_part(outcome: Outcome, pair: Pair, steps: _Steps) -> Outcome:
+def _with_stale_part(outcome: Outcome, pair: Pair, steps: _OtherSteps) -> Outcome:
     for held, side in ((1, 0), (0, 1)):
         for step in steps.others[side]:
             there = tensor_in(step, pair.both[side])
             if there is not None and _has_part_of(pair.both[held], pair.both[side], there):
-                stale = _stale(outcome, steps, pair, held, step)
+                stale = _explain_stale(outcome, steps, pair, held, step)
                 return replace(stale, why=f"{outcome.why}; the {SIDES[held]} has there what {step.path} has")
     return outcome
 
@@ -193,23 +198,23 @@ def _has_part_of(held: Tensor, other: Tensor, old: Tensor) -> bool:
     return is_moved and count >= MANY and len(seen) > 1
 
 
-def _merged(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome:
+def _explain_merge(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome:
     """Say how often a tensor has what lies between the other side and a third checkpoint."""
     for step in also if pair.first is not None and pair.second is not None else ():
         third = tensor_in(step, pair.both[0])
-        if third is not None and (times := _times([*pair.both, third])) is not None:
-            return _named_merged(outcome, times, printable(step.path.name))
+        if third is not None and (times := _merge_factor([*pair.both, third])) is not None:
+            return _name_merge(outcome, times, printable(step.path.name))
     return outcome
 
 
-def _named_merged(outcome: Outcome, times: float, third: str) -> Outcome:
-    """Name the two that a change lies between: the first and the third, in the order in which it grows."""
+def _name_merge(outcome: Outcome, times: float, third: str) -> Outcome:
+    """Explain a tensor as a weighted average of two checkpoints, or an adapter merged twice."""
     base, opposite, by = (f"the {SIDES[0]}", third, times) if times > 0 else (third, f"the {SIDES[0]}", 1 - times)
     why = f"{outcome.why}; it is {base} and {factor_text(by)} times what {opposite} adds to that"
     return outcome.became("other", why, AveragedWeights() if by < 1 else AdapterMergedAgain())
 
 
-def _times(sides: list[Tensor]) -> float | None:
+def _merge_factor(sides: list[Tensor]) -> float | None:
     """Return t if second = first + t * (third - first); None if there's no t, or it is 0 or 1."""
     start, middle, _ = sides
     types = {side.dtype for side in sides}
@@ -249,11 +254,14 @@ def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequen
     odd = [side for side in sides if side is not None]
     if not odd:
         return outcomes
-    return [(_named(outcome, pair, odd, others) if is_open(outcome) else outcome, pair) for outcome, pair in outcomes]
+    return [
+        (_name_odd_file(outcome, pair, odd, others) if is_open(outcome) else outcome, pair)
+        for outcome, pair in outcomes
+    ]
 
 
 def is_open(outcome: Outcome) -> bool:
-    """Whether a tensor has other values, and not ones that a factor or a rounding makes of its own."""
+    """Whether a tensor's values differ and neither a factor nor a rounding explains it."""
     return outcome.verdict == "other" and outcome.explanation is None
 
 
@@ -272,13 +280,13 @@ def odd_file(at: int, parts: Iterable[tuple[set[str], set[str]]]) -> OddFile | N
         odd.update(odd_in)
         cut.update({*equal_in, *odd_in} if equal_in and odd_in else ())
     files = {*same, *odd}
-    name = _alone(same, odd)
+    name = _only_odd_file(same, odd)
     if name is None or cut[name] < FEWEST:
         return None
     return OddFile(at, name, name in odd, same[name] + odd[name], odd[name], len(files) - 1)
 
 
-def _alone(same: Counter[str], odd: Counter[str]) -> str | None:
+def _only_odd_file(same: Counter[str], odd: Counter[str]) -> str | None:
     """Return the one file with all differences, or with none, unlike the others."""
     if len(odd) == 1:
         name = next(iter(odd))
@@ -290,14 +298,14 @@ def _alone(same: Counter[str], odd: Counter[str]) -> str | None:
 def _files(outcome: Outcome, pair: Pair, at: int) -> tuple[set[str], set[str]]:
     """Return the files that have equal parts of a tensor, and those that have different ones."""
     tensor, opposite = pair.sides[at], pair.sides[1 - at]
-    if not isinstance(tensor, Saved) or opposite is None:
+    if not isinstance(tensor, StoredTensor) or opposite is None:
         return set(), set()
     if outcome.verdict in SAME:
         return set(tensor.files), set()
     return files_of(tensor, opposite)
 
 
-def files_of(tensor: Saved, opposite: Tensor) -> tuple[set[str], set[str]]:
+def files_of(tensor: StoredTensor, opposite: Tensor) -> tuple[set[str], set[str]]:
     """Return the files with parts equal to a second tensor's, and those with different parts."""
     if tensor.shape != opposite.shape:
         return set(), set(tensor.files)
@@ -318,7 +326,9 @@ def _is_same(tensor: Tensor, opposite: Tensor, region: Region) -> bool:
     return tensor_bits is not None and opposite_bits is not None and equal(tensor_bits, opposite_bits)
 
 
-def _named(outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[Sequence[Checkpoint]]) -> Outcome:
+def _name_odd_file(
+    outcome: Outcome, pair: Pair, sides: list[OddFile], others: Sequence[Sequence[Checkpoint]]
+) -> Outcome:
     """Name the odd file; if both sides have one, the step with its values decides."""
     for odd in sides:
         step = next((step for at in (0, 1) for step in others[at] if _is_from(step, pair, odd, at)), None)
@@ -340,7 +350,7 @@ def _is_from(step: Checkpoint, pair: Pair, odd: OddFile, at: int) -> bool:
     """Whether a different step has the odd file's values of a tensor."""
     held, named = pair.sides[odd.at], pair.sides[at]
     there = None if named is None else tensor_in(step, named)
-    if there is None or not isinstance(held, Saved) or there.shape != held.shape:
+    if there is None or not isinstance(held, StoredTensor) or there.shape != held.shape:
         return False
     regions = [chunk.region for chunk in held.chunks if chunk.place is not None and chunk.place.file == odd.name]
     return bool(regions) and all(_is_same(held, there, region) for region in regions)
@@ -357,7 +367,7 @@ def with_whole_file(outcomes: Outcomes) -> Outcomes:
 
 
 def _whole_file(outcomes: Outcomes, at: int) -> tuple[str, int]:
-    """Return the file of a side that has all tensors that differ, and how many of it do not; empty without one.
+    """Return the one file with all tensors that differ, and how many in it don't; else empty.
 
     Equal scales and biases in it say nothing: they may be all ones or zeros in every save.
     """
@@ -366,7 +376,7 @@ def _whole_file(outcomes: Outcomes, at: int) -> tuple[str, int]:
     odd: Counter[str] = Counter()
     for outcome, pair in outcomes:
         tensor = pair.sides[at]
-        if outcome.verdict in LONE or not isinstance(tensor, Saved):
+        if outcome.verdict in LONE or not isinstance(tensor, StoredTensor):
             continue
         if len(tensor.files) != 1 or not (_differs(outcome) or outcome.verdict in (*SAME, "cast")):
             return "", 0

@@ -1,1 +1,1 @@
-"""The formats of checkpoints, each read without torch, and without running anything of a file."""
+"""Checkpoint formats, each read without torch and without running code from a file."""

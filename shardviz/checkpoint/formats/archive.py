@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.formats.pickle_reader import Global, Made, read_pickle
+from shardviz.checkpoint.formats.pickle_reader import Global, PickledObject, read_pickle
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype, itemsize
 from shardviz.text import printable
@@ -39,8 +39,8 @@ _STORAGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor in a file.
+class FileTensor:
+    """Where a file has a tensor: first byte, dtype, shape and strides.
 
     Attributes:
         dtype: Its dtype.
@@ -61,14 +61,14 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _FileSlice:
     """A part of a file: a whole archive, or one of its members."""
 
     start: int
     size: int
 
 
-def find_tensor(path: Path, start: int, size: int, name: str) -> Stored:
+def find_tensor(path: Path, start: int, size: int, name: str) -> FileTensor:
     """Locate the elements of a saved tensor; a few hundred bytes are read.
 
     Args:
@@ -81,14 +81,14 @@ def find_tensor(path: Path, start: int, size: int, name: str) -> Stored:
         DumpError: It is not an archive of one tensor, or its numbers contradict each other.
     """
     where = f"{path}: {printable(name)}"
-    with _reading(path) as file:
-        members, root = _opened(file, _Part(start, size), where)
-        tensor = _unwrapped(read_pickle(_content(file, members[f"{root}data.pkl"]), where))
+    with _open_file(path) as file:
+        members, root = _zip_members(file, _FileSlice(start, size), where)
+        tensor = _inner_tensor(read_pickle(_content(file, members[f"{root}data.pkl"]), where))
         order = members.get(f"{root}byteorder")
         if order is not None and _content(file, order) != b"little":
             raise DumpError(f"{where} is not little-endian", "convert it on the machine that wrote it")
     try:
-        return _stored(tensor, members, root, where)
+        return _file_tensor(tensor, members, root, where)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DumpError(f"{where} is not a tensor, or damaged", "copy it again") from error
 
@@ -100,8 +100,8 @@ def read_object(path: Path, start: int, size: int, name: str) -> Any:
         DumpError: It is damaged, or made of anything else.
     """
     where = f"{path}: {printable(name)}"
-    with _reading(path) as file:
-        members, root = _opened(file, _Part(start, size), where)
+    with _open_file(path) as file:
+        members, root = _zip_members(file, _FileSlice(start, size), where)
         return read_pickle(_content(file, members[f"{root}data.pkl"]), where)
 
 
@@ -111,25 +111,25 @@ class Archive:
 
     Attributes:
         path: The file.
-        tree: What is in it, made of inert types: a tensor is `Made`.
+        tree: What is in it, made of inert types: a tensor is `PickledObject`.
     """
 
     path: Path
     tree: Any
-    _members: dict[str, _Part]
+    _members: dict[str, _FileSlice]
     _root: str
 
-    def tensor(self, pickled: Any, name: str) -> Stored | None:
+    def tensor(self, pickled: Any, name: str) -> FileTensor | None:
         """Find out where the elements of a tensor in it are; None for what is not a tensor.
 
         Raises:
             DumpError: Its numbers contradict each other.
         """
         where = f"{self.path}: {printable(name)}"
-        if type(pickled) is not Made:
+        if type(pickled) is not PickledObject:
             return None
         try:
-            return _stored(_unwrapped(pickled), self._members, self._root, where)
+            return _file_tensor(_inner_tensor(pickled), self._members, self._root, where)
         except (LookupError, TypeError, ValueError, AttributeError):
             return None
 
@@ -140,9 +140,9 @@ def open_archive(path: Path) -> Archive:
     Raises:
         DumpError: It is missing or damaged, or has what is not among the types of a checkpoint.
     """
-    with _reading(path) as file:
+    with _open_file(path) as file:
         file.seek(0, 2)
-        members, root = _opened(file, _Part(0, file.tell()), str(path), MAX_SAVED)
+        members, root = _zip_members(file, _FileSlice(0, file.tell()), str(path), MAX_SAVED)
         tree = read_pickle(_content(file, members[f"{root}data.pkl"], MAX_SAVED), str(path))
         order = members.get(f"{root}byteorder")
         if order is not None and _content(file, order) != b"little":
@@ -151,7 +151,7 @@ def open_archive(path: Path) -> Archive:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[BinaryIO]:
+def _open_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file, and say in one line why that, or reading it, cannot be done."""
     try:
         with path.open("rb") as file:
@@ -160,7 +160,9 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
         raise DumpError(f"cannot read {path}: {error.strerror or error}", "copy the checkpoint again") from error
 
 
-def _opened(file: BinaryIO, archive: _Part, where: str, most: int = MAX_DIRECTORY) -> tuple[dict[str, _Part], str]:
+def _zip_members(
+    file: BinaryIO, archive: _FileSlice, where: str, most: int = MAX_DIRECTORY
+) -> tuple[dict[str, _FileSlice], str]:
     """Return the members of an archive by name, and the folder in it in which they are."""
     try:
         members = _members(file, archive, most)
@@ -171,7 +173,7 @@ def _opened(file: BinaryIO, archive: _Part, where: str, most: int = MAX_DIRECTOR
     return members, root
 
 
-def _members(file: BinaryIO, archive: _Part, most: int) -> dict[str, _Part]:
+def _members(file: BinaryIO, archive: _FileSlice, most: int) -> dict[str, _FileSlice]:
     count, size, offset = _directory(file, archive)
     if not 0 <= size <= most:
         raise ValueError(f"a directory of {size:,} bytes")
@@ -186,12 +188,12 @@ def _members(file: BinaryIO, archive: _Part, most: int) -> dict[str, _Part]:
         packed, plain, local = _large((packed, plain, local), extra)
         if method != _STORED or packed != plain:
             raise ValueError(f"{printable(name)} is compressed")
-        members[name] = _Part(_first_byte(file, archive, local, plain), plain)
+        members[name] = _FileSlice(_first_byte(file, archive, local, plain), plain)
         at += _ENTRY_SIZE + name_size + extra_size + comment
     return members
 
 
-def _directory(file: BinaryIO, archive: _Part) -> tuple[int, int, int]:
+def _directory(file: BinaryIO, archive: _FileSlice) -> tuple[int, int, int]:
     """Return how many members an archive's directory has, its bytes, and where it is."""
     end = _bytes_of(file, archive, archive.size - _END_SIZE, _END_SIZE)
     if end[:4] != _END:
@@ -221,7 +223,7 @@ def _large(sizes: tuple[int, int, int], extra: bytes) -> tuple[int, int, int]:
     return replaced[0], replaced[1], replaced[2]
 
 
-def _first_byte(file: BinaryIO, archive: _Part, local: int, size: int) -> int:
+def _first_byte(file: BinaryIO, archive: _FileSlice, local: int, size: int) -> int:
     """Return where a member's content begins in the file: behind a header of its own."""
     header = _bytes_of(file, archive, local, _LOCAL_SIZE)
     if header[:4] != b"PK\x03\x04":
@@ -233,7 +235,7 @@ def _first_byte(file: BinaryIO, archive: _Part, local: int, size: int) -> int:
     return archive.start + start
 
 
-def _bytes_of(file: BinaryIO, archive: _Part, offset: int, size: int) -> bytes:
+def _bytes_of(file: BinaryIO, archive: _FileSlice, offset: int, size: int) -> bytes:
     if offset < 0 or offset + size > archive.size:
         raise ValueError(f"bytes {offset:,} to {offset + size:,} of {archive.size:,}")
     file.seek(archive.start + offset)
@@ -243,23 +245,23 @@ def _bytes_of(file: BinaryIO, archive: _Part, offset: int, size: int) -> bytes:
     return content
 
 
-def _content(file: BinaryIO, member: _Part, most: int = MAX_DIRECTORY) -> bytes:
+def _content(file: BinaryIO, member: _FileSlice, most: int = MAX_DIRECTORY) -> bytes:
     file.seek(member.start)
     return file.read(min(member.size, most))
 
 
-def _unwrapped(pickled: Any) -> Any:
+def _inner_tensor(pickled: Any) -> Any:
     """Return the tensor within a parameter, or under a type and attributes of its own."""
-    if type(pickled) is Made and pickled.kind == "torch._utils._rebuild_parameter":
+    if type(pickled) is PickledObject and pickled.kind == "torch._utils._rebuild_parameter":
         return pickled.args[0]
-    if type(pickled) is Made and pickled.kind == "torch._tensor._rebuild_from_type_v2":
+    if type(pickled) is PickledObject and pickled.kind == "torch._tensor._rebuild_from_type_v2":
         function, _, args, _ = pickled.args
-        return Made(function.name, args)
+        return PickledObject(function.name, args)
     return pickled
 
 
-def _stored(tensor: Any, members: dict[str, _Part], root: str, where: str) -> Stored:
-    if type(tensor) is not Made or not tensor.kind.startswith("torch._utils._rebuild_tensor_v"):
+def _file_tensor(tensor: Any, members: dict[str, _FileSlice], root: str, where: str) -> FileTensor:
+    if type(tensor) is not PickledObject or not tensor.kind.startswith("torch._utils._rebuild_tensor_v"):
         raise TypeError
     storage, first, shape, strides = tensor.args[:4]
     _, kind, key, *_ = storage.args
@@ -276,7 +278,7 @@ def _stored(tensor: Any, members: dict[str, _Part], root: str, where: str) -> St
             f"{where} is damaged: {dtype}{list(shape)} ends at byte {last * width:,} of {member.size:,}",
             "copy it again",
         )
-    return Stored(dtype, tuple(shape), tuple(strides), member.start + first * width)
+    return FileTensor(dtype, tuple(shape), tuple(strides), member.start + first * width)
 
 
 def _dtype(kind: Global, args: Sequence[Any]) -> str:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_of
 from shardviz.checkpoint.formats.headers import is_plain
-from shardviz.checkpoint.formats.pickle_reader import Made, dict_of
+from shardviz.checkpoint.formats.pickle_reader import PickledObject, dict_of
 from shardviz.checkpoint.formats.torch_file import whole
 from shardviz.checkpoint.formats.zero_buffers import MASTER, RankFile, chunks_of, laid_out
-from shardviz.checkpoint.records import Checkpoint, Place, Problem, Saved
+from shardviz.checkpoint.records import ByteRange, Checkpoint, Problem, StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.files import UnfinishedUniversalCheckpoint
 from shardviz.text import counted, listed, printable
@@ -42,15 +42,15 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass
-class _Found:
-    """What is found in the files of one model-parallel rank.
+class _ModelPart:
+    """The tensors in the files of one model-parallel rank, and problems with them.
 
     Attributes:
         tensors: The tensors by name.
         problems: What is wrong.
     """
 
-    tensors: dict[str, Saved] = field(default_factory=dict)
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -75,13 +75,13 @@ def read_deepspeed(path: Path) -> Checkpoint:
     if not models:
         raise DumpError(f"{folder} has no mp_rank_*_model_states.pt", "copy the checkpoint again, all of its files")
     parts = sorted({mp for _, mp in models})
-    tensors: dict[str, Saved] = {}
+    tensors: dict[str, StoredTensor] = {}
     problems: list[Problem] = []
     for mp in parts:
         of_part = {dp: name for (dp, at), name in models.items() if at == mp}
         rank_files = _part(folder, of_part, {dp: name for (dp, at), name in optims.items() if at == mp})
         before = f"mp_rank_{mp:02d}." if len(parts) > 1 else ""
-        tensors |= {before + name: _named(one, before + name) for name, one in rank_files.tensors.items()}
+        tensors |= {before + name: _renamed(one, before + name) for name, one in rank_files.tensors.items()}
         problems += rank_files.problems
     if not optims and has_universal(folder):
         rank_files = _universal(folder, models)
@@ -114,16 +114,16 @@ def _numbers(match: re.Match[str]) -> tuple[int, int]:
     return int(match["dp"] or 0), int(match["mp"])
 
 
-def _named(saved: Saved, name: str) -> Saved:
-    return Saved(name, saved.shape, saved.dtype, saved.chunks, saved.folder)
+def _renamed(saved: StoredTensor, name: str) -> StoredTensor:
+    return StoredTensor(name, saved.shape, saved.dtype, saved.chunks, saved.folder)
 
 
-def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) -> _Found:
+def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) -> _ModelPart:
     """Return what one model-parallel rank's files have."""
     archives = {dp: open_archive(folder / name) for dp, name in models.items()}
     first = archives[min(archives)]
     state = dict_of(first.tree, first.path, "the file")
-    found_here = _Found()
+    found_here = _ModelPart()
     ranks = {dp: RankFile.read(open_archive(folder / name), name) for dp, name in optims.items()}
     shapes = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
     layout = laid_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
@@ -136,7 +136,7 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
     for (name, kind), (shape, dtype, chunks) in layout.tensors.items():
         # Under stage 3, whose module is empty, the masters are the weights.
         called = printable(name) if is_3 and kind == MASTER else f"optimizer.state.{printable(name)}.{kind}"
-        found_here.tensors[called] = Saved(called, shape, dtype, tuple(chunks), folder)
+        found_here.tensors[called] = StoredTensor(called, shape, dtype, tuple(chunks), folder)
     _add_frozen(found_here, archives, folder)
     _add_shared(found_here, state)
     return found_here
@@ -147,13 +147,13 @@ def _are_of_stage_3(models: Mapping[Any, str]) -> bool:
     return any(name.startswith("zero_pp_rank_") for name in models.values())
 
 
-def _universal(folder: Path, models: Mapping[tuple[int, int], str]) -> _Found:
+def _universal(folder: Path, models: Mapping[tuple[int, int], str]) -> _ModelPart:
     """Return what a universal checkpoint has next to the model's files."""
     first = open_archive(folder / models[min(models)])
     state = dict_of(first.tree, first.path, "the file")
     groups = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
     shapes = {name: shape for group in groups for name, shape in group.items()}
-    universal, weights = _Found(), _are_of_stage_3(models)  # then the masters are the weights: the module is empty
+    universal, weights = _ModelPart(), _are_of_stage_3(models)  # then the masters are the weights: the module is empty
     saved_names: set[str] = set()
     for name, kind, path in _files(folder / FOLDER):
         called = name if weights and kind == MASTER else f"optimizer.state.{name}.{kind}"
@@ -203,7 +203,7 @@ def _shapes(value: Any, path: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _add_frozen(model_part: _Found, archives: Mapping[int, Archive], folder: Path) -> None:
+def _add_frozen(model_part: _ModelPart, archives: Mapping[int, Archive], folder: Path) -> None:
     """Add the frozen weights of stage 3: each rank's model file has a stretch of them."""
     for dp, archive in sorted(archives.items()):
         state = dict_of(archive.tree, archive.path, "the file")
@@ -211,26 +211,26 @@ def _add_frozen(model_part: _Found, archives: Mapping[int, Archive], folder: Pat
         fragments = dict_of(state.get("frozen_param_fragments"), archive.path, "frozen_param_fragments", optional=True)
         for name, shape in shapes.items():
             pickled = fragments.get(name)
-            stored = archive.tensor(pickled, name) if type(pickled) is Made else None
+            stored = archive.tensor(pickled, name) if type(pickled) is PickledObject else None
             if stored is not None and len(stored.shape) == 1:
-                start, place = dp * stored.shape[0], Place(archive.path.name, stored.start, 0)
+                start, place = dp * stored.shape[0], ByteRange(archive.path.name, stored.start, 0)
                 chunks = chunks_of(shape, start, min(start + stored.shape[0], math.prod(shape)), place, stored.dtype)
                 before = model_part.tensors.get(printable(name))
                 old = before.chunks if before is not None and before.shape == shape else ()
-                saved = Saved(printable(name), shape, stored.dtype, (*old, *chunks), folder)
+                saved = StoredTensor(printable(name), shape, stored.dtype, (*old, *chunks), folder)
                 model_part.tensors[saved.name] = saved
 
 
-def _add_shared(model_part: _Found, state: dict[str, Any]) -> None:
+def _add_shared(model_part: _ModelPart, state: dict[str, Any]) -> None:
     """Add the names of tensors that are stored under another name."""
     shared = state.get("shared_params")
     for name, of in shared.items() if type(shared) is dict else ():
         if type(name) is str and type(of) is str and printable(of) in model_part.tensors:
-            model_part.tensors.setdefault(printable(name), _named(model_part.tensors[printable(of)], printable(name)))
+            model_part.tensors.setdefault(printable(name), _renamed(model_part.tensors[printable(of)], printable(name)))
 
 
 def has_universal(folder: Path) -> bool:
-    """Whether a step has such files; a link is not followed, which may lead out of the checkpoint."""
+    """Whether a step has universal files; links aren't followed, they could leave the folder."""
     return (folder / FOLDER).is_dir() and not (folder / FOLDER).is_symlink()
 
 
@@ -250,8 +250,8 @@ def _files(root: Path) -> Iterator[tuple[str, str, Path]]:
                 yield printable(folder.name), printable(path.stem), path
 
 
-def _saved_of_file(name: str, path: Path, folder: Path, shape: tuple[int, ...] | None) -> Saved:
-    """Return where a file's tensor is; a flat one in the shape of its parameter, without the padding at its end.
+def _saved_of_file(name: str, path: Path, folder: Path, shape: tuple[int, ...] | None) -> StoredTensor:
+    """Return a file's tensor; a flat one in its parameter's shape, without its padding.
 
     Raises:
         DumpError: It has no tensor, or one that is not stored row by row.
@@ -263,8 +263,8 @@ def _saved_of_file(name: str, path: Path, folder: Path, shape: tuple[int, ...] |
         raise DumpError(f"{path} has no tensor, or one that is not stored row by row", "convert the checkpoint again")
     is_flat = shape is not None and len(stored.shape) == 1 and stored.shape[0] >= math.prod(shape)
     whole_shape = shape if is_flat and shape is not None else stored.shape
-    place = Place(str(path.relative_to(folder)), stored.start, 0)
-    return Saved(
+    place = ByteRange(str(path.relative_to(folder)), stored.start, 0)
+    return StoredTensor(
         name,
         whole_shape,
         stored.dtype,

@@ -1,4 +1,4 @@
-"""Safetensors: files whose header says where each tensor is, folders of them, and DCP's own writer of them.
+"""Safetensors files and folders, including those that DCP's own writer makes.
 
 A header may say which part of a tensor a file has (`DCP_SHARDING_INFO`); else it has all of it.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from shardviz.checkpoint.records import MAX_SIZE, Checkpoint, Chunk, Place, Saved, file_size
+from shardviz.checkpoint.records import MAX_SIZE, ByteRange, Checkpoint, Chunk, StoredTensor, file_size
 from shardviz.dump.pause import collector_paused
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
@@ -56,7 +56,7 @@ class _Header(msgspec.Struct):
 
 
 class _Entry(msgspec.Struct):
-    """A tensor, or the notes, in which nothing of it has to be."""
+    """A header's entry: a tensor, or the notes, which have none of these fields."""
 
     dtype: str = ""
     shape: tuple[int, ...] | None = None
@@ -70,7 +70,7 @@ class _Notes(msgspec.Struct):
     sharding: str = msgspec.field(name="DCP_SHARDING_INFO", default="")
 
 
-class _Sharded(msgspec.Struct):
+class _ShardOffsets(msgspec.Struct):
     saved_offsets: tuple[int, ...]
 
 
@@ -97,8 +97,8 @@ def read_safetensors(path: Path) -> Checkpoint:
     with collector_paused():
         for name, size in sizes.items():
             _add_chunks(chunks_by_name, folder / name, size)
-        tensors = {name: _whole(name, chunks, folder) for name, chunks in chunks_by_name.items()}
-    tied = _tied(folder)
+        tensors = {name: _whole_tensor(name, chunks, folder) for name, chunks in chunks_by_name.items()}
+    tied = _says_tied(folder)
     return Checkpoint(path, "safetensors", tensors, indexed=indexed, tied=tied, sizes=sizes)
 
 
@@ -136,7 +136,7 @@ def _read_json(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _tied(folder: Path) -> bool:
+def _says_tied(folder: Path) -> bool:
     """Whether the model's settings beside its weights say that its embeddings are tied."""
     try:
         return msgspec.json.decode(_read_json(folder / "config.json"), type=_Settings).tie_word_embeddings
@@ -192,7 +192,7 @@ def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | 
         chunk = Chunk(
             at,
             shape,
-            Place(file_name, data_start + begin, end - begin),
+            ByteRange(file_name, data_start + begin, end - begin),
             DTYPES.get(tensor.dtype) or printable(tensor.dtype.lower()),
         )
         if name in chunks_by_name:
@@ -202,7 +202,7 @@ def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | 
 
 
 def _header(text: bytes) -> tuple[Mapping[str, _Header], msgspec.Raw | None]:
-    """Return a header's tensors, and its notes; almost always it has none but the format, and is read in one go."""
+    """Return a header's tensors and its notes; a plain header is decoded in one go."""
     if b"DCP_SHARDING_INFO" not in text:
         with suppress(msgspec.ValidationError):  # the error below names what is wrong
             entries = _ENTRIES.decode(text)
@@ -214,11 +214,11 @@ def _header(text: bytes) -> tuple[Mapping[str, _Header], msgspec.Raw | None]:
     return {name: msgspec.json.decode(raw, type=_Header) for name, raw in header.items()}, notes
 
 
-def _offsets(notes: msgspec.Raw | None) -> dict[str, _Sharded]:
+def _offsets(notes: msgspec.Raw | None) -> dict[str, _ShardOffsets]:
     if notes is None:
         return {}
     sharding = msgspec.json.decode(notes, type=_Notes).sharding
-    return msgspec.json.decode(sharding, type=dict[str, _Sharded]) if sharding else {}
+    return msgspec.json.decode(sharding, type=dict[str, _ShardOffsets]) if sharding else {}
 
 
 def _refuse_damaged(path: Path, name: str, tensor: _Header, data_size: int) -> None:
@@ -230,14 +230,14 @@ def _refuse_damaged(path: Path, name: str, tensor: _Header, data_size: int) -> N
         raise DumpError(f"{path} is damaged: {printable(name)} is {what}", "copy it again")
 
 
-def _whole(name: str, parts: list[Chunk], folder: Path) -> Saved:
-    """Return the tensor that chunks are of: as large as they reach, as DCP's own reader takes it."""
+def _whole_tensor(name: str, parts: list[Chunk], folder: Path) -> StoredTensor:
+    """Return the tensor that chunks belong to, as large as they reach (DCP's reader does this)."""
     first = parts[0]
     if len(parts) == 1 and not any(first.offsets):
-        return Saved(name, first.sizes, first.dtype, (first,), folder)
+        return StoredTensor(name, first.sizes, first.dtype, (first,), folder)
     if len({len(chunk.sizes) for chunk in parts}) > 1:
         shapes = " and ".join(f"{list(chunk.sizes)} in {chunk.place.file}" for chunk in parts[:2] if chunk.place)
         raise DumpError(f"{folder}: {printable(name)} is {shapes}", "keep one of them")
     reach = [[at + size for at, size in zip(chunk.offsets, chunk.sizes, strict=True)] for chunk in parts]
     shape = tuple(max(ends) for ends in zip(*reach, strict=True))
-    return Saved(name, shape, first.dtype, tuple(parts), folder)
+    return StoredTensor(name, shape, first.dtype, tuple(parts), folder)

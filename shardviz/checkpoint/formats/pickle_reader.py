@@ -1,4 +1,4 @@
-"""Pickles read as data: a closed list of inert types, and nothing is imported, called or built for a file.
+"""Pickles read as data with a closed list of types; nothing is imported or called.
 
 `pickle.Unpickler` with a narrow `find_class` runs no code either, but a few bytes make it allocate gigabytes (a memo
 index), hash forever or overflow the stack (nested tuples as a key). This machine knows the opcodes that torch writes,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    Step: TypeAlias = "Callable[[Machine, Any], None]"
+    Step: TypeAlias = "Callable[[PickleMachine, Any], None]"
     Reader: TypeAlias = "Callable[[io.BytesIO], Any] | None"
 
 MEMORY_PER_BYTE = 60
@@ -87,7 +87,7 @@ NEAR = 256
 
 
 class RefusedError(Exception):
-    """A pickle has what no checkpoint needs."""
+    """A pickle contains something that no checkpoint needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class Global:
 
 
 @dataclass(slots=True, eq=False)
-class Made:
-    """What a pickle says is made of a type and some arguments; nothing is made.
+class PickledObject:
+    """A type and its arguments as a pickle names them; the object is never built.
 
     Attributes:
         kind: The type's name; `storage` for what stands outside the pickle.
@@ -120,8 +120,8 @@ class Made:
         return self.state.get(name) if type(self.state) is dict else None
 
 
-class Machine:
-    """The state of reading one pickle: what is left to read, the stack, the marks and the memo."""
+class PickleMachine:
+    """The state of reading one pickle: input, stack, marks and memo."""
 
     def __init__(self, content: bytes) -> None:
         self._stream = io.BytesIO(content)
@@ -167,34 +167,34 @@ def _push(value: Any) -> Step:
 
 
 def _push_empty(kind: type) -> Step:
-    def push(machine: Machine, arg: Any) -> None:
+    def push(machine: PickleMachine, arg: Any) -> None:
         machine.spend(_CONTAINER)
         machine.stack.append(kind())
 
     return push
 
 
-def _push_arg(machine: Machine, arg: Any) -> None:
+def _push_arg(machine: PickleMachine, arg: Any) -> None:
     machine.stack.append(arg)
 
 
-def _nothing(machine: Machine, arg: Any) -> None:
+def _nothing(machine: PickleMachine, arg: Any) -> None:
     """Skip a protocol's number, or a frame's length."""
 
 
-def _mark(machine: Machine, arg: Any) -> None:
+def _mark(machine: PickleMachine, arg: Any) -> None:
     if len(machine.marked) == MAX_MARKS:
         raise RefusedError(f"more than {MAX_MARKS:,} levels of nesting")
     machine.marked.append(machine.stack)
     machine.stack = []
 
 
-def _pop(machine: Machine, arg: Any) -> None:
+def _pop(machine: PickleMachine, arg: Any) -> None:
     machine.stack.pop()
 
 
 def _tuple(count: int) -> Step:
-    def make(machine: Machine, arg: Any) -> None:
+    def make(machine: PickleMachine, arg: Any) -> None:
         stack = machine.stack
         if len(stack) < count:
             raise ValueError
@@ -204,29 +204,29 @@ def _tuple(count: int) -> Step:
     return make
 
 
-def _marked_tuple(machine: Machine, arg: Any) -> None:
+def _marked_tuple(machine: PickleMachine, arg: Any) -> None:
     items = tuple(machine.since_mark())
     machine.spend(_OBJECT + len(items) * _ITEM)
     machine.stack.append(items)
 
 
-def _append(machine: Machine, arg: Any) -> None:
+def _append(machine: PickleMachine, arg: Any) -> None:
     value = machine.stack.pop()
     _exactly(machine.stack[-1], list).append(value)
 
 
-def _appends(machine: Machine, arg: Any) -> None:
+def _appends(machine: PickleMachine, arg: Any) -> None:
     values = machine.since_mark()
     _exactly(machine.stack[-1], list).extend(values)
 
 
-def _set_item(machine: Machine, arg: Any) -> None:
+def _set_item(machine: PickleMachine, arg: Any) -> None:
     machine.spend(_ENTRY)
     value, key = machine.stack.pop(), machine.stack.pop()
     _exactly(machine.stack[-1], dict)[_key(key)] = value
 
 
-def _set_items(machine: Machine, arg: Any) -> None:
+def _set_items(machine: PickleMachine, arg: Any) -> None:
     items = machine.since_mark()
     if len(items) % 2:
         raise ValueError
@@ -245,44 +245,44 @@ def _exactly(value: Any, kind: type) -> Any:
 
 def _key(key: Any) -> Any:
     """Return a dict's key, if hashing it takes no longer than reading it did."""
-    if type(key) in _SCALARS or type(key) is Made:
+    if type(key) in _SCALARS or type(key) is PickledObject:
         return key
     if type(key) is tuple and all(type(part) in _SCALARS for part in key):
         return key
     raise RefusedError("a key that is neither a name nor a number")
 
 
-def _put(machine: Machine, arg: Any) -> None:
+def _put(machine: PickleMachine, arg: Any) -> None:
     machine.spend(_ENTRY)
     machine.memo[arg] = machine.stack[-1]
 
 
-def _memoize(machine: Machine, arg: Any) -> None:
+def _memoize(machine: PickleMachine, arg: Any) -> None:
     machine.spend(_ENTRY)
     machine.memo[len(machine.memo)] = machine.stack[-1]
 
 
-def _get(machine: Machine, arg: Any) -> None:
+def _get(machine: PickleMachine, arg: Any) -> None:
     machine.stack.append(machine.memo[arg])
 
 
-def _named(machine: Machine, name: str) -> None:
+def _push_global(machine: PickleMachine, name: str) -> None:
     if name not in KNOWN and not (name.startswith("torch.") and is_dtype(name.removeprefix("torch."))):
         raise RefusedError(f"{name[:MAX_NAME]}, which is not among the types of a checkpoint")
     machine.spend(_OBJECT)
     machine.stack.append(Global(name))
 
 
-def _global(machine: Machine, arg: Any) -> None:
-    _named(machine, arg.replace(" ", ".", 1))
+def _global(machine: PickleMachine, arg: Any) -> None:
+    _push_global(machine, arg.replace(" ", ".", 1))
 
 
-def _stack_global(machine: Machine, arg: Any) -> None:
+def _stack_global(machine: PickleMachine, arg: Any) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
-    _named(machine, f"{_exactly(module, str)}.{_exactly(name, str)}")
+    _push_global(machine, f"{_exactly(module, str)}.{_exactly(name, str)}")
 
 
-def _reduce(machine: Machine, arg: Any) -> None:
+def _reduce(machine: PickleMachine, arg: Any) -> None:
     machine.spend(_OBJECT)
     args = _exactly(machine.stack.pop(), tuple)
     kind = _exactly(machine.stack.pop(), Global).name
@@ -293,18 +293,18 @@ def _reduce(machine: Machine, arg: Any) -> None:
     elif kind == "collections.OrderedDict" and not args:
         machine.stack.append({})
     else:
-        machine.stack.append(Made(kind, args))
+        machine.stack.append(PickledObject(kind, args))
 
 
-def _build(machine: Machine, arg: Any) -> None:
+def _build(machine: PickleMachine, arg: Any) -> None:
     state = machine.stack.pop()
     if type(machine.stack[-1]) is not dict:  # a state dict has a version as an attribute, which is not needed
-        _exactly(machine.stack[-1], Made).state = state
+        _exactly(machine.stack[-1], PickledObject).state = state
 
 
-def _outside(machine: Machine, arg: Any) -> None:
+def _outside(machine: PickleMachine, arg: Any) -> None:
     machine.spend(_OBJECT)
-    machine.stack.append(Made("storage", _exactly(machine.stack.pop(), tuple)))
+    machine.stack.append(PickledObject("storage", _exactly(machine.stack.pop(), tuple)))
 
 
 _BY_CODE: dict[str, Step] = {
@@ -325,7 +325,7 @@ STEPS: dict[bytes, tuple[Step, Reader]] = {
 
 
 class UnknownTypeError(DumpError):
-    """A pickle that names a type that is not a checkpoint's."""
+    """A pickle names a type that isn't known from checkpoints."""
 
     @property
     def is_subclass(self) -> bool:
@@ -344,7 +344,7 @@ def _what_is(content: bytes, at: int, error: RefusedError) -> tuple[str, str]:
 
 
 def read_pickle(content: bytes, where: str) -> Any:
-    """Read a pickle as numbers, strings, lists, dicts, tuples, `Global` and `Made`.
+    """Read a pickle as numbers, strings, lists, dicts, tuples, `Global` and `PickledObject`.
 
     Args:
         content: The pickle.
@@ -358,7 +358,7 @@ def read_pickle(content: bytes, where: str) -> Any:
         raise DumpError(
             f"{where} has {len(content):,} bytes, more than {MAX_BYTES:,}", "is it a checkpoint's metadata?"
         )
-    machine = Machine(content)
+    machine = PickleMachine(content)
     try:
         with collector_paused():
             return machine.run(STEPS)

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_of
-from shardviz.checkpoint.formats.pickle_reader import Made
-from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
+from shardviz.checkpoint.formats.pickle_reader import PickledObject
+from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, Problem, StoredTensor
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.text import printable
@@ -37,12 +37,12 @@ def read_torch_file(path: Path) -> Checkpoint:
     """
     _refuse_bare_pickle(path)
     archive = open_archive(path)
-    tensors: dict[str, Saved] = {}
+    tensors: dict[str, StoredTensor] = {}
     problems: list[Problem] = []
     values: dict[str, Any] = {}
     for parts, leaf in _leaves(archive.tree, ()):
         name = printable(".".join(parts))
-        if type(leaf) is not Made:
+        if type(leaf) is not PickledObject:
             values[name] = leaf
             continue
         saved = whole(archive, leaf, name, path.parent)
@@ -66,9 +66,10 @@ def _refuse_bare_pickle(path: Path) -> None:
 
 
 def _leaves(tree: Any, parts: Parts) -> Iterator[tuple[Parts, Any]]:
-    """Yield all but dicts, and lists with dicts or tensors in them, each with its names level by level.
+    """Yield every leaf of a nested state dict with its path.
 
-    So torch.distributed.checkpoint flattens a state dict, too. Nothing deeper than `MAX_DEPTH` is looked at.
+    Dicts are split, and so are lists that contain dicts or tensors; torch.distributed.checkpoint flattens a state dict
+    in the same way. Levels below `MAX_DEPTH` are ignored.
     """
     stack = [(parts, tree)]
     count = 0
@@ -87,18 +88,18 @@ def _inner(node: Any) -> list[tuple[str, Any]] | None:
     """Return the items of a dict, or of a list of dicts or tensors, by name; None for others."""
     if type(node) is dict:
         return [(str(key), value) for key, value in node.items() if type(key) in (str, int)]
-    if type(node) is list and any(type(value) in (dict, Made) for value in node):
+    if type(node) is list and any(type(value) in (dict, PickledObject) for value in node):
         return [(str(at), value) for at, value in enumerate(node)]
     return None
 
 
-def whole(archive: Archive, pickled: Any, name: str, folder: Path) -> Saved | None:
+def whole(archive: Archive, pickled: Any, name: str, folder: Path) -> StoredTensor | None:
     """Return a tensor that one file has all of, row by row; None for what is not one."""
     stored = archive.tensor(pickled, name)
     if stored is None:
         return None
     size = math.prod(stored.shape)
-    place = Place(archive.path.name, stored.start, size * itemsize(stored.dtype))
+    place = ByteRange(archive.path.name, stored.start, size * itemsize(stored.dtype))
     chunk = Chunk((0,) * len(stored.shape), stored.shape, place, stored.dtype)
     in_rows = stored.strides == strides_of(stored.shape) or size < 2
-    return Saved(name, stored.shape, stored.dtype, (chunk,), folder) if in_rows else None
+    return StoredTensor(name, stored.shape, stored.dtype, (chunk,), folder) if in_rows else None

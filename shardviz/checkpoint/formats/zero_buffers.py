@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.formats.pickle_reader import Made
-from shardviz.checkpoint.records import Chunk, Place, Problem
+from shardviz.checkpoint.formats.pickle_reader import PickledObject
+from shardviz.checkpoint.records import ByteRange, Chunk, Problem
 from shardviz.errors import DumpError
 from shardviz.explain.files import MissingZeroFile, MixedZeroFiles, RoundRobinGradients
 from shardviz.layout.dtypes import itemsize
@@ -21,7 +21,7 @@ from shardviz.text import counted, listed, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.checkpoint.formats.archive import Archive, Stored
+    from shardviz.checkpoint.formats.archive import Archive, FileTensor
 
 Box = tuple[tuple[int, ...], tuple[int, ...], int]
 """The offsets and sizes of a box, and the number of elements of the stretch before it."""
@@ -76,7 +76,7 @@ class RankFile:
     file: str
     stage: int
     world: int
-    buffers: list[dict[str, Stored]]
+    buffers: list[dict[str, FileTensor]]
     paddings: list[list[int]]
     links: list[dict[str, tuple[int, int]]]
 
@@ -103,8 +103,8 @@ class RankFile:
             _buffers(archive, master, states.get(number) if type(states) is dict else None)
             for number, master in enumerate(masters)
         ]
-        links = [_links(one) for one in _listed(state.get("param_slice_mappings"))]
-        paddings = [_ints(one) for one in _listed(state.get("param_alignment_paddings"))]
+        links = [_links(one) for one in _as_list(state.get("param_slice_mappings"))]
+        paddings = [_ints(one) for one in _as_list(state.get("param_alignment_paddings"))]
         return cls(file, _stage(state), _count(state), buffers, paddings, links)
 
 
@@ -171,7 +171,7 @@ def _missing(ranks: Mapping[int, RankFile], world: int, models: Sequence[int] | 
 
 
 def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, number: int, world: int) -> None:
-    """Lay out a group of stages 1 and 2: its parameters one behind the other, the whole divided among ranks."""
+    """Lay out a group of stage 1 or 2: parameters in a row, cut evenly over the ranks."""
     lengths = {rank: {kind: one.shape[0] for kind, one in file.buffers[number].items()} for rank, file in ranks.items()}
     part_size = max((length for kinds in lengths.values() for length in kinds.values()), default=0)
     paddings = next((file.paddings[number] for file in ranks.values() if len(file.paddings) > number), [])
@@ -188,10 +188,10 @@ def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, nu
                 start = max(rank * part_size, at)
                 stop = min(rank * part_size + stored.shape[0], at + math.prod(shape))
                 if start < stop:
-                    where = Place(file.file, stored.start + (start - rank * part_size) * itemsize(stored.dtype), 0)
+                    where = ByteRange(file.file, stored.start + (start - rank * part_size) * itemsize(stored.dtype), 0)
                     chunks = chunks_of(shape, start - at, stop - at, where, stored.dtype)
                     layout.tensors.setdefault((name, kind), (shape, stored.dtype, []))[2].extend(chunks)
-        layout.problems += _unlike(file, number, rank * part_size, part_size, places)
+        layout.problems += _unlike_fragments(file, number, rank * part_size, part_size, places)
 
 
 def _places(shapes: Shapes, paddings: Sequence[int]) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -203,10 +203,10 @@ def _places(shapes: Shapes, paddings: Sequence[int]) -> dict[str, tuple[int, tup
     return places
 
 
-def _unlike(
+def _unlike_fragments(
     file: RankFile, number: int, begin: int, part_size: int, places: Mapping[str, tuple[int, tuple[int, ...]]]
 ) -> Iterator[Problem]:
-    """Yield the first fragment that a file's own links put elsewhere than the order of parameters does."""
+    """Yield the first fragment whose link contradicts the order of the parameters."""
     links = file.links[number] if len(file.links) > number else {}
     for name, (start, size) in links.items():
         at, shape = places.get(name, (0, ()))
@@ -221,7 +221,7 @@ def _unlike(
 
 
 def _lay_out_3(layout: Layout, ranks: Mapping[int, RankFile], groups: Sequence[Shapes], world: int) -> None:
-    """Lay out stage 3: each parameter divided among ranks, and a rank's parts one behind the other."""
+    """Lay out stage 3: each parameter is cut over the ranks, and a rank's parts are in a row."""
     shapes = {name: shape for one in groups for name, shape in one.items()}
     expected = sum(-(-math.prod(shape) // world) for shape in shapes.values())
     for rank, file in ranks.items():
@@ -237,7 +237,7 @@ def _lay_out_3(layout: Layout, ranks: Mapping[int, RankFile], groups: Sequence[S
 
 
 def _lay_out_rank(
-    layout: Layout, at: tuple[int, int], file: str, kind: str, spans: Sequence[Stored], shapes: Shapes
+    layout: Layout, at: tuple[int, int], file: str, kind: str, spans: Sequence[FileTensor], shapes: Shapes
 ) -> None:
     """Lay out one rank's buffers of a kind, which parameters may reach across."""
     rank, world = at
@@ -253,13 +253,13 @@ def _lay_out_rank(
             stored, begin = spans[index], ends[index] - spans[index].shape[0]
             length = min(part_size - done, ends[index] - position)
             start, stop = min(first + done, size), min(first + done + length, size)
-            where = Place(file, stored.start + (position - begin) * itemsize(stored.dtype), 0)
+            where = ByteRange(file, stored.start + (position - begin) * itemsize(stored.dtype), 0)
             chunks = chunks_of(shape, start, stop, where, stored.dtype)
             layout.tensors.setdefault((name, kind), (shape, stored.dtype, []))[2].extend(chunks)
             position, done = position + length, done + length
 
 
-def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: Place, dtype: str) -> list[Chunk]:
+def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: ByteRange, dtype: str) -> list[Chunk]:
     """Return the chunks that a stretch of a flattened tensor consists of.
 
     Args:
@@ -271,13 +271,13 @@ def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: Place, dtype
     """
     width = itemsize(dtype)
     return [
-        Chunk(offsets, sizes, Place(where.file, where.start + before * width, math.prod(sizes) * width), dtype)
+        Chunk(offsets, sizes, ByteRange(where.file, where.start + before * width, math.prod(sizes) * width), dtype)
         for offsets, sizes, before in boxes(shape, start, stop)
     ]
 
 
-def _buffers(archive: Archive, master: Any, states: Any) -> dict[str, Stored]:
-    """Return the flat buffers of one group: its masters, and the states that are as long or longer."""
+def _buffers(archive: Archive, master: Any, states: Any) -> dict[str, FileTensor]:
+    """Return the flat buffers of a group: its master weights and its optimizer states."""
     buffers = {}
     for kind, pickled in {MASTER: master, **(states if type(states) is dict else {})}.items():
         stored = archive.tensor(pickled, str(kind)) if type(kind) is str else None
@@ -289,23 +289,27 @@ def _buffers(archive: Archive, master: Any, states: Any) -> dict[str, Stored]:
 def _links(value: Any) -> dict[str, tuple[int, int]]:
     links = {}
     for name, pickled in value.items() if type(value) is dict else ():
-        start, size = (pickled.field("start"), pickled.field("numel")) if type(pickled) is Made else (None, None)
+        start, size = (
+            (pickled.field("start"), pickled.field("numel")) if type(pickled) is PickledObject else (None, None)
+        )
         if type(name) is str and type(start) is int and type(size) is int:
             links[name] = start, size
     return links
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if type(value) is list else []
 
 
 def _ints(value: Any) -> list[int]:
-    return [one if type(one) is int and 0 <= one < 1 << 20 else 0 for one in _listed(value)]
+    return [one if type(one) is int and 0 <= one < 1 << 20 else 0 for one in _as_list(value)]
 
 
 def _stage(state: dict[str, Any]) -> int:
     pickled = state.get("zero_stage")
-    stage = pickled.args[0] if type(pickled) is Made and type(pickled.args) is tuple and pickled.args else pickled
+    stage = (
+        pickled.args[0] if type(pickled) is PickledObject and type(pickled.args) is tuple and pickled.args else pickled
+    )
     return stage if type(stage) is int else 0
 
 

@@ -14,13 +14,13 @@ from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
 from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, paired
 from shardviz.checkpoint.comparing.series import opened, siblings
 from shardviz.checkpoint.comparing.steps import is_open, odd_file
-from shardviz.checkpoint.live_job.job import Job, Live
+from shardviz.checkpoint.live_job.job import Job, JobTensor
 from shardviz.checkpoint.live_job.judging import judge
-from shardviz.checkpoint.live_job.reading import Given, given_of
+from shardviz.checkpoint.live_job.reading import RestoredTensor, given_of
 from shardviz.checkpoint.live_job.searching import MOST_READ, Search
-from shardviz.checkpoint.maps.mapped_tensors import Made, has_padding, leaves
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, has_padding, leaves
 from shardviz.checkpoint.optimizer import state_names
-from shardviz.checkpoint.records import Checkpoint, Saved
+from shardviz.checkpoint.records import Checkpoint, StoredTensor
 from shardviz.explain.files import FileOfAnotherSave
 from shardviz.text import counted, listed, named_ranks, printable
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from shardviz.layout.region import Region
 
     Side: TypeAlias = Job | Checkpoint
-    Both: TypeAlias = tuple[str, str, Live, Tensor]
-    Judged = tuple[Outcome, Live, Entry]
+    Both: TypeAlias = tuple[str, str, JobTensor, Tensor]
+    Judged = tuple[Outcome, JobTensor, Entry]
 
 MOST_NAMES = 3
 MAX_RANKS = 4
@@ -67,11 +67,11 @@ def compare_with_job(
     refuse_strangers(pairs, before, after)
     steps = [*also, *opened(siblings(checkpoint.path), [checkpoint.path])]
     search = Search(checkpoint.tensors, steps)
-    judged: list[tuple[Outcome, Live, Entry]] = []
-    matched_tensors, source_names = _both(pairs)
+    judged: list[tuple[Outcome, JobTensor, Entry]] = []
+    matched_tensors, source_names = _paired_tensors(pairs)
     for done, (name, saved_name, live, saved) in enumerate(matched_tensors):
         progress(done, len(matched_tensors))
-        outcome = Outcome(name, saved_name, "equal", is_made=isinstance(saved, (Given, Made)))
+        outcome = Outcome(name, saved_name, "equal", is_made=isinstance(saved, (RestoredTensor, MappedTensor)))
         outcome = _but_for_padding(judge(outcome, live, saved, job.dump, search), saved)
         judged.append((outcome, live, saved))
     outcomes = with_odd_file(judged)
@@ -83,7 +83,7 @@ def compare_with_job(
 
 def _but_for_padding(outcome: Outcome, saved: Tensor) -> Outcome:
     """Return an outcome; not compared if the job's hashes include padding."""
-    if outcome.verdict in ("equal", "cast") or not isinstance(saved, Made) or not has_padding(saved.node):
+    if outcome.verdict in ("equal", "cast") or not isinstance(saved, MappedTensor) or not has_padding(saved.node):
         return outcome
     why = "some of the job's is padding, as the map says, and the hashes of its shards have that in them"
     return outcome.became("not-compared", why)
@@ -93,19 +93,20 @@ def _states(side: Side) -> frozenset[str]:
     return side.states if isinstance(side, Job) else state_names(side)
 
 
-def _both(pairs: Pairs) -> tuple[list[Both], set[str]]:
-    """Return the tensors that both have, and the names of the job's that the checkpoint's are made of."""
+def _paired_tensors(pairs: Pairs) -> tuple[list[Both], set[str]]:
+    """Return the tensors that job and checkpoint both have, and job names that the map uses."""
     direct: list[Both] = []
-    turned: list[tuple[Made, Tensor]] = []
+    turned: list[tuple[MappedTensor, Tensor]] = []
     for pair in pairs.both:
-        live, saved = (pair.first, pair.second) if isinstance(pair.first, Live) else (pair.second, pair.first)
-        if isinstance(live, Live) and saved is not None:
+        live, saved = (pair.first, pair.second) if isinstance(pair.first, JobTensor) else (pair.second, pair.first)
+        if isinstance(live, JobTensor) and saved is not None:
             direct.append((pair.name, pair.other_name, live, saved))
         else:
             turned += [
                 (made_tensor, counterpart)
                 for made_tensor, counterpart in (pair.both, pair.both[::-1])
-                if isinstance(made_tensor, Made) and any(isinstance(leaf, Live) for leaf in leaves(made_tensor.node))
+                if isinstance(made_tensor, MappedTensor)
+                and any(isinstance(leaf, JobTensor) for leaf in leaves(made_tensor.node))
             ]
     given_tensors = given_of(turned)
     return [*direct, *((name, one.name, one.live, one) for name, one in given_tensors.items())], set(given_tensors)
@@ -113,10 +114,12 @@ def _both(pairs: Pairs) -> tuple[list[Both], set[str]]:
 
 def _lonely(pairs: Sequence[Pair], job: Job, every: Pairs, search: Search) -> Iterator[Outcome]:
     """Yield outcomes of tensors that only one side has, except a job's unsaved buffers."""
-    saved_by_name = {pair.name: side for pair in every.both for side in pair.both if not isinstance(side, (Live, Made))}
+    saved_by_name = {
+        pair.name: side for pair in every.both for side in pair.both if not isinstance(side, (JobTensor, MappedTensor))
+    }
     equal_pairs = [(Outcome(name, "", "equal"), Pair(name, entry, entry)) for name, entry in saved_by_name.items()]
     for pair in pairs:
-        live = next((one for one in (pair.first, pair.second) if isinstance(one, Live)), None)
+        live = next((one for one in (pair.first, pair.second) if isinstance(one, JobTensor)), None)
         outcome = lonely_outcome(pair, "job" if live is not None else "checkpoint")
         if live is not None and live.role == "buffer":
             continue
@@ -131,8 +134,8 @@ def _lonely(pairs: Sequence[Pair], job: Job, every: Pairs, search: Search) -> It
             yield with_ties([*equal_pairs, (outcome, pair)])[-1][0]
 
 
-def _as_tied(outcome: Outcome, live: Live, saved_by_name: dict[str, Tensor], job: Job, search: Search) -> Outcome:
-    """Compare a tensor that the checkpoint lacks with the one that it shares its storage with in the job."""
+def _as_tied(outcome: Outcome, live: JobTensor, saved_by_name: dict[str, Tensor], job: Job, search: Search) -> Outcome:
+    """Compare a tensor missing from the checkpoint by the tensor that it is tied to in the job."""
     twin = next((name for name in live.tied if name in saved_by_name), None)
     if twin is None:
         return outcome
@@ -146,7 +149,7 @@ def _notes(pairs: Pairs, job: Job, search: Search) -> Iterator[str]:
     if job.missing_ranks:
         yield f"not compared: the shards of {named_ranks(job.missing_ranks)}, whose files the dump lacks"
     lonely = chain.from_iterable((pair.first, pair.second) for pair in pairs.lonely)
-    buffers = [printable(one.name) for one in lonely if isinstance(one, Live) and one.role == "buffer"]
+    buffers = [printable(one.name) for one in lonely if isinstance(one, JobTensor) and one.role == "buffer"]
     if buffers:
         what = counted(len(buffers), "buffer")
         yield f"not compared: {what} that only the job has, as those that are not saved: {listed(buffers, MOST_NAMES)}"
@@ -167,9 +170,9 @@ def with_odd_file(judged: Sequence[Judged]) -> list[Outcome]:
     ]
 
 
-def _files(outcome: Outcome, live: Live, saved: Entry) -> tuple[set[str], set[str]]:
+def _files(outcome: Outcome, live: JobTensor, saved: Entry) -> tuple[set[str], set[str]]:
     """Return the files that have what ranks hold, and those that have something else."""
-    if not isinstance(saved, Saved):
+    if not isinstance(saved, StoredTensor):
         return set(), set()
     wrong = [piece.claimed for piece in live.pieces if piece.rank in outcome.ranks and piece.claimed is not None]
     if outcome.ranks and not wrong:

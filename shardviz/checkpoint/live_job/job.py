@@ -34,7 +34,7 @@ AGAIN = "capture the job without stamps: `shardviz run -- CMD`, or shardviz.capt
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class JobShard:
     """What one rank holds of a tensor.
 
     Attributes:
@@ -70,8 +70,8 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Live:
-    """One tensor of a job.
+class JobTensor:
+    """One tensor of a job, with the shards of all ranks.
 
     Attributes:
         name: Its name.
@@ -84,7 +84,7 @@ class Live:
     name: str
     role: Role
     dumped: Dumped
-    pieces: tuple[Piece, ...]
+    pieces: tuple[JobShard, ...]
     tied: tuple[str, ...] = ()
 
     @property
@@ -144,7 +144,7 @@ class Live:
 
 @dataclass(frozen=True)
 class Job:
-    """A job's dump, with the same attributes that a checkpoint has for finding pairs.
+    """A job's dump, with the attributes that a checkpoint has for pairing names.
 
     Attributes:
         path: The dump's folder.
@@ -157,7 +157,7 @@ class Job:
 
     path: Path
     dump: Dump
-    tensors: Mapping[str, Live]
+    tensors: Mapping[str, JobTensor]
     without_values: tuple[str, ...] = ()
     objects: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -188,11 +188,11 @@ def job_of(dump: Dump) -> Job:
     if dump.files.planned is not None:
         raise ShardvizError(f"{path} is a plan: no rank ran, and there are no values to compare", AGAIN)
     ties = {name: group for record in dump.files.ranks.values() for group in record.tied for name in group}
-    tensors: dict[str, Live] = {}
+    tensors: dict[str, JobTensor] = {}
     for role in ROLES:
         for name, dumped in dump.by_name("initial", role).items():
             tied = tuple(one for one in ties.get(name, ()) if one != name)
-            tensors.setdefault(name, Live(name, role, dumped, tuple(_pieces(dump, dumped, name)), tied))
+            tensors.setdefault(name, JobTensor(name, role, dumped, tuple(_pieces(dump, dumped, name)), tied))
     stamped = tuple(name for name in dump.stamped if name not in tensors)
     if not tensors:
         what = "its weights were stamped, and ids are not weights" if stamped else "it has no weights"
@@ -200,14 +200,14 @@ def job_of(dump: Dump) -> Job:
     return Job(path, dump, tensors, stamped)
 
 
-def _pieces(dump: Dump, dumped: Dumped, name: str) -> Iterator[Piece]:
+def _pieces(dump: Dump, dumped: Dumped, name: str) -> Iterator[JobShard]:
     """Yield what each rank holds of a tensor."""
     index = dumped.index(name)
     placed = dump.find("stamped", dumped.role, name)
     for rank, shard in dumped.shards.items():
         claimed, why = _claim(shard)
         placed_shard = placed.shards.get(rank) if placed else None
-        yield Piece(rank, shard, claimed, shard.digest(index), why, placed_shard.held if placed_shard else None)
+        yield JobShard(rank, shard, claimed, shard.digest(index), why, placed_shard.held if placed_shard else None)
 
 
 def _claim(shard: Shard) -> tuple[Region | None, str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.comparing.outcome import Outcome, Verdict
-    from shardviz.checkpoint.live_job.job import Live, Piece
+    from shardviz.checkpoint.live_job.job import JobShard, JobTensor
     from shardviz.checkpoint.live_job.searching import Search
     from shardviz.checkpoint.records import Tensor
     from shardviz.dump.dump import Dump
@@ -49,8 +49,8 @@ MOST_PARTS = 3
 
 
 @dataclass(frozen=True)
-class Sorted:
-    """A tensor's shards by what their hashes say.
+class ShardVerdicts:
+    """A tensor's shards: right, wrong or unknown, judged by their hashes.
 
     Attributes:
         right: Those that are what they claim.
@@ -58,12 +58,12 @@ class Sorted:
         unknown: Those that nothing is known of, with why.
     """
 
-    right: tuple[Piece, ...]
-    wrong: tuple[Piece, ...]
-    unknown: tuple[tuple[Piece, str], ...]
+    right: tuple[JobShard, ...]
+    wrong: tuple[JobShard, ...]
+    unknown: tuple[tuple[JobShard, str], ...]
 
 
-def judge(outcome: Outcome, live: Live, saved: Tensor, dump: Dump, search: Search) -> Outcome:
+def judge(outcome: Outcome, live: JobTensor, saved: Tensor, dump: Dump, search: Search) -> Outcome:
     """Return what became of a tensor that both have.
 
     Args:
@@ -82,13 +82,13 @@ def judge(outcome: Outcome, live: Live, saved: Tensor, dump: Dump, search: Searc
         reader = Reader(saved, live.dtype, live.index_shape)
         pieces = sort_pieces(live, reader)
         if not pieces.wrong:
-            return _nothing_wrong(outcome, live, saved, pieces)
-        return _something_wrong(outcome, live, saved, dump, search, reader, pieces)
+            return _judge_right_shards(outcome, live, saved, pieces)
+        return _judge_wrong_shards(outcome, live, saved, dump, search, reader, pieces)
     except DumpError as error:
         return outcome.became("not-compared", error.message)
 
 
-def sort_pieces(live: Live, reader: Reader) -> Sorted:
+def sort_pieces(live: JobTensor, reader: Reader) -> ShardVerdicts:
     """Return which shards are what they claim.
 
     Raises:
@@ -105,10 +105,10 @@ def sort_pieces(live: Live, reader: Reader) -> Sorted:
             unknown.append((piece, f"{types}, and {AS_HASHED}: what it is rounded to is not known"))
         else:
             wrong.append(piece)
-    return Sorted(tuple(right), tuple(wrong), tuple(unknown))
+    return ShardVerdicts(tuple(right), tuple(wrong), tuple(unknown))
 
 
-def _is_right(piece: Piece, live: Live, reader: Reader) -> bool:
+def _is_right(piece: JobShard, live: JobTensor, reader: Reader) -> bool:
     assert piece.claimed is not None, "the caller has looked"
     if reader.is_held(piece.claimed, piece.digest):
         return True
@@ -119,7 +119,7 @@ def _is_right(piece: Piece, live: Live, reader: Reader) -> bool:
     return held is not None and expected is not None and np.array_equal(held, expected)
 
 
-def _nothing_wrong(outcome: Outcome, live: Live, saved: Tensor, pieces: Sorted) -> Outcome:
+def _judge_right_shards(outcome: Outcome, live: JobTensor, saved: Tensor, pieces: ShardVerdicts) -> Outcome:
     if pieces.unknown:
         why = pieces.unknown[0][1]
         same = [one.rank for one, reason in pieces.unknown if reason == why]
@@ -135,12 +135,12 @@ def _nothing_wrong(outcome: Outcome, live: Live, saved: Tensor, pieces: Sorted) 
     return outcome
 
 
-def _something_wrong(
-    outcome: Outcome, live: Live, saved: Tensor, dump: Dump, search: Search, reader: Reader, pieces: Sorted
+def _judge_wrong_shards(
+    outcome: Outcome, live: JobTensor, saved: Tensor, dump: Dump, search: Search, reader: Reader, pieces: ShardVerdicts
 ) -> Outcome:
     """Explain shards that are not what they claim."""
     wrong, ranks = pieces.wrong, ranks_of(pieces.wrong)
-    but = _but(pieces)
+    but = _other_shards_text(pieces)
     if bad := [piece for piece in wrong if piece.claimed is not None and piece.claimed.shape != piece.shape]:
         first = bad[0]
         what = f"rank {first.rank} has {list(first.shape)}, its part is {list(first.claimed.shape)}"  # type: ignore[union-attr]
@@ -166,26 +166,26 @@ def _something_wrong(
     if step := search.step_of(live, wrong, saved):
         what = f"{in_words(wrong, live)} {'have' if len(ranks) > 1 else 'has'} what {step.path} has{but}"
         return outcome.became("stale", what, ValuesOfAnotherStep(step.path.name, of_job=True), ranks=ranks)
-    if narrow := _through(live, wrong, saved):
+    if narrow := _narrower_dtype(live, wrong, saved):
         what = f"the job has {live.dtype} values that were rounded to {narrow} on the way{but}"
         return outcome.became("cast", what, NarrowedOnTheWay(narrow, live.dtype), ranks=ranks)
-    return outcome.became("other", _counted(live, wrong, reader, parts) + but, ranks=ranks)
+    return outcome.became("other", _difference_text(live, wrong, reader, parts) + but, ranks=ranks)
 
 
-def _but(pieces: Sorted) -> str:
+def _other_shards_text(pieces: ShardVerdicts) -> str:
     """Say which ranks are right, and which are not known."""
     some = f"; {named_ranks(ranks_of(pieces.right))} {DIFFERENT[len(pieces.right) > 1]}" if pieces.right else ""
     unknown = ranks_of(piece for piece, _ in pieces.unknown)
     return some + (f"; {named_ranks(unknown)} not compared" if unknown else "")
 
 
-def _other_name(live: Live, wrong: Sequence[Piece], saved: Tensor, search: Search) -> str:
+def _other_name(live: JobTensor, wrong: Sequence[JobShard], saved: Tensor, search: Search) -> str:
     """Return whose values shards have, where all have those of one other tensor."""
     names = {search.other_name(live, piece, saved.name) for piece in wrong}
     return names.pop() if len(names) == 1 else ""
 
 
-def _through(live: Live, wrong: Sequence[Piece], saved: Tensor) -> str:
+def _narrower_dtype(live: JobTensor, wrong: Sequence[JobShard], saved: Tensor) -> str:
     """Return the narrower type through which all shards' values went."""
     for narrow in through_types(live.dtype, live.dtype) if saved.dtype == live.dtype else ():
         turned = Reader(saved, live.dtype, live.index_shape, through=narrow)
@@ -194,7 +194,7 @@ def _through(live: Live, wrong: Sequence[Piece], saved: Tensor) -> str:
     return ""
 
 
-def _counted(live: Live, wrong: Sequence[Piece], reader: Reader, parts: Mapping[int, object]) -> str:
+def _difference_text(live: JobTensor, wrong: Sequence[JobShard], reader: Reader, parts: Mapping[int, object]) -> str:
     """Say how many elements differ, and where, as far as the dump shows it."""
     for piece in wrong:
         if piece.bits is not None and piece.claimed is not None:
@@ -210,7 +210,7 @@ def _counted(live: Live, wrong: Sequence[Piece], reader: Reader, parts: Mapping[
     return f"{holding(wrong, live)} other values, how many is not known: {AS_HASHED}{some}"
 
 
-def of_another_shape(outcome: Outcome, live: Live, saved: Tensor) -> Outcome:
+def of_another_shape(outcome: Outcome, live: JobTensor, saved: Tensor) -> Outcome:
     """Return what became of a tensor that has another shape in the checkpoint.
 
     Raises:
@@ -218,7 +218,7 @@ def of_another_shape(outcome: Outcome, live: Live, saved: Tensor) -> Outcome:
     """
     if all(piece.shard.layout is None for piece in live.pieces) and (dim := _odd_dim(live, saved)) is not None:
         return _of_plain_parts(outcome, live, saved, dim)
-    best: tuple[Piece, ...] = ()
+    best: tuple[JobShard, ...] = ()
     for verdict, why, turn in _turns(live.shape, saved.shape):
         reader = Reader(saved, live.dtype, live.index_shape, turn)
         right = tuple(
@@ -262,8 +262,8 @@ def _padded(dim: int, size: int, stored: int) -> str:
     return f"{where}; {more}"
 
 
-def _odd_dim(live: Live, saved: Tensor) -> int | None:
-    """Return the only dim in which plain tensors are shorter than the checkpoint's; None if they are not such parts."""
+def _odd_dim(live: JobTensor, saved: Tensor) -> int | None:
+    """Return the one dim that plain tensors split evenly; None if they aren't equal parts."""
     if len(live.shape) != len(saved.shape):
         return None
     odd = [dim for dim, pair in enumerate(zip(live.shape, saved.shape, strict=True)) if pair[0] != pair[1]]
@@ -271,8 +271,8 @@ def _odd_dim(live: Live, saved: Tensor) -> int | None:
     return odd[0] if is_part and saved.shape[odd[0]] % live.shape[odd[0]] == 0 else None
 
 
-def _of_plain_parts(outcome: Outcome, live: Live, saved: Tensor, dim: int) -> Outcome:
-    """Return whether plain tensors are equal parts of the checkpoint's: the dump does not say which each should be."""
+def _of_plain_parts(outcome: Outcome, live: JobTensor, saved: Tensor, dim: int) -> Outcome:
+    """Judge whether plain tensors are equal parts of the saved one, in any order of ranks."""
     reader, size = Reader(saved, live.dtype, saved.shape), live.shape[dim]
     parts = [_part(saved.shape, dim, at, size) for at in range(0, saved.shape[dim], size)]
     parts_held = {piece: [part for part in parts if reader.is_held(part, piece.digest)] for piece in live.pieces}
@@ -290,14 +290,14 @@ def _part(shape: tuple[int, ...], dim: int, start: int, size: int) -> Region:
     return Region(tuple(((start, start + size),) if at == dim else ((0, own),) for at, own in enumerate(shape)))
 
 
-def ranks_of(pieces: Iterable[Piece]) -> tuple[int, ...]:
+def ranks_of(pieces: Iterable[JobShard]) -> tuple[int, ...]:
     """Return the ranks of some shards, rising."""
     return tuple(sorted({piece.rank for piece in pieces}))
 
 
-def in_words(pieces: Sequence[Piece], live: Live) -> str:
-    """Name shards by their ranks and the parts that they claim: `ranks 1, 3 in [2:4, 0:8]`; `all ranks`."""
-    by_part: dict[Region | None, list[Piece]] = {}
+def in_words(pieces: Sequence[JobShard], live: JobTensor) -> str:
+    """Name shards by their ranks and claimed parts: `ranks 1, 3 in [2:4, 0:8]`; `all ranks`."""
+    by_part: dict[Region | None, list[JobShard]] = {}
     if len(pieces) == len(live.pieces) > 1:
         return f"all of {named_ranks(ranks_of(pieces))}"
     for piece in pieces:
@@ -306,12 +306,12 @@ def in_words(pieces: Sequence[Piece], live: Live) -> str:
     return listed(texts, MOST_PARTS)
 
 
-def holding(pieces: Sequence[Piece], live: Live) -> str:
+def holding(pieces: Sequence[JobShard], live: JobTensor) -> str:
     """Name shards as what holds something."""
     return f"{in_words(pieces, live)} {'hold' if len(pieces) > 1 else 'holds'}"
 
 
-def name_places(live: Live, parts: Mapping[int, Region], dump: Dump) -> tuple[str, Finding | None]:
+def name_places(live: JobTensor, parts: Mapping[int, Region], dump: Dump) -> tuple[str, Finding | None]:
     """Say what ranks hold instead of what they claim, with the finding of a check of the job.
 
     Args:
@@ -329,7 +329,7 @@ def name_places(live: Live, parts: Mapping[int, Region], dump: Dump) -> tuple[st
     return f"{where}: {finding.summary}", finding
 
 
-def _findings(live: Live, parts: Mapping[int, Region], dump: Dump) -> list[Finding]:
+def _findings(live: JobTensor, parts: Mapping[int, Region], dump: Dump) -> list[Finding]:
     """Return what a check of the job says of shards that are somewhere else."""
     claimed = live.dumped.claimed
     assert claimed is not None, "the caller has looked"

@@ -1,4 +1,4 @@
-"""A checkpoint's tensor as a job would have it: in the job's dtype, part by part, and each part's hash.
+"""A saved tensor as the job would hold it: in the job's dtype, part by part, hashed.
 
 If a map makes the checkpoint's tensors of the job's, they are put back: `qkv = cat(q, k, v)` gives q its part of qkv,
 `q = split(qkv, 3, 0)` gives qkv a part of itself. Nothing is read before it is asked for.
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.live_job.job import Live
+from shardviz.checkpoint.live_job.job import JobTensor
 from shardviz.checkpoint.maps.functions import FUNCTIONS
 from shardviz.checkpoint.maps.mapped_tensors import Op, leaves, parts_of
-from shardviz.checkpoint.records import Saved
+from shardviz.checkpoint.records import StoredTensor
 from shardviz.dump.digests import hash_of, hash_of_bytes
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.maps.mapped_tensors import Made, Node
+    from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Node
     from shardviz.checkpoint.records import Entry, Tensor
     from shardviz.layout.region import Region
 
@@ -72,7 +72,7 @@ class Reader:
         Raises:
             DumpError: They cannot be read, or not be cast.
         """
-        if self._turn is None and isinstance(self.entry, Saved) and self.entry.shape == self.shape:
+        if self._turn is None and isinstance(self.entry, StoredTensor) and self.entry.shape == self.shape:
             content = self.entry.read(region)
         else:
             if self._whole is None:
@@ -99,7 +99,7 @@ class Reader:
         return self._known[region]
 
     def is_held(self, region: Region, digest: str) -> bool:
-        """Whether a rank's hash is that of a part; a dump of an earlier version has the hash of its bytes.
+        """Whether a rank's hash is that of a region; dumps of older versions hash the bytes.
 
         Raises:
             DumpError: As `bits`.
@@ -110,7 +110,7 @@ class Reader:
         return hash_of_bytes(bits, self.dtype, bits.shape) == digest
 
 
-def is_of(live: Live, saved: Entry) -> bool:
+def is_of(live: JobTensor, saved: Entry) -> bool:
     """Whether every shard of a tensor equals the part of an entry that it claims."""
     try:
         reader = Reader(saved, live.dtype, live.index_shape)
@@ -122,16 +122,16 @@ def is_of(live: Live, saved: Entry) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """A job's tensor as a checkpoint gives it, by tensors that are made of it.
+class RestoredTensor:
+    """A job's tensor, restored from the checkpoint's tensors that a map makes of it.
 
     Attributes:
         live: The job's tensor.
         sources: How each of the checkpoint's tensors is made of it and others, and the tensor.
     """
 
-    live: Live
-    sources: tuple[tuple[Made, Tensor], ...]
+    live: JobTensor
+    sources: tuple[tuple[MappedTensor, Tensor], ...]
 
     @property
     def name(self) -> str:
@@ -198,15 +198,15 @@ def _target(whole: NDArray[Any], node: Node) -> NDArray[Any]:
     return taken(_target(whole, node.parts[0]), node.numbers)
 
 
-def given_of(mapped_pairs: Iterable[tuple[Made, Tensor]]) -> dict[str, Given]:
+def given_of(mapped_pairs: Iterable[tuple[MappedTensor, Tensor]]) -> dict[str, RestoredTensor]:
     """Return the job's tensors that a checkpoint's are made of, by name.
 
     Args:
         mapped_pairs: How each of the checkpoint's tensors is made, and the tensor.
     """
-    sources: dict[Live, list[tuple[Made, Tensor]]] = {}
+    sources: dict[JobTensor, list[tuple[MappedTensor, Tensor]]] = {}
     for mapped, stored in mapped_pairs:
         for leaf in dict.fromkeys(leaves(mapped.node)):
-            if isinstance(leaf, Live):
+            if isinstance(leaf, JobTensor):
                 sources.setdefault(leaf, []).append((mapped, stored))
-    return {live.name: Given(live, tuple(of_live)) for live, of_live in sources.items()}
+    return {live.name: RestoredTensor(live, tuple(of_live)) for live, of_live in sources.items()}

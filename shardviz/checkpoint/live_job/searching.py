@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.series import tensor_in
-from shardviz.checkpoint.live_job.reading import Given, Reader
+from shardviz.checkpoint.live_job.reading import Reader, RestoredTensor
 from shardviz.errors import DumpError
 from shardviz.layout.ids import region_of
 from shardviz.layout.region import Region
@@ -17,7 +17,7 @@ from shardviz.relate.regions import layouts_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardviz.checkpoint.live_job.job import Live, Piece
+    from shardviz.checkpoint.live_job.job import JobShard, JobTensor
     from shardviz.checkpoint.records import Checkpoint, Tensor
 
 MOST_READ = 1 << 32
@@ -34,7 +34,7 @@ MOST_AXES = 4
 
 @dataclass
 class Search:
-    """What shards are looked for in, and how much that took.
+    """The tensors that shards are searched in, and the bytes that may still be hashed.
 
     Attributes:
         tensors: The checkpoint's tensors.
@@ -52,17 +52,17 @@ class Search:
         """Whether as much was hashed as is worth it."""
         return self.left <= 0
 
-    def regions(self, live: Live, wrong: Iterable[Piece], reader: Reader) -> dict[int, Region]:
+    def regions(self, live: JobTensor, wrong: Iterable[JobShard], reader: Reader) -> dict[int, Region]:
         """Find the parts of the tensor that ranks hold instead of the claimed ones."""
         regions: dict[int, Region] = {}
         lost = [piece for piece in wrong if not piece.is_alike]
-        for look in (self._looked_up, self._exchanged, self._relabeled, self._by_values):
+        for look in (self._parts_looked_up, self._parts_of_other_ranks, self._parts_of_other_layout, self._by_values):
             if lost:
                 regions |= look(live, lost, reader)
                 lost = [piece for piece in lost if piece.rank not in regions]
         return regions
 
-    def _looked_up(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
+    def _parts_looked_up(self, live: JobTensor, lost: Sequence[JobShard], reader: Reader) -> dict[int, Region]:
         """Return the parts that the job itself found in its reference."""
         return {
             piece.rank: piece.held
@@ -70,7 +70,7 @@ class Search:
             if piece.held is not None and piece.held.is_within(reader.shape) and self._fits(piece, piece.held, reader)
         }
 
-    def _exchanged(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
+    def _parts_of_other_ranks(self, live: JobTensor, lost: Sequence[JobShard], reader: Reader) -> dict[int, Region]:
         """Return the parts that are other ranks'."""
         parts = dict.fromkeys(piece.claimed for piece in live.pieces if piece.claimed is not None)
         return {
@@ -79,7 +79,7 @@ class Search:
             if (region := next((one for one in parts if self._fits(piece, one, reader)), None)) is not None
         }
 
-    def _relabeled(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
+    def _parts_of_other_layout(self, live: JobTensor, lost: Sequence[JobShard], reader: Reader) -> dict[int, Region]:
         """Return the parts of the other layout by which most of the shards are what it would cut."""
         layout = live.dumped.claimed
         if layout is None or layout.flat is not None or len(layout.mesh.axes) > MOST_AXES:
@@ -99,7 +99,7 @@ class Search:
                 break
         return best
 
-    def _fits(self, piece: Piece, region: Region, reader: Reader) -> bool:
+    def _fits(self, piece: JobShard, region: Region, reader: Reader) -> bool:
         return region.shape == piece.shape and not self.is_over and self._digest(reader, region) == piece.digest
 
     def _digest(self, reader: Reader, region: Region) -> str:
@@ -111,7 +111,7 @@ class Search:
         finally:
             self.left -= reader.read_bytes - before
 
-    def _by_values(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
+    def _by_values(self, live: JobTensor, lost: Sequence[JobShard], reader: Reader) -> dict[int, Region]:
         """Return the parts that shards with values hold, value by value."""
         regions = {}
         for piece in lost:
@@ -120,7 +120,7 @@ class Search:
                 regions[piece.rank] = region
         return regions
 
-    def other_name(self, live: Live, piece: Piece, stored_name: str) -> str:
+    def other_name(self, live: JobTensor, piece: JobShard, stored_name: str) -> str:
         """Return a different tensor with a shard's bytes at its claimed place; empty if none."""
         if piece.is_alike or piece.claimed is None or self.is_over:
             return ""
@@ -135,7 +135,7 @@ class Search:
         name = self._tables[key].get(piece.digest, "")
         return name if name != stored_name else ""
 
-    def step_of(self, live: Live, wrong: Sequence[Piece], saved: Tensor) -> Checkpoint | None:
+    def step_of(self, live: JobTensor, wrong: Sequence[JobShard], saved: Tensor) -> Checkpoint | None:
         """Return the checkpoint of another step that has some shards' bytes where they claim to be."""
         for step in self.steps if not any(piece.is_alike for piece in wrong) else ():
             there = _of_step(step, saved)
@@ -146,7 +146,7 @@ class Search:
         return None
 
 
-def _located(piece: Piece, reader: Reader) -> Region | None:
+def _located(piece: JobShard, reader: Reader) -> Region | None:
     """Return the part of a tensor that a shard's values are; None if some of them are not in it."""
     assert piece.bits is not None, "the caller has looked"
     try:
@@ -161,7 +161,7 @@ def _located(piece: Piece, reader: Reader) -> Region | None:
 
 def _of_step(step: Checkpoint, saved: Tensor) -> Tensor | None:
     """Return the same tensor of another step."""
-    if not isinstance(saved, Given):
+    if not isinstance(saved, RestoredTensor):
         return tensor_in(step, saved)
     sources = [(made, tensor_in(step, one)) for made, one in saved.sources]
     there = tuple((made, one) for made, one in sources if one is not None)

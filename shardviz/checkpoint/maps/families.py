@@ -1,4 +1,4 @@
-"""The maps that come with shardviz, one for each family of models, and the numbers that a model's own settings give."""
+"""Maps that come with shardviz, one a model family, and the numbers in a model's config."""
 
 from __future__ import annotations
 
@@ -60,27 +60,27 @@ def _family(name: str) -> tuple[Rule, ...]:
 
 
 def family_of(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> str:
-    """Return the map that knows nearly all names of two checkpoints, the narrowest one; empty if none does."""
+    """Return the narrowest map that knows nearly all names of two checkpoints, or an empty name."""
     if first.keys() == second.keys():
         return ""
-    shares = {name: _known(_family(name), first, second) for name in families()}
+    shares = {name: _known_share(_family(name), first, second) for name in families()}
     best = max(shares, key=lambda name: (shares[name], -len(_family(name))), default="")
     return best if best and shares[best] >= MOST else ""
 
 
-def _known(rules: Sequence[Rule], first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+def _known_share(rules: Sequence[Rule], first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     """Return the part of all names that rules know, each rule in the direction in which it fits."""
     patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
     either = [named("", tensors, patterns).tensors for tensors in (first, second)]
     names_known: list[set[str]] = [set(), set()]
     for rule in rules:
         at = is_turned(rule, *either)
-        names_known[at] |= _fitting([rule.left], either[at])
-        names_known[not at] |= _fitting(names_in(rule.right), either[not at])
+        names_known[at] |= _fitting_names([rule.left], either[at])
+        names_known[not at] |= _fitting_names(names_in(rule.right), either[not at])
     return sum(map(len, names_known)) / (len(first) + len(second)) if all(names_known) else 0.0
 
 
-def _fitting(patterns: Iterable[str], names: Iterable[str]) -> set[str]:
+def _fitting_names(patterns: Iterable[str], names: Iterable[str]) -> set[str]:
     own = [pattern_of(pattern) for pattern in patterns]
     return {name for name in names if any(pattern.fullmatch(name) for pattern in own)}
 
@@ -97,9 +97,9 @@ class _Settings(msgspec.Struct):
 
 
 def numbers_beside(folders: Iterable[Path]) -> dict[str, int]:
-    """Return the numbers that settings in some folders have, by the names that maps have for them.
+    """Return the numbers in the config files of some folders, under the names that maps use.
 
-    What cannot be read is left out, and so is what two folders have differently.
+    Files that can't be read are skipped, and so is a number that differs between folders.
     """
     numbers_by_name: dict[str, set[int]] = {}
     for folder in folders:

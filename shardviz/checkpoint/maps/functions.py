@@ -29,8 +29,8 @@ INVERSE = {"rotary": "unrotary", "unrotary": "rotary"}
 """The function that undoes another."""
 
 
-class MisfitError(ValueError):
-    """Shapes and numbers that a function does not take: the text says which."""
+class MapArgumentError(ValueError):
+    """A function does not accept shapes or numbers; the text says which."""
 
 
 def _dim(numbers: Sequence[int], at: int, shape: Shape, default: int = 0, extra: int = 0) -> int:
@@ -38,37 +38,37 @@ def _dim(numbers: Sequence[int], at: int, shape: Shape, default: int = 0, extra:
     dim = numbers[at] if len(numbers) > at else default
     ndim = len(shape) + extra
     if not -ndim <= dim < ndim:
-        raise MisfitError(f"there is no dim {dim} in {list(shape)}")
+        raise MapArgumentError(f"there is no dim {dim} in {list(shape)}")
     return dim % ndim
 
 
-def _cut(dim: int, start: int, stop: int) -> tuple[slice, ...]:
+def _slices(dim: int, start: int, stop: int) -> tuple[slice, ...]:
     return (*(slice(None),) * dim, slice(start, stop))
 
 
-def _at(dim: int, index: int) -> tuple[slice | int, ...]:
+def _index(dim: int, index: int) -> tuple[slice | int, ...]:
     return (*(slice(None),) * dim, index)
 
 
-def _joined(shapes: Sequence[Shape], dim: int) -> Shape:
+def _joined_shape(shapes: Sequence[Shape], dim: int) -> Shape:
     first = shapes[0]
     for later_shape in shapes[1:]:
         if (
             len(later_shape) != len(first)
             or later_shape[:dim] + later_shape[dim + 1 :] != first[:dim] + first[dim + 1 :]
         ):
-            raise MisfitError(f"{list(first)} and {list(later_shape)} can't be concatenated along dim {dim}")
+            raise MapArgumentError(f"{list(first)} and {list(later_shape)} can't be concatenated along dim {dim}")
     return (*first[:dim], sum(shape[dim] for shape in shapes), *first[dim + 1 :])
 
 
 def _cat_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
-    return _joined(shapes, _dim(numbers, 0, shapes[0]))
+    return _joined_shape(shapes, _dim(numbers, 0, shapes[0]))
 
 
 def _cat_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     dim, start, views = _dim(numbers, 0, shapes[0]), 0, []
     for shape in shapes:
-        views.append(whole[_cut(dim, start, start + shape[dim])])
+        views.append(whole[_slices(dim, start, start + shape[dim])])
         start += shape[dim]
     return views
 
@@ -76,25 +76,25 @@ def _cat_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) ->
 def _stack_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     dim = _dim(numbers, 0, shapes[0], extra=1)
     if odd := next((shape for shape in shapes if shape != shapes[0]), None):
-        raise MisfitError(f"{list(shapes[0])} and {list(odd)} are not of one shape")
+        raise MapArgumentError(f"{list(shapes[0])} and {list(odd)} are not of one shape")
     return (*shapes[0][:dim], len(shapes), *shapes[0][dim:])
 
 
 def _stack_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     dim = _dim(numbers, 0, shapes[0], extra=1)
-    return [whole[_at(dim, at)] for at in range(len(shapes))]
+    return [whole[_index(dim, at)] for at in range(len(shapes))]
 
 
 def _blocks(shapes: Sequence[Shape], numbers: Sequence[int], dim: int) -> int:
     blocks = numbers[1] if len(numbers) > 1 else shapes[0][dim]
     if odd := next((shape for shape in shapes if blocks < 1 or shape[dim] % blocks), None):
-        raise MisfitError(f"dim {dim} of {list(odd)} is not {blocks} equal blocks")
+        raise MapArgumentError(f"dim {dim} of {list(odd)} is not {blocks} equal blocks")
     return blocks
 
 
 def _interleave_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     dim = _dim(numbers, 0, shapes[0])
-    shape = _joined(shapes, dim)
+    shape = _joined_shape(shapes, dim)
     _blocks(shapes, numbers, dim)
     return shape
 
@@ -107,7 +107,7 @@ def _interleave_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[i
     sizes = [(*one[:dim], one[dim] // blocks, *one[dim + 1 :]) for one in shapes]
     views, start = [], 0
     for size in sizes:
-        views.append(turns[_cut(dim + 1, start, start + size[dim])])
+        views.append(turns[_slices(dim + 1, start, start + size[dim])])
         start += size[dim]
     return views
 
@@ -116,7 +116,7 @@ def _split_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     (shape,), (count, which, *_) = shapes, numbers
     dim = _dim(numbers, 2, shape)
     if count < 1 or shape[dim] % count or not 0 <= which < count:
-        raise MisfitError(f"dim {dim} of {list(shape)} has no part {which} of {count} equal ones")
+        raise MapArgumentError(f"dim {dim} of {list(shape)} has no part {which} of {count} equal ones")
     return (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
 
 
@@ -124,19 +124,19 @@ def _split_taken(operand: Array, numbers: Sequence[int]) -> Array:
     count, which = numbers[:2]
     dim = _dim(numbers, 2, operand.shape)
     size = operand.shape[dim] // count
-    return operand[_cut(dim, which * size, (which + 1) * size)]
+    return operand[_slices(dim, which * size, (which + 1) * size)]
 
 
 def _take_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     (shape,) = shapes
     dim = _dim(numbers, 1, shape)
     if not 0 <= numbers[0] < shape[dim]:
-        raise MisfitError(f"dim {dim} of {list(shape)} has no index {numbers[0]}")
+        raise MapArgumentError(f"dim {dim} of {list(shape)} has no index {numbers[0]}")
     return (*shape[:dim], *shape[dim + 1 :])
 
 
 def _take_taken(operand: Array, numbers: Sequence[int]) -> Array:
-    found: Array = operand[_at(_dim(numbers, 1, operand.shape), numbers[0])]
+    found: Array = operand[_index(_dim(numbers, 1, operand.shape), numbers[0])]
     return found
 
 
@@ -144,31 +144,31 @@ def _slice_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     (shape,), (start, stop, *_) = shapes, numbers
     dim = _dim(numbers, 2, shape)
     if not 0 <= start <= stop <= shape[dim]:
-        raise MisfitError(f"dim {dim} of {list(shape)} has no {start} to {stop}")
+        raise MapArgumentError(f"dim {dim} of {list(shape)} has no {start} to {stop}")
     return (*shape[:dim], stop - start, *shape[dim + 1 :])
 
 
 def _slice_taken(operand: Array, numbers: Sequence[int]) -> Array:
-    return operand[_cut(_dim(numbers, 2, operand.shape), numbers[0], numbers[1])]
+    return operand[_slices(_dim(numbers, 2, operand.shape), numbers[0], numbers[1])]
 
 
 def _pad_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     (shape,), (size, *_) = shapes, numbers
     dim = _dim(numbers, 1, shape)
     if size < shape[dim]:
-        raise MisfitError(f"dim {dim} of {list(shape)} is longer than {size}")
+        raise MapArgumentError(f"dim {dim} of {list(shape)} is longer than {size}")
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
 def _pad_views(whole: Array, shapes: Sequence[Shape], numbers: Sequence[int]) -> list[Array]:
     """Return where the tensor is: all but the padding."""
     dim = _dim(numbers, 1, shapes[0])
-    return [whole[_cut(dim, 0, shapes[0][dim])]]
+    return [whole[_slices(dim, 0, shapes[0][dim])]]
 
 
 def _pair(shape: Shape, numbers: Sequence[int]) -> tuple[int, int]:
     if len(shape) < 2:
-        raise MisfitError(f"{list(shape)} has no two dims to exchange")
+        raise MapArgumentError(f"{list(shape)} has no two dims to exchange")
     return _dim(numbers, 0, shape, -2), _dim(numbers, 1, shape, -1)
 
 
@@ -188,7 +188,7 @@ def _permute_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     (shape,) = shapes
     dims = [_dim([number], 0, shape) for number in numbers]
     if sorted(dims) != list(range(len(shape))):
-        raise MisfitError(f"{list(numbers)} are not the dims of {list(shape)}, each once")
+        raise MapArgumentError(f"{list(numbers)} are not the dims of {list(shape)}, each once")
     return tuple(shape[dim] for dim in dims)
 
 
@@ -206,7 +206,7 @@ def _reshape_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     open_size, remainder = divmod(size, product) if product else (0, size)
     new_shape = tuple(open_size if number == -1 else number for number in numbers)
     if min(new_shape, default=0) < 0 or list(numbers).count(-1) > 1 or remainder or math.prod(new_shape) != size:
-        raise MisfitError(f"{list(shape)} cannot be seen as {list(numbers)}")
+        raise MapArgumentError(f"{list(shape)} cannot be seen as {list(numbers)}")
     return new_shape
 
 
@@ -219,7 +219,7 @@ def _rotary_shape(shapes: Sequence[Shape], numbers: Sequence[int]) -> Shape:
     """Return the shape of rows of heads: reordering them keeps it."""
     (shape,), (head,) = shapes, numbers
     if not shape or head < 2 or head % 2 or shape[0] % head:
-        raise MisfitError(f"dim 0 of {list(shape)} is not heads of {head} rows")
+        raise MapArgumentError(f"dim 0 of {list(shape)} is not heads of {head} rows")
     return shape
 
 
@@ -244,7 +244,7 @@ class Function:
         text: What it does, in a few words.
         operands: The fewest and the most tensors that it takes.
         numbers: The fewest and the most numbers.
-        shape: Returns the shape that it makes of operands of some shapes, or raises `MisfitError`.
+        shape: Returns the shape that it makes of operands of some shapes, or raises `MapArgumentError`.
         views: Returns for each operand the view of the whole that has its elements in their order; None if some
             elements of the operand are not used.
         taken: Returns the view of its operand that it is; None if it has several.

@@ -1,4 +1,4 @@
-"""The language of maps: lines `name = expression`, read into rules. What it says is in `LANGUAGE`, for users too."""
+"""The map language: `name = expression` lines, parsed into rules; `LANGUAGE` documents it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TOKEN = re.compile(r"\s*([(),]|[^\s(),]+)")
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A tensor by its name, or the tensors that a pattern with `*` fits."""
+    """A tensor's name, or a pattern with `*` for several."""
 
     pattern: str
 
@@ -51,7 +51,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of tensors.
+    """A function call in a map's expression.
 
     Attributes:
         function: Its name.
@@ -141,13 +141,14 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
 
 
 def rules_of(names: Mapping[str, str], source: str) -> tuple[Rule, ...]:
-    """Return the rules of a mapping, as the functions of the API take it; a name that ends in `?` may fit nothing.
+    """Return the rules of a Python mapping; a name that ends in `?` need not match anything.
 
     Raises:
         ShardvizError: One of them cannot be read.
     """
     return tuple(
-        _parsed(left.rstrip("?").strip(), right, source, optional=left.endswith("?")) for left, right in names.items()
+        _parse_rule(left.rstrip("?").strip(), right, source, optional=left.endswith("?"))
+        for left, right in names.items()
     )
 
 
@@ -169,10 +170,10 @@ def _rule(written: str, where: str) -> Rule:
     if not left or not right or "=" in right or re.search(r"[\s(),]", left):
         shown = repr(printable(written)[:80])
         raise ShardvizError(f"{where}: {shown} is not `name = expression`", MAP_LINES)
-    return _parsed(left, right, where, optional=optional)
+    return _parse_rule(left, right, where, optional=optional)
 
 
-def _parsed(left: str, right: str, where: str, *, optional: bool = False) -> Rule:
+def _parse_rule(left: str, right: str, where: str, *, optional: bool = False) -> Rule:
     tokens = [found[1] for found in _TOKEN.finditer(right)]
     expression, unread = _expression(tokens, where, right, 0)
     if unread:

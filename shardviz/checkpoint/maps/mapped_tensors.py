@@ -1,4 +1,4 @@
-"""A tensor that is made of others, as a map says: known by its shape, and read no more than it has to be.
+"""A tensor that a map makes of others: its shape is known at once, its values when read.
 
 What a map says is padding, as behind the last row of a vocabulary that has to shard evenly, is never compared.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from shardviz.checkpoint.maps.functions import FUNCTIONS, MisfitError
+from shardviz.checkpoint.maps.functions import FUNCTIONS, MapArgumentError
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import indices
@@ -36,7 +36,7 @@ Spans: TypeAlias = "dict[tuple[int, int], tuple[Tensor, list[tuple[int, int]]]]"
 
 @dataclass(frozen=True)
 class Op:
-    """A function of tensors that are there.
+    """A function applied to tensors that exist.
 
     Attributes:
         function: Its name.
@@ -53,13 +53,13 @@ class Op:
         """The shape of what it makes.
 
         Raises:
-            MisfitError: Its operands do not fit.
+            MapArgumentError: Its operands do not fit.
         """
         shapes = [part.shape for part in self.parts]
         try:
             return FUNCTIONS[self.function].shape(shapes, self.numbers)
-        except MisfitError as error:
-            raise MisfitError(f"{self}: {error}" if "(" not in str(error) else str(error)) from None
+        except MapArgumentError as error:
+            raise MapArgumentError(f"{self}: {error}" if "(" not in str(error) else str(error)) from None
 
     def __str__(self) -> str:
         parts = [called(part) for part in self.parts]
@@ -83,8 +83,8 @@ def leaves(node: Node) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class Made:
-    """A tensor made of stored ones.
+class MappedTensor:
+    """A tensor that a map makes of stored ones.
 
     Attributes:
         node: How it is made.
@@ -148,7 +148,7 @@ def pieces(node: Node, whole: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDAr
 
 
 def parts_of(node: Node, whole: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Node]]:
-    """Yield the views that make up an array, each with the tensor that belongs there, in that tensor's order."""
+    """Yield the views that make up an array, each with the source tensor that belongs there."""
     views = FUNCTIONS[node.function].views if isinstance(node, Op) else None
     if not isinstance(node, Op) or views is None:
         yield whole, node
@@ -204,25 +204,25 @@ def _stretches(node: Node, *, is_whole: bool) -> Iterator[str]:
         return
     if node.function == PAD and node.parts[0].shape != node.shape:
         dim = dim_of(node)
-        what = _which(dim, len(node.shape))
+        what = _dim_text(dim, len(node.shape))
         of = "" if is_whole else f" of {called(node)}"
         yield f"{what} {node.parts[0].shape[dim]:,} to {node.shape[dim] - 1:,}{of}"
     for operand in node.parts:
         yield from _stretches(operand, is_whole=is_whole and node.function == PAD)
 
 
-def _which(dim: int, ndim: int) -> str:
+def _dim_text(dim: int, ndim: int) -> str:
     return "rows" if dim == 0 else "columns" if ndim == 2 else f"dim {dim} at"
 
 
-def without_padding(mapped: Made, held: Tensor) -> tuple[Tensor, Tensor]:
+def without_padding(mapped: MappedTensor, held: Tensor) -> tuple[Tensor, Tensor]:
     """Return a mapped tensor and its counterpart without the padding at their ends."""
     node: Node = mapped.node
     while isinstance(node, Op) and node.function == PAD and node.shape == held.shape:
         operand, dim = node.parts[0], dim_of(node)
-        cut = Op("slice", (held.node if isinstance(held, Made) else held,), (0, operand.shape[dim], dim))
-        held, node = Made(cut, cut.shape, str(cut)), operand
-    return (Made(node, node.shape, mapped.text, mapped.where) if isinstance(node, Op) else node), held
+        cut = Op("slice", (held.node if isinstance(held, MappedTensor) else held,), (0, operand.shape[dim], dim))
+        held, node = MappedTensor(cut, cut.shape, str(cut)), operand
+    return (MappedTensor(node, node.shape, mapped.text, mapped.where) if isinstance(node, Op) else node), held
 
 
 def unused_texts(nodes: Iterable[Node]) -> list[str]:
@@ -242,7 +242,7 @@ def unused_texts(nodes: Iterable[Node]) -> list[str]:
     texts = []
     for (key, dim), (tensor, used) in spans.items():
         if key not in whole and dims[key] == 1:
-            what = f"{printable(tensor.name)}: {_which(dim, len(tensor.shape))}"
+            what = f"{printable(tensor.name)}: {_dim_text(dim, len(tensor.shape))}"
             texts += [f"{what} {start:,} to {stop - 1:,}" for start, stop in _gaps(used, tensor.shape[dim])]
     return texts
 

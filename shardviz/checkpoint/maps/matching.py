@@ -1,4 +1,4 @@
-"""Which tensors each rule of a map is about: patterns fitted to the names of two checkpoints, in either direction.
+"""Match the rules of a map with the names of two checkpoints, in either direction.
 
 What stands before all names of a checkpoint, such as `app.model.` in a folder of DCP, does not have to be in the map.
 """
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shardviz.checkpoint.maps.functions import INVERSE, MisfitError
+from shardviz.checkpoint.maps.functions import INVERSE, MapArgumentError
 from shardviz.checkpoint.maps.language import NOTHING, Call, Expression, Name, Rule, names_in
-from shardviz.checkpoint.maps.mapped_tensors import Made, Op
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Op
 from shardviz.errors import ShardvizError
 from shardviz.text import did_you_mean, printable
 
@@ -35,8 +35,8 @@ Numbers: TypeAlias = "Mapping[str, int]"
 
 
 @dataclass(frozen=True)
-class Named:
-    """The names of a checkpoint, without what stands before all of them.
+class NamedTensors:
+    """A checkpoint's tensors by name, without the prefix of all names.
 
     Attributes:
         path: What the checkpoint is called in messages.
@@ -91,11 +91,11 @@ def filled(pattern: str, words: Sequence[str]) -> str:
     return "".join(piece + word for piece, word in zip(pieces, [*put, ""], strict=True))
 
 
-def named(path: str, tensors: Mapping[str, Any], patterns: Collection[str]) -> Named:
-    """Return tensors by their names without the beginning behind which most of them fit a map's patterns."""
+def named(path: str, tensors: Mapping[str, Any], patterns: Collection[str]) -> NamedTensors:
+    """Return tensors by name, without the prefix that makes most of them fit a map's patterns."""
     before = _beginning(tensors, patterns)
     full = {name.removeprefix(before): name for name in tensors if name.startswith(before)}
-    return Named(path, {short: tensors[name] for short, name in full.items()}, full)
+    return NamedTensors(path, {short: tensors[name] for short, name in full.items()}, full)
 
 
 def _beginning(names: Collection[str], patterns: Collection[str]) -> str:
@@ -113,58 +113,60 @@ def _beginning(names: Collection[str], patterns: Collection[str]) -> str:
     return best[0] if best else ""
 
 
-class LackingError(LookupError):
-    """A tensor that an expression names and that is not there: the text is its name."""
+class MissingTensorError(LookupError):
+    """An expression names a tensor that doesn't exist; the text is its name."""
 
 
-def has_some(expression: Expression, groups: Sequence[str], right: Named) -> bool:
+def has_some(expression: Expression, groups: Sequence[str], right: NamedTensors) -> bool:
     """Whether any tensor that an expression names is there."""
     return any(
         any(map(pattern_of(filled(pattern, groups)).fullmatch, right.tensors)) for pattern in names_in(expression)
     )
 
 
-def node_of(expression: Expression, groups: Sequence[str], right: Named, numbers: Numbers) -> Node:
-    """Return the tensors that an expression names, for the words that a name has in the place of its stars.
+def node_of(expression: Expression, groups: Sequence[str], right: NamedTensors, numbers: Numbers) -> Node:
+    """Return the tensors that an expression names, with its stars filled in.
 
     Raises:
-        LackingError: One of them is not there.
-        MisfitError: A number is not one.
+        MissingTensorError: One of them is not there.
+        MapArgumentError: A number is not one.
     """
     if isinstance(expression, Name):
         name = filled(expression.pattern, groups)
         if name not in right.tensors:
-            raise LackingError(name)
+            raise MissingTensorError(name)
         tensor: Tensor = right.tensors[name]
         return tensor
-    operands = _enumerated(expression, groups, right)
+    operands = _numbered_operands(expression, groups, right)
     parts = tuple(node_of(operand, words, right, numbers) for operand, words in operands)
     stars = max((one.count("*") for one in names_in(expression.operands[0])), default=0)
     return Op(expression.function, parts, tuple(_value(one, groups[stars:], numbers) for one in expression.numbers))
 
 
-def _enumerated(call: Call, groups: Sequence[str], right: Named) -> list[tuple[Expression, Sequence[str]]]:
-    """Return the operands with the words for their stars: of one that has more stars, one for each number there is."""
+def _numbered_operands(
+    call: Call, groups: Sequence[str], right: NamedTensors
+) -> list[tuple[Expression, Sequence[str]]]:
+    """Return the operands with words for their stars; a further star takes every number it fits."""
     operand = call.operands[0]
     free = max((one.count("*") for one in names_in(operand)), default=0) - len(groups)
-    if len(call.operands) > 1 or call.function not in ("cat", "stack") or free <= _takers(operand):
+    if len(call.operands) > 1 or call.function not in ("cat", "stack") or free <= _count_takers(operand):
         return [(one, groups) for one in call.operands]
     return [(operand, (*groups, str(number))) for number in _numbers_of(operand, groups, right)]
 
 
-def _takers(expression: Expression) -> int:
+def _count_takers(expression: Expression) -> int:
     """Return how many functions within an expression stand for one operand for each number."""
     if isinstance(expression, Name):
         return 0
     takes_all = expression.function in ("cat", "stack") and len(expression.operands) == 1
-    return takes_all + max(_takers(operand) for operand in expression.operands)
+    return takes_all + max(_count_takers(operand) for operand in expression.operands)
 
 
-def _numbers_of(operand: Expression, groups: Sequence[str], right: Named) -> range:
+def _numbers_of(operand: Expression, groups: Sequence[str], right: NamedTensors) -> range:
     """Return the numbers that the first free star stands for: from 0, in order.
 
     Raises:
-        LackingError: There are none, or one is left out.
+        MissingTensorError: There are none, or one is left out.
     """
     numbers: set[int] = set()
     for pattern in names_in(operand):
@@ -173,7 +175,7 @@ def _numbers_of(operand: Expression, groups: Sequence[str], right: Named) -> ran
     if not numbers or max(numbers) + 1 != len(numbers) or len(numbers) > MAX_PARTS:
         lost = next((number for number in range(MAX_PARTS) if number not in numbers), 0)
         first = next(one for one in names_in(operand) if one.count("*") > len(groups))
-        raise LackingError(filled(first, (*groups, str(lost))))
+        raise MissingTensorError(filled(first, (*groups, str(lost))))
     return range(len(numbers))
 
 
@@ -184,12 +186,12 @@ def _value(number: int | str, groups: Sequence[str], numbers: Numbers) -> int:
         return numbers[number]
     if number == "*" and groups and re.fullmatch("[0-9]{1,15}", groups[0]):
         return int(groups[0])
-    raise MisfitError(f"{number} stands for no number here")
+    raise MapArgumentError(f"{number} stands for no number here")
 
 
 @dataclass(frozen=True)
-class Mapped:
-    """What a map says of two sets of tensors.
+class MapResult:
+    """The result of applying a map to two sets of tensors.
 
     Attributes:
         known_as: What the right side calls a tensor of the left one, where it was only renamed.
@@ -200,7 +202,7 @@ class Mapped:
     """
 
     known_as: Mapping[str, str] = field(default_factory=dict)
-    made: Mapping[str, Made] = field(default_factory=dict)
+    made: Mapping[str, MappedTensor] = field(default_factory=dict)
     lacking: Mapping[str, str] = field(default_factory=dict)
     left_alone: frozenset[str] = frozenset()
     right_alone: frozenset[str] = frozenset()
@@ -209,19 +211,21 @@ class Mapped:
 def is_turned(rule: Rule, first: Collection[str], second: Collection[str]) -> bool:
     """Whether a rule makes tensors of the second side from those of the first: its names say so."""
     if rule.left == NOTHING:
-        return not _fits(rule, second) and _fits(rule, first)
+        return not _has_sources(rule, second) and _has_sources(rule, first)
     fits_first, others = (any(map(pattern_of(rule.left).fullmatch, names)) for names in (first, second))
     if fits_first == others:
-        return not _fits(rule, second) and _fits(rule, first)
+        return not _has_sources(rule, second) and _has_sources(rule, first)
     return others
 
 
-def _fits(rule: Rule, names: Collection[str]) -> bool:
+def _has_sources(rule: Rule, names: Collection[str]) -> bool:
     """Whether everything that the right side of a rule names is among some names."""
     return all(any(map(pattern_of(one).fullmatch, names)) for one in names_in(rule.right))
 
 
-def apply(rules: Sequence[Rule], left: Named, right: Named, numbers: Numbers, *, strict: bool = True) -> Mapped:
+def apply(
+    rules: Sequence[Rule], left: NamedTensors, right: NamedTensors, numbers: Numbers, *, strict: bool = True
+) -> MapResult:
     """Find the tensors that the rules are about.
 
     Args:
@@ -234,15 +238,15 @@ def apply(rules: Sequence[Rule], left: Named, right: Named, numbers: Numbers, *,
     Raises:
         ShardvizError: A rule fits nothing, though it is not optional, or its tensors do not fit each other.
     """
-    work = _Work(right, numbers)
+    work = _RuleRun(right, numbers)
     for rule in rules:
         work.add(rule, left, strict=strict)
     return work.result(left)
 
 
 @dataclass
-class _Work:
-    """What was found so far.
+class _RuleRun:
+    """The result of the rules applied so far.
 
     Attributes:
         right: The tensors that expressions name.
@@ -250,16 +254,16 @@ class _Work:
         rule_of: The rule that a name of the left side was found to be of.
     """
 
-    right: Named
+    right: NamedTensors
     numbers: Numbers
     rule_of: dict[str, Rule] = field(default_factory=dict)
     known_as: dict[str, str] = field(default_factory=dict)
-    made: dict[str, Made] = field(default_factory=dict)
+    made: dict[str, MappedTensor] = field(default_factory=dict)
     lacking: dict[str, str] = field(default_factory=dict)
     alone: set[str] = field(default_factory=set)
     not_needed: set[str] = field(default_factory=set)
 
-    def add(self, rule: Rule, left: Named, *, strict: bool) -> None:
+    def add(self, rule: Rule, left: NamedTensors, *, strict: bool) -> None:
         """Apply one rule to all names that it fits and that no rule before it took."""
         if rule.left == NOTHING:
             for pattern in names_in(rule.right):
@@ -280,19 +284,19 @@ class _Work:
         self.lacking.update(errors)
 
     def _is_free(self, name: str) -> bool:
-        """Whether no rule has taken a name, or only an optional one that lacks some of what it names."""
+        """Whether no rule has taken a name, or only an optional rule whose tensors are missing."""
         return name not in self.rule_of or (self.rule_of[name].optional and name in self.lacking)
 
     def _add_one(self, rule: Rule, name: str, groups: tuple[str, ...], errors: dict[str, str]) -> None:
-        """Apply a rule to a name; an optional one whose tensors are missing leaves it to other rules."""
+        """Apply a rule to a name; an optional rule whose tensors are missing leaves it to others."""
         if rule.right is None:
             self.rule_of[name] = rule
             self.alone.add(name)
             return
         try:
             node = node_of(rule.right, groups, self.right, self.numbers)
-            mapped = Made(node, node.shape, str(rule.right), rule.where) if isinstance(node, Op) else node
-        except LackingError as error:
+            mapped = MappedTensor(node, node.shape, str(rule.right), rule.where) if isinstance(node, Op) else node
+        except MissingTensorError as error:
             if rule.optional and (name in self.rule_of or not has_some(rule.right, groups, self.right)):
                 return
             self.rule_of[name] = rule
@@ -300,18 +304,18 @@ class _Work:
                 self.known_as[name] = filled(rule.right.pattern, groups)
             else:
                 self.lacking[name] = f"it is made of {rule.right}, and there is no {printable(str(error))}"
-        except MisfitError as error:
+        except MapArgumentError as error:
             self.rule_of[name] = rule
             errors[name] = str(error)
         else:
             self.lacking.pop(name, None)
             self.rule_of[name] = rule
-            if isinstance(mapped, Made):
+            if isinstance(mapped, MappedTensor):
                 self.made[name] = mapped
             else:
                 self.known_as[name] = mapped.name
 
-    def _refuse_unused(self, rule: Rule, left: Named, fit: Collection[str]) -> None:
+    def _refuse_unused(self, rule: Rule, left: NamedTensors, fit: Collection[str]) -> None:
         if fit:
             earlier = self.rule_of[next(iter(fit))].where
             what = f"every tensor that fits {printable(rule.left)} is taken by {earlier}"
@@ -334,10 +338,10 @@ class _Work:
                     hint or f"write {printable(rule.left)} ?= ... if it may be missing",
                 )
 
-    def result(self, left: Named) -> Mapped:
+    def result(self, left: NamedTensors) -> MapResult:
         """Return what was found, by full names."""
         full = left.full
-        return Mapped(
+        return MapResult(
             {full[name]: other for name, other in self.known_as.items()},
             {full[name]: one for name, one in self.made.items()},
             {full[name]: why for name, why in self.lacking.items() if name not in self.made},

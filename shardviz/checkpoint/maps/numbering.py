@@ -27,14 +27,14 @@ def starred(text: str) -> str:
 
 
 def renumbering(names: list[str], instead: dict[str, str]) -> tuple[int, list[int]] | None:
-    """Return which number of their names parts are numbered by, and the order of the numbers that they have there."""
+    """Return which number in the names is permuted, and its order; None if none is."""
     pairs_of_names = [(name, instead.get(name, name)) for name in names]
     for at in range(len(_NUMBER.findall(names[0]))):
         pairs: dict[str, str] = {}
         for name, second_name in pairs_of_names:
             first_numbers, second_numbers = _NUMBER.findall(name), _NUMBER.findall(second_name)
             if (
-                _without(name, at) != _without(second_name, at)
+                _with_star(name, at) != _with_star(second_name, at)
                 or len(first_numbers) <= at
                 or pairs.setdefault(first_numbers[at], second_numbers[at]) != second_numbers[at]
             ):
@@ -46,7 +46,7 @@ def renumbering(names: list[str], instead: dict[str, str]) -> tuple[int, list[in
     return None
 
 
-def _without(name: str, at: int) -> str:
+def _with_star(name: str, at: int) -> str:
     """Return a name with `*` for one of its numbers."""
     matches = list(_NUMBER.finditer(name))
     return name[: matches[at].start()] + "*" + name[matches[at].end() :] if at < len(matches) else name
@@ -69,15 +69,15 @@ def against(name: str, second_name: str) -> str:
     return printable(_NUMBER.sub(turned, name))
 
 
-def _stay(before: str, numbers: Container[int], kept_names: Iterable[str]) -> bool:
+def _are_kept(before: str, numbers: Container[int], kept_names: Iterable[str]) -> bool:
     """Whether any tensor of these numbers is where it was."""
     rests = (name[len(before) :].partition(".")[0] for name in kept_names if name.startswith(before))
     return any(rest.isdecimal() and int(rest) in numbers for rest in rests)
 
 
 @dataclass(frozen=True, slots=True)
-class Renumbered:
-    """Layers or experts that are found under other numbers.
+class Renumbering:
+    """Layers or experts that have different numbers on the second side.
 
     Attributes:
         what: What is numbered.
@@ -92,7 +92,7 @@ class Renumbered:
     is_again: bool
 
 
-def renumbered(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterator[Renumbered]:
+def renumbered(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterator[Renumbering]:
     """Yield renumbered layers or experts: all tensors of a number, at least two, have moved.
 
     Of a single number it takes three.
@@ -108,7 +108,7 @@ def renumbered(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterato
         if (
             len(first_numbers) == len(second_numbers)
             and len(odd) == 1
-            and _without(name, odd[0]) == _without(second_name, odd[0])
+            and _with_star(name, odd[0]) == _with_star(second_name, odd[0])
         ):
             before = name[: list(_NUMBER.finditer(name))[odd[0]].start()]
             by_prefix.setdefault(before, {}).setdefault(int(first_numbers[odd[0]]), {})[name] = int(
@@ -117,8 +117,8 @@ def renumbered(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterato
     for before, numbers in by_prefix.items():
         is_whole = all(len(own) > 1 and len(set(own.values())) == 1 for own in numbers.values())
         is_sure = len(numbers) > 1 or min(map(len, numbers.values())) >= SEVERAL
-        if is_whole and is_sure and not _stay(before, numbers, kept_names):
+        if is_whole and is_sure and not _are_kept(before, numbers, kept_names):
             others = {number: next(iter(own.values())) for number, own in sorted(numbers.items())}
-            is_again = len(set(others.values())) < len(others) or _stay(before, [*others.values()], kept_names)
+            is_again = len(set(others.values())) < len(others) or _are_kept(before, [*others.values()], kept_names)
             names = frozenset(name for own in numbers.values() for name in own)
-            yield Renumbered(printable(before.rstrip(".").rpartition(".")[2]), names, others, is_again)
+            yield Renumbering(printable(before.rstrip(".").rpartition(".")[2]), names, others, is_again)

@@ -1,7 +1,6 @@
-"""What a conversion did instead of what its map says: a function left out, turned round, with another number or dim,
-its parts in another order, or another tensor in the place of one.
+"""How a conversion deviates from its map: a function, number, dim, order or tensor is wrong.
 
-Nothing is guessed: what is named has all of the tensor's values.
+A deviation is reported only if it explains all of the tensor's values.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import numpy as np
 from shardviz.check.order.infer.orders import name_order
 from shardviz.checkpoint.comparing.changes import change_of
 from shardviz.checkpoint.comparing.equality import agree
-from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MisfitError
-from shardviz.checkpoint.maps.mapped_tensors import Made, Op, called, leaves, parts_of
+from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MapArgumentError
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Op, called, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
-from shardviz.checkpoint.records import Held
+from shardviz.checkpoint.records import MemoryTensor
 from shardviz.explain.conversion import (
     AnotherSourceTensor,
     FusedShardsJoined,
@@ -33,7 +32,7 @@ from shardviz.text import counted, listed, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.checkpoint.comparing.equality import Contents
+    from shardviz.checkpoint.comparing.equality import ContentIndex
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.checkpoint.records import Tensor
@@ -52,7 +51,7 @@ MOST_PARTS = 3
 """Operands that are changed one at a time."""
 
 
-def instead_of(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Contents) -> Outcome | None:
+def instead_of(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, contents: ContentIndex) -> Outcome | None:
     """Name how a tensor differs from the map's; return None if no slip explains it.
 
     Args:
@@ -64,26 +63,26 @@ def instead_of(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Content
     if is_alike(tensor.bits):
         return None
     for variant, cause in variants(mapped.node):
-        if variant.shape == tensor.shape and _is(variant, mapped, tensor):
-            why = f"it is {_short(variant)}, where the map makes {printable(mapped.text)}"
+        if variant.shape == tensor.shape and _has_values(variant, mapped, tensor):
+            why = f"it is {_short_text(variant)}, where the map makes {printable(mapped.text)}"
             return outcome.became("permuted", why, cause)
     return _by_parts(outcome, mapped, tensor, contents) if mapped.shape == tensor.shape else None
 
 
-def _is(variant: Node, made: Made, tensor: Tensor) -> bool:
+def _has_values(variant: Node, made: MappedTensor, tensor: Tensor) -> bool:
     node = variant if isinstance(variant, Op) else Op("cat", (variant,))
     return agree(replace(made, node=node, shape=node.shape), tensor)
 
 
-def _short(node: Node) -> str:
-    """Return how something is made, with `*` for numbers, and once what is the same of all operands."""
+def _short_text(node: Node) -> str:
+    """Return how a tensor is made, with `*` for numbers; equal operands are written once."""
     if not isinstance(node, Op):
         return starred(printable(node.name))
-    parts = list(dict.fromkeys(map(_short, node.parts)))
+    parts = list(dict.fromkeys(map(_short_text, node.parts)))
     return f"{node.function}({', '.join((*parts, *map(str, node.numbers)))})"
 
 
-def _by_parts(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Contents) -> Outcome | None:
+def _by_parts(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, contents: ContentIndex) -> Outcome | None:
     """Name the tensors that are in the place of others; None if one of them is not known."""
     whole = tensor.bits
     odd: list[tuple[Tensor, Tensor]] = []
@@ -92,7 +91,7 @@ def _by_parts(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Contents
         if isinstance(leaf, Op):
             return None
         num += 1
-        piece = Held(leaf.name, tensor.dtype, view.reshape(leaf.shape))
+        piece = MemoryTensor(leaf.name, tensor.dtype, view.reshape(leaf.shape))
         if agree(leaf, piece):
             continue
         tensor_there = next(contents.equal_to(piece), None)
@@ -102,13 +101,13 @@ def _by_parts(outcome: Outcome, mapped: Made, tensor: Tensor, contents: Contents
     return _order_of(outcome, mapped, odd, num) if odd else None
 
 
-def _with_others(outcome: Outcome, mapped: Made, tensor: Tensor) -> Outcome | None:
+def _with_others(outcome: Outcome, mapped: MappedTensor, tensor: Tensor) -> Outcome | None:
     """Say which parts differ, where some do not, and what became of the first of them."""
-    odd: list[tuple[Node, Held]] = []
+    odd: list[tuple[Node, MemoryTensor]] = []
     num = 0
     for view, leaf in parts_of(mapped.node, tensor.bits):
         num += 1
-        piece = Held("", tensor.dtype, view.reshape(leaf.shape))
+        piece = MemoryTensor("", tensor.dtype, view.reshape(leaf.shape))
         if isinstance(leaf, Op) or not agree(leaf, piece):
             odd.append((leaf, piece))
     if len(odd) == num:
@@ -122,7 +121,7 @@ def _with_others(outcome: Outcome, mapped: Made, tensor: Tensor) -> Outcome | No
     return replace(change, why=f"{what}: {change.why}")
 
 
-def _order_of(outcome: Outcome, mapped: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Outcome:
+def _order_of(outcome: Outcome, mapped: MappedTensor, odd: list[tuple[Tensor, Tensor]], num: int) -> Outcome:
     """Say where each part is that is not in its place."""
     names = [leaf.name for leaf in leaves(mapped.node)]
     order = renumbering(names, {part.name: found.name for part, found in odd})
@@ -143,7 +142,7 @@ def _order_of(outcome: Outcome, mapped: Made, odd: list[tuple[Tensor, Tensor]], 
 
 
 def _of_parts(words: str, what: str) -> str:
-    """Return a sentence about a dim's indices as one about parts: `experts`, or whatever their number counts."""
+    """Reword a sentence about dim 0 as one about named parts, such as `experts`."""
     for phrase, several in (("dim 0's indices", ""), ("dim 0 is", " are"), ("dim 0 comes", " come")):
         words = words.replace(phrase, f"the {what}{several}")
     return words
@@ -160,7 +159,7 @@ def variants(node: Op) -> Iterator[tuple[Node, Cause]]:
 
 
 def _slips(node: Node) -> Iterator[tuple[Node, Cause]]:
-    """Yield a function and its operands, changed in one place; what is the same in all operands is changed in all."""
+    """Yield variants of an expression with one mistake; equal operands get the same mistake."""
     if not isinstance(node, Op):
         return
     yield from _own_slips(node)
@@ -232,7 +231,7 @@ def _other_joins(node: Op) -> Iterator[tuple[Node, Cause]]:
 
 
 def _by_shards(node: Op) -> Iterator[tuple[Node, Cause]]:
-    """Yield parts that were cut over ranks together, and whose shards were put behind each other."""
+    """Yield a `cat` whose parts were sharded together: shards of each rank are side by side."""
     if node.function != "cat" or len(node.parts) < 2:
         return
     dim = node.numbers[0] if node.numbers else 0
@@ -252,5 +251,5 @@ def _transposed(node: Op) -> Iterator[Op]:
 def _fits(node: Node) -> bool:
     try:
         return node.shape is not None
-    except MisfitError:
+    except MapArgumentError:
         return False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.records import Saved
+    from shardviz.checkpoint.records import StoredTensor
 
     Side = Job | Checkpoint
 
@@ -73,13 +73,13 @@ def show_checkpoint(
         lines = tensors_lines(checkpoint)
     else:
         lines = []
-        for one in _named(checkpoint, pattern):
+        for one in _tensors_by_name(checkpoint, pattern):
             lines += [*([line("")] if lines else []), *tensor_lines(one, all_chunks=all_chunks)]
     write_answer(lines, terminal_for(color, output), output)
 
 
 def draw_checkpoint(path: Path, pattern: str | None, style: str, output: Path | None) -> None:
-    """Write which file holds which part of a tensor as SVG, or the whole checkpoint as an HTML page.
+    """Write an SVG of which file holds which part of a tensor, or the checkpoint as HTML.
 
     Raises:
         DumpError: It is not a checkpoint, or has too many chunks to draw.
@@ -94,7 +94,7 @@ def draw_checkpoint(path: Path, pattern: str | None, style: str, output: Path | 
         write_markup(_page(path, pattern), output)
         return
     checkpoint = open_checkpoint(path)
-    named = _named(checkpoint, "*" if pattern is None else pattern)
+    named = _tensors_by_name(checkpoint, "*" if pattern is None else pattern)
     if len(named) > 1:
         some = listed((printable(one.name) for one in named), 4)
         raise ShardvizError(
@@ -153,7 +153,7 @@ def diff_checkpoints(
     tensor: str | None = None,
     save_map: Path | None = None,
 ) -> int:
-    """Print what is different between two checkpoints, or print or draw it of a job and a checkpoint.
+    """Print or draw how two checkpoints differ, or a job and a checkpoint.
 
     Args:
         before: The first; a dump if it is the job.
@@ -246,7 +246,7 @@ def _compared(
     return compare_checkpoints(before, after, rules, count, steps)
 
 
-def _named(checkpoint: Checkpoint, pattern: str) -> list[Saved]:
+def _tensors_by_name(checkpoint: Checkpoint, pattern: str) -> list[StoredTensor]:
     """Find tensors by name, by the end of a name that one alone has, or by a pattern with `*`."""
     tensors = checkpoint.tensors
     if pattern in tensors:
@@ -306,7 +306,7 @@ def draw_beside(
             raise ShardvizError(f"an HTML page shows all tensors, not only {pattern}", "leave it out, or use svg")
         write_markup(beside_html(comparison, job, checkpoint), output)
         return
-    outcome = _only(comparison, pattern)
+    outcome = _chosen_outcome(comparison, pattern)
     write_markup(beside_svg(beside(outcome, job, checkpoint, numbered(checkpoint))), output)
 
 
@@ -322,8 +322,8 @@ def refuse_picture(kinds: str) -> None:
     )
 
 
-def _only(comparison: Comparison, pattern: str | None) -> Outcome:
-    """Return the tensor that is meant: by its name or the end of it, or the only one that differs."""
+def _chosen_outcome(comparison: Comparison, pattern: str | None) -> Outcome:
+    """Return the tensor that a name or its end selects, or the only one that differs."""
     outcomes = comparison.outcomes
     if pattern is not None:
         chosen: Sequence[Outcome] = [outcome for outcome in outcomes if pattern in (outcome.name, outcome.other)]

@@ -52,7 +52,7 @@ def read_dump(*folders: Path) -> Dump:
 
 
 def says_it_is_a_part(folder: Path) -> bool:
-    """Say where the other ranks of a dump are, if a job has written some of them on other machines' disks."""
+    """Say where a dump's other ranks are, if they were written on other machines' disks."""
     num_ranks, here = read_run(folder).num_ranks, ranks_here(folder)
     absent = sorted(set(range(num_ranks)) - set(here))
     if not absent:
@@ -110,7 +110,7 @@ def format_of(output: Path | None) -> str:
 
 
 def refuse_other_files(output: Path | None) -> None:
-    """Refuse to write text or SVG into a file that is made of pixels or is of the user's own, and say what to do.
+    """Raise for an output file that is a bitmap or the user's own source, with what to do.
 
     Raises:
         ShardvizError: It does.

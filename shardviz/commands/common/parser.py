@@ -1,4 +1,4 @@
-"""A verb's arguments: what argparse reads, with shardviz's own errors, which name what was meant."""
+"""A verb's arguments: argparse with shardviz's errors, which suggest the likely spelling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are shardviz's own."""
 
     def read(self, args: Sequence[str]) -> argparse.Namespace:
-        """Read arguments, and refuse unknown options first: argparse would complain about the argument after them.
+        """Read arguments; unknown options are refused first, which argparse does too late.
 
         Raises:
             ShardvizError: They are not what the verb takes.

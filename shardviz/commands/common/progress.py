@@ -1,4 +1,4 @@
-"""What a verb shows while it works: one line on stderr, on a terminal only, and not before it takes long."""
+"""Progress of a long verb: one line on stderr, only on a terminal, and only after a while."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _columns() -> int:
 
 
 class Count:
-    """How many of how many are done; called with both, as readers do."""
+    """A progress count, `3 of 8`; called with both numbers, as readers do."""
 
     def __init__(self, words: str) -> None:
         self.words = words

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Write to stdout until whoever reads it has enough: what the command found is its exit code anyway."""
+    """Write to stdout until its reader closes the pipe; the exit code stays that of the verb."""
     try:
         yield
         sys.stdout.flush()
@@ -25,7 +25,7 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def forget(stream: TextIO) -> None:
-    """Write no more to a stream that takes no more; Python would complain once again when it closes it."""
+    """Send further output of a closed stream to /dev/null; Python would complain on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -1,8 +1,8 @@
-"""`shardviz probe --watch`: run a probe again whenever one of its files is saved, until Ctrl-C.
+"""`shardviz probe --watch`: run a probe again whenever one of its files is saved.
 
-The process that has imported torch stays, and ranks are copied from it. A run that a newer save overtakes is ended.
-`shardviz view mine.py --watch` has one in the background, whose dump the viewer shows. The viewer notices that the dump
-was written again. What the probe says goes into the viewer's title.
+The process that imported torch stays, and ranks are forked from it. A newer save ends the run in progress.
+`shardviz view mine.py --watch` runs this in the background. The viewer reloads when the dump is written, and its
+title shows what the probe prints.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ ENDS_WITH = "SHARDVIZ_ENDS_WITH"
 """The environment variable with the process that started this one and must not be outlived."""
 
 
-class OvertakenError(Exception):
-    """A file was saved while ranks ran what it said before."""
+class SourceChangedError(Exception):
+    """A file of the probe was saved while ranks ran its earlier version."""
 
 
-class Watched:
-    """The files that a probe is made of, each with its stamp from before it was read.
+class WatchedFiles:
+    """The files of a probe, and the stamp of each from before it was read.
 
     Args:
         probe: The probe's own file.
@@ -102,7 +102,7 @@ class Watched:
         """End what is done inside once a file changes.
 
         Raises:
-            OvertakenError: One has.
+            SourceChangedError: One has.
         """
         noticed, over = threading.Event(), threading.Event()
         thread = threading.Thread(target=self._interrupt, args=(noticed, over), daemon=True)
@@ -117,7 +117,7 @@ class Watched:
         except KeyboardInterrupt:
             if not noticed.is_set():
                 raise
-            raise OvertakenError from None
+            raise SourceChangedError from None
 
     def _interrupt(self, noticed: threading.Event, over: threading.Event) -> None:
         """Interrupt the main thread, as Ctrl-C would, once a file changes."""
@@ -130,7 +130,7 @@ class Watched:
 
 @contextmanager
 def _heeding_interrupts(noticed: threading.Event) -> Iterator[None]:
-    """Heed this process's own interrupts if those of others are ignored, as a script's background job does."""
+    """Handle Ctrl-C in a background job, whose shell ignores it."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         yield
         return
@@ -146,8 +146,8 @@ def _heeding_interrupts(noticed: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def watch(probe: Path, run: Callable[[Watched], object]) -> NoReturn:
-    """Run a probe, and again whenever one of its files is saved, until this command is interrupted.
+def watch(probe: Path, run: Callable[[WatchedFiles], object]) -> NoReturn:
+    """Run a probe now and whenever one of its files is saved, until Ctrl-C.
 
     Args:
         probe: The probe's file.
@@ -158,14 +158,14 @@ def watch(probe: Path, run: Callable[[Watched], object]) -> NoReturn:
         KeyboardInterrupt: Ctrl-C, which is how it ends.
     """
     with TemporaryDirectory(prefix="shardviz-watch-") as folder:
-        watched = Watched(probe, Path(folder, "notes"))
+        watched = WatchedFiles(probe, Path(folder, "notes"))
         is_first = True
         while True:
             watched.begin()
             try:
                 run(watched)
                 watched.end()
-            except OvertakenError:
+            except SourceChangedError:
                 pass
             except ShardvizError as error:
                 if is_first and isinstance(error, DumpError):
@@ -201,8 +201,8 @@ _NEWS = re.compile(r"shardviz: error: (?P<error>.*)|[0-9:]{8} (?P<names>.*) chan
 """The lines of `shardviz probe --watch` that say how far it is."""
 
 
-class Noted(Protocol):
-    """A viewer: its title has a note, and it runs in another thread."""
+class TitledViewer(Protocol):
+    """What this module needs of a viewer, which runs in a different thread."""
 
     note: str
 
@@ -220,8 +220,8 @@ class Noted(Protocol):
         """Take away the messages that are shown."""
 
 
-class Beside:
-    """A probe that is watched in the background.
+class BackgroundProbe:
+    """A probe that is watched in the background, next to a viewer.
 
     Attributes:
         folder: Its dump.
@@ -246,11 +246,11 @@ class Beside:
                     return
         raise ShardvizError("the probe ended before it wrote a dump")
 
-    def follow(self, viewer: Noted) -> None:
+    def follow(self, viewer: TitledViewer) -> None:
         """Show in the viewer, from now on, that the probe runs or why it failed."""
         threading.Thread(target=self._pass_on, args=(viewer,), daemon=True).start()
 
-    def _pass_on(self, viewer: Noted) -> None:
+    def _pass_on(self, viewer: TitledViewer) -> None:
         while not viewer.is_running:
             time.sleep(PAUSE)
         with suppress(RuntimeError):  # the viewer is gone
@@ -264,7 +264,7 @@ class Beside:
                     viewer.call_from_thread(viewer.clear_notifications)  # they are about what was saved before
                     viewer.call_from_thread(setattr, viewer, "note", f"{news['names']} changed: running")
 
-    def _fail(self, viewer: Noted, why: str) -> None:
+    def _fail(self, viewer: TitledViewer, why: str) -> None:
         """Say why there is no dump of what was saved: the one on screen is older."""
         shown = partial(viewer.notify, why, title="Not run", severity="error", timeout=SHOWN, markup=False)
         viewer.call_from_thread(shown)
@@ -272,7 +272,7 @@ class Beside:
 
 
 @contextmanager
-def probing(probe: str, mesh: str, folder: Path) -> Iterator[Beside]:
+def probing(probe: str, mesh: str, folder: Path) -> Iterator[BackgroundProbe]:
     """Watch a probe in a process of its own, which ends with this one."""
     command = [sys.executable, "-m", "shardviz", "probe", probe, "--mesh", mesh, "--watch"]
     process = subprocess.Popen(
@@ -287,7 +287,7 @@ def probing(probe: str, mesh: str, folder: Path) -> Iterator[Beside]:
     )
     assert process.stderr is not None
     try:
-        yield Beside(process.stderr, folder)
+        yield BackgroundProbe(process.stderr, folder)
     finally:
         _end(process)
 

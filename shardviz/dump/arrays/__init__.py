@@ -1,1 +1,1 @@
-"""Numbers of a tensor as arrays: mapped from a file, laid out from runs of ids, sampled, sketched."""
+"""A tensor's numbers as arrays: mapped from files, made from runs of ids, sampled, sketched."""

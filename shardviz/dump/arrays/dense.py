@@ -1,7 +1,7 @@
-"""Arrays of a rank's safetensors file, mapped into memory, not copied: a check reads them once, block by block.
+"""Arrays of a rank's safetensors file, memory-mapped and read block by block.
 
-A copy would halve the speed. So a file that another process cuts short in place while it is being read ends this one;
-one that is replaced, as shardviz writes it, or removed does not.
+A copy would halve the speed. The price: if another process truncates a file in place while it is read, this process
+dies. Replacing a file, which is how shardviz writes, or removing it does no harm.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _HINT = "copy every rank's .safetensors next to its .json, or write the dump aga
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """An array that a rank's file names.
+class ArrayRequest:
+    """An array to read from a rank's file: its name, dtype and shape.
 
     Attributes:
         key: Its name, `moment/role/name`.
@@ -70,13 +70,13 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def check_arrays(path: Path, requests: Iterable[Wanted]) -> None:
+def check_arrays(path: Path, requests: Iterable[ArrayRequest]) -> None:
     """Make sure that a file is whole and has the arrays that are wanted, without reading them.
 
     Raises:
         DumpError: The file is not there, is not a safetensors file, or has no such array.
     """
-    with _opened(path) as file:
+    with _open_arrays(path) as file:
         for array in requests:
             _check_shape(file, path, array.key, array.shape)
             dtype = file.get_slice(array.key).get_dtype()
@@ -91,20 +91,20 @@ def read_array(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.gener
     Raises:
         DumpError: The file is not there, is not a safetensors file, or has no such array.
     """
-    with _opened(path) as file:
+    with _open_arrays(path) as file:
         _check_shape(file, path, key, shape)
         mapped = _map(path, key, shape)
         array: NDArray[np.generic] = file.get_tensor(key) if mapped is None else mapped
         return array
 
 
-def read_arrays(path: Path, requests: Iterable[Wanted]) -> dict[str, NDArray[np.generic]]:
+def read_arrays(path: Path, requests: Iterable[ArrayRequest]) -> dict[str, NDArray[np.generic]]:
     """Return copies of many arrays, by key: the file is opened once.
 
     Raises:
         DumpError: The file is not there, is not a safetensors file, or lacks one of them.
     """
-    with _opened(path) as file:
+    with _open_arrays(path) as file:
         arrays = {}
         for array in requests:
             _check_shape(file, path, array.key, array.shape)
@@ -113,7 +113,7 @@ def read_arrays(path: Path, requests: Iterable[Wanted]) -> dict[str, NDArray[np.
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_arrays(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:

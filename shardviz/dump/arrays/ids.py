@@ -1,4 +1,4 @@
-"""Ids laid out as arrays, element by element: a few bytes of a dump must not become gigabytes here."""
+"""Runs of ids laid out as arrays, with a limit: a few bytes can stand for gigabytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def expand_runs(runs: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
 
 
 def whole_ids(values: NDArray[np.generic], last: int) -> NDArray[np.int64]:
-    """Return values as ids: 0 for zero, `ID_NONE` for values that are not whole numbers from 0 to `last`."""
+    """Return values as ids: 0 for zero, `ID_NONE` for values that aren't integers up to `last`."""
     numbers: NDArray[Any] = values.astype(np.float64) if values.dtype.kind == "f" else values
     if numbers.dtype.kind not in "fiu":
         return np.full(numbers.shape, ID_NONE, np.int64)
@@ -55,7 +55,7 @@ def whole_ids(values: NDArray[np.generic], last: int) -> NDArray[np.int64]:
 
 
 def own_ids(ids: NDArray[np.int64], first: int, numel: int) -> NDArray[np.int64]:
-    """Count ids from 1 within the tensor whose ids start at `first`; the id of another tensor becomes `-1 - id`."""
+    """Count ids from 1 within the tensor that starts at `first`; foreign ids become `-1 - id`."""
     is_foreign = (ids > 0) & ((ids < first) | (ids >= first + numel))
     shifted = np.asarray(ids - (first - 1))  # numpy makes a number of the difference of an array without dims
     np.copyto(shifted, ids, where=ids <= 0)

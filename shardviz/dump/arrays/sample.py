@@ -1,4 +1,4 @@
-"""Which elements of a large tensor a step's trace keeps: along each dim every second, fourth, eighth... index.
+"""The elements of a large tensor that a step's trace keeps: every 2nd, 4th, 8th... of a dim.
 
 The indices kept with a wider stride are among those kept with a narrower one, and a part that begins at a multiple of
 the stride keeps what the whole keeps of it. So a part can be laid beside the whole wherever both have an element.
@@ -22,7 +22,7 @@ def kept(size: int, stride: int) -> range:
 
 
 def strides_for(shape: Sequence[int], most: int) -> tuple[int, ...]:
-    """Return the strides by which at most so many elements of a tensor are kept, the longest dims thinned first."""
+    """Return strides that keep at most `most` elements; the longest dims are thinned first."""
     strides = [1] * len(shape)
     counts = list(shape)
     while math.prod(counts) > max(most, 1):

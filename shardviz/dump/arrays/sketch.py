@@ -25,12 +25,12 @@ MAX_ELEMENTS = 1 << 14
 
 
 def sketch(values: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return a tensor's numbers; none if it has no elements, or if their squares do not add up to a finite number.
+    """Return a tensor's sketch; empty if it has no elements or its squares overflow.
 
-    They do not if an element that is looked at is NaN or infinite, nor in a mask of attention, which has the least
-    number of float64.
+    Squares overflow if an inspected element is NaN or infinite, and in an attention mask, which has the most negative
+    float64.
     """
-    places, signs = _drawn(values.size)
+    places, signs = _places_and_signs(values.size)
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = values.ravel()[places] @ signs
         if not places.size or not np.isfinite(numbers @ numbers):
@@ -44,7 +44,7 @@ def num_looked_at(size: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _drawn(size: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _places_and_signs(size: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the places that are looked at in a tensor of a size, and the signs of each."""
     count = num_looked_at(size)
     numbers = np.arange(count, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""The collectives of a step: which ran in which module over which axes, and how many bytes each rank receives."""
+"""A step's collectives: by module and axes, with the bytes that each rank receives."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def groups_text(axes: Sequence[str]) -> str:
 
 
 def received(record: CollectiveRecord) -> int:
-    """Return the bytes that one rank receives in a ring: n - 1 of n parts, and twice that for an all_reduce."""
+    """Return the bytes that one rank receives in a ring: (n - 1) / n; twice that for all_reduce."""
     if record.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         return ring(record.op, record.bytes, record.size)
     return 0 if record.op in ("send", "barrier") else record.bytes
@@ -75,12 +75,12 @@ def _busiest(same: list[tuple[CollectiveRecord, tuple[int, ...]]]) -> Traffic:
 
 
 def _together(one: CollectiveRecord, other: CollectiveRecord) -> CollectiveRecord:
-    """Join a rank's records of two groups along the same axes: a pipeline stage has one in each direction."""
+    """Merge a rank's records of two groups along equal axes, such as a stage's two directions."""
     return structs.replace(one, count=one.count + other.count, bytes=one.bytes + other.bytes)
 
 
 def received_by_axes(dump: Dump) -> dict[Axes, int]:
-    """Return the bytes that the busiest rank receives, by the axes that groups run along, single axes first."""
+    """Return the bytes that the busiest rank receives, by a group's axes, single axes first."""
     most: dict[Axes, int] = {}
     for rank, _ in dump.files.alike():
         num_bytes: dict[Axes, int] = {}

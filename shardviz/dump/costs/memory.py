@@ -1,9 +1,8 @@
-"""Memory of a run's tensors on every rank, by role and name, and that of the schemes of data parallel by formula.
+"""Memory of tensors on every rank, by role and name, and of data parallel by formula.
 
-A probe runs its step in float64, to be comparable; its gradients, optimizer state and activations are counted in
-the dtype that the model itself has. Of a pipeline's activations one micro-batch is captured; they are
-counted once for each micro-batch that a rank has under way at a time. What a trace keeps of a step to explain it takes
-no memory in the model, and is not counted.
+A probe runs its step in float64, to be comparable; its gradients, optimizer state and activations are counted in the
+model's own dtype. A pipeline captures the activations of one micro-batch; they are counted once for each micro-batch
+that a rank has in flight. Activations kept only for the trace are not counted.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def elements_text(count: int, dtype: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class TensorMemory:
     """The memory of one tensor.
 
     Attributes:
@@ -60,8 +59,8 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Counted:
-    """A tensor, or identical layers of one; some of its names may not take memory.
+class CountedTensor:
+    """A tensor that takes memory, or identical layers of one.
 
     Attributes:
         tensor: The tensor.
@@ -96,8 +95,8 @@ class Counted:
         return {}
 
 
-def counted(dump: Dump) -> list[Counted]:
-    """Return the tensors that take memory: parameters and buffers as sharded, the rest as it was after a step."""
+def counted(dump: Dump) -> list[CountedTensor]:
+    """Return the tensors that take memory: parameters and buffers as sharded, others post-step."""
     before = dump.at("initial") or dump.at("stamped")
     step = [tensor for tensor in dump.at("step") if tensor.role in ("grad", "optim", "activation")]
     widths = {name: itemsize(tensor.dtype) for tensor in before for name in tensor.names}
@@ -114,20 +113,20 @@ def counted(dump: Dump) -> list[Counted]:
             names = [name for name in names if name in leaves]
         if tensor.role in ROLES and names:
             by_name = {name: _width(tensor, name, widths, common) for name in names}
-            tensors.append(Counted(tensor, by_name, at_once if tensor.role == "activation" else {}))
+            tensors.append(CountedTensor(tensor, by_name, at_once if tensor.role == "activation" else {}))
     return tensors
 
 
 def owner_of(name: str, role: str) -> str:
-    """Return the parameter that a tensor belongs to, by its name: `up.weight` for `up.weight.exp_avg`."""
+    """Return the parameter that a tensor belongs to: `up.weight` for `up.weight.exp_avg`."""
     return name.rpartition(".")[0] if role == "optim" else name
 
 
-def uses(dump: Dump) -> list[Use]:
+def uses(dump: Dump) -> list[TensorMemory]:
     """Return the bytes of every name on every rank."""
     traced, ranks = _traced(dump), dict.fromkeys(group[0] for group in dump.files.equally_full)
     return [
-        Use(
+        TensorMemory(
             name,
             count.tensor.role,
             count.bytes(name, ranks),
@@ -139,7 +138,7 @@ def uses(dump: Dump) -> list[Use]:
 
 
 def _outputs(dump: Dump, step: Iterable[Tensor]) -> Iterator[str]:
-    """Yield the activations that modules returned: others are kept to explain a step, or before a collective."""
+    """Yield the activations that modules returned, not those kept only to explain a step."""
     before = {f"{call.module}.before" for record, _ in dump.files.alike() for call in record.calls}
     for tensor in step:
         if tensor.role == "activation":
@@ -159,7 +158,7 @@ def _whole_shape(dump: Dump, tensor: Tensor, name: str, traced: Mapping[str, tup
 
 
 def _traced(dump: Dump) -> dict[str, tuple[int, ...]]:
-    """Return the unsharded shape of each module's output, for those that the trace of a step found in it."""
+    """Return the unsharded shape of each module's output that the trace recorded."""
     shapes: dict[str, tuple[int, ...]] = {}
     for record, _ in dump.files.alike():
         for point in record.trace:
@@ -172,7 +171,7 @@ def _traced(dump: Dump) -> dict[str, tuple[int, ...]]:
 
 
 def under_way(schedule: Sequence[StageRecord]) -> float:
-    """Return how many micro-batches of a stage wait for their backward at once, at most; 1 if no pipeline ran.
+    """Return how many micro-batches a stage holds at most; 1 without a pipeline.
 
     Args:
         schedule: The passes of a rank's stages, in order; for several stages, their mean at the worst moment.
@@ -199,7 +198,7 @@ class MemoryTable:
     roles: tuple[Role, ...]
     by_rank: dict[int, tuple[int, ...]]
     wholes: tuple[int, ...]
-    uses: tuple[Use, ...]
+    uses: tuple[TensorMemory, ...]
     params: int
     schemes: tuple[Scheme, ...]
     under_way: tuple[float, float]
@@ -238,7 +237,7 @@ def _width(tensor: Tensor, name: str, widths: dict[str, int], common: int) -> in
 
 
 def _leaves(names: Iterable[str]) -> set[str]:
-    """Return the modules without modules of their own among them: a block's output is its last layer's."""
+    """Return the modules without submodules: a block's output is its last layer's."""
     module_names = set(names)
     parents = {name[:at] for name in module_names for at in range(len(name)) if name[at] == "."}
     return module_names - parents
@@ -260,7 +259,7 @@ class Scheme:
 
 
 def schemes(params: int, num_ranks: int) -> list[Scheme]:
-    """Return the bytes per rank of parameters, gradients and Adam's two moments (Rajbhandari et al. 2020).
+    """Return bytes per rank of parameters, gradients and Adam moments (Rajbhandari et al. 2020).
 
     Args:
         params: Bytes of all parameters.

@@ -1,4 +1,4 @@
-"""A pipeline's schedule laid out in time: the passes of every stage at their earliest times, and the bubble.
+"""A pipeline's schedule as a timeline: every pass at its earliest time, and the bubble.
 
 The order on each rank is the real one. Time is counted in forward passes of one stage; a backward takes two.
 """
@@ -55,7 +55,7 @@ class Timeline:
         return max(map(len, self.stages.values()))
 
     def label(self, rank: int, record: StageRecord) -> str:
-        """Write one pass of a rank: the letter of its stage among the rank's stages, and the micro-batch."""
+        """Label one pass of a rank: a letter for the stage, then the micro-batch."""
         letter = LETTERS[self.stages[rank].index(record.stage) % len(LETTERS)]
         return f"{letter.upper() if record.backward else letter}{record.microbatch}"
 

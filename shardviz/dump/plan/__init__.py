@@ -1,1 +1,1 @@
-"""A plan's dump: one file, `plan.json`, has what a few ranks have; `ranks` and `shards` make any rank's when asked."""
+"""A plan's dump, `plan.json`: it has a few ranks' records; other ranks' are made on demand."""

@@ -40,7 +40,7 @@ MAX_SHIFTED = 1 << 12
 
 
 class PlannedPart:
-    """What the ranks of one part of a plan have.
+    """The records of the ranks that one planned rank stands for.
 
     Args:
         part: The part's record.
@@ -102,10 +102,10 @@ class PlannedPart:
         if number is None:
             return {None: self.ranks}
         if number not in self._claims:
-            self._claims[number] = self._claiming(number)
+            self._claims[number] = self._ranks_claiming(number)
         return self._claims[number]
 
-    def _claiming(self, number: int) -> dict[Layout | None, tuple[int, ...]]:
+    def _ranks_claiming(self, number: int) -> dict[Layout | None, tuple[int, ...]]:
         ranks_by_layout: dict[Layout | None, list[int]] = {}
         ranks_left = dict.fromkeys(self.ranks)
         while ranks_left:
@@ -120,7 +120,7 @@ class PlannedPart:
         return {layout: tuple(sorted(ranks)) for layout, ranks in ranks_by_layout.items()}
 
     def unlike(self, index: int) -> Iterator[int]:
-        """Yield the lowest rank of each claim and each shape of one of its bodies, and the rank that was asked."""
+        """Yield a body's recorded rank and the lowest rank of each claim and shape."""
         number = self.part.record.bodies[index].layout
         for layout, ranks in self.claims(index).items():
             if layout is None or number is None or self._even[number]:
@@ -149,7 +149,7 @@ class PlannedPart:
 
 
 def without_ranks(collectives: tuple[CollectiveRecord, ...]) -> tuple[CollectiveRecord, ...]:
-    """Return collectives as all ranks of a part have them: a group that runs along no axis has other ranks on each."""
+    """Drop the ranks of groups that run along no axis: they differ between the ranks of a part."""
     return tuple(structs.replace(one, ranks=()) if one.ranks else one for one in collectives)
 
 
@@ -170,7 +170,7 @@ def _coord(mesh: Mesh, rank: int) -> Iterator[Coord]:
 
 
 class PlannedRanks(Mapping[int, RankRecord]):
-    """The records of all ranks of a plan, made when they are asked for.
+    """The records of all ranks of a plan, made on demand.
 
     Args:
         plan: The plan.

@@ -1,11 +1,11 @@
-"""A plan's tensors over all ranks: the shards of any rank are worked out when they are asked for."""
+"""A plan's tensors over all ranks; a rank's shards are computed on demand."""
 
 from __future__ import annotations
 
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.dump.tensor import MadeShards, Shard, Tensor
+from shardviz.dump.tensor import LazyShards, Shard, Tensor
 from shardviz.text import Fold, fold
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Place = tuple[str, str]
 """Role and moment."""
 
 
-class PlannedShards(MadeShards):
+class PlannedShards(LazyShards):
     """The shards of one tensor on all ranks of some parts.
 
     Args:

@@ -66,7 +66,7 @@ def _places(mesh: Mesh) -> dict[int, int]:
 
 @lru_cache(maxsize=256)
 def _on_mesh(layout: Layout) -> NDArray[np.int64]:
-    """Return the elements that every coordinate of a layout's mesh holds, in the order of its ranks."""
+    """Return how many elements each rank of a layout's mesh holds."""
     counts: NDArray[np.int64] = layout.local_shapes().prod(axis=1)
     return counts
 

@@ -1,4 +1,4 @@
-"""Types that the records of a dump are made of, with their bounds: reading validates against them."""
+"""Bounded types that the records of a dump are made of; reading validates against them."""
 
 from __future__ import annotations
 
@@ -38,4 +38,4 @@ are as backward left them, but for those that ranks then scaled each by a number
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of a dump's file."""
+    """Base of everything that is written into a dump's files."""

@@ -1,4 +1,4 @@
-"""The content of a dump's files, version 1. Unknown fields are refused: a file with them has another version."""
+"""The content of a dump's files, version 1. Unknown fields mean a later version: refused."""
 
 from __future__ import annotations
 

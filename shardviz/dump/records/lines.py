@@ -1,4 +1,4 @@
-"""The records of a module's lines: every call that a module makes inside one call of itself, with its values.
+"""Records of a module's lines: every call that it makes in one forward, with its values.
 
 Ranks write them only when a step's first wrong module has no named cause. The values stand among the activations,
 under `of_value`: those of the sharded module of the moment `step`, those of the unsharded one `reference`.
@@ -10,7 +10,7 @@ from shardviz.dump.records.base import Count, Record, Shape
 
 
 def of_value(module: str, number: int, *, gradient: bool = False) -> str:
-    """Return the name under which a value of a module's lines stands; with its colon it is a point of the trace."""
+    """Return the name of a value in a module's lines; its colon makes it a trace point."""
     return f"{module}: {'gradient of value' if gradient else 'value'} {number}"
 
 
@@ -79,7 +79,7 @@ class ValueRecord(Record, frozen=True):
 
 
 class LinesRecord(Record, frozen=True):
-    """What a rank recorded inside of one module.
+    """The calls that a rank recorded inside one module.
 
     Attributes:
         module: The module; empty for the model itself.

@@ -15,7 +15,7 @@ StepFails = Literal["no", "perhaps", "yes"]
 
 
 class UnitRecord(Record, frozen=True):
-    """Parameters that FSDP gathers together, as one rank gathers them.
+    """Parameters that FSDP gathers together on one rank.
 
     Attributes:
         name: The module that was wrapped; empty for the model itself.
@@ -43,7 +43,7 @@ class BucketRecord(Record, frozen=True):
 
 
 class SavedRecord(Record, frozen=True):
-    """What autograd keeps of a module's forward for its backward, on one rank.
+    """What autograd saves of a module's forward for its backward, on one rank.
 
     Attributes:
         module: The module that ran; empty for the model itself.
@@ -55,7 +55,7 @@ class SavedRecord(Record, frozen=True):
 
 
 class PeakRecord(Record, frozen=True):
-    """A rank's fullest moment of a step, besides weights, gradients and optimizer state.
+    """A rank's peak memory in a step, without weights, gradients and optimizer state.
 
     Attributes:
         activations: Bytes of what modules made: kept for backward, or used at this moment.
@@ -76,7 +76,7 @@ class PeakRecord(Record, frozen=True):
 
 
 class PlanPart(Record, frozen=True):
-    """One rank that was asked, and the ranks that it stands for.
+    """One rank that was run, and the ranks that it stands for.
 
     Attributes:
         record: What that rank has. Other ranks have the same, each with its own part of what the placements split.
@@ -96,7 +96,7 @@ class PlanPart(Record, frozen=True):
 
 
 class PlanRecord(Record, frozen=True):
-    """`plan.json`: the ranks that were asked, and how.
+    """`plan.json`: the ranks that were run, and how.
 
     Attributes:
         schema: The version of the format.

@@ -15,17 +15,17 @@ WHOLE_LOSS = "loss.whole"
 
 
 def of_micro_batch(name: str, number: int) -> str:
-    """Return the name of the unsharded model's gradient of one micro-batch, recorded in the role of an activation."""
+    """Return the activation name of the unsharded gradient of one micro-batch."""
     return f"{name}.grad of micro-batch {number}"
 
 
 def of_loss_term(name: str, number: int) -> str:
-    """Return the name of the unsharded model's gradient, or value, of one term of the loss, recorded likewise."""
+    """Return the activation name of the unsharded gradient, or value, of one term of the loss."""
     return f"{name}.grad of term {number} of the loss"
 
 
 def of_replay(name: str) -> str:
-    """Return the name of the gradient that a module's own activations make, recorded in the role of an activation."""
+    """Return the activation name of the gradient that a module's own activations give."""
     return f"{name}.grad by its module's activations"
 
 
@@ -61,9 +61,9 @@ class CollectiveRecord(Record, frozen=True):
 
 
 class ReductionRecord(Record, frozen=True):
-    """Sums, means or maxima over ranks that the step called outside of all modules, before its first backward.
+    """Reductions that the step called outside of modules, before its first backward.
 
-    They make the loss. Those that are alike are counted together.
+    They make the loss. Equal ones are counted together.
 
     Attributes:
         axes: The axes of the run's mesh that the group runs along; empty if it runs along none.
@@ -79,9 +79,9 @@ class ReductionRecord(Record, frozen=True):
 
 
 class MoveRecord(Record, frozen=True):
-    """A collective without a backward that moves floats, called with gradients on before the step's first backward.
+    """A collective that moves floats without a backward, before the step's first backward.
 
-    It ran outside of all modules and of every torch.autograd.Function.
+    It ran with gradients on, outside of all modules and of every torch.autograd.Function.
 
     Attributes:
         op: What it is: `all_gather`, ...
@@ -93,7 +93,7 @@ class MoveRecord(Record, frozen=True):
 
 
 class CastRecord(Record, frozen=True):
-    """A cast to float8 in the step, in the order in which a module made them.
+    """A cast to float8; a module's casts are in execution order.
 
     Attributes:
         module: The module that ran; empty for the model itself, or between modules.
@@ -111,7 +111,7 @@ class CastRecord(Record, frozen=True):
 
 
 class UnreadRecord(Record, frozen=True):
-    """A sum over ranks that a functional collective returned in a new tensor, which nothing read.
+    """A sum over ranks that a functional collective returned and nothing read.
 
     Attributes:
         op: What it is, as torch names the function.
@@ -129,7 +129,7 @@ class UnreadRecord(Record, frozen=True):
 
 
 class CallRecord(Record, frozen=True):
-    """A collective that a module called once, and that is to be compared with its definition.
+    """A collective that a module called once, to be compared with its definition.
 
     What this rank had before and after is among the activations, as `module.before` and `module`.
 
@@ -145,7 +145,7 @@ class CallRecord(Record, frozen=True):
 
 
 class StageRecord(Record, frozen=True):
-    """A pipeline's stage running one micro-batch, forward or backward; a rank's records are in the order they ran."""
+    """One pass of a pipeline stage over a micro-batch; a rank's records are in execution order."""
 
     stage: Count
     microbatch: Count
@@ -153,7 +153,7 @@ class StageRecord(Record, frozen=True):
 
 
 class NoiseRecord(Record, frozen=True):
-    """How far the unsharded model's result moved when its weights and batch were moved by a rounding of the step.
+    """How far an unsharded result moves if weights and batch are perturbed by one rounding.
 
     Attributes:
         role: Gradient, output or scalar.

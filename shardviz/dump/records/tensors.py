@@ -72,7 +72,7 @@ class FlatRecord(Record, frozen=True):
 
 
 class LayoutRecord(Record, frozen=True):
-    """What the placements claim.
+    """The layout that placements claim.
 
     Attributes:
         mesh: Index into the rank file's `meshes`.
@@ -90,7 +90,7 @@ class LayoutRecord(Record, frozen=True):
 
 
 class Body(Record, frozen=True):
-    """Everything that a rank writes about a tensor except its name: identical layers share one body.
+    """What a rank writes about a tensor, except its name: identical layers share one body.
 
     Attributes:
         role: What the tensor is to the model.
@@ -145,7 +145,7 @@ class TensorRecord(Record, frozen=True):
 
 
 class FragmentRecord(Record, frozen=True):
-    """The elements of a flattened tensor that a rank says it has, if ranks do not divide it among themselves.
+    """The elements of a flattened tensor that a rank claims, if the cut isn't even.
 
     Attributes:
         name: The tensor.
@@ -161,7 +161,7 @@ class FragmentRecord(Record, frozen=True):
 
 
 class Position(Record, frozen=True):
-    """This rank on one mesh: its coordinate, and its rank within the process group along each axis."""
+    """A rank's place on one mesh: its coordinate and its rank in the group along each axis."""
 
     mesh: Count
     coord: PerAxis
@@ -169,7 +169,7 @@ class Position(Record, frozen=True):
 
 
 class GatherRecord(Record, frozen=True):
-    """The result of a torch collective for a stamped tensor: the ids, as in a `Body`, or the error it raised."""
+    """The result of a torch collective on a stamped tensor: ids as in a `Body`, or its error."""
 
     name: str
     collective: str

@@ -1,4 +1,4 @@
-"""The records of a step's trace: what went in and out of every module, on this rank and in the unsharded model."""
+"""Records of a step's trace: every module's inputs and outputs, here and unsharded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def of_point(module: str, what: str, call: int, index: int) -> str:
-    """Return the name of the values of a point of a step's trace, recorded in the role of an activation."""
+    """Return the activation name of the values of a trace point."""
     number = f" {index + 1}" if index else ""
     return f"{module}: {what}{number}" + (f" of call {call + 1}" if call else "")
 
@@ -34,7 +34,7 @@ State = Literal["right", "pending", "moved", "repeated", "odd", "cut", "none"]
 
 
 class Place(NamedTuple):
-    """A place in a step: what went in or out of one call of a module, or the gradient of that.
+    """A place in a step: an input or output of one call of a module, or its gradient.
 
     Attributes:
         module: The module; empty for the model itself.
@@ -159,7 +159,7 @@ class SketchRecord(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """What the judge says of a step to the ranks that made it: they write it into the dump.
+    """The verdict on a step, sent to the ranks that made it; they write it into the dump.
 
     Attributes:
         points: What each rank has at every place.

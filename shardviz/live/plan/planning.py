@@ -32,7 +32,7 @@ from shardviz.live.probe import load_probe
 from shardviz.live.world.torchrun import environment_of, variables
 from shardviz.machine import cores
 from shardviz.plan.alternatives import Row, row_of
-from shardviz.plan.counting import Amounts
+from shardviz.plan.counting import PlanBytes
 from shardviz.text import counted
 from shardviz.versions import package_version
 
@@ -293,7 +293,7 @@ def _looks(job: PlanJob, loaded: Loaded, ranks: Sequence[int], most: int) -> dic
 
     def look(rank: int) -> tuple[int, bool]:
         plan_part = answer(replace(job, with_step=False), loaded, rank).plan_part
-        amounts = Amounts(PlannedRanks(PlanRecord(SCHEMA, (plan_part,)), job.mesh))
+        amounts = PlanBytes(PlannedRanks(PlanRecord(SCHEMA, (plan_part,)), job.mesh))
         has_parameters = any(
             plan_part.record.bodies[tensor.body].role == "param" for tensor in plan_part.record.tensors
         )
@@ -313,7 +313,7 @@ def _too_large(job: PlanJob, loaded: Loaded, large: Sequence[Row], place: int) -
         if row.bytes < least:
             try:
                 record = _planned(replace(job, mesh=row.mesh, with_step=False), loaded)
-                row = replace(row, bytes=int(Amounts(PlannedRanks(record, row.mesh)).lasting.max()))
+                row = replace(row, bytes=int(PlanBytes(PlannedRanks(record, row.mesh)).lasting.max()))
                 least = min(least, row.bytes)
             except ShardvizError as error:
                 row = Row(row.mesh, failed=error.message)

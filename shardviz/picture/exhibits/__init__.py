@@ -1,5 +1,5 @@
-"""What a finding is seen by: the few numbers, names or positions that disagree, as one small table for every format.
+"""Exhibits: a small table of the numbers, names or positions that show a finding.
 
-`of_finding` chooses; `copies`, `steps`, `orders`, `names` and `gathered` each know kinds of findings; `exhibit` is what
-they make, and how its columns are written.
+`of_finding` chooses one; `copies`, `steps`, `orders`, `names` and `gathered` each cover some kinds of findings;
+`exhibit` has the table itself and how its columns are written.
 """

@@ -1,4 +1,4 @@
-"""Ranks side by side: copies that differ, names of other tensors, shapes and layouts that disagree."""
+"""Exhibits that compare ranks: differing copies, foreign names, mismatched shapes, layouts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DIGEST = 8
 
 
 def differing_copies(dump: Dump, finding: Finding) -> Exhibit | None:
-    """Return the copies of each part of a tensor, around the first element that differs, those of most ranks first."""
+    """Return the differing copies of each part, around the first element that differs."""
     pair = next((pair for pair in finding.pairs if isinstance(pair, Copies)), None)
     return _side_by_side(dump, finding.tensor, pair.alike, pair.index) if pair is not None and pair.groups else None
 
@@ -67,7 +67,7 @@ def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
 
 
 def _side_by_side(dump: Dump, name: str, groups: list[list[list[Shard]]], at: int) -> Exhibit | None:
-    """Lay the copies of each part below each other, as far as there is room, and count the others."""
+    """List the copies of each part below each other as far as there is room; count the others."""
     first = groups[0][0][0]
     begin = _first_difference(dump, name, first, groups[0][1][0])
     rows, left_out = list[Row](), 0
@@ -89,7 +89,7 @@ def _is_split(dump: Dump, shard: Shard, name: str) -> bool:
 
 
 def _copy_rows(dump: Dump, name: str, group: list[list[Shard]], at: int, begin: int) -> list[Row]:
-    """Return a row for each set of alike copies of one part, what differs from the first one's marked."""
+    """Return a row for each distinct copy of a part; differences from the first are marked."""
     texts = [_texts(dump, shards[0], name, at, begin) for shards in group]
     return [
         Row(
@@ -133,7 +133,7 @@ def _heads(dump: Dump, shard: Shard, name: str, begin: int) -> list[str]:
 
 
 def untied(dump: Dump, finding: Finding) -> Exhibit | None:
-    """Return the names of a broken tie before sharding, and on the ranks that have two tensors now."""
+    """Show that a broken tie shared storage before sharding, and which ranks have two tensors."""
     stamp = dump.stamps.get(finding.tensor)
     if stamp is None or not stamp.tied_to:
         return None
@@ -152,9 +152,9 @@ HEADS_OF_NUMBERS = ("", "on the mesh", "number in its group")
 
 
 def absent_ranks(dump: Dump, finding: Finding) -> Exhibit | None:
-    """Return the ranks without a file, or without a shard of a tensor, beside those that have one.
+    """List the ranks without a file or without a shard of a tensor, above those that have one.
 
-    None if the finding names no ranks: no rank has the tensor then.
+    None if the finding names no ranks, because no rank has the tensor.
     """
     if not finding.ranks:
         return None
@@ -176,7 +176,7 @@ def _tensor_without(dump: Dump, finding: Finding) -> Tensor | None:
 def _beside_those(
     mesh: Mesh, layout: Layout | None, missing: tuple[int, ...], words: tuple[str, str], there: list[int]
 ) -> Exhibit | None:
-    """Lay the first ranks that lack something above all that have it; the last row is always shown."""
+    """List the first ranks that lack something above a row for all ranks that have it."""
     rows = [
         Row(title_of([rank]), (Cell(_place(mesh, rank)), Cell(_part(layout, rank)), Cell(words[0], is_wrong=True)))
         for rank in missing[: MOST_ROWS * 2]
@@ -199,7 +199,7 @@ def _part(layout: Layout | None, rank: int) -> str:
 
 
 def owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
-    """Return which tensor of the unsharded model each rank has under a name, where each has a whole one."""
+    """Show which unsharded tensor each rank has under a name, if each has a whole one."""
     tensor = dump.stamped.get(finding.tensor)
     for case in cases.cases(tensor, finding.tensor) if tensor is not None else ():
         by_owner: dict[str, list[int]] = {}
@@ -216,7 +216,7 @@ def owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
 
 
 def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
-    """Return the local shapes that placements give, next to those that ranks have; None if none is wrong."""
+    """Show expected and actual local shapes; None if all match."""
     tensor = dump.first_captured.get(finding.tensor)
     if tensor is None:
         return None
@@ -241,7 +241,7 @@ def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
 
 
 def _by_shapes(tensor: Tensor) -> dict[tuple[str, str, str], list[int]]:
-    """Return the ranks by the tensor's shape that they claim, that of their shard by it, and that of what they hold."""
+    """Group ranks by (claimed global shape, expected local shape, actual local shape)."""
     by_shapes: dict[tuple[str, str, str], list[int]] = {}
     for rank, shard in tensor.shards.items():
         if shard.layout is not None and rank in shard.layout.mesh:

@@ -1,4 +1,4 @@
-"""A table of what disagrees, with the cells that are wrong marked: text, SVG, HTML and the viewer draw the same one."""
+"""A table of what disagrees, with wrong cells marked; text, SVG, HTML and viewer draw it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """What a finding is seen by.
+    """A small table that shows a finding.
 
     Attributes:
         caption: What the table has, in a few words.
@@ -110,9 +110,9 @@ def exhibit(
     noun: str = "row",
     rest: str = "",
 ) -> Exhibit | None:
-    """Make an exhibit of the first rows, without columns that say nothing; None if there are no rows.
+    """Make an exhibit of the first rows, without empty columns; None if there are no rows.
 
-    The arguments are those of `Exhibit`; where not all rows can be shown, those that are wrong come first.
+    The arguments are those of `Exhibit`. If not all rows fit, callers put wrong ones first.
     """
     if not rows:
         return None
@@ -123,9 +123,9 @@ def exhibit(
 
 
 def cut_to(whole: Exhibit, most: int) -> Exhibit:
-    """Return the first rows of an exhibit, where there is room for no more, and its last one if that sums it up.
+    """Keep the first `most` rows of an exhibit, and the last one if it sums the others up.
 
-    A single row is not left out: the line that says so would take its place. Rows that belong together stay together.
+    A single row is never left out: the line that says so would take its place. Rows that belong together stay together.
     """
     if len(whole.rows) <= most + (not whole.left_out):
         return whole
@@ -139,13 +139,13 @@ def cut_to(whole: Exhibit, most: int) -> Exhibit:
 
 
 def title_of(ranks: Sequence[int], mesh: Mesh | None = None) -> str:
-    """Name a row's ranks by their numbers, or by their coordinates where these say more, and how many they are."""
+    """Name a row's ranks by number, or by coordinate if that is clearer, with their count."""
     place, also = _place_of(ranks, mesh)
     return f"{place} ({also})" if also else place
 
 
 def due_and_held(ranks: Sequence[int], mesh: Mesh, due: Sequence[str], has: Sequence[str]) -> tuple[Row, Row]:
-    """Return a row of what ranks should hold, and below it a row of what they do, in which the unlike is marked."""
+    """Return a row of expected values and below it one of actual values, differences marked."""
     title, _ = _place_of(ranks, mesh)
     cells = tuple(Cell(own, own != other) for own, other in zip(has, due, strict=True))
     held = Row(f"{title} {'hold' if len(ranks) > 1 else 'holds'}", cells, len(ranks))
@@ -184,7 +184,7 @@ def plain(texts: Iterable[object]) -> tuple[Cell, ...]:
 
 
 def columns_of(exhibit: Exhibit, spelled: Callable[[str], str] = printable) -> list[list[str]]:
-    """Return each column after the first as texts, its head first, numbers with their decimal points in line.
+    """Return the columns after the first as texts, heading first, with decimal points aligned.
 
     Args:
         exhibit: The table.
@@ -197,7 +197,7 @@ def columns_of(exhibit: Exhibit, spelled: Callable[[str], str] = printable) -> l
 
 
 def _column(head: str, cells: Sequence[Cell | None], spelled: Callable[[str], str]) -> list[str]:
-    """Write the cells of a column; beside those that carry a sign, the others are set in by as much."""
+    """Write the cells of a column; cells without a sign are indented like those with one."""
     texts = _in_line([spelled(cell.text) if cell else "" for cell in cells])
     signs = [spelled(_sign(cell)) for cell in cells]
     if not any(signs):

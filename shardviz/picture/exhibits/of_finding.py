@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def exhibit_of(dump: Dump, finding: Finding, laid_out: LaidOut | None = None) -> Exhibit | None:
-    """Return what a finding is seen by, beside its map; None if the map, or its words, show all of it.
+    """Return the table that shows a finding; None if its map or its words already do.
 
     Args:
         dump: The dump.

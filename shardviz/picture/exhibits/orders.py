@@ -44,7 +44,7 @@ MAX_ELEMENTS = 1 << 20
 
 
 def along_shards(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
-    """Return the indices that local positions should hold and do hold, where a shard is not in rising order.
+    """Show expected and actual indices by local position, if a shard isn't in rising order.
 
     Blocks on the wrong ranks are seen on the map; this is for what the map cannot show, the order within a shard.
     """
@@ -90,10 +90,10 @@ def _first_difference(due: NDArray[np.int64], held: NDArray[np.int64]) -> int:
 
 
 def _positions(case: Case, lines: dict[Coord, Line], num_wrong: int) -> Exhibit | None:
-    """Lay the indices that ranks hold below those that they should; ranks that hold alike share two rows.
+    """Show actual indices below expected ones; ranks with equal indices share two rows.
 
-    Those are of one dim, the first that is out of order, from the first position that is; ranks that differ along
-    another, or after these positions, are only counted.
+    Only the first dim that is out of order is shown, from its first wrong position. Ranks that differ elsewhere are
+    counted.
     """
     dim = next(dim for dim, _, held in lines.values() if _is_falling(held))
     along = {case.rank(coord): (due, held) for coord, (own, due, held) in lines.items() if own == dim}
@@ -114,7 +114,7 @@ def _positions(case: Case, lines: dict[Coord, Line], num_wrong: int) -> Exhibit 
 
 
 def along_sequence(finding: Finding, mesh: Mesh) -> Exhibit | None:
-    """Return the positions of a sequence that each rank has of this tensor, and of the one that it is held against."""
+    """Show the sequence positions that each rank has of this tensor and of its counterpart."""
     pair = next((pair for pair in finding.pairs if isinstance(pair, PairOfOrders)), None)
     if pair is None:
         return None
@@ -136,23 +136,23 @@ def _stretches(ranges: Ranges) -> str:
 
 
 def of_each_segment(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
-    """Return what ranks should have and do have of each segment of a dim, where its author says that it has some."""
+    """Show expected and actual parts of each segment, if the intended layout has segments."""
     tensor = dump.stamped.get(finding.tensor)
     for case in cases.cases(tensor, finding.tensor) if tensor is not None and finding.intended else ():
         if (wanted := wanted_layout(case, finding.intended)) is not None:
             for dim, segments in _segmented(wanted):
-                return _beside(case, wanted, dim, segments)
+                return _segments_exhibit(case, wanted, dim, segments)
     return None
 
 
 def _segmented(layout: Layout) -> Iterator[tuple[int, list[Range]]]:
-    """Yield the dims that are cut into segments before anything distributes them, with the first segments of each."""
+    """Yield the dims that are cut into segments first, with their first segments."""
     for dim, (size, chain) in enumerate(zip(layout.shape, layout.chains, strict=True)):
         if chain and isinstance(chain[0], int) and layout.flat is None:
             yield dim, [part[0] for part in islice(chunks(((0, size),), chain[0]), MOST_CELLS)]
 
 
-def _beside(case: Case, wanted: Layout, dim: int, segments: Sequence[Range]) -> Exhibit | None:
+def _segments_exhibit(case: Case, wanted: Layout, dim: int, segments: Sequence[Range]) -> Exhibit | None:
     """Lay what ranks hold of each segment below what they should; ranks that agree are left out."""
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for coord, region in case.regions.items():
@@ -170,10 +170,10 @@ def _beside(case: Case, wanted: Layout, dim: int, segments: Sequence[Range]) -> 
 
 def _texts(ranges: Ranges, segments: Sequence[Range]) -> tuple[str, ...]:
     """Write the indices that lie in each segment."""
-    return tuple(_text(ranges, *segment) for segment in segments)
+    return tuple(_ranges_text(ranges, *segment) for segment in segments)
 
 
-def _text(ranges: Ranges, start: int, stop: int) -> str:
+def _ranges_text(ranges: Ranges, start: int, stop: int) -> str:
     inside = tuple((max(low, start), min(high, stop)) for low, high in ranges if low < stop and high > start)
     return str(Region((inside,))) if inside else "nothing"
 
@@ -182,7 +182,7 @@ HEADS = ("", "stretch", "expected", "got")
 
 
 def out_of_place(finding: Finding) -> Exhibit | None:
-    """Return what ranks got of a collective, stretch by stretch, where it is not the tensor in order."""
+    """Show what ranks got from a collective, one stretch a row, if it isn't the tensor in order."""
     for pair in finding.pairs:
         if isinstance(pair, Gathered):
             alike: dict[GatherRecord, list[int]] = {}
@@ -196,18 +196,18 @@ def out_of_place(finding: Finding) -> Exhibit | None:
 
 
 def _rows(dump: Dump, stamp: Stamp, record: GatherRecord, ranks: list[int]) -> tuple[list[Row], int]:
-    """Return a row for each of the first stretches that are out of place, and how many there are beside these."""
+    """Return a row for each of the first misplaced stretches, and how many more there are."""
     title, numel = title_of(ranks, dump.files.mesh), math.prod(stamp.shape)
     ids = gathered_ids(dump, stamp, record) if not record.error else None
     if ids is None or len(ids) != numel:
-        cells = (Cell(counted(numel, "element")), Cell(""), Cell(_in_words(record, ids), is_wrong=True))
+        cells = (Cell(counted(numel, "element")), Cell(""), Cell(_result_text(record, ids), is_wrong=True))
         return [Row(title, cells)], 0
     stretches = _out_of_order(ids)
     rows = [_row(stamp, ids, *stretch) for stretch in stretches[: MOST_ROWS * 2]]
     return [replace(row, title=title) for row in rows], len(stretches) - len(rows)
 
 
-def _in_words(record: GatherRecord, ids: NDArray[np.int64] | None) -> str:
+def _result_text(record: GatherRecord, ids: NDArray[np.int64] | None) -> str:
     if record.error:
         return f"raised {record.error}"
     return counted(len(ids), "element") if ids is not None else "a tensor of another shape"
@@ -229,7 +229,7 @@ def _out_of_order(ids: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def beside_definition(dump: Dump, finding: Finding) -> Exhibit | None:
-    """Return what the ranks of the first group that is off had before a call, got and should have got."""
+    """Show what each rank of the first wrong group passed to a call, got and should have got."""
     pair = next((pair for pair in finding.pairs if isinstance(pair, CallResults)), None)
     if pair is None:
         return None

@@ -1,4 +1,4 @@
-"""Results of a step beside those that were expected: the worst elements, their ratio, and where a shard is off."""
+"""Step results next to expected ones: the worst elements, their ratio, and errors by place."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HEADS = ("", "element", "has", "unsharded model", "ratio", "where it is off")
 
 
 def added_too_often(dump: Dump, finding: Finding) -> Exhibit | None:
-    """Return how far a result is off beside the vector that it has too often, where that is the finding."""
+    """Show an error next to the vector that explains it: a term added too often or left out."""
     vector = dump.find("reference", "param", finding.tensor)
     results = _results(finding)
     if vector is None or not results or not isinstance(finding.explanation, RepeatedTerm | TermLeftOut):
@@ -60,7 +60,7 @@ def added_too_often(dump: Dump, finding: Finding) -> Exhibit | None:
 
 
 def _beside_vector(result: Compared, name: str, vector: NDArray[np.float64]) -> Exhibit | None:
-    """Lay the first elements of a result next to a vector, and say how many times they have it; 1 is wanted."""
+    """Show elements of a result next to a vector, and how many times it was added (1 is right)."""
     rank = result.wrong[0]
     got, due = result.reduced[rank].ravel(), result.wanted_of(rank).ravel()
     ids = result.regions[rank].flat_ids(result.wanted.shape).ravel()
@@ -81,7 +81,7 @@ def _beside_vector(result: Compared, name: str, vector: NDArray[np.float64]) -> 
 
 
 def lacking_reduction(finding: Finding) -> Exhibit | None:
-    """Return one element of a result as each rank of a group has it, and what it would be once they are reduced."""
+    """Show one element of a result on each rank of a group, and its value after the reduction."""
     for pair in finding.pairs:
         if isinstance(pair, Unreduced):
             result, whole = pair.comparison, pair.whole
@@ -101,10 +101,10 @@ def _parts_and_whole(
     whole: NDArray[np.float64],
     apart: tuple[int, ...],
 ) -> Exhibit | None:
-    """Lay the parts of a group of ranks above their sum or their mean, for the element that is farthest apart."""
+    """List a group's parts above their sum or mean, for the element that differs most."""
     due = result.wanted_of(ranks[0]).ravel()
     pair = [rank for rank in apart if rank in ranks]
-    at = _most_apart(result, ranks, pair)
+    at = _worst_element(result, ranks, pair)
     # The finding's sentence names these, so they stay where there is room for few.
     order = pair if len(ranks) > FEW and result.wanted.ndim else []
     shown = [*order, *(rank for rank in ranks if rank not in order)][: MOST_ROWS - 1]
@@ -117,17 +117,17 @@ def _parts_and_whole(
 
 
 def _farthest_apart(result: Compared) -> tuple[int, ...]:
-    """Return the two neighbors whose copies of one part are farthest apart: those that a finding names."""
+    """Return the two neighboring ranks whose copies differ most."""
     groups = result.mesh.groups(result.copies_differ_along[0]) if result.copies_differ_along else []
     return max(result.neighbors_apart(groups), key=lambda pair: pair[2], default=())[:2]
 
 
-def _most_apart(result: Compared, ranks: Sequence[int], apart: Sequence[int]) -> int:
-    """Return the element in which two of the ranks are farthest apart, or without them the one farthest off on any."""
+def _worst_element(result: Compared, ranks: Sequence[int], apart: Sequence[int]) -> int:
+    """Return the element in which two ranks differ most; without a pair, the one farthest off."""
     if len(apart) == 2:
-        return int(np.argmax(_off(result.reduced[apart[0]].ravel(), result.reduced[apart[1]].ravel())))
+        return int(np.argmax(_errors(result.reduced[apart[0]].ravel(), result.reduced[apart[1]].ravel())))
     due = result.wanted_of(ranks[0]).ravel()
-    return int(np.argmax(np.max([_off(result.reduced[rank].ravel(), due) for rank in ranks], axis=0)))
+    return int(np.argmax(np.max([_errors(result.reduced[rank].ravel(), due) for rank in ranks], axis=0)))
 
 
 def _whole_row(title: str, got: float, due: float, result: Compared) -> Row:
@@ -146,7 +146,7 @@ def _group(result: Compared, axes: tuple[str, ...], rank: int) -> list[int]:
 
 
 def beside_reference(finding: Finding) -> Exhibit | None:
-    """Return what ranks have of a result, beside the unsharded model's; of several results a row each."""
+    """Show what ranks have of a result next to the unsharded model's; a row for each of several."""
     wrong = _results(finding)
     if not wrong:
         return None
@@ -165,7 +165,7 @@ def _results(finding: Finding) -> list[Compared]:
 
 
 def _rows(result: Compared, name: str = "") -> list[Row]:
-    """Return a row for each set of ranks that have the same values of the same part, those that are off first."""
+    """Return a row for each set of ranks with equal values, wrong ones first."""
     groups: dict[tuple[object, bytes], list[int]] = {}
     for rank, values in result.reduced.items():
         groups.setdefault((result.regions[rank], (values + 0.0).tobytes()), []).append(rank)
@@ -175,7 +175,7 @@ def _rows(result: Compared, name: str = "") -> list[Row]:
 
 def _row(result: Compared, ranks: list[int], name: str) -> Row:
     """Return the row of ranks that have the same values, for the element that is farthest off."""
-    off = _off(result.reduced[ranks[0]].ravel(), result.wanted_of(ranks[0]).ravel())
+    off = _errors(result.reduced[ranks[0]].ravel(), result.wanted_of(ranks[0]).ravel())
     return _row_at(result, ranks, name, int(np.argmax(off)))
 
 
@@ -195,14 +195,14 @@ def _row_at(result: Compared, ranks: list[int], name: str, at: int) -> Row:
             Cell(f"{got[at]:.6g}", is_wrong),
             Cell(f"{due[at]:.6g}"),
             Cell(_ratio_text(ratio, result.mesh.size), is_wrong),
-            Cell(_strip(_off(got, due), result.tolerance)),
+            Cell(_strip(_errors(got, due), result.tolerance)),
         ),
         count=len(ranks),
     )
 
 
 def _ratio_text(ratio: float, num_ranks: int) -> str:
-    """Write a ratio, as a fraction where it is one over a number that divides that of the mesh's ranks."""
+    """Write a ratio, as a fraction if it is 1/n and n divides the number of ranks."""
     if not np.isfinite(ratio):
         return ""
     times = round(1 / ratio) if abs(ratio) * num_ranks > 1 / 2 else 0
@@ -210,14 +210,14 @@ def _ratio_text(ratio: float, num_ranks: int) -> str:
     return f"1/{times}" if is_share else f"{ratio:.4g}"
 
 
-def _off(got: NDArray[np.float64], due: NDArray[np.float64]) -> NDArray[np.float64]:
+def _errors(got: NDArray[np.float64], due: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how far values are off, infinitely far where they are nan or infinite."""
     with np.errstate(invalid="ignore"):
         return np.where(np.isfinite(got), np.abs(got - due), np.inf)
 
 
 def _strip(off: NDArray[np.float64], tolerance: float) -> str:
-    """Write how far values are off along a shard: the farthest of each stretch, to the scale of the farthest of all."""
+    """Draw how far values are off along a shard, one character a stretch, scaled to the worst."""
     if off.size < 2:
         return ""
     finite = off[np.isfinite(off)]

@@ -1,6 +1,6 @@
-"""A whole run as one HTML file: findings first, the module tree with a map of each tensor, mesh, memory and comms.
+"""A run as one HTML file: findings, the module tree with maps, mesh, memory and collectives.
 
-It opens from disk, fetches nothing, runs no script but its own, prints, and is read by keyboard and screen reader.
+It opens from disk, fetches nothing, runs only its own script, prints, and works with keyboard and screen reader.
 Identical layers share one map.
 """
 
@@ -31,7 +31,7 @@ from shardviz.picture.html.parts import (
 from shardviz.picture.html.run import comms_section, memory_section, plan_section, schedule_section
 from shardviz.picture.html.script import full_page, header_of, page_of, style_sheet
 from shardviz.picture.html.step import lines_section, modules_section
-from shardviz.picture.html.tree import Entry, rank_table, sign, tree
+from shardviz.picture.html.tree import TreeEntry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.mesh import heats_of
@@ -88,7 +88,7 @@ def html(dump: Dump, report: Report) -> str:
 
 
 def findings_html(dump: Dump, report: Report, finding: Finding | None = None) -> str:
-    """Write the findings of a run as a page, or one alone, with maps of their tensors and nothing of the others.
+    """Write a page of all findings, or of one, with maps of their tensors only.
 
     Args:
         dump: The dump's tensors.
@@ -113,26 +113,26 @@ def _modules(dump: Dump, report: Report) -> str:
     return modules_section(found, step_heats(dump) if found.finding is not None else [])
 
 
-def _entries(dump: Dump, report: Report, only: Collection[str] | None = None) -> list[Entry]:
-    """Fold the names that share a line and a tensor, and describe as many as are drawn, the worst first."""
+def _entries(dump: Dump, report: Report, only: Collection[str] | None = None) -> list[TreeEntry]:
+    """Fold the tensors into entries, and draw as many as there is room for, the worst first."""
     listed = [(name, row) for name, row in listed_rows(dump, report) if only is None or name in only]
     by_name = dump.first_captured
     where = {id(tensor): at for at, tensor in enumerate(dump.tensors)}
     folded = in_natural_order(fold((name, (row, where[id(by_name[name])])) for name, row in listed))
     order = sorted(range(len(folded)), key=lambda at: [*WORDS].index(folded[at][1][0].verdict))
-    entries: dict[int, Entry] = {}
+    entries: dict[int, TreeEntry] = {}
     anchors, left = Anchors(), MOST_BYTES
     for at in order:
         names, (row, index) = folded[at]
         tensor = dump.tensors[index]
-        picture, ranks, why = _drawn(dump, tensor, names, report) if left > 0 else ("", "", FULL)
+        picture, ranks, why = _map_of(dump, tensor, names, report) if left > 0 else ("", "", FULL)
         size = math.prod(tensor.shape) * itemsize(own_dtype(dump, tensor, names.names()[0])) * len(names)
-        entries[at] = Entry(at, anchors.of("tensor", names.names()[0]), names, row, size, picture, ranks, why)
+        entries[at] = TreeEntry(at, anchors.of("tensor", names.names()[0]), names, row, size, picture, ranks, why)
         left -= len(picture) + len(ranks)
     return [entries[at] for at in range(len(folded))]
 
 
-def _drawn(dump: Dump, tensor: Tensor, names: Fold, report: Report) -> tuple[str, str, str]:
+def _map_of(dump: Dump, tensor: Tensor, names: Fold, report: Report) -> tuple[str, str, str]:
     """Return a map and its table of ranks, or why they cannot be."""
     try:
         subject = of_tensor(dump, tensor, names.names()[0], report)
@@ -173,14 +173,14 @@ TITLES = {
 }
 
 
-def _findings(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, str]]:
-    """Write every finding, and return for each entry the anchor of the first finding about it, which has its map."""
+def _findings(dump: Dump, report: Report, entries: Sequence[TreeEntry]) -> tuple[str, dict[int, str]]:
+    """Write the findings section; return it with the anchor of each entry's first finding."""
     parts, seen = _articles(dump, report, entries)
     return findings_section(parts, report), seen
 
 
-def _articles(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[list[str], dict[int, str]]:
-    """Write the first findings, and return the anchors of those that have a map by their entries."""
+def _articles(dump: Dump, report: Report, entries: Sequence[TreeEntry]) -> tuple[list[str], dict[int, str]]:
+    """Write the first findings, and return the anchors of those with a map, by entry."""
     of_name = {name: entry for entry in entries for name in entry.folded.names()}
     parts, seen, anchors = [], dict[int, str](), Anchors()
     for finding in report.findings[:MOST_FINDINGS]:
@@ -195,8 +195,8 @@ def _articles(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[lis
     return parts, seen
 
 
-def _finding(anchor: str, finding: Finding, entry: Entry | None, table: str, *, drawn: bool) -> str:
-    """Write one finding as an article: its summary, what it is seen by, layouts, cause, fix and picture."""
+def _finding(anchor: str, finding: Finding, entry: TreeEntry | None, table: str, *, drawn: bool) -> str:
+    """Write one finding as an article: summary, table, layouts, cause, fix and picture."""
     facts = [*((title, element("code", words(text))) for title, text in finding.layouts), *advice(finding)]
     facts += [("ranks", ranks_cell(finding.ranks))] if finding.ranks else []
     picture = ""
@@ -206,7 +206,7 @@ def _finding(anchor: str, finding: Finding, entry: Entry | None, table: str, *, 
     return article(anchor, finding, facts, table, picture)
 
 
-def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, str]) -> str:
+def _tensors(entries: Sequence[TreeEntry], report: Report, shown: dict[int, str]) -> str:
     """Write the module tree, and explain its signs."""
     usage = (
         "Open a line to see which ranks hold which part of the tensor, drawn to scale. "
@@ -220,7 +220,7 @@ def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, str]) ->
 
 
 def _mesh(dump: Dump, report: Report) -> str:
-    """Draw the mesh with the ranks that findings name, and a mesh for each number that is not the same on all ranks."""
+    """Draw the mesh with the ranks that findings name, and a heat map for each uneven number."""
     mesh, marked = dump.files.mesh, report.named_ranks
     about = (
         f"{WRONG} is named by a finding: {ranks_in_words(sorted(marked), 60)}" if marked else "No finding names a rank."

@@ -1,4 +1,4 @@
-"""The parts of a page: a section, a table that scrolls, bars, bytes in words, an article for each finding."""
+"""Building blocks of pages: sections, tables that scroll, bars, byte counts, findings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def here(anchor: str) -> str:
 
 
 def top(anchors: Mapping[str, str], tools: str) -> str:
-    """Write what stays at the top of the window: links to the parts of the page, and what searches in it."""
+    """Write the bar at the top of the window: links to the page's parts, and the search."""
     links = (element("a", title, href=f"#{anchor}") for anchor, title in anchors.items())
     return element("div", element("nav", *links, aria_label="Parts of this page"), tools, class_="top")
 
@@ -72,7 +72,7 @@ def _choice(anchor: str, title: str, options: Mapping[str, str]) -> str:
 
 
 def names_of(folded: Fold) -> str:
-    """Write the names of a fold as the script searches them: `layers.[0-1,3].wq`, whatever the page shows."""
+    """Write a fold's names in the form that the script searches: `layers.[0-1,3].wq`."""
     if len(folded) == 1:
         return folded.names()[0]
     ranges = ",".join(f"{start}-{stop - 1}" for start, stop in folded.numbers)
@@ -142,7 +142,7 @@ def table(
 
 
 def exhibit_table(exhibit: Exhibit) -> str:
-    """Write what a finding is seen by as a table with a caption; wrong cells are marked by color and by a glyph."""
+    """Write a finding's exhibit as a table; wrong cells are marked by color and by glyph."""
     columns = columns_of(exhibit)
     heads = (element("th", words(text), scope="col") for text in (exhibit.heads[0], *(column[0] for column in columns)))
     body = []
@@ -184,7 +184,7 @@ def bytes_cell(count: int) -> str:
 
 
 class Anchors:
-    """The anchors of one page, each given once."""
+    """The anchors of one page, which never repeat."""
 
     def __init__(self) -> None:
         self._given: set[str] = set()
@@ -209,7 +209,7 @@ class Anchors:
 
 
 def in_natural_order(folded: Sequence[tuple[Fold, Item]]) -> list[tuple[Fold, Item]]:
-    """Sort folds: checkpoints have layer 10 before layer 2, and one odd layer would stand behind all others."""
+    """Sort folds by number: a checkpoint lists layer 10 before layer 2."""
     first: dict[tuple[str, str], int] = {}
     for at, (names, _) in enumerate(folded):
         first.setdefault((names.prefix, names.suffix), at)
@@ -322,7 +322,7 @@ def reference_link(reference: str) -> str:
 
 
 def advice(finding: Finding) -> list[tuple[str, str]]:
-    """Return the cause, the fix, what else fits and the references of a finding, as titled markup."""
+    """Return a finding's cause, fix, alternatives and references as titled markup."""
     markup: dict[str, Callable[[str], str]] = {
         "fix": lambda text: element("span", coded(text), class_="fix"),
         "see": lambda _: ", ".join(map(reference_link, finding.refs)),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shardviz.dump.costs.comms import Traffic
-    from shardviz.dump.costs.memory import MemoryTable, Use
+    from shardviz.dump.costs.memory import MemoryTable, TensorMemory
     from shardviz.dump.dump import Dump
 
 MOST_ROWS = 60
@@ -39,7 +39,7 @@ def plan_section(dump: Dump) -> str:
 
 
 def memory_section(dump: Dump) -> str:
-    """Write the memory of each rank, by role and by tensor, next to the schemes of data parallel."""
+    """Write the memory of each rank, by role and tensor, next to data parallel's schemes."""
     memory = memory_table(dump)
     if not memory.uses:
         return section("memory", "Memory", element("p", "The dump has no tensors that take memory."))
@@ -69,7 +69,7 @@ def _ranks(memory: MemoryTable) -> str:
     total = ["unsharded", *map(bytes_cell, memory.wholes), bytes_cell(sum(memory.wholes)), ""]
     keys = [element("span", class_=f"key {role}", aria_hidden="true") + words(role) for role in memory.roles]
     written = table(["On", *keys, "together", ""], rows, "Bytes per rank by role", total=total)
-    return written + _more(len(groups), "shardviz show --memory --all")
+    return written + _more_text(len(groups), "shardviz show --memory --all")
 
 
 def _parts(roles: Sequence[str], sizes: Sequence[int]) -> Iterable[tuple[str, int, str]]:
@@ -77,7 +77,7 @@ def _parts(roles: Sequence[str], sizes: Sequence[int]) -> Iterable[tuple[str, in
 
 
 def _schemes(memory: MemoryTable, num_ranks: int) -> str:
-    """Write the memory of data parallel with Adam by closed formulas, next to that of the fullest rank here."""
+    """Write the memory that DDP and ZeRO would need with Adam, next to the fullest rank's."""
     most = max(one.bytes for one in memory.schemes)
     colors = [*["scheme"] * (len(memory.schemes) - 1), "this"]
     rows = [
@@ -90,7 +90,7 @@ def _schemes(memory: MemoryTable, num_ranks: int) -> str:
     return element("h3", words(about)) + table(heads, rows, "Schemes of data parallel", left=2)
 
 
-def _tensors(uses: Sequence[Use]) -> str:
+def _tensors(uses: Sequence[TensorMemory]) -> str:
     """Write the largest tensors first, identical layers together."""
     folded = fold((use.name, (use.role, min(use.bytes.values()), max(use.bytes.values()), use.whole)) for use in uses)
     rows = []
@@ -100,7 +100,7 @@ def _tensors(uses: Sequence[Use]) -> str:
         rows.append([words(f"{names}{count}"), words(role), per_rank, bytes_cell(whole)])
     written = table(("Tensor", "Role", "Per rank", "Unsharded"), rows, "Bytes by tensor", left=2)
     closed = element("details", element("summary", "By tensor"), written)
-    return closed + _more(len(folded), "shardviz show --memory --all")
+    return closed + _more_text(len(folded), "shardviz show --memory --all")
 
 
 def comms_section(dump: Dump) -> str:
@@ -128,7 +128,7 @@ def _collectives(collectives: Sequence[Traffic]) -> str:
         sizes = bytes_cell(record.bytes), bytes_cell(received(record))
         texts = (words(text) for text in (record.op, where, modules, record.when, f"{record.count:,}"))
         rows.append([*texts, *sizes, f"{record.size:,}", f"{num_ranks:,}"])
-    return table(heads, rows, "Collectives of a step", left=4) + _more(len(folded), "shardviz show --comms")
+    return table(heads, rows, "Collectives of a step", left=4) + _more_text(len(folded), "shardviz show --comms")
 
 
 def schedule_section(dump: Dump) -> str:
@@ -143,5 +143,5 @@ def schedule_section(dump: Dump) -> str:
     return section("schedule", "Schedule", element("p", words(caption)), element("figure", picture, tabindex=0))
 
 
-def _more(count: int, command: str) -> str:
+def _more_text(count: int, command: str) -> str:
     return element("p", f"{count - MOST_ROWS:,} more lines: {command} prints them") if count > MOST_ROWS else ""

@@ -1,6 +1,6 @@
-"""The script and the style sheet of a page: `page.js`, the only one that its policy lets run, by its hash; `page.css`.
+"""A page's script and style sheet: `page.js`, allowed by its hash alone, and `page.css`.
 
-Nothing of a dump is ever put into a script. Without scripts the page shows all that it has.
+Nothing of a dump is ever put into a script. Without scripts the page still shows everything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def script_text() -> str:
 
 
 def policy() -> str:
-    """Return what the page lets a browser do: use its own styles and run this script; fetch, send and embed nothing."""
+    """Return the page's content security policy: own styles, this script, nothing else."""
     digest = b64encode(sha256(script_text().encode()).digest()).decode()
     ours = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return f"default-src 'none'; {ours}; base-uri 'none'; form-action 'none'"
@@ -65,7 +65,7 @@ def full_page(title: str, style: str, first: str, header: str, top: str, *parts:
 
 
 def header_of(title: str, verdict: str, text: str, *known: str) -> str:
-    """Write what a page begins with: its title, a verdict (`good`, `bad` or `unsure`) in words, and what is known."""
+    """Write the page's header: title, verdict (`good`, `bad` or `unsure`) and known facts."""
     said = element("p", words(text), class_=f"verdict {verdict}")
     return element("header", element("p", "shardviz", class_="soft"), element("h1", words(title)), said, *known)
 

@@ -1,4 +1,4 @@
-"""A step's modules on a run's page, the first wrong one opened; and the page of two jobs' steps.
+"""A step's modules on a run's page, the first wrong one open; a page for two jobs' steps.
 
 As on a run's page nothing is fetched, no script runs but the page's own, and names are never read as markup.
 """
@@ -129,7 +129,7 @@ def difference_html(title: str, step: StepDifference) -> str:
     parts = {
         "differences": section("differences", "Differences", *map(_departure, step.departures)) * bool(step.departures),
         "modules": modules_section(tree, heats) if tree is not None else "",
-        "left": _left(step.not_compared),
+        "left": _uncompared_text(step.not_compared),
     }
     ranks = step.beside.evidence.dump.files.mesh.ranks if step.beside is not None else ()
     return page_of(
@@ -157,6 +157,6 @@ def _departure(departure: Departure) -> str:
     return element("h3", words(departure.module or "the model itself")) + element("dl", *rows)
 
 
-def _left(not_compared: Sequence[NotChecked]) -> str:
+def _uncompared_text(not_compared: Sequence[NotChecked]) -> str:
     lines = (element("li", words(f"{one.tensor}: {one.why}" if one.tensor else one.why)) for one in not_compared)
     return section("left", "Not compared", element("ul", *lines)) if not_compared else ""

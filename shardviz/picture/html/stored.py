@@ -1,6 +1,7 @@
-"""A checkpoint as one HTML page, by itself with its findings, files and tensors, or beside a job, what differs first.
+"""A checkpoint as one HTML page: alone with its findings, or compared with a job.
 
-As a run's page: nothing is fetched, no script runs but the page's own, and names are never read as markup."""
+As a run's page: nothing is fetched, no script runs but the page's own, and names are never read as markup.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from shardviz.check.verdicts import Verdict
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
     from shardviz.checkpoint.live_job.job import Job
-    from shardviz.checkpoint.records import Checkpoint, Saved
+    from shardviz.checkpoint.records import Checkpoint, StoredTensor
     from shardviz.explain.finding import Finding
     from shardviz.text import Fold
 
@@ -145,7 +146,7 @@ def _tree(lines: Sequence[str], count: int, usage: str, command: str) -> str:
     return section("tensors", TITLES["tensors"], element("p", usage, class_="soft"), tree, rest)
 
 
-def _line(anchor: str, names: Fold, tensor: Saved, picture: str, *, is_open: bool) -> str:
+def _line(anchor: str, names: Fold, tensor: StoredTensor, picture: str, *, is_open: bool) -> str:
     kind, chunks, files, _ = facts_of(tensor)
     where = f"{counted(chunks, 'part')}, {counted(files, 'file')}"
     summary = element(
@@ -158,7 +159,7 @@ def _line(anchor: str, names: Fold, tensor: Saved, picture: str, *, is_open: boo
     return leaf(anchor, names, summary, picture, size=size, is_open=is_open)
 
 
-def _picture(tensor: Saved, numbers: Mapping[str, int]) -> str:
+def _picture(tensor: StoredTensor, numbers: Mapping[str, int]) -> str:
     try:
         return element("figure", stored_figure(stored(tensor, numbers), style=False), tabindex=0)
     except ShardvizError as error:

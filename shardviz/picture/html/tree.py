@@ -1,4 +1,4 @@
-"""The module tree of a run's page: modules that open, and tensors in them that open on their map."""
+"""The module tree of a run's page: modules that open, with tensors that open on their map."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ MOST_ROWS = 40
 MOST_OPEN_ROWS = 8
 """A table of so many ranks or groups of ranks is open; a longer one is folded."""
 
-Named = tuple[tuple[str, ...], "Entry"]
+Named = tuple[tuple[str, ...], "TreeEntry"]
 """The rest of a name, in its parts, and the entry that it names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TreeEntry:
     """One line of the tree, with its map.
 
     Attributes:
@@ -63,7 +63,7 @@ class Entry:
     why: str
 
 
-def tree(entries: Sequence[Entry], shown: Mapping[int, str]) -> str:
+def tree(entries: Sequence[TreeEntry], shown: Mapping[int, str]) -> str:
     """Write the tree.
 
     Args:
@@ -75,7 +75,7 @@ def tree(entries: Sequence[Entry], shown: Mapping[int, str]) -> str:
 
 
 def _items(named: Sequence[Named], shown: Mapping[int, str], is_open: bool, levels: int) -> Iterator[str]:
-    """Write the content of one module: names that share their first part are a module of their own."""
+    """Write the content of a module; names that share their first part become a submodule."""
     groups: dict[str, list[Named]] = {}
     for at, (parts, entry) in enumerate(named):
         key = parts[0] if levels and len(parts) > 1 else f"{at} alone"
@@ -89,7 +89,7 @@ def _items(named: Sequence[Named], shown: Mapping[int, str], is_open: bool, leve
 
 
 def _branch(group: Sequence[Named], shown: Mapping[int, str], is_open: bool, levels: int) -> str:
-    shared = _shared(group)
+    shared = _num_shared_parts(group)
     name = ".".join(group[0][0][:shared])
     inner = [(parts[shared:], entry) for parts, entry in group]
     verdict = worst(entry.row.verdict for _, entry in group)
@@ -104,14 +104,14 @@ def _branch(group: Sequence[Named], shown: Mapping[int, str], is_open: bool, lev
     return element("details", summary, element("ul", *_items(inner, shown, is_open, levels - 1)), **opened)
 
 
-def _shared(group: Sequence[Named]) -> int:
+def _num_shared_parts(group: Sequence[Named]) -> int:
     """Return how many parts all names begin with, leaving each a name of its own."""
     most = min(len(parts) for parts, _ in group) - 1
     first = group[0][0]
     return next((at for at in range(most) if any(parts[at] != first[at] for parts, _ in group)), most)
 
 
-def _leaf(name: str, entry: Entry, finding: str | None) -> str:
+def _leaf(name: str, entry: TreeEntry, finding: str | None) -> str:
     """Write a tensor's line, and under it its map and the parts of each rank."""
     summary = element(
         "summary",

@@ -1,1 +1,1 @@
-"""The drawing model that every format shares: the ranks of each block, where blocks meet, colors and labels."""
+"""The drawing model of all formats: each block's ranks, boundaries, colors and labels."""

@@ -1,8 +1,8 @@
-"""The holders of a tensor: of parts that are laid over each other, or by one layout, on a mesh of any size.
+"""The holders of a tensor, from overlaid regions or from one layout, on a mesh of any size.
 
-By one layout the parts of a dim are known before any rank is asked. It splits each dim by axes of its own, so parts
-follow each other without a gap, and no rank has two. The ranks of a part are looked up when they are asked for: 16,384
-parts on 16,384 ranks would be 32 MiB of sets.
+One layout gives the parts of a dim before any rank is asked. It splits each dim by axes of its own, so parts follow
+each other without a gap, and each rank has one. The ranks of a part are looked up on demand: 16,384 parts on 16,384
+ranks would be 32 MiB of sets.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Laid:
-    """Parts of a tensor as they are laid over each other; the attributes are those of `Holders`."""
+class PartOverlay:
+    """Overlaid parts of a tensor; the attributes are those of `Holders`."""
 
     regions: dict[Region, Mask] = field(default_factory=dict)
     runs: dict[Ranges, Mask] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Laid:
 
 
 class PartRanks(Sequence["Mask"]):
-    """The ranks of each part of a dim, as sets that are made when they are asked for.
+    """The ranks of each part of a dim, as sets that are made on demand.
 
     Args:
         ranks: The ranks of a mesh.
@@ -100,14 +100,14 @@ class PartRanks(Sequence["Mask"]):
 
 
 class PartStripes(Stripes):
-    """A dim cut into its parts, whose ranks have none in common."""
+    """A dim cut into parts that share no rank."""
 
     masks: PartRanks
 
     def _masks(self, first: int, last: int) -> Masks:
-        """Return the ranks of some stripes; of several parts those of one, and those of all together.
+        """Return the ranks of some stripes; for several parts, those of one and of all together.
 
-        That shows as well as every part's own ranks that they are not the same.
+        That is enough to show that parts have different ranks.
         """
         parts = self.kinds[first : last + 1]
         one = self.masks[int(parts.min())]
@@ -123,7 +123,7 @@ class PartStripes(Stripes):
 
 
 def is_whole(layout: Layout, ranks: frozenset[int]) -> bool:
-    """Whether some ranks of a layout's mesh hold every part as all of them would, as those of one pipeline stage do."""
+    """Whether some ranks hold every part as the whole mesh would; one pipeline stage's ranks do."""
     mesh = layout.mesh
     if layout.flat is not None or not all(layout.shape):
         return False
@@ -138,7 +138,7 @@ def is_whole(layout: Layout, ranks: frozenset[int]) -> bool:
 
 
 def only_layout(dump: Dump, tensor: Tensor) -> tuple[Layout, frozenset[int]] | None:
-    """Return the layout by which all parts of a tensor are held, with its ranks, if there is nothing else to draw."""
+    """Return a tensor's single layout and its ranks, if that is all there is to draw."""
     layouts = [layout for layout in tensor.claims if layout is not None]
     if tensor.moment == "stamped" or len(layouts) != 1:
         return None
@@ -147,7 +147,7 @@ def only_layout(dump: Dump, tensor: Tensor) -> tuple[Layout, frozenset[int]] | N
 
 
 class LayoutRegions(Mapping["Region", "Mask"]):
-    """The ranks that hold each region of a layout; they are worked out where all of them are asked for.
+    """The ranks that hold each region of a layout, computed when first asked for.
 
     Args:
         layout: The layout.
@@ -159,21 +159,21 @@ class LayoutRegions(Mapping["Region", "Mask"]):
         self._ranks = ranks
 
     @cached_property
-    def _all(self) -> dict[Region, Mask]:
-        found = ((region, self._among(ranks)) for region, ranks in self._layout.holders().items() if all(region.dims))
+    def _all_regions(self) -> dict[Region, Mask]:
+        found = ((region, self._members(ranks)) for region, ranks in self._layout.holders().items() if all(region.dims))
         return {region: mask_of(ranks) for region, ranks in found if ranks}
 
-    def _among(self, ranks: Sequence[int]) -> list[int]:
+    def _members(self, ranks: Sequence[int]) -> list[int]:
         return [rank for rank in ranks if rank in self._ranks]
 
     def __getitem__(self, region: Region) -> Mask:
-        return self._all[region]
+        return self._all_regions[region]
 
     def __iter__(self) -> Iterator[Region]:
-        return iter(self._all)
+        return iter(self._all_regions)
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._all_regions)
 
     def stripes(self, num_dims: int) -> tuple[Stripes, ...]:
         """Return the stripes of each dim, with dims of size 1 before them up to so many."""
@@ -192,11 +192,11 @@ class LayoutRegions(Mapping["Region", "Mask"]):
         kinds = owner[order]
         first = np.flatnonzero(np.diff(kinds, prepend=-1))
         edges = np.append(bounds[order, 0][first], size)
-        ranks = PartRanks(ranks_on(mesh)[self._own], numbers[self._own], len(parts))
+        ranks = PartRanks(ranks_on(mesh)[self._own_ranks], numbers[self._own_ranks], len(parts))
         return PartStripes(edges, kinds[first], ranks)
 
     @cached_property
-    def _own(self) -> NDArray[np.bool_]:
+    def _own_ranks(self) -> NDArray[np.bool_]:
         """Which of the mesh's ranks are its own."""
         mesh = self._layout.mesh.ranks
         if self._ranks.issuperset(mesh):
@@ -205,7 +205,7 @@ class LayoutRegions(Mapping["Region", "Mask"]):
 
 
 class LayoutHolders(Holders):
-    """Who holds a tensor by one layout alone, whose dims are cut into parts without asking for every region."""
+    """Who holds a tensor with a single layout; dims are cut without listing every region."""
 
     regions: LayoutRegions
 

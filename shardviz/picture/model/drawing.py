@@ -1,7 +1,7 @@
-"""The drawing model: a tensor cut into blocks to scale, with the ranks that hold each, claimed and held.
+"""The drawing model: a tensor cut into blocks to scale, with the ranks of each block.
 
 Made once from `Sides` for a budget of rows and columns, and rendered by one module per format. Two dims are drawn; of
-the others, those that are split are stepped through, one panel each, and whole ones are named.
+the others, each split one gives a panel for every part, and whole ones are named.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_SLICES = 256
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much a picture may take.
+    """How many rows and columns a picture may have.
 
     Attributes:
         rows: Blocks downwards.
@@ -94,7 +94,7 @@ class Panel:
         return any(map(any, self.differs))
 
     def marks_on(self, title: str) -> bool:
-        """Whether the side of a title marks what is wrong: where the two sides differ, the held one alone."""
+        """Whether a side marks what is wrong; if the two sides differ, only the held one does."""
         return title == "held" or not self.is_different
 
 
@@ -133,7 +133,7 @@ def draw(sides: Sides, shape: Sequence[int], budget: Budget = Budget()) -> Drawi
     if not math.prod(shape) or not (sides.has_claimed or sides.has_held):
         return Drawing(tuple(shape), (), (), (), 0)
     padded = sides.holders.shape
-    edges = [_edges(sides, dim, budget) for dim in range(len(padded))]
+    edges = [_block_edges(sides, dim, budget) for dim in range(len(padded))]
     drawn = (1, 0) if len(shape) == 1 else drawn_dims([len(cuts) - 1 for cuts in edges])
     stepped = [dim for dim, cuts in enumerate(edges) if dim not in drawn and len(cuts) > 2]
     slices = islice(product(*(_spans(edges[dim]) for dim in stepped)), MAX_SLICES)
@@ -143,18 +143,18 @@ def draw(sides: Sides, shape: Sequence[int], budget: Budget = Budget()) -> Drawi
         shape=tuple(shape),
         drawn=tuple(dim - missing for dim in drawn if dim >= missing),
         whole=tuple(dim - missing for dim in range(missing, len(padded)) if dim not in (*drawn, *stepped)),
-        panels=_shown(panels, budget.panels),
+        panels=_chosen_panels(panels, budget.panels),
         num_panels=math.prod(len(edges[dim]) - 1 for dim in stepped),
     )
 
 
-def _shown(panels: Sequence[Panel], most: int) -> tuple[Panel, ...]:
+def _chosen_panels(panels: Sequence[Panel], most: int) -> tuple[Panel, ...]:
     """Choose the first panels, those with differences before the others, in their own order."""
     by_interest = sorted(range(len(panels)), key=lambda at: not panels[at].is_different)
     return tuple(panels[at] for at in sorted(by_interest[:most]))
 
 
-def _edges(sides: Sides, dim: int, budget: Budget) -> Indices:
+def _block_edges(sides: Sides, dim: int, budget: Budget) -> Indices:
     """Return where blocks may begin; scattered ids may begin one anywhere."""
     size = sides.holders.shape[dim]
     if sides.holders.runs and size <= budget.rows:
@@ -163,7 +163,7 @@ def _edges(sides: Sides, dim: int, budget: Budget) -> Indices:
 
 
 def drawn_dims(parts: Sequence[int]) -> tuple[int, int]:
-    """Choose two dims, downwards and to the right: the first that are split, and of whole ones the last.
+    """Choose the two dims to draw, down and across: the first split ones, else the last.
 
     Args:
         parts: How many parts each dim is in.
@@ -202,7 +202,7 @@ def _panel(
 
 
 def row_stretches(rows: Sequence[Span], grid: Grid, more: str = "…") -> list[tuple[int, int, str]]:
-    """Return rows with the same ranks, as (first row, one past the last, title); `more` is before what is left out."""
+    """Return runs of rows with equal ranks as (first row, end row, title)."""
     stretches: list[tuple[int, int, str]] = []
     start = 0
     for row in range(1, len(rows) + 1):
@@ -215,7 +215,7 @@ def row_stretches(rows: Sequence[Span], grid: Grid, more: str = "…") -> list[t
 
 
 def column_titles(cols: Sequence[Span], widths: Sequence[float], more: str = "…") -> list[str]:
-    """Return the titles of columns: their first indices alone where there is no room for more in some."""
+    """Return the titles of columns; only their first indices if some titles don't fit."""
     titles = [span.title(more) for span in cols]
     if all(len(title) <= width for title, width in zip(titles, widths, strict=True)):
         return titles
@@ -237,10 +237,10 @@ def _coalesced(rows: list[Span], cols: list[Span], codes: Indices) -> tuple[list
     """Join neighbors with the same holders throughout."""
     downs = [0, *(np.flatnonzero((codes[1:] != codes[:-1]).any(axis=1)) + 1).tolist()]
     rights = [0, *(np.flatnonzero((codes[:, 1:] != codes[:, :-1]).any(axis=0)) + 1).tolist()]
-    return _joined(rows, downs), _joined(cols, rights), codes[np.ix_(downs, rights)]
+    return _join_spans(rows, downs), _join_spans(cols, rights), codes[np.ix_(downs, rights)]
 
 
-def _joined(spans: Sequence[Span], starts: Sequence[int]) -> list[Span]:
+def _join_spans(spans: Sequence[Span], starts: Sequence[int]) -> list[Span]:
     ends = [*starts[1:], len(spans)]
     found = (spans[start:end] for start, end in zip(starts, ends, strict=True))
     return [Span(part[0].start, part[-1].stop, max(span.parts for span in part)) for part in found]

@@ -1,7 +1,7 @@
-"""Which ranks hold which part of a tensor, asked for one window at a time: the drawing model behind every map.
+"""Which ranks hold which part of a tensor, queried one window at a time; all maps use this.
 
 Nothing is laid out per element. A rank's region is a product of index ranges, so along one dim every index has a set
-of ranks, and an element is held by those that are in the sets of all its indices. Ids that are not such a product (the
+of ranks, and an element is held by the ranks in the sets of all its indices. Ids that aren't such a product (the
 stretches of FSDP1, permuted elements) are kept as runs of row-major indices. A set of ranks is an integer with one bit
 per rank.
 """
@@ -84,7 +84,7 @@ def ranks_text(mask: Mask) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int], most: int = sys.maxsize) -> str:
-    """Name ranks in at most about so many characters: `rank 3`, `ranks 0-3,8,...`, or how many they are."""
+    """Name ranks in about `most` characters: `rank 3`, `ranks 0-3,8,...`, or their number."""
     numbers = ranks_text(mask_of(ranks))
     if len(numbers) > most and "," not in numbers[:most]:
         return f"{len(ranks):,} ranks"
@@ -146,7 +146,7 @@ class Stripes:
         return np.array([(mask & -mask).bit_length() - 1 for mask in masks], np.int64)
 
     def claim_edges(self, low: Mask) -> Indices:
-        """Return where the ranks that should hold the line change, whoever does; `low` is that of `lowest`."""
+        """Return where the ranks that should hold the line change; `low` is that of `lowest`."""
         due = [mask & low for mask in self.masks]
         numbers = {mask: number for number, mask in enumerate(dict.fromkeys(due))}
         codes = np.array([numbers[mask] for mask in due], np.int64)[self.kinds]
@@ -186,7 +186,7 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Holders:
-    """Who holds a tensor.
+    """Who holds which elements of a tensor.
 
     Attributes:
         shape: The tensor's shape with 1s put before it up to two dims, so that all maps are grids.
@@ -242,9 +242,9 @@ class Holders:
         if not self.runs:
             return self._of_regions(plane, rows, cols)
         # Cut where the holders of products change: a cell that crosses them has the pairs that occur, not all pairs.
-        bands, owners = _cut(rows, self.dims[plane.rows].edges)
-        window = _both(self._of_regions(plane, bands, cols), self._of_runs(plane, bands, cols))
-        return window if len(bands) == len(rows) else _merged(window, owners)
+        bands, owners = _cut_spans(rows, self.dims[plane.rows].edges)
+        window = _overlay(self._of_regions(plane, bands, cols), self._of_runs(plane, bands, cols))
+        return window if len(bands) == len(rows) else _merge_rows(window, owners)
 
     def at(self, index: Sequence[int]) -> Mask:
         """Return the ranks that hold one element, given by its index in `shape`."""
@@ -257,14 +257,14 @@ class Holders:
     def _of_regions(self, plane: Plane, rows: Spans, cols: Spans) -> Window:
         down, of_rows = self.dims[plane.rows].over(rows)
         right, of_cols = self.dims[plane.cols].over(cols)
-        others = self._others(plane)
+        others = self._other_dims(plane)
         masks = tuple(
             frozenset(one & other & others for one, other in product(row, col))
             for row, col in product(of_rows, of_cols)
         )
         return Window(np.add.outer(down * len(of_cols), right), masks)
 
-    def _others(self, plane: Plane) -> Mask:
+    def _other_dims(self, plane: Plane) -> Mask:
         mask = -1
         for dim, (stripes, at) in enumerate(zip(self.dims, plane.at, strict=True)):
             if dim not in (plane.rows, plane.cols):
@@ -283,7 +283,7 @@ class Holders:
         return Window(codes, tuple(masks))
 
 
-def _both(window: Window, other: Window) -> Window:
+def _overlay(window: Window, other: Window) -> Window:
     """Lay two windows over each other."""
     pairs, codes = np.unique(window.codes * len(other.masks) + other.codes, return_inverse=True)
     at = [divmod(pair, len(other.masks)) for pair in pairs.tolist()]
@@ -293,8 +293,8 @@ def _both(window: Window, other: Window) -> Window:
     return Window(codes.reshape(window.codes.shape), masks)
 
 
-def _cut(spans: Spans, edges: Indices) -> tuple[Spans, Indices]:
-    """Cut spans at edges; return the parts, in order, and for each span the number of its first part."""
+def _cut_spans(spans: Spans, edges: Indices) -> tuple[Spans, Indices]:
+    """Cut spans at edges; return the parts in order and the index of each span's first part."""
     parts: list[tuple[int, int]] = []
     owners: list[int] = []
     for start, stop in spans.tolist():
@@ -304,7 +304,7 @@ def _cut(spans: Spans, edges: Indices) -> tuple[Spans, Indices]:
     return np.array(parts, np.int64).reshape(-1, 2), np.array(owners, np.int64)
 
 
-def _merged(window: Window, owners: Indices) -> Window:
+def _merge_rows(window: Window, owners: Indices) -> Window:
     """Sum up neighboring rows of cells; `owners` are the first of each sum."""
     index: dict[tuple[int, ...], int] = {}
     codes = [

@@ -1,4 +1,4 @@
-"""A mesh for pictures: the cell of each rank in a grid, ranks in few characters, a number for each as heat.
+"""A mesh for pictures: each rank's cell in a grid, short labels of ranks, and heat by rank.
 
 The last axis runs to the right and the one before it down. Axes further out make several grids, or one large grid in
 which axes take turns: across, down, across the groups, down the groups, and so on.
@@ -208,7 +208,7 @@ def ranks_label(mask: Mask, coloring: Coloring, room: int, *, many: bool = False
 
 
 def block_label(block: Block, coloring: Coloring, room: int, sign: str = "") -> str:
-    """Name a block's ranks in some characters; with a sign, that all of them are wrong, or which are."""
+    """Label a block's ranks in `room` characters, with a sign for those that are wrong."""
     label = ranks_label(block.ranks, coloring, room - len(sign) - 1 if sign else room, many=block.is_mixed)
     if not sign or not block.part:
         return f"{sign} {label}" if sign else label
@@ -238,7 +238,7 @@ def rank_labels(mask: Mask, coloring: Coloring, *, many: bool = False) -> tuple[
 
 @lru_cache(maxsize=1 << 14)
 def part_labels(part: Mask, whole: Mask, coloring: Coloring, *, many: bool = False) -> tuple[str, ...]:
-    """Return the names of some of a set of ranks within it, the one that says most first: `fsdp=127`.
+    """Return labels of some of a set's ranks, the most telling first: `fsdp=127`.
 
     Args:
         part: The ranks to name.
@@ -259,7 +259,7 @@ def part_labels(part: Mask, whole: Mask, coloring: Coloring, *, many: bool = Fal
 
 
 def _coords(mask: Mask, coloring: Coloring, *, many: bool) -> tuple[str, ...]:
-    """Return the coordinates that make up exactly this set, in full and in short; nothing if none do."""
+    """Return the coordinates that make up exactly this set, long and short; empty if none do."""
     along = _positions(mask, coloring.mesh) if coloring.mesh is not None else {}
     if coloring.mesh is None or not along:
         return ()
@@ -279,7 +279,7 @@ def _along(axis: str, positions: list[int]) -> str:
 
 
 def _positions(mask: Mask, mesh: Mesh) -> dict[str, list[int]]:
-    """Return the positions along each axis whose product is exactly this set; nothing if it is not a product."""
+    """Return the positions along each axis whose product is this set; empty if it is no product."""
     coords = coords_among(mesh, rank_array(mask))
     if (coords < 0).any():
         return {}
@@ -288,7 +288,7 @@ def _positions(mask: Mask, mesh: Mesh) -> dict[str, list[int]]:
 
 
 def coords_among(mesh: Mesh, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the coordinate of each of some ranks, a row for each; all -1 for one that is not on the mesh."""
+    """Return a row of coordinates for each rank; all -1 for a rank that isn't on the mesh."""
     known = _coords_by_rank(mesh)
     found: NDArray[np.int64] = known[np.where((ranks >= 0) & (ranks < len(known)), ranks, len(known) - 1)]
     return found
@@ -296,7 +296,7 @@ def coords_among(mesh: Mesh, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=16)
 def _coords_by_rank(mesh: Mesh) -> NDArray[np.int64]:
-    """Return the coordinate of every rank from 0 to the mesh's highest, and -1 for one more, which is not on it."""
+    """Return a row of coordinates for every rank number, and a last row of -1 for the others."""
     ranks = ranks_on(mesh)
     known = np.full((int(ranks.max()) + 2, mesh.ndim), -1, np.int64)
     known[ranks] = np.stack(np.unravel_index(np.arange(mesh.size), mesh.shape), axis=-1)
@@ -318,7 +318,7 @@ class Heat:
     in_bytes: bool = False
 
     def level(self, rank: int) -> int:
-        """Return how hot a rank is: 0 for the least of all ranks, 7 for the most, -1 if nothing is known."""
+        """Return how hot a rank is: 0 for the least of all ranks, 7 for the most, -1 if unknown."""
         if rank not in self.by_rank:
             return -1
         least, most = self.ends
@@ -344,14 +344,16 @@ class Heat:
         if least == most:
             return f"{self.title}: {self.text(most)} on every rank"
         ends = ((HEAT_SIGNS[0], least), (HEAT_SIGNS[-1], most))
-        return f"{self.title}: " + ", ".join(f"{sign} {self.text(end)} on {self._with(end)}" for sign, end in ends)
+        return f"{self.title}: " + ", ".join(
+            f"{sign} {self.text(end)} on {self._with_count(end)}" for sign, end in ends
+        )
 
-    def _with(self, count: int) -> str:
+    def _with_count(self, count: int) -> str:
         return ranks_in_words([rank for rank, own in self.by_rank.items() if own == count], 40)
 
 
 def heats_of(dump: Dump, report: Report | None = None) -> list[Heat]:
-    """Return what can be shown as heat: bytes held, findings, bytes received in a step; none if all are nothing."""
+    """Return the numbers to show as heat, unless all are 0: bytes held and received, findings."""
     found = [bytes_held(dump), findings_on(dump, report), bytes_received(dump)]
     return [heat for heat in found if any(heat.by_rank.values())]
 

@@ -1,7 +1,7 @@
-"""Splits within splits: where the blocks of the outer ones are, with the parts of one block shown and the rest folded.
+"""Nested splits: the blocks of the outer ones, one of them open, the others folded.
 
-`[1024/tp/fsdp]` over 8 x 128 ranks has 8 blocks of 128 parts. A picture with room for 20 rows shows the 8 blocks, and
-one of them opened.
+`[1024/tp/fsdp]` over 8 x 128 ranks has 8 blocks of 128 parts. A picture with room for 20 rows shows the 8 blocks, one
+of them open.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Span:
         return self.parts > 1 and not self.is_block
 
     def title(self, more: str = "…") -> str:
-        """Return its indices; behind `more`, how many parts it stands for where these are only counted."""
+        """Return its indices, or `more` and the number of parts if they are only counted."""
         return f"{more} {self.parts:,}" if self.is_left_out else str(self)
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Span:
 
 @lru_cache(maxsize=256)
 def nest(sides: Sides, dim: int, *, held: bool = False) -> tuple[Indices, ...]:
-    """Return the edges of the blocks of a dim's outer splits, coarsest first; those of the parts are not among them.
+    """Return the edges of the blocks of a dim's outer splits, coarsest first, without the parts.
 
     Args:
         sides: Who holds what.
@@ -81,9 +81,9 @@ def parts_of_claim(sides: Sides, dim: int) -> Indices:
 
 
 def _levels(steps: Indices, edges: Indices) -> tuple[Indices, ...]:
-    """Return the edges of each level, given how far it is from each stripe to the next along each axis.
+    """Return the edges of each level, from the coordinate steps between neighboring stripes.
 
-    The axis along which the fewest steps go is the outermost.
+    The axis with the fewest steps is the outermost.
     """
     changes = (steps != 0).sum(axis=0)
     steps = steps[:, [axis for axis in np.argsort(changes, kind="stable") if changes[axis]]]
@@ -101,7 +101,7 @@ def _levels(steps: Indices, edges: Indices) -> tuple[Indices, ...]:
 
 
 def chosen(spans: Sequence[Span], budget: int, first: int, levels: Sequence[Indices] = ()) -> list[Span]:
-    """Choose at most so many spans: those of one block one by one, the other blocks folded, the rest joined.
+    """Choose at most `budget` spans: one block opened, other blocks folded, the rest joined.
 
     Args:
         spans: All spans of a dim.
@@ -113,13 +113,13 @@ def chosen(spans: Sequence[Span], budget: int, first: int, levels: Sequence[Indi
         return list(spans)
     groups = _groups(spans, levels[0]) if levels else []
     if len(groups) < 2:
-        return chosen(spans, budget, first, levels[1:]) if levels else _ends(spans, budget, first)
+        return chosen(spans, budget, first, levels[1:]) if levels else _keep_ends(spans, budget, first)
     opened = next(at for at in range(len(groups)) if first < sum(map(len, groups[: at + 1])))
     inner = first - sum(map(len, groups[:opened]))
     blocks = [group[0] if len(group) == 1 else together(group, is_block=True) for group in groups]
-    shown = _ends(blocks, max(budget - min(len(groups[opened]), budget // 2) + 1, 3), opened)
+    shown = _keep_ends(blocks, max(budget - min(len(groups[opened]), budget // 2) + 1, 3), opened)
     if blocks[opened] not in shown:
-        return _ends(spans, budget, first)
+        return _keep_ends(spans, budget, first)
     at = shown.index(blocks[opened])
     return [*shown[:at], *chosen(groups[opened], budget - len(shown) + 1, inner, levels[1:]), *shown[at + 1 :]]
 
@@ -131,7 +131,7 @@ def _groups(spans: Sequence[Span], edges: Indices) -> list[list[Span]]:
     return [list(spans[start:stop]) for start, stop in pairwise(cuts)]
 
 
-def _ends(spans: Sequence[Span], budget: int, first: int) -> list[Span]:
+def _keep_ends(spans: Sequence[Span], budget: int, first: int) -> list[Span]:
     """Keep the first spans, the last, and those from one on; join the others."""
     count = len(spans)
     if count <= budget:

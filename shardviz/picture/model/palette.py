@@ -1,9 +1,9 @@
-"""The colors of ranks, the same in text, in pictures and in the viewer; a rank's number is always beside it.
+"""The colors of ranks in text, pictures and viewer; a rank's number is always shown, too.
 
-A color is a hue and a shade of it. The hue says where a rank is along the outermost splits of the tensor, the shade
-tells neighbors along the others apart: 8 parts of 128 read as 8 bands. The hues were searched for, so that the nearest
-two, in any of their shades, are as far apart as can be for the common kinds of color blindness (the distances are
-tested); all of them are far from vermillion, which marks what is wrong, and from gray, which marks what is nobody's.
+A color is a hue and a shade of it. The hue shows where a rank is along the outermost splits of the tensor, the shade
+separates neighbors along the other axes: 8 parts of 128 read as 8 bands. The hues were searched for: the nearest two,
+in any shades, are as far apart as possible for the common kinds of color blindness (the distances are tested). All are
+far from vermilion, which marks errors, and from gray, which marks parts that nobody holds.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ BLACK, WHITE = "#000000", "#ffffff"
 
 @dataclass(frozen=True, slots=True)
 class Coloring:
-    """What ranks get their colors by.
+    """How ranks are colored: by their place on the mesh, or by number.
 
     Attributes:
         mesh: Where they are; None if numbers count something else, such as files.
@@ -86,9 +86,9 @@ class Coloring:
         return rank_color(rank, self.mesh, self.axes)
 
     def color_of(self, ranks: Sequence[int] | Indices) -> int:
-        """Return the color of what several ranks hold parts of: the hue of most, or -1 if they are not a third.
+        """Return the color of a set of ranks: their most frequent hue, or -1 if it is under a third.
 
-        The first shade stands for all of a hue's. What nothing splits, and all ranks hold, has the first color.
+        The first shade stands for a whole hue. An unsplit tensor that all ranks hold has the first color.
         """
         if self.mesh is not None and not self.axes and len(ranks) == self.mesh.size:
             return 0
@@ -151,7 +151,7 @@ def _colors(mesh: Mesh, axes: tuple[str, ...]) -> Indices:
 
 
 def _along(mesh: Mesh, axis: str) -> NDArray[np.int64]:
-    """Return the position along an axis of every coordinate, in a shape that spreads over the mesh."""
+    """Return each coordinate's position along an axis, in a shape that broadcasts over the mesh."""
     shape = [size if name == axis else 1 for name, size in zip(mesh.axes, mesh.shape, strict=True)]
     return np.arange(mesh.axis_size(axis)).reshape(shape)
 
@@ -169,7 +169,7 @@ def _luminance(color: str) -> float:
 
 
 def rank_style(rank: int, coloring: Coloring) -> str:
-    """Return the name of a rank's style in text; `Terminal` knows what it looks like in how many colors."""
+    """Return the name of a rank's text style; `Terminal` defines how it looks."""
     return color_style(coloring.color(rank))
 
 

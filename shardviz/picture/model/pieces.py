@@ -1,7 +1,7 @@
-"""Pieces of a panel: from where each part should be to where it is, for what joins the two sides.
+"""Pieces of a panel: from where each part should be to where it is. Bands connect them.
 
-A rank's parts are joined in the order in which it holds them, so a part that was cut into several has as many pieces,
-each as high as it is on either side.
+A rank's parts are matched in the order in which it holds them. A part that was cut has as many pieces, each as high as
+it is on either side.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Piece = tuple[Mask, Stretch, Stretch]
 
 
 def pieces(panel: Panel) -> list[Piece]:
-    """Return the pieces of a panel's parts; none unless they are stretches of one dim, and not too many."""
+    """Return a panel's pieces; none unless the parts are stretches of one dim, and not too many."""
     if not panel.is_different or len(panel.cols) > 1 or panel.claimed is None or panel.held is None:
         return []
     found = list(_pieces(panel, panel.claimed, panel.held))
@@ -37,14 +37,14 @@ def pieces(panel: Panel) -> list[Piece]:
 
 
 def _pieces(panel: Panel, claimed: Grid, held: Grid) -> Iterator[Piece]:
-    """Yield the pieces of each set of ranks; where parts are left out, of those with one of a size on each side."""
+    """Yield the pieces of each set of ranks; if parts are left out, only of equally large parts."""
     due, has = _stretches(panel.rows, claimed), _stretches(panel.rows, held)
     is_whole = all(span.parts == 1 for span in panel.rows)
     for mask in due:
         if mask in has and (is_whole or _are_of_one_size(due[mask], has[mask])):
             cuts = sorted({*_shares(due[mask]), *_shares(has[mask])})
             for start, stop in pairwise(cuts):
-                yield mask, _at(due[mask], start, stop), _at(has[mask], start, stop)
+                yield mask, _range_between(due[mask], start, stop), _range_between(has[mask], start, stop)
 
 
 def _are_of_one_size(due: Sequence[Stretch], has: Sequence[Stretch]) -> bool:
@@ -70,7 +70,7 @@ def _shares(stretches: Sequence[Stretch]) -> list[float]:
     return [round(one / sums[-1], 9) for one in sums]
 
 
-def _at(stretches: Sequence[Stretch], start: float, stop: float) -> Stretch:
+def _range_between(stretches: Sequence[Stretch], start: float, stop: float) -> Stretch:
     """Return the part of the stretches between two shares, which lies in one of them."""
     shares = _shares(stretches)
     which = min(bisect_right(shares, start), len(shares) - 1) - 1

@@ -1,4 +1,4 @@
-"""From indices of a dim to cells of a screen and back: scale, zoom, and the lines between blocks."""
+"""Convert a dim's indices to screen cells and back: scale, zoom, and lines between blocks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ruler:
 
     @classmethod
     def scaled(cls, edges: Indices, each: int, cells: int = 1) -> Ruler:
-        """Return a ruler at one scale: with lines where blocks are long enough, without blocks where they are tiny."""
+        """Return a ruler at a fixed scale: lines only between long blocks, tiny blocks merged."""
         blocks, size = len(edges) - 1, int(edges[-1])
         if blocks * each > 2 * size * cells:
             return cls(np.array([0, size], np.int64), each, cells)
@@ -54,7 +54,7 @@ class Ruler:
     def fitted(
         cls, edges: Indices, room: int, most: int = 1, outer: Sequence[Indices] = (), least: tuple[int, int] = (1, 2)
     ) -> Ruler:
-        """Return the largest ruler that fits into `room` cells; every block that it draws is a whole number of parts.
+        """Return the largest ruler that fits into `room` cells; its blocks are whole parts.
 
         Args:
             edges: Where parts begin.
@@ -113,7 +113,7 @@ class Ruler:
         return int(self._counts.sum()) + (len(self.edges) if self.lines else 0) if self.size else 0
 
     def spans(self, first: int, count: int) -> Indices:
-        """Return the indices that cells cover, as `(start, stop)` each; on a line both are the edge that it marks.
+        """Return the indices that cells cover as `(start, stop)`; on a line both are its edge.
 
         Args:
             first: The first cell wanted.
@@ -170,7 +170,7 @@ class Ruler:
 
 
 def _to_scale(lengths: Indices, room: int, most: int) -> Indices:
-    """Give blocks cells in proportion to their lengths, at least one each: equal blocks have equally many."""
+    """Give blocks cells in proportion to their lengths, at least one each."""
     size = int(lengths.sum())
     for total in range(room + len(lengths), 0, -1):
         counts: Indices = np.clip((lengths * total + size // 2) // size, 1, lengths * most)
@@ -180,7 +180,7 @@ def _to_scale(lengths: Indices, room: int, most: int) -> Indices:
 
 
 def _grouped(blocks: Indices, parts: Indices, most: int) -> Indices:
-    """Return the edges of blocks with each cut into groups of equally many parts, at most so many groups in all."""
+    """Cut each block into groups of equally many parts, at most `most` groups in all."""
     inside = [parts[(parts >= start) & (parts <= stop)] for start, stop in pairwise(blocks.tolist())]
     largest = max(map(len, inside)) - 1
     groups = max(most // len(inside), 1)

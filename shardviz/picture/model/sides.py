@@ -12,7 +12,7 @@ import numpy as np
 
 from shardviz.errors import DumpError
 from shardviz.layout.region import Region, indices
-from shardviz.picture.model.by_layout import Laid, LayoutHolders, only_layout
+from shardviz.picture.model.by_layout import LayoutHolders, PartOverlay, only_layout
 from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.palette import Coloring
 
@@ -46,7 +46,7 @@ MAX_SCATTERED = 1 << 24
 
 @dataclass(frozen=True)
 class Cell:
-    """The elements that one cell covers, as far as they are known.
+    """The elements that a cell covers, with who should hold them and who does.
 
     Attributes:
         claimed: The ranks that hold any of it by the placements.
@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def part(self) -> Mask:
-        """The ranks by which it is wrong, where others that it is named by are right; none if all of it is wrong."""
+        """Ranks that make the cell wrong, if others in its name are right; 0 if all of it is wrong."""
         found, named = self.due | self.astray | self.guilty or self.has, self.claimed or self.held
         is_some = self.is_partly or (self.guilty and not self.different)
         return found if is_some and found != named else 0
@@ -87,7 +87,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sides:
-    """Both sides of a tensor.
+    """Both sides of a tensor's map, claimed and held.
 
     Attributes:
         holders: Who holds what, on both sides at once: bit r is rank r by the placements, bit `shift + r` by the ids,
@@ -129,7 +129,7 @@ class Sides:
 
     @cached_property
     def out_of_order(self) -> Mask:
-        """The ranks that hold elements in another place of their shard, as a map shows element by element."""
+        """Ranks that hold elements at the wrong place within their shard."""
         return reduce(or_, self.holders.regions.values(), 0) >> 2 * self.shift if self.is_compared else 0
 
     @property
@@ -140,10 +140,10 @@ class Sides:
     @property
     def reasons(self) -> tuple[str, ...]:
         """What is wrong with the ranks that both sides mark, in a few words each."""
-        return tuple(words for ranks, words in self._marked if ranks)
+        return tuple(words for ranks, words in self._marks if ranks)
 
     @property
-    def _marked(self) -> tuple[tuple[Mask, str], ...]:
+    def _marks(self) -> tuple[tuple[Mask, str], ...]:
         return (*self.blamed, (self.strangers, STRANGER), (self.missing, NO_FILE))
 
     @property
@@ -158,7 +158,7 @@ class Sides:
 
     def reasons_at(self, cell: Cell) -> list[tuple[Mask, str]]:
         """Return the ranks that both sides mark at a cell, with what is wrong with them."""
-        return [(cell.guilty & ranks, words) for ranks, words in self._marked if cell.guilty & ranks]
+        return [(cell.guilty & ranks, words) for ranks, words in self._marks if cell.guilty & ranks]
 
     def cell(self, masks: Masks) -> Cell:
         """Sum up the holders that a window gives for a cell."""
@@ -217,8 +217,8 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     shift = dump.files.run.num_ranks
     if (only := only_layout(dump, tensor)) is not None:
         sides = Sides(LayoutHolders.of(*only), shift, True, False, only[0].mesh, axes=only[0].nested_axes)
-        return _without(sides, dump)
-    laid = Laid()
+        return _with_missing_files(sides, dump)
+    laid = PartOverlay()
     for ranks, region, flat in claimed_parts(dump, tensor):
         laid.add(region, mask_of(ranks), flat=flat)
     has_claimed = bool(laid.regions or laid.runs)
@@ -229,10 +229,12 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
         _add_missing(laid, case, shift)
     layout = tensor.claimed or (cases[0].held if cases else None)
     mesh, axes = (layout.mesh, layout.nested_axes) if layout is not None else (dump.files.mesh, ())
-    return _without(Sides(laid.holders(tensor.shape), shift, has_claimed, bool(cases), mesh, axes=axes), dump)
+    return _with_missing_files(
+        Sides(laid.holders(tensor.shape), shift, has_claimed, bool(cases), mesh, axes=axes), dump
+    )
 
 
-def _without(sides: Sides, dump: Dump) -> Sides:
+def _with_missing_files(sides: Sides, dump: Dump) -> Sides:
     """Let sides mark the parts of ranks of whose files nothing is left."""
     return replace(sides, missing=mask_of(dump.files.missing_ranks))
 
@@ -244,18 +246,18 @@ def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, lai
         DumpError: The ids lie scattered and are too many to draw.
     """
     shift = dump.files.run.num_ranks
-    laid = Laid()
+    laid = PartOverlay()
     for region, ranks in wanted.holders().items():
         laid.add(region, mask_of(ranks), flat=wanted.flat is not None)
     for case in laid_out.cases(tensor, name):
         _add_held(laid, case, shift)
         _add_missing(laid, case, shift)
     sides = Sides(laid.holders(tensor.shape), shift, True, True, wanted.mesh, INTENDED_AND_HELD, wanted.nested_axes)
-    return _without(sides, dump)
+    return _with_missing_files(sides, dump)
 
 
 def claimed_parts(dump: Dump, tensor: Tensor) -> Iterator[tuple[list[int], Region, bool]]:
-    """Yield ranks with the part that their own placements claim, and whether that is of a flat parameter."""
+    """Yield ranks with the region that they claim, and whether the parameter is flat."""
     missing = dump.files.missing_ranks
     for layout, claiming in tensor.claims.items():
         if layout is not None:
@@ -266,7 +268,7 @@ def claimed_parts(dump: Dump, tensor: Tensor) -> Iterator[tuple[list[int], Regio
                     yield ranks, region, layout.flat is not None
 
 
-def _add_held(laid: Laid, case: Case, shift: int) -> None:
+def _add_held(laid: PartOverlay, case: Case, shift: int) -> None:
     flat = case.claimed is not None and case.claimed.flat is not None
     for coord, region in case.regions.items():
         laid.add(region, 1 << shift + case.rank(coord), flat=flat)
@@ -279,8 +281,8 @@ def _add_held(laid: Laid, case: Case, shift: int) -> None:
         laid.add_run(stretches_of(ids), 1 << shift + rank)
 
 
-def _add_missing(laid: Laid, case: Case, shift: int) -> None:
-    """Add ranks without a file where the layout that the others hold has them; without one, where they claim to be."""
+def _add_missing(laid: PartOverlay, case: Case, shift: int) -> None:
+    """Place ranks without a file where the layout held by the others, or claimed, puts them."""
     layout = case.held or case.claimed
     if layout is None:
         return
@@ -290,7 +292,7 @@ def _add_missing(laid: Laid, case: Case, shift: int) -> None:
             laid.add(region, 1 << shift + rank, flat=layout.flat is not None)
 
 
-def _add_astray(laid: Laid, case: Case, shift: int) -> None:
+def _add_astray(laid: PartOverlay, case: Case, shift: int) -> None:
     """Add what ranks hold in another place of their shard than their placements claim."""
     if case.claimed is None or case.claimed.flat is not None:
         return
@@ -340,8 +342,10 @@ def found_in_place_of(tensor: Tensor, index: Sequence[int], rank: int) -> tuple[
     claimed = shard.layout.region(shard.layout.mesh.coord_of(rank))
     element = []
     for at, says, has in zip(index, claimed.dims, shard.held.dims, strict=True):
-        local = next((before + at - start for before, start, stop in _counted(says) if start <= at < stop), -1)
-        there = next((start + local - n for n, start, stop in _counted(has) if n <= local < n + stop - start), None)
+        local = next((before + at - start for before, start, stop in _with_offsets(says) if start <= at < stop), -1)
+        there = next(
+            (start + local - n for n, start, stop in _with_offsets(has) if n <= local < n + stop - start), None
+        )
         if local < 0 or there is None:
             return None
         element.append(there)
@@ -349,9 +353,9 @@ def found_in_place_of(tensor: Tensor, index: Sequence[int], rank: int) -> tuple[
 
 
 def out_of_place(claimed: Region, held: Region) -> Region | None:
-    """Return what two regions have in common at different places; where several dims are permuted, all in common.
+    """Return what two regions share at different places; all of it if several dims are permuted.
 
-    Where one dim is, that is exact: the other dims are the same on both.
+    If one dim is permuted this is exact: the other dims are equal.
     """
     moved, common = [], []
     for says, has in zip(claimed.dims, held.dims, strict=True):
@@ -367,7 +371,7 @@ def out_of_place(claimed: Region, held: Region) -> Region | None:
 
 
 def stretches_of(ids: NDArray[np.int64]) -> Ranges:
-    """Return ids, counted from 1, as rising ranges of row-major indices, leaving out values that are not ids."""
+    """Return ids, counted from 1, as rising ranges of row-major indices, ignoring all non-ids."""
     indices = np.unique(ids[ids > 0]) - 1
     if not indices.size:
         return ()
@@ -376,7 +380,7 @@ def stretches_of(ids: NDArray[np.int64]) -> Ranges:
     return tuple(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
-def _counted(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
+def _with_offsets(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
     """Yield each range with the number of indices before it."""
     before = 0
     for start, stop in ranges:

@@ -1,8 +1,7 @@
-"""A step as a tree of its calls, each beside the unsharded model's; and what ranks have at the first wrong one.
+"""A step as a tree of calls compared with the unsharded model's, and its first wrong values.
 
-The calls around the first wrong one are open, so that it is seen with its neighbors; all others are closed. Its numbers
-are three fields, actual, expected and difference: the last dim across and all others down, made small by taking the
-largest of each block.
+The calls around the first wrong one are open, all others are closed. Its values are shown as three fields (actual,
+expected, difference): the last dim across, all others down, reduced by taking the largest of each block.
 """
 
 from __future__ import annotations
@@ -148,24 +147,24 @@ class StepTree:
         Args:
             opened: The calls that are open, by module and number.
         """
-        return list(_seen(self.roots, self.opened if opened is None else opened))
+        return list(_visible_nodes(self.roots, self.opened if opened is None else opened))
 
     @property
     def opened(self) -> frozenset[tuple[str, int]]:
-        """The calls that are open by default: around what is wrong first, around wrong weights, or the model itself."""
-        nodes = list(_all(self.roots))
+        """Calls that are open by default: around the first wrong one, wrong weights, or the root."""
+        nodes = list(_all_nodes(self.roots))
         found = {key_of(node) for node in nodes if node.has_first}
         found = found or {key_of(node) for node in nodes if node.wrong_inside}
         return frozenset(found or {key_of(root) for root in self.roots})
 
     def within(self, module: str) -> StepTree:
-        """Return the calls of one module, with all that are made in them; without any if it was not called."""
-        return replace(self, roots=tuple(node for node in _all(self.roots) if node.call.module == module))
+        """Return the calls of one module with everything inside them; empty if it wasn't called."""
+        return replace(self, roots=tuple(node for node in _all_nodes(self.roots) if node.call.module == module))
 
     @property
     def keys(self) -> frozenset[tuple[str, int]]:
         """What all its calls are known by."""
-        return frozenset(map(key_of, _all(self.roots)))
+        return frozenset(map(key_of, _all_nodes(self.roots)))
 
 
 def key_of(node: Node) -> tuple[str, int]:
@@ -173,17 +172,17 @@ def key_of(node: Node) -> tuple[str, int]:
     return node.call.module, node.call.number
 
 
-def _all(nodes: Sequence[Node]) -> Iterator[Node]:
+def _all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
     for node in nodes:
         yield node
-        yield from _all(node.children)
+        yield from _all_nodes(node.children)
 
 
-def _seen(nodes: Sequence[Node], opened: frozenset[tuple[str, int]]) -> Iterator[Node]:
+def _visible_nodes(nodes: Sequence[Node], opened: frozenset[tuple[str, int]]) -> Iterator[Node]:
     for node in nodes:
         yield node
         if key_of(node) in opened:
-            yield from _seen(node.children, opened)
+            yield from _visible_nodes(node.children, opened)
 
 
 def step_tree(dump: Dump, findings: Sequence[Finding], reference: str = UNSHARDED) -> StepTree:
@@ -198,7 +197,7 @@ def step_tree(dump: Dump, findings: Sequence[Finding], reference: str = UNSHARDE
     calls = Calls.of(dump).in_order
     first = _first_wrong(calls, finding.module) if finding is not None else None
     tensors = [name for finding in findings for name in finding.tensors if _is_held(dump, name)]
-    return StepTree(_nested(calls, _Marks(first, _by_module(calls, tensors))), finding, reference)
+    return StepTree(_nest(calls, _StepMarks(first, _by_module(calls, tensors))), finding, reference)
 
 
 def _is_held(dump: Dump, name: str) -> bool:
@@ -207,8 +206,8 @@ def _is_held(dump: Dump, name: str) -> bool:
     return tensor is None or tensor.role in ("param", "buffer")
 
 
-class _Marks(NamedTuple):
-    """What is wrong in a step: the first wrong call, and each module's own parameters and buffers that are."""
+class _StepMarks(NamedTuple):
+    """What is wrong in a step: the first wrong call, and each module's own wrong tensors."""
 
     first: Call | None
     tensors: dict[str, list[str]]
@@ -218,7 +217,7 @@ class _Marks(NamedTuple):
 
 
 def _by_module(calls: Sequence[Call], tensors: Iterable[str]) -> dict[str, list[str]]:
-    """Return each called module's own tensors among some names; a module that is not called gives its own to no one."""
+    """Group tensors by the called module that owns them; those of uncalled modules are dropped."""
     modules = {call.module for call in calls}
     by_module: dict[str, list[str]] = {}
     for name in dict.fromkeys(tensors):
@@ -234,8 +233,8 @@ def _first_wrong(calls: Sequence[Call], module: str) -> Call | None:
     return next(iter(bad or own), None)
 
 
-def _nested(calls: Sequence[Call], marks: _Marks) -> tuple[Node, ...]:
-    """Nest calls, which come as they ended: one takes in those just before it that are within it."""
+def _nest(calls: Sequence[Call], marks: _StepMarks) -> tuple[Node, ...]:
+    """Nest calls, which come in the order in which they ended."""
     stack: list[tuple[Call, list[Any]]] = []
     for call in calls:
         inner = []
@@ -245,7 +244,7 @@ def _nested(calls: Sequence[Call], marks: _Marks) -> tuple[Node, ...]:
     return tuple(_node(call, inner, 0, marks) for call, inner in stack)
 
 
-def _node(call: Call, inner: Sequence[tuple[Call, list[Any]]], depth: int, marks: _Marks) -> Node:
+def _node(call: Call, inner: Sequence[tuple[Call, list[Any]]], depth: int, marks: _StepMarks) -> Node:
     children = tuple(_node(made, more, depth + 1, marks) for made, more in inner)
     return Node(call, depth, children, call is marks.first, marks.of(call))
 
@@ -262,7 +261,7 @@ MAX_LAYOUTS = 16
 
 @dataclass(frozen=True)
 class StepHeat:
-    """What some ranks have, which is the same on all of them.
+    """The values of some ranks, equal on all of them, with expected values and difference.
 
     Attributes:
         ranks: The ranks.
@@ -287,17 +286,17 @@ class StepHeat:
     @property
     def most(self) -> float:
         """The largest size in either."""
-        return max(_largest(self.has), _largest(self.due))
+        return max(_largest_value(self.has), _largest_value(self.due))
 
     @property
     def farthest(self) -> float:
         """How far the element is off that is off farthest."""
-        return _largest(self.off)
+        return _largest_value(self.off)
 
     def levels(self, field: str, count: int) -> list[list[int]]:
-        """Return a field as whole numbers below a count: of sizes to the largest, of differences to the farthest.
+        """Return a field as integers below `count`, scaled to its largest value.
 
-        Differences that rounding allows are 0, and all others at least 1.
+        A difference that rounding allows is 0, any other at least 1.
         """
         values: NDArray[np.float64] = getattr(self, field)
         top = self.farthest if field == "off" else self.most
@@ -310,20 +309,20 @@ class StepHeat:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz show --step --format json` prints."""
-        fields = {name: _listed(getattr(self, name)) for name in ("has", "due", "off")}
+        fields = {name: _as_lists(getattr(self, name)) for name in ("has", "due", "off")}
         return {"ranks": list(self.ranks), "layout": self.layout, "shape": list(self.shape), **fields}
 
 
-def _listed(field: NDArray[np.float64]) -> list[list[float | None]]:
+def _as_lists(field: NDArray[np.float64]) -> list[list[float | None]]:
     return [[float(value) if np.isfinite(value) else None for value in row] for row in field]
 
 
-def _largest(field: NDArray[np.float64]) -> float:
+def _largest_value(field: NDArray[np.float64]) -> float:
     return float(np.max(field, initial=0.0, where=np.isfinite(field)))
 
 
 def step_heats(dump: Dump) -> list[StepHeat]:
-    """Return what ranks have at the first wrong place; nothing if there is none, or its values are not kept."""
+    """Return what ranks have at the first wrong place; empty if its values aren't kept."""
     return heats_of(Evidence(dump, tuple(compared(dump))))
 
 

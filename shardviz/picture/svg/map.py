@@ -16,7 +16,7 @@ from shardviz.picture.model.holders import rank_array, ranks_of, ranks_text
 from shardviz.picture.model.mesh import block_label
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.pieces import pieces
-from shardviz.picture.svg.tile import CHAR, Place, tile
+from shardviz.picture.svg.tile import CHAR, PixelBox, tile
 from shardviz.text import cut_at_comma
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ GAP = 28
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Where the boxes of a panel are; both sides share it.
+    """The pixels of a panel's boxes, shared by both sides.
 
     Attributes:
         tops: Pixels of the edges of the rows, one more than there are rows.
@@ -65,7 +65,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Neighboring blocks of the same ranks that agree, or differ, alike.
+    """Neighboring blocks with equal ranks and an equal mark, drawn as one.
 
     Attributes:
         rows: The first row and one past the last.
@@ -81,8 +81,8 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """Words for the boxes of a side.
+class BoxWords:
+    """The words in the tooltips of a side's boxes.
 
     Attributes:
         noun: What holds them.
@@ -98,12 +98,12 @@ def scale_for(panel: Panel) -> Scale:
     many = len(panel.cols) > 1
     height = MAP_HEIGHT if len(panel.rows) > 1 else 2 * BOX_HEIGHT
     return Scale(
-        _edges(panel.rows, height, BOX_HEIGHT),
-        _edges(panel.cols, max(WIDE, BOX_WIDTH * len(panel.cols)) if many else NARROW, BOX_WIDTH),
+        _pixel_edges(panel.rows, height, BOX_HEIGHT),
+        _pixel_edges(panel.cols, max(WIDE, BOX_WIDTH * len(panel.cols)) if many else NARROW, BOX_WIDTH),
     )
 
 
-def _edges(spans: Sequence[Span], room: int, least: int) -> tuple[int, ...]:
+def _pixel_edges(spans: Sequence[Span], room: int, least: int) -> tuple[int, ...]:
     exact = sum(len(span) for span in spans if span.parts == 1)
     sizes = [max(least, round(len(span) * room / exact)) if span.parts == 1 else least * 3 // 2 for span in spans]
     return tuple(accumulate(sizes, initial=0))
@@ -120,7 +120,7 @@ def side(
     noun: str = "rank",
     unlike: str = " (not as claimed)",
 ) -> str:
-    """Draw one side with its top left corner at 0, 0; titles are above it and left or right of it.
+    """Draw one side with its top left corner at 0, 0 and its titles above and next to it.
 
     Args:
         panel: The blocks.
@@ -132,7 +132,7 @@ def side(
         noun: What holds the boxes.
         unlike: What the tooltip of a marked box says.
     """
-    said = Said(noun, unlike)
+    said = BoxWords(noun, unlike)
     boxes = "".join(_box(panel, box, scale, coloring, said) for box in _boxes(panel, grid, marked=marked))
     return boxes + _row_titles(panel.rows, grid, scale, on_right=on_right) + _column_titles(panel.cols, scale)
 
@@ -176,11 +176,11 @@ def _runs(panel: Panel, grid: Grid, row: int, *, marked: bool) -> Iterator[tuple
             start = col
 
 
-def _box(panel: Panel, box: Box, scale: Scale, coloring: Coloring, wording: Said) -> str:
+def _box(panel: Panel, box: Box, scale: Scale, coloring: Coloring, wording: BoxWords) -> str:
     left, top = scale.lefts[box.cols[0]], scale.tops[box.rows[0]]
     width, height = scale.lefts[box.cols[1]] - left, scale.tops[box.rows[1]] - top
     return tile(
-        Place(left, top, width, height),
+        PixelBox(left, top, width, height),
         _label(box, coloring, int((width - 8) / CHAR) - box.differs, wording.noun),
         _tooltip(panel, box, wording),
         color=color_of(box.block, coloring),
@@ -190,7 +190,7 @@ def _box(panel: Panel, box: Box, scale: Scale, coloring: Coloring, wording: Said
 
 
 def color_of(block: Block, coloring: Coloring) -> str:
-    """Return the name of a block's color: that of its ranks, `mixed` where they have several hues, or `nobody`."""
+    """Return the color name of a block: its ranks', `mixed` for several hues, or `nobody`."""
     color = coloring.color_of(rank_array(block.ranks)) if block.ranks else -1
     return str(color) if color >= 0 else "mixed" if block.ranks else "nobody"
 
@@ -202,7 +202,7 @@ def _label(box: Box, coloring: Coloring, room: int, noun: str) -> str:
     return block_label(box.block, coloring, max(room, 3 + 2 * box.differs), sign)
 
 
-def _tooltip(panel: Panel, box: Box, wording: Said) -> str:
+def _tooltip(panel: Panel, box: Box, wording: BoxWords) -> str:
     """Describe a box in words for the tooltip."""
     noun = wording.noun
     rows, cols = panel.rows[box.rows[0] : box.rows[1]], panel.cols[box.cols[0] : box.cols[1]]
@@ -237,7 +237,7 @@ def _column_titles(cols: Sequence[Span], scale: Scale) -> str:
 
 
 def bands(panel: Panel, scale: Scale, coloring: Coloring, width: int) -> str:
-    """Draw a band from every piece as it is claimed to where it is held, `width` pixels wide; those that stay first."""
+    """Draw bands from where each piece is claimed to where it is held; unmoved ones first."""
     drawn = []
     for mask, due, has in pieces(panel):
         color = f"sv-band sv-f{coloring.color(ranks_of(mask)[0])}"

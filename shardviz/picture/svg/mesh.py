@@ -1,4 +1,4 @@
-"""A mesh as SVG: ranks in a grid of named axes; with more than two axes, a grid per position on the outer ones."""
+"""A mesh as SVG: ranks in a grid of named axes, one grid for each position on outer axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.mesh import grids_of, kept, marked_among, spread
 from shardviz.picture.model.palette import WRONG, Coloring
-from shardviz.picture.svg.tile import CHAR, Drawn, Place, tile
+from shardviz.picture.svg.tile import CHAR, PixelBox, SvgFragment, tile
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ MOST_GRIDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Marks:
-    """What the tiles of a mesh show beside their ranks."""
+class _TileMarks:
+    """What a mesh's tiles show besides ranks: marks or heat."""
 
     coloring: Coloring
     marked: Collection[int]
@@ -37,7 +37,7 @@ class _Marks:
 
 def mesh_drawing(
     mesh: Mesh, marked: Collection[int] = (), axes: tuple[str, ...] = (), heat: Heat | None = None
-) -> Drawn:
+) -> SvgFragment:
     """Draw a mesh.
 
     Args:
@@ -46,9 +46,9 @@ def mesh_drawing(
         axes: The axes that ranks get their colors by, outermost first; by default all.
         heat: What ranks are colored by instead, with a sign for how much.
     """
-    marks = _Marks(Coloring(mesh, axes), marked, heat)
+    marks = _TileMarks(Coloring(mesh, axes), marked, heat)
     shown, left = grids_of(mesh, MOST_GRIDS, marked)
-    grids = [_drawn(grid, marks) for grid in shown]
+    grids = [_draw_grid(grid, marks) for grid in shown]
     width, top, parts = max(grid.width for grid in grids), 0, list[str]()
     if heat is not None:
         parts.append(element("text", words(str(heat)), x=0, y=12, class_="sv-soft"))
@@ -61,10 +61,10 @@ def mesh_drawing(
         text = f"… {counted(left, 'more grid')}{marked_among(hidden, marks.marked)}"
         parts.append(element("text", words(text), x=0, y=top + 8, class_="sv-i sv-start"))
         top += HEAD
-    return Drawn("".join(parts), width, top - 12)
+    return SvgFragment("".join(parts), width, top - 12)
 
 
-def _drawn(grid: RankGrid, marks: _Marks) -> Drawn:
+def _draw_grid(grid: RankGrid, marks: _TileMarks) -> SvgFragment:
     heads = [grid.row_title(row) for row in range(grid.num_rows)]
     titles = [grid.col_title(col) for col in range(grid.num_cols)]
     signs = 2 * bool(marks.marked) + 2 * (marks.heat is not None)
@@ -75,7 +75,7 @@ def _drawn(grid: RankGrid, marks: _Marks) -> Drawn:
     wanted_rows, wanted_cols = spread(marks.marked, grid)
     rows = kept(grid.num_rows, MOST_ROWS, wanted_rows)
     cols = kept(grid.num_cols, MOST_COLS, wanted_cols)
-    texts = [heads[row] if isinstance(row, int) else _left_out(grid, row, marks) for row in rows]
+    texts = [heads[row] if isinstance(row, int) else _gap_text(grid, row, marks) for row in rows]
     gutter = round(max(map(len, texts)) * CHAR) + (8 if grid.down else 0) + 8 * any(WRONG in text for text in texts)
     for at, col in enumerate(cols):
         text = titles[col] if isinstance(col, int) else "…"
@@ -83,12 +83,12 @@ def _drawn(grid: RankGrid, marks: _Marks) -> Drawn:
     for line, (row, text) in enumerate(zip(rows, texts, strict=True)):
         top = head + HEAD + line * TILE_HEIGHT
         parts.append(element("text", words(text), x=gutter - 8, y=top + 16, class_="sv-i sv-end") if gutter else "")
-        places = [Place(gutter + at * step, top, step, TILE_HEIGHT) for at in range(len(cols))]
+        places = [PixelBox(gutter + at * step, top, step, TILE_HEIGHT) for at in range(len(cols))]
         parts += (_cell(grid, row, col, place, marks) for col, place in zip(cols, places, strict=True))
-    return Drawn("".join(parts), gutter + step * len(cols), head + HEAD + TILE_HEIGHT * len(rows))
+    return SvgFragment("".join(parts), gutter + step * len(cols), head + HEAD + TILE_HEIGHT * len(rows))
 
 
-def _left_out(grid: RankGrid, rows: range, marks: _Marks) -> str:
+def _gap_text(grid: RankGrid, rows: range, marks: _TileMarks) -> str:
     hidden = marked_among((grid.rank_at(row, col) for row in rows for col in range(grid.num_cols)), marks.marked)
     return f"… {counted(len(rows), 'more row')}{hidden}"
 
@@ -97,7 +97,7 @@ def _title(text: str, x: int, y: int) -> str:
     return element("text", words(text), x=x, y=y, class_="sv-i")
 
 
-def _cell(grid: RankGrid, row: int | range, col: int | range, place: Place, marks: _Marks) -> str:
+def _cell(grid: RankGrid, row: int | range, col: int | range, place: PixelBox, marks: _TileMarks) -> str:
     """Draw a rank, or in place of those that are left out whether any of them is marked."""
     if isinstance(row, int) and isinstance(col, int):
         return _tile(grid, grid.rank_at(row, col), place, marks)
@@ -106,7 +106,7 @@ def _cell(grid: RankGrid, row: int | range, col: int | range, place: Place, mark
     return _title(WRONG if is_marked else "…", place.left + place.width // 2, place.top + 16)
 
 
-def _tile(grid: RankGrid, rank: int, place: Place, marks: _Marks) -> str:
+def _tile(grid: RankGrid, rank: int, place: PixelBox, marks: _TileMarks) -> str:
     tooltip, label = f"rank {rank}: {grid.mesh.label(rank)}", str(rank)
     color: object = marks.coloring.color(rank)
     if marks.heat is not None:

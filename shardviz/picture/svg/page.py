@@ -1,7 +1,7 @@
-"""The page of one tensor as SVG: it stands alone in an issue or a paper, in light and in dark.
+"""The page of one tensor as SVG, standalone for issues and papers, in light and dark.
 
-The same drawing model as the text page. Nothing is fetched from anywhere, and the same tensor gives the same bytes.
-Colors are never alone: a rank is also its number, a difference also `✗` and a hatch.
+It uses the same drawing model as the text page. Nothing is fetched, and the same tensor gives the same bytes. Color is
+never the only sign: a rank is also its number, a difference also `✗` and a hatch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
 from shardviz.picture.svg.mesh import mesh_drawing
-from shardviz.picture.svg.tile import CHAR, PATTERN, STYLE, Drawn, canvas, exhibit_drawing
+from shardviz.picture.svg.tile import CHAR, PATTERN, STYLE, SvgFragment, canvas, exhibit_drawing
 from shardviz.picture.text.page import as_claimed, notes, slice_title
 from shardviz.picture.text.terminal import UNICODE, Glyphs
 from shardviz.text import counted, printable
@@ -67,7 +67,7 @@ def figure(subject: Subject, *, style: bool, headlines: bool = True) -> str:
     return sheet(parts, name, describe(drawing, subject), style=style)
 
 
-def sheet(parts: Sequence[Drawn], name: str, about: str, *, style: bool) -> str:
+def sheet(parts: Sequence[SvgFragment], name: str, about: str, *, style: bool) -> str:
     """Put the parts of a picture below each other on paper, as an `svg` element.
 
     Args:
@@ -119,7 +119,7 @@ def describe(drawing: Drawing, subject: Subject) -> str:
     return ". ".join([*parts, *notes(drawing, subject, Glyphs())]) + "."
 
 
-def _headlines(subject: Subject) -> list[Drawn]:
+def _headlines(subject: Subject) -> list[SvgFragment]:
     """Write the kind of each finding, and what is wrong in numbers."""
     return [
         stacked(
@@ -130,16 +130,16 @@ def _headlines(subject: Subject) -> list[Drawn]:
     ]
 
 
-def stacked(*parts: Drawn) -> Drawn:
+def stacked(*parts: SvgFragment) -> SvgFragment:
     """Put parts below each other."""
     markup, top = "", 0
     for part in parts:
         markup += element("g", part.markup, transform=f"translate(0 {top})")
         top += part.height
-    return Drawn(markup, max((part.width for part in parts), default=0), top)
+    return SvgFragment(markup, max((part.width for part in parts), default=0), top)
 
 
-def _heading(subject: Subject) -> Drawn:
+def _heading(subject: Subject) -> SvgFragment:
     """Write the tensor's name and its two layouts; long lines are broken."""
     name = paragraph(subject.name, "sv-name", NAME_CHAR)
     parts = [(0, name), (0, paragraph(f"{_sizes(subject)} on mesh {subject.mesh}", "sv-soft"))]
@@ -150,17 +150,17 @@ def _heading(subject: Subject) -> Drawn:
         top += 6 if at == 2 else 0
         markup += element("g", part.markup, transform=f"translate({left} {top})")
         width, top = max(width, left + part.width), top + part.height
-    return Drawn(markup, width, top + 4)
+    return SvgFragment(markup, width, top + 4)
 
 
-def paragraph(text: str, style: str, char: float = CHAR, title: str = "") -> Drawn:
+def paragraph(text: str, style: str, char: float = CHAR, title: str = "") -> SvgFragment:
     """Write text in lines that are not wider than a picture, its title to the left of the first."""
     shown = printable(text)
     lines = wrap(shown, int((MAX_WIDTH - TEXT_AT * bool(title)) / char), max_lines=MOST_LINES, placeholder="…")
     markup = element("text", words(title), x=-TEXT_AT, y=14, class_="sv-soft") if title else ""
     for at, line in enumerate(lines):
         markup += element("text", words(line), x=0, y=14 + at * LINE, class_=style)
-    return Drawn(markup, round(max(map(cell_len, lines), default=0) * char), LINE * len(lines))
+    return SvgFragment(markup, round(max(map(cell_len, lines), default=0) * char), LINE * len(lines))
 
 
 def _sizes(subject: Subject) -> str:
@@ -170,7 +170,7 @@ def _sizes(subject: Subject) -> str:
 def _sides(subject: Subject) -> list[tuple[str, str, str]]:
     """Return the claimed and the held layout: title, text and style."""
     claimed, held = subject.claimed, subject.held
-    sides = [("claimed", _spelled(claimed, subject) if claimed else "nothing: a plain tensor", "sv-h")]
+    sides = [("claimed", _layout_text(claimed, subject) if claimed else "nothing: a plain tensor", "sv-h")]
     if not subject.holds:
         return sides
     if subject.held_words:
@@ -181,17 +181,17 @@ def _sides(subject: Subject) -> list[tuple[str, str, str]]:
             intended = [("intended", subject.intended, "sv-h")] if subject.intended else []
             return [*sides, ("held", text, "sv-soft"), *intended]
         return [*sides, ("held", f"? {text}", "sv-bad") if subject.silent else ("held", f"✓ {text}", "sv-good")]
-    text = _spelled(held, subject) if held is not None else "no layout fits"
+    text = _layout_text(held, subject) if held is not None else "no layout fits"
     is_bad = claimed is not None or held is None
     return [*sides, ("held", f"{WRONG} {text}" if is_bad else text, "sv-bad" if is_bad else "sv-h")]
 
 
-def _spelled(layout: Layout, subject: Subject) -> str:
+def _layout_text(layout: Layout, subject: Subject) -> str:
     placements = layout.placements()
     return notation.write(layout, subject.dtype) + (f"  {spell(placements)}" if placements else "")
 
 
-def panels(drawing: Drawing, drawn: Callable[[Panel], Drawn]) -> Drawn:
+def panels(drawing: Drawing, drawn: Callable[[Panel], SvgFragment]) -> SvgFragment:
     """Put the panels of a drawing below each other, each under the slice that it is."""
     markup, width, top = "", 0, 0
     for panel in drawing.panels:
@@ -201,20 +201,20 @@ def panels(drawing: Drawing, drawn: Callable[[Panel], Drawn]) -> Drawn:
         part = drawn(panel)
         markup += element("g", part.markup, transform=f"translate(0 {top})")
         width, top = max(width, part.width), top + part.height + GAP
-    return Drawn(markup, width, max(top - GAP, 0))
+    return SvgFragment(markup, width, max(top - GAP, 0))
 
 
-def with_left_out(picture: Drawn, drawing: Drawing) -> Drawn:
+def with_left_out(picture: SvgFragment, drawing: Drawing) -> SvgFragment:
     """Say below the panels how many more slices there are."""
     more = drawing.num_panels - len(drawing.panels)
     if more <= 0:
         return picture
     text = element("text", words(counted(more, "more slice")), x=0, y=picture.height + GAP, class_="sv-soft")
-    return Drawn(picture.markup + text, picture.width, picture.height + LINE)
+    return SvgFragment(picture.markup + text, picture.width, picture.height + LINE)
 
 
-def _panel(panel: Panel, subject: Subject) -> Drawn:
-    """Draw both sides where they differ, next to each other, or below each other if they are wide."""
+def _panel(panel: Panel, subject: Subject) -> SvgFragment:
+    """Draw one side, or both if they differ: next to each other, or stacked if they are wide."""
     scale, titles = scale_for(panel), title_width(panel)
     grids = zip(subject.sides.titles, (panel.claimed, panel.held), strict=True)
     sides = [(name, grid) for name, grid in grids if grid is not None]
@@ -237,10 +237,10 @@ def _panel(panel: Panel, subject: Subject) -> Drawn:
         ) + markup
     more = len(sides) - 1
     wide = titles + scale.width + (0 if upright else more * (across + titles))
-    return Drawn(markup, wide, 2 * TITLE_HEIGHT + scale.height + (more * down if upright else 0))
+    return SvgFragment(markup, wide, 2 * TITLE_HEIGHT + scale.height + (more * down if upright else 0))
 
 
-def beside_map(picture: Drawn, other: Drawn, gap: int = GAP) -> Drawn:
+def beside_map(picture: SvgFragment, other: SvgFragment, gap: int = GAP) -> SvgFragment:
     """Put the mesh, or files, beside the picture, or below it where there is no room."""
     if not picture.width:
         return other
@@ -250,8 +250,10 @@ def beside_map(picture: Drawn, other: Drawn, gap: int = GAP) -> Drawn:
     else:
         at, width = (0, picture.height + GAP), max(picture.width, other.width)
         height = picture.height + GAP + other.height
-    return Drawn(picture.markup + element("g", other.markup, transform=f"translate({at[0]} {at[1]})"), width, height)
+    return SvgFragment(
+        picture.markup + element("g", other.markup, transform=f"translate({at[0]} {at[1]})"), width, height
+    )
 
 
-def _notes(drawing: Drawing, subject: Subject) -> Drawn:
+def _notes(drawing: Drawing, subject: Subject) -> SvgFragment:
     return stacked(*(paragraph(text, "sv-soft") for text in notes(drawing, subject, Glyphs())))

@@ -1,4 +1,4 @@
-"""A pipeline's schedule as SVG: one line per rank, to scale in time; the empty part is the bubble."""
+"""A pipeline's schedule as SVG: one line per rank, to scale in time; gaps are the bubble."""
 
 from __future__ import annotations
 

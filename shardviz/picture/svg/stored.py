@@ -1,4 +1,4 @@
-"""A checkpoint's tensor as SVG: the map colored by file, the files beside it, the bytes of each part below."""
+"""A checkpoint's tensor as SVG: the map colored by file, a list of files, and byte ranges."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from shardviz.picture.svg.page import (
     stacked,
     with_left_out,
 )
-from shardviz.picture.svg.tile import CHAR, Drawn, Place, exhibit_drawing, tile
+from shardviz.picture.svg.tile import CHAR, PixelBox, SvgFragment, exhibit_drawing, tile
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import bytes_text, counted, printable
 
 if TYPE_CHECKING:
     from shardviz.picture.model.drawing import Panel
-    from shardviz.picture.model.subjects.stored import Beside, Marked, Stored, StoredPart
+    from shardviz.picture.model.subjects.stored import CheckpointSubject, ComparisonSubject, MarkedSides, StoredPart
 
 MOST_FILES = 14
 """Files that are named beside a map."""
@@ -44,12 +44,12 @@ NOUNS = ("rank", "file")
 UNLIKE = " (not what the checkpoint has)"
 
 
-def stored_svg(stored: Stored) -> str:
+def stored_svg(stored: CheckpointSubject) -> str:
     """Draw which file holds which part of a tensor, as a whole SVG file."""
     return stored_figure(stored, style=True) + "\n"
 
 
-def stored_figure(stored: Stored, *, style: bool) -> str:
+def stored_figure(stored: CheckpointSubject, *, style: bool) -> str:
     """Draw a tensor of a checkpoint as an `svg` element.
 
     Args:
@@ -65,7 +65,7 @@ def stored_figure(stored: Stored, *, style: bool) -> str:
     return sheet(parts, stored.tensor.name, about(stored), style=style)
 
 
-def about(stored: Stored) -> str:
+def about(stored: CheckpointSubject) -> str:
     """Describe a tensor in one line."""
     tensor = stored.tensor
     sizes = " × ".join(map(str, tensor.shape)) or "one number"
@@ -73,39 +73,39 @@ def about(stored: Stored) -> str:
     return f"{printable(tensor.dtype)} {sizes}, {bytes_text(tensor.num_bytes)}, {where}"
 
 
-def _panel(panel: Panel) -> Drawn:
+def _panel(panel: Panel) -> SvgFragment:
     scale, titles = scale_for(panel), title_width(panel)
     drawn = side(panel, panel.claimed or (), scale, Coloring(), noun="file")
     markup = element("g", drawn, transform=f"translate({titles} {TITLE_HEIGHT})")
-    return Drawn(markup, titles + scale.width, TITLE_HEIGHT + scale.height)
+    return SvgFragment(markup, titles + scale.width, TITLE_HEIGHT + scale.height)
 
 
-def files_drawing(stored: Stored) -> Drawn:
-    """Name the files, each with its number, its color and how many of its bytes are of the tensor."""
+def files_drawing(stored: CheckpointSubject) -> SvgFragment:
+    """List the files with their numbers, colors and how many of the tensor's bytes they have."""
     sizes: Counter[int] = Counter()
     for part in stored.parts:
         if part.file is not None:
             sizes[part.file] += part.size
     markup, width = "", 0
     for at, (number, name) in enumerate([*stored.files.items()][:MOST_FILES]):
-        label = f"{_short(printable(name))}  {bytes_text(sizes[number])} of the file"
-        place = Place(0, at * (LINE + 2), CHIP, LINE)
+        label = f"{_short_name(printable(name))}  {bytes_text(sizes[number])} of the file"
+        place = PixelBox(0, at * (LINE + 2), CHIP, LINE)
         markup += tile(place, str(number), name, color=rank_color(number), ranks=(number,), differs=False)
         markup += element("text", words(label), x=CHIP + 8, y=place.top + 14)
         width = max(width, CHIP + 8 + round(len(label) * CHAR))
     more = len(stored.files) - MOST_FILES
     if more > 0:
         markup += element("text", f"{more:,} more", x=CHIP + 8, y=MOST_FILES * (LINE + 2) + 14, class_="sv-soft")
-    return Drawn(markup, width, min(len(stored.files), MOST_FILES + 1) * (LINE + 2))
+    return SvgFragment(markup, width, min(len(stored.files), MOST_FILES + 1) * (LINE + 2))
 
 
-def _bytes(stored: Stored) -> Drawn:
+def _bytes(stored: CheckpointSubject) -> SvgFragment:
     """Write which bytes of which file are which part."""
     lines = [_line(part) for part in stored.parts[:MOST_PARTS]]
     more = len(stored.parts) - len(lines)
     lines += [f"{more:,} more: shardviz show CHECKPOINT TENSOR --all"] if more else []
     texts = (element("text", words(text), x=0, y=14 + at * LINE, class_="sv-soft") for at, text in enumerate(lines))
-    return Drawn("".join(texts), round(max(map(len, lines), default=0) * CHAR), LINE * len(lines))
+    return SvgFragment("".join(texts), round(max(map(len, lines), default=0) * CHAR), LINE * len(lines))
 
 
 def _line(part: StoredPart) -> str:
@@ -113,16 +113,16 @@ def _line(part: StoredPart) -> str:
     return f"{part.region}  {where}"
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…"
 
 
-def beside_svg(pair: Beside) -> str:
+def beside_svg(pair: ComparisonSubject) -> str:
     """Draw a tensor of a job next to the checkpoint's, as a whole SVG file."""
     return beside_figure(pair, style=True) + "\n"
 
 
-def beside_figure(pair: Beside, *, style: bool, headlines: bool = True) -> str:
+def beside_figure(pair: ComparisonSubject, *, style: bool, headlines: bool = True) -> str:
     """Draw a tensor of a job next to the checkpoint's as an `svg` element.
 
     Args:
@@ -131,13 +131,13 @@ def beside_figure(pair: Beside, *, style: bool, headlines: bool = True) -> str:
         headlines: Whether it says what became of the tensor; a page that does needs none.
     """
     parts = [*(_headlines(pair) if headlines else []), _heading_beside(pair)]
-    maps = _maps_beside(pair.shape, pair.sides) if pair.sides is not None else Drawn("", 0, 0)
+    maps = _maps_beside(pair.shape, pair.sides) if pair.sides is not None else SvgFragment("", 0, 0)
     parts.append(beside_map(maps, files_drawing(pair.stored)) if pair.stored is not None else maps)
     parts += [exhibit_drawing(pair.exhibit)] if pair.exhibit is not None else []
     return sheet(parts, pair.name, f"{pair.outcome.verdict}: {pair.outcome.why}", style=style)
 
 
-def _headlines(pair: Beside) -> list[Drawn]:
+def _headlines(pair: ComparisonSubject) -> list[SvgFragment]:
     outcome = pair.outcome
     glyph = UNICODE.differs if pair.is_wrong else UNICODE.good if outcome.verdict == "equal" else UNICODE.unknown
     lines = [paragraph(f"{glyph} {outcome.verdict}", "sv-bad" if pair.is_wrong else "sv-good")]
@@ -145,18 +145,18 @@ def _headlines(pair: Beside) -> list[Drawn]:
     return lines
 
 
-def _heading_beside(pair: Beside) -> Drawn:
+def _heading_beside(pair: ComparisonSubject) -> SvgFragment:
     facts = about(pair.stored) if pair.stored is not None else ""
     lines = [paragraph(text, "sv-soft") for text in (facts, pair.why) if text]
     return stacked(paragraph(pair.name, "sv-name", NAME_CHAR), *lines)
 
 
-def _maps_beside(shape: tuple[int, ...], sides: Marked) -> Drawn:
+def _maps_beside(shape: tuple[int, ...], sides: MarkedSides) -> SvgFragment:
     drawing = draw(sides, shape, BUDGET)
     return with_left_out(panels(drawing, partial(_panel_beside, sides=sides)), drawing)
 
 
-def _panel_beside(panel: Panel, sides: Marked) -> Drawn:
+def _panel_beside(panel: Panel, sides: MarkedSides) -> SvgFragment:
     """Draw both sides next to each other, or below each other if they are wide."""
     scale, titles = scale_for(panel), title_width(panel)
     kinds = zip(sides.titles, (panel.claimed, panel.held), NOUNS, (sides.coloring, Coloring()), strict=True)
@@ -171,4 +171,4 @@ def _panel_beside(panel: Panel, sides: Marked) -> Drawn:
         markup += element("g", heading, drawn, transform=f"translate({x} {y + 2 * TITLE_HEIGHT})")
     many = len(shown)
     width = titles + scale.width if upright else many * across - GAP
-    return Drawn(markup, width, many * down - GAP if upright else down - GAP)
+    return SvgFragment(markup, width, many * down - GAP if upright else down - GAP)

@@ -1,4 +1,4 @@
-"""The elements of SVG pictures: a labeled box with its mark, an exhibit's table, the style sheet in light and dark."""
+"""Elements of SVG pictures: labeled boxes, exhibit tables, and the style sheet."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ COLUMN_GAP = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A piece of a picture.
+class SvgFragment:
+    """A part of an SVG picture with its size.
 
     Attributes:
         markup: Its elements, with their top left corner at 0, 0.
@@ -47,8 +47,8 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The pixels that a box takes, with the gap around it."""
+class PixelBox:
+    """The pixels of a box, including the gap around it."""
 
     left: int
     top: int
@@ -79,7 +79,7 @@ def canvas(label: str, width: int, height: int, *content: str, is_alone: bool = 
     )
 
 
-def tile(place: Place, label: str, tooltip: str, *, color: object, ranks: Sequence[int], differs: bool) -> str:
+def tile(place: PixelBox, label: str, tooltip: str, *, color: object, ranks: Sequence[int], differs: bool) -> str:
     """Draw a box.
 
     Args:
@@ -113,7 +113,7 @@ def classes_of(ranks: Sequence[int]) -> str | None:
 
 
 def _colored(ink: str, soft: str, paper: str, mixed: str, bad: str, good: str) -> str:
-    """Return the rules that have colors, in plain ones: viewers and converters outside browsers know no variables."""
+    """Return the rules with colors; converters outside browsers don't know CSS variables."""
     return (
         f".sv text{{fill:{ink}}}.sv .sv-paper{{fill:{paper}}}.sv .sv-soft,.sv .sv-i{{fill:{soft}}}"
         f".sv .sv-bad{{fill:{bad}}}.sv .sv-good{{fill:{good}}}.sv .sv-fmixed{{fill:{mixed}}}"
@@ -147,7 +147,7 @@ PATTERN = (
 )
 
 
-def exhibit_drawing(exhibit: Exhibit) -> Drawn:
+def exhibit_drawing(exhibit: Exhibit) -> SvgFragment:
     """Draw an exhibit with its caption above."""
     columns = columns_of(exhibit)
     lines = [[(text, "sv-soft") for text in (exhibit.heads[0], *(column[0] for column in columns))]]
@@ -165,4 +165,4 @@ def exhibit_drawing(exhibit: Exhibit) -> Drawn:
         for left, (text, style) in zip(lefts, line, strict=False):
             markup += element("text", words(text), x=left, y=14 + at * ROW, class_=style) if text else ""
     height = ROW * (len(lines) + 1)
-    return Drawn(markup, max(lefts[-1] - COLUMN_GAP, round(cell_len(exhibit.caption) * CHAR)), height)
+    return SvgFragment(markup, max(lefts[-1] - COLUMN_GAP, round(cell_len(exhibit.caption) * CHAR)), height)

@@ -1,7 +1,7 @@
-"""Lines between the two sides of a panel as text: from where each part should be to where it is.
+"""Lines between a panel's two sides as text, from where each part should be to where it is.
 
-Each line leaves the claimed side on the last row of a part, runs down or up in a lane of its own, and comes to the held
-side on the first row. Where two lines would lie on each other, none is drawn: the marks and the list of ranks say it.
+Each line leaves the claimed side on a part's last row, runs down or up in its own lane, and reaches the held side on
+the part's first row. If two lines would overlap, none is drawn: marks and the list of ranks show it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shardviz.picture.model.holders import ranks_of
 from shardviz.picture.model.palette import line_style
 from shardviz.picture.model.pieces import pieces
-from shardviz.picture.text.boxes import Cut
+from shardviz.picture.text.boxes import CellBlocks
 from shardviz.picture.text.terminal import line
 from shardviz.text import INSIDE
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardviz.picture.model.drawing import Panel
     from shardviz.picture.model.palette import Coloring
     from shardviz.picture.model.pieces import Stretch
-    from shardviz.picture.text.panels import Sizes
+    from shardviz.picture.text.panels import BoxSizes
     from shardviz.picture.text.terminal import Glyphs
 
 MOST_LANES = 8
@@ -42,8 +42,8 @@ CROSSING = UP | DOWN | LEFT | RIGHT
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """One line.
+class BandLine:
+    """A line from where a part should be to where it is.
 
     Attributes:
         begin: The row of the screen that it leaves, counted from the first of the boxes.
@@ -56,18 +56,18 @@ class Move:
     style: str
 
 
-def band_lines(panel: Panel, sizes: Sizes, coloring: Coloring, glyphs: Glyphs) -> list[Text]:
-    """Draw the lines, one row of text for each row of the boxes; none if there are none to be followed."""
+def band_lines(panel: Panel, sizes: BoxSizes, coloring: Coloring, glyphs: Glyphs) -> list[Text]:
+    """Draw the lines, one row of text a row of boxes; empty if there are none or too many."""
     moves = _moves(panel, sizes, coloring)
     order = _lanes(moves) if 0 < len(moves) <= MOST_LANES else None
     if order is None:
         return []
-    height = len(Cut.of_sizes(sizes.heights, ruled=sizes.ruled).before)
+    height = len(CellBlocks.of_sizes(sizes.heights, ruled=sizes.ruled).before)
     width = LANE * len(order) + 2
     arms = [[0] * width for _ in range(height)]
     styles = [[""] * width for _ in range(height)]
     for lane, move in enumerate(order):
-        for row, col, arm in _cells(move, LANE * lane + 1, width):
+        for row, col, arm in _line_cells(move, LANE * lane + 1, width):
             arms[row][col] |= arm
             styles[row][col] = move.style
     ends, corners = {move.end for move in order}, glyphs.corners
@@ -79,24 +79,26 @@ def band_lines(panel: Panel, sizes: Sizes, coloring: Coloring, glyphs: Glyphs) -
     ]
 
 
-def _moves(panel: Panel, sizes: Sizes, coloring: Coloring) -> list[Move]:
+def _moves(panel: Panel, sizes: BoxSizes, coloring: Coloring) -> list[BandLine]:
     """Return the lines of the parts that moved."""
     return [
-        Move(_row(panel, sizes, due, last=True), _row(panel, sizes, has), line_style(coloring.color(ranks_of(mask)[0])))
+        BandLine(
+            _row(panel, sizes, due, last=True), _row(panel, sizes, has), line_style(coloring.color(ranks_of(mask)[0]))
+        )
         for mask, due, has in pieces(panel)
         if due != has
     ]
 
 
-def _row(panel: Panel, sizes: Sizes, stretch: Stretch, *, last: bool = False) -> int:
+def _row(panel: Panel, sizes: BoxSizes, stretch: Stretch, *, last: bool = False) -> int:
     """Return the first or the last row of the screen that a stretch of the drawn dim takes."""
-    cut = Cut.of_sizes(sizes.heights, ruled=sizes.ruled)
+    cut = CellBlocks.of_sizes(sizes.heights, ruled=sizes.ruled)
     starts = [span.start for span in panel.rows]
     block = max(bisect_right(starts, stretch[1] - 1e-6 if last else stretch[0]) - 1, 0)
     return cut.first_of(block) + (sizes.heights[block] - 1 if last else 0)
 
 
-def _lanes(moves: Sequence[Move]) -> list[Move] | None:
+def _lanes(moves: Sequence[BandLine]) -> list[BandLine] | None:
     """Return the lines by lane, from the left; None if two would lie on each other in any order.
 
     On a row that one leaves and another comes to, the first must turn before the second does.
@@ -111,7 +113,7 @@ def _lanes(moves: Sequence[Move]) -> list[Move] | None:
         return None
 
 
-def _cells(move: Move, lane: int, width: int) -> list[tuple[int, int, int]]:
+def _line_cells(move: BandLine, lane: int, width: int) -> list[tuple[int, int, int]]:
     """Return the row, the column and the arms of each character of a line."""
     if move.begin == move.end:
         return [(move.begin, col, LEFT | RIGHT) for col in range(width)]

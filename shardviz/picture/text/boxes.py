@@ -1,7 +1,7 @@
-"""The one painter of boxes, for printed pages and for the map of the TUI: lines between blocks, labels in them.
+"""Paint boxes for printed pages and for the TUI's map: lines between blocks, labels in them.
 
-A picture is a grid of cells with one character each. Every cell shows a block or, between blocks, a line; a line is
-drawn only if the blocks on its two sides differ, so neighbors that are alike become one box.
+A picture is a grid of cells with one character each. Every cell shows a block or a line between blocks. A line is
+drawn only if the blocks on its two sides differ, so equal neighbors become one box.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CORNERS = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How cells of the screen lie on the blocks of one dim.
+class CellBlocks:
+    """Which blocks of one dim the cells of the screen show, or lie between.
 
     Attributes:
         before: For each cell the block at or before it, counted from 1; 0 is outside.
@@ -39,8 +39,8 @@ class Cut:
     after: Indices
 
     @classmethod
-    def of_sizes(cls, sizes: Sequence[int], *, ruled: bool = True) -> Cut:
-        """Give every block its cells, with a line before the first and behind the last, and between if `ruled`."""
+    def of_sizes(cls, sizes: Sequence[int], *, ruled: bool = True) -> CellBlocks:
+        """Give every block its cells, with lines at both ends, and between blocks if `ruled`."""
         last = len(sizes)
         before, after = [0], [1]
         for block, size in enumerate(sizes, 1):
@@ -73,7 +73,7 @@ class Boxes:
     codes: Indices
 
     def write(self, row: int, col: int, text: str) -> None:
-        """Write text into a row of cells, from one column on; characters outside of the picture are left out."""
+        """Write text into a row of cells, starting at `col` and clipped at the picture's edges."""
         low, high = max(col, 0), min(col + len(text), self.chars.shape[1])
         if low < high:
             self.chars[row, low:high] = list(text[low - col : high - col])
@@ -84,7 +84,7 @@ class Boxes:
             self.write(row, col + max(room - len(text), 0) // 2, text)
 
 
-def paint_boxes(blocks: Indices, down: Cut, across: Cut, corners: str = CORNERS) -> Boxes:
+def paint_boxes(blocks: Indices, down: CellBlocks, across: CellBlocks, corners: str = CORNERS) -> Boxes:
     """Draw the lines around blocks.
 
     Args:

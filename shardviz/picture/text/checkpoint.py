@@ -1,4 +1,4 @@
-"""A checkpoint as text: its tensors with their chunks and files, one tensor with its bytes, the report of its check."""
+"""A checkpoint as text: its tensors, files and chunks, one tensor's bytes, and its check."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.report import Report
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
-    from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
+    from shardviz.checkpoint.records import Checkpoint, Chunk, StoredTensor
     from shardviz.picture.text.terminal import Terminal
 
 MOST_NAMES = 8
@@ -55,7 +55,7 @@ def tensors_lines(checkpoint: Checkpoint) -> list[Text]:
 
 
 def files_lines(checkpoint: Checkpoint) -> list[Text]:
-    """Return a line for each of the first files: its bytes, and how many tensors have a part in it."""
+    """Return a line for each of the first files: its bytes, and how many tensors are in it."""
     sizes = checkpoint.file_sizes
     counts = Counter(name for one in checkpoint.tensors.values() for name in one.files)
     names = sorted(sizes, key=natural_key)
@@ -73,12 +73,12 @@ def _size(size: int | None) -> str:
     return "missing" if size is None else bytes_text(size)
 
 
-def in_order(checkpoint: Checkpoint) -> list[Saved]:
+def in_order(checkpoint: Checkpoint) -> list[StoredTensor]:
     """Return its tensors in the order of their names, numbers by value."""
     return sorted(checkpoint.tensors.values(), key=lambda one: natural_key(one.name))
 
 
-def facts_of(tensor: Saved) -> tuple[str, int, int, int]:
+def facts_of(tensor: StoredTensor) -> tuple[str, int, int, int]:
     """Return a tensor's type and shape, how many chunks and files it is in, and its bytes."""
     return _kind(tensor.dtype, tensor.shape), len(tensor.chunks), len(tensor.files), tensor.num_bytes
 
@@ -100,7 +100,7 @@ def total(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.kind}: {tensors} of {size} in {counted(len(sizes), 'file')}{lost}{objects}"
 
 
-def tensor_lines(tensor: Saved, *, all_chunks: bool = False) -> list[Text]:
+def tensor_lines(tensor: StoredTensor, *, all_chunks: bool = False) -> list[Text]:
     """Return which bytes of which file hold which part of a tensor."""
     kind, chunks, files, size = facts_of(tensor)
     head = f"  {kind}  {bytes_text(size)} in {counted(chunks, 'chunk')} of {counted(files, 'file')}"
@@ -132,7 +132,7 @@ def checkpoint_report_lines(checkpoint: Checkpoint, report: Report, terminal: Te
 
 
 def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
-    """Return every tensor that is not equal, those with the same words together, then notes, then the verdict."""
+    """Return the tensors that aren't equal, grouped by their words, then notes and the verdict."""
     lines: list[Text] = []
     if comparison.map:
         lines.append(line("tensors matched by their values; --save-map FILE keeps this map:"))
@@ -143,11 +143,11 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
     lines += [*([line("")] if lines and groups else []), *groups]
     for note in comparison.notes:
         lines += wrapped(printable(note), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
-    return [*lines, *([line("")] if lines else []), _sum(comparison, terminal)]
+    return [*lines, *([line("")] if lines else []), _summary(comparison, terminal)]
 
 
 def alike(comparison: Comparison) -> list[list[Outcome]]:
-    """Return what is not equal, together if the same was done to it: numbers aside, or counted from the tensor's."""
+    """Group the tensors that aren't equal by what happened to them, whatever their numbers."""
     groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in comparison.outcomes:
         if outcome.verdict != "equal":
@@ -210,7 +210,7 @@ def _relative(word: str, name_numbers: list[int]) -> str:
 
 
 def why_text(outcome: Outcome) -> str:
-    """Return what became of a tensor in words, with its other name if that is more than another beginning."""
+    """Say what happened to a tensor, with its other name unless only the prefix differs."""
     is_said = (
         outcome.verdict in ("moved", "tied", "cast")
         or outcome.name.endswith(outcome.other)
@@ -219,7 +219,7 @@ def why_text(outcome: Outcome) -> str:
     return outcome.why if is_said or "(" in outcome.other else f"as {starred(outcome.other)}: {outcome.why}"
 
 
-def _sum(comparison: Comparison, terminal: Terminal) -> Text:
+def _summary(comparison: Comparison, terminal: Terminal) -> Text:
     if comparison.differs:
         return line((f"{terminal.glyphs.differs} {notable(comparison)}", BAD))
     if comparison.counts["not-compared"]:

@@ -1,4 +1,4 @@
-"""Tables of costs: memory beside closed formulas, a step's collectives, a route between layouts."""
+"""Tables of costs: memory next to formulas, a step's collectives, a route between layouts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _range(sizes: Iterable[int]) -> str:
 
 
 def _formulas(memory: MemoryTable, num_ranks: int) -> list[Text]:
-    """Return the memory that DDP and ZeRO would take, and that of the fullest rank without its activations."""
+    """Tabulate the memory of DDP and ZeRO, and that of the fullest rank without activations."""
     heads = [
         f"P = {memory.params:,} bytes, N = {counted(num_ranks, 'rank')}, Adam",
         "param + grad + optim",
@@ -108,12 +108,12 @@ def comms_lines(dump: Dump) -> list[Text]:
     lines: list[Text] = []
     for axes, most in received_by_axes(dump).items():
         heading = f"{groups_text(axes)}: each rank receives up to {most:,} bytes"
-        rows = [_cells(one) for one in collectives if one.record.axes == axes]
+        rows = [_collective_cells(one) for one in collectives if one.record.axes == axes]
         lines += [*([line("")] if lines else []), line((heading, "bold")), *table([HEADS, *rows], left=3)]
     return lines
 
 
-def _cells(collective: Traffic) -> list[str]:
+def _collective_cells(collective: Traffic) -> list[str]:
     record = collective.record
     numbers = (record.count, record.bytes, collective.received)
     name, module = f"  {printable(record.op)}", printable(record.module) or "-"

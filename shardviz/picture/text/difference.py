@@ -1,4 +1,4 @@
-"""The changes between two dumps, as text: before and after under each other, identical layers folded."""
+"""Changes between two dumps as text: before above after, identical layers folded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
-    """Return the bytes of two plans, every change, then the findings lost and gained, then the verdict."""
+    """Return the bytes of two plans, every change, findings lost and gained, and the verdict."""
     lines = _size_lines(difference.sizes)
     for folded, change in fold((change.tensor, replace(change, tensor="")) for change in difference.changes):
         lines.append(line((f"{terminal.glyphs.differs} {change.aspect}", BAD), (f"  {printable(str(folded))}", "bold")))
@@ -33,7 +33,7 @@ def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
         lines += [*wrapped(printable(change.after), terminal.width, line(("  after   ", DIM)), 10), line("")]
     lines += _step_lines(difference.step, terminal)
     if difference.relaid:
-        lines += wrapped(printable(_relaid(difference.relaid)), terminal.width, line(("  ", DIM)), 2)
+        lines += wrapped(printable(_relaid_text(difference.relaid)), terminal.width, line(("  ", DIM)), 2)
     for title, findings in (("findings lost", difference.lost), ("findings gained", difference.gained)):
         if findings:
             lines += [line((title, "bold")), *findings_lines(findings, terminal), line("")]
@@ -71,7 +71,7 @@ def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
 
 
 def _picture_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
-    """Return the modules of a job's step around the first wrong one, and what one rank has beside the other job's."""
+    """Return the modules around a step's first wrong one, and one rank's values of both jobs."""
     tree, heats = step_of(step)
     if tree is None or tree.finding is None:
         return []
@@ -90,7 +90,7 @@ def agreement(step: StepDifference) -> str:
     return f"{text}: off by at most {step.farthest:.2g} of the size (rounding allows {step.allowed:.2g})"
 
 
-def _relaid(changes: Sequence[Change]) -> str:
+def _relaid_text(changes: Sequence[Change]) -> str:
     """Say that two jobs lay tensors out differently, and show the first of them."""
     (name, first), *others = fold((change.tensor, replace(change, tensor="")) for change in changes)
     others_too = f", and {counted(len(others), 'other layout')}" if others else ""

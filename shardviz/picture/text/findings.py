@@ -1,4 +1,4 @@
-"""Findings as text, claimed / held / intended under each other, cause and fix; and a page of the catalogue."""
+"""Findings as text (claimed, held and intended layouts, cause, fix), and catalogue pages."""
 
 from __future__ import annotations
 

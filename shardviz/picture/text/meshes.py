@@ -1,4 +1,4 @@
-"""A mesh as text: ranks in a grid of named axes; with more than two axes, a grid per position on the outer ones."""
+"""A mesh as text: ranks in a grid of named axes, one grid for each position on outer axes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MOST_GRID_LINES = 40
 
 
 @dataclass(frozen=True, slots=True)
-class _Marks:
-    """What the cells of a mesh show beside their ranks."""
+class _CellMarks:
+    """What a mesh's cells show besides ranks: marks or heat."""
 
     glyphs: Glyphs
     coloring: Coloring
@@ -62,13 +62,13 @@ def mesh_lines(
         axes: The axes that ranks get their colors by, outermost first; by default all.
         heat: What ranks are colored by instead, with a sign for how much.
     """
-    marks = _Marks(glyphs, Coloring(mesh, axes), marked, heat)
+    marks = _CellMarks(glyphs, Coloring(mesh, axes), marked, heat)
     grid_lines = min(mesh.shape[-2] if mesh.ndim > 1 else 1, MOST_ROWS) + 3
     shown, left = grids_of(mesh, max(MOST_GRID_LINES // grid_lines, 1), marked)
     grids = [_grid_lines(grid, width, marks) for grid in shown]
     lines: list[Text] = [*wrapped(str(heat), width, line(""), 2)] if heat is not None else []
     while grids:
-        count = _fitting(grids, width)
+        count = _num_fitting(grids, width)
         lines += [*([line("")] if lines else []), *beside(grids[:count], gap=3)]
         grids = grids[count:]
     if not left:
@@ -85,7 +85,7 @@ def heat_lines(mesh: Mesh, heat: Heat, terminal: Terminal) -> list[Text]:
     return [*lines, *([line("")] if lines else [])]
 
 
-def _fitting(grids: Sequence[list[Text]], width: int) -> int:
+def _num_fitting(grids: Sequence[list[Text]], width: int) -> int:
     """Return how many grids fit next to each other, at least one."""
     used = 0
     for count, grid in enumerate(grids):
@@ -95,7 +95,7 @@ def _fitting(grids: Sequence[list[Text]], width: int) -> int:
     return len(grids)
 
 
-def _grid_lines(grid: RankGrid, width: int, marks: _Marks) -> list[Text]:
+def _grid_lines(grid: RankGrid, width: int, marks: _CellMarks) -> list[Text]:
     heads = [f"{grid.row_title(row)} " if grid.down else "" for row in range(grid.num_rows)]
     titles = [grid.col_title(col) for col in range(grid.num_cols)]
     gutter = max(map(len, heads))
@@ -111,14 +111,14 @@ def _grid_lines(grid: RankGrid, width: int, marks: _Marks) -> list[Text]:
             hidden = marks.among(grid.rank_at(at, col) for at in row for col in range(grid.num_cols))
             lines.append(line((f"{marks.glyphs.more} {counted(len(row), 'more row')}{hidden}".ljust(gutter), DIM)))
         else:
-            lines.append(line((heads[row].ljust(gutter), DIM), *_cells(grid, row, cols, cell, marks)))
+            lines.append(line((heads[row].ljust(gutter), DIM), *_row_cells(grid, row, cols, cell, marks)))
     return lines
 
 
-def _cells(
-    grid: RankGrid, row: int, cols: Iterable[int | range], width: int, marks: _Marks
+def _row_cells(
+    grid: RankGrid, row: int, cols: Iterable[int | range], width: int, marks: _CellMarks
 ) -> Iterator[tuple[str, str]]:
-    """Write the ranks of a row on their colors, with gaps between; columns left out show whether any is marked."""
+    """Write a row's ranks on their colors; a gap shows whether a hidden rank is marked."""
     for col in cols:
         if isinstance(col, range):
             is_marked = any(grid.rank_at(row, at) in marks.marked for at in col)

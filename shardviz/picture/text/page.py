@@ -1,4 +1,4 @@
-"""The page of one tensor as text: its layout, its picture beside the mesh, and a list of ranks."""
+"""The page of one tensor as text: its layout, its picture next to the mesh, and its ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.picture.model.drawing import Drawing, Panel
     from shardviz.picture.model.subjects.subject import Subject
-    from shardviz.picture.text.panels import Sizes
+    from shardviz.picture.text.panels import BoxSizes
     from shardviz.picture.text.terminal import Glyphs, Terminal
 
 GAP = 4
@@ -43,7 +43,7 @@ MOST_RANKS = 48
 
 
 def page_lines(subject: Subject, terminal: Terminal) -> list[Text]:
-    """Describe a tensor of a dump and draw it, within the terminal's width where that can be: findings first."""
+    """Describe a tensor and draw it, within the terminal's width if possible; findings first."""
     found = [row for finding in subject.findings for row in headline(finding, terminal)]
     seen = [row for one in subject.exhibits for row in (line(""), *exhibit_lines(one, terminal))]
     head = [*found, *([line("")] if found else []), *heading_lines(subject, terminal)]
@@ -85,13 +85,13 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
 
 
 def as_claimed(subject: Subject) -> str:
-    """Say that every known rank holds its claim; under a finding only that the places are, for the values are not."""
+    """Say that every known rank holds its claim; with a finding, only that places are right."""
     text = "placed as claimed" if subject.findings else "as claimed"
     return f"{text}, but {ranks_in_words(subject.silent, MOST_RANKS)} left no file" if subject.silent else text
 
 
 def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
-    """Draw the tensor, the mesh beside or below it, and add notes for everything that a picture cannot show."""
+    """Draw the tensor and the mesh, with notes on what the picture can't show."""
     drawing = draw(subject.sides, subject.shape, Budget(cols=max((terminal.width - 16) // 8, 3)))
     room = min(terminal.width, MAX_MESH)
     mesh = mesh_lines(subject.mesh, room, terminal.glyphs, subject.marked, subject.sides.axes)
@@ -99,10 +99,10 @@ def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
     for at, panel in enumerate(drawing.panels):
         lines += [line("")] if at else []
         lines += [line((slice_title(panel), "bold"))] if panel.at else []
-        lines += _arranged(panel, subject, [] if at else mesh, terminal)
+        lines += _arrange(panel, subject, [] if at else mesh, terminal)
     if not drawing.panels:
         lines += mesh
-    words = _in_words(drawing, subject, terminal)
+    words = _note_lines(drawing, subject, terminal)
     return [*lines, line(""), *words] if words else lines
 
 
@@ -111,7 +111,7 @@ def slice_title(panel: Panel) -> str:
     return ", ".join(f"dim {dim} at {span}" for dim, span in panel.at)
 
 
-def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Terminal) -> list[Text]:
+def _arrange(panel: Panel, subject: Subject, mesh: list[Text], terminal: Terminal) -> list[Text]:
     """Put the sides of a panel, and the mesh, next to each other as far as they fit."""
     width, mesh_width = terminal.width, max((row.cell_len for row in mesh), default=-GAP)
     if not panel.is_different:
@@ -120,7 +120,7 @@ def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Termin
         if not sides or _width(sides) > left:
             sides = _sides(panel, subject, _sizes(panel, subject, width, terminal), terminal)
     else:
-        sides = _joined(panel, subject, terminal) if len(panel.rows) > 1 else []
+        sides = _sides_with_lines(panel, subject, terminal) if len(panel.rows) > 1 else []
         if not sides and len(panel.rows) > 1:
             sides = _sides(panel, subject, _sizes(panel, subject, (width - GAP) // 2, terminal), terminal)
         if not sides or _width(sides) > width:
@@ -131,8 +131,8 @@ def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Termin
     return [*beside(sides, GAP), line(""), *mesh]
 
 
-def _joined(panel: Panel, subject: Subject, terminal: Terminal) -> list[list[Text]]:
-    """Draw two sides with lines between them, from where parts should be to where they are; none without room."""
+def _sides_with_lines(panel: Panel, subject: Subject, terminal: Terminal) -> list[list[Text]]:
+    """Draw both sides with lines from expected to actual places; empty if they don't fit."""
     coloring, glyphs = subject.sides.coloring, terminal.glyphs
     for tall in (False, True):
         sizes = sizes_for(panel, coloring, (terminal.width - GAP) // 2, glyphs, tall=tall)
@@ -149,11 +149,11 @@ def _width(blocks: list[list[Text]]) -> int:
     return sum(max(row.cell_len for row in block) for block in blocks) + GAP * (len(blocks) - 1)
 
 
-def _sizes(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> Sizes:
+def _sizes(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> BoxSizes:
     return sizes_for(panel, subject.sides.coloring, width, terminal.glyphs)
 
 
-def _sides(panel: Panel, subject: Subject, sizes: Sizes, terminal: Terminal) -> list[list[Text]]:
+def _sides(panel: Panel, subject: Subject, sizes: BoxSizes, terminal: Terminal) -> list[list[Text]]:
     """Draw the claimed and the held side; one picture where they are the same."""
     known = list(zip(subject.sides.titles, (panel.claimed, panel.held), strict=True))
     grids = [(title, grid) for title, grid in known if grid is not None]
@@ -170,13 +170,13 @@ def _sides(panel: Panel, subject: Subject, sizes: Sizes, terminal: Terminal) -> 
     ]
 
 
-def _in_words(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Text]:
+def _note_lines(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Text]:
     found = notes(drawing, subject, terminal.glyphs)
     return [row for text in found for row in wrapped(text, terminal.width, line("  "), 4)]
 
 
 def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
-    """Return notes on the picture, one sentence each: its signs, the parts it leaves out, copies and pending sums."""
+    """Return notes on the picture: its signs, parts left out, copies and pending sums."""
     marks = (f"{glyphs.wrong} {text}" for text in _about_marks(drawing, subject))
     sentences = [*marks, *_about_drawing(drawing), *_about_layout(subject)]
     if any(map(_has_mixed, drawing.panels)):
@@ -249,7 +249,7 @@ def _about_layout(subject: Subject) -> list[str]:
 
 
 def _about_copies(subject: Subject, axes: str) -> list[str]:
-    """Say how many ranks share parts; where something is wrong or was not read, that this is only the claim."""
+    """Say how many ranks share each part, or only claim to if something is wrong or unread."""
     count = max(Counter(text for text in subject.claims.values() if text not in (NOTHING, PLAIN)).values(), default=0)
     if count < 2:
         return []

@@ -1,4 +1,4 @@
-"""A viewport of a map as characters and looks: blocks to scale, the lines between them, the ranks written in them.
+"""A map's viewport as characters and looks: blocks to scale, lines, and the ranks' labels.
 
 The result is a grid of cells, each with one character and one look; the renderer chooses the colors.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from shardviz.picture.model.holders import rank_array
 from shardviz.picture.model.mesh import part_labels, rank_labels
 from shardviz.picture.model.palette import WRONG
-from shardviz.picture.text.boxes import OUTSIDE, Cut, paint_boxes, runs
+from shardviz.picture.text.boxes import OUTSIDE, CellBlocks, paint_boxes, runs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,8 +36,8 @@ Tone = Literal["held", "in place", "elsewhere", "partly", "mixed", "nobody", "un
 
 
 @dataclass(frozen=True)
-class Look:
-    """How cells with the same holders look.
+class CellLook:
+    """The labels, tone and color of cells with the same holders.
 
     Attributes:
         labels: Texts for a block of them, the longest first; the first that fits is written.
@@ -78,7 +78,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Painted:
+class PaintedViewport:
     """A painted viewport.
 
     Attributes:
@@ -89,15 +89,15 @@ class Painted:
 
     chars: tuple[str, ...]
     looks: Indices
-    of: tuple[Look, ...]
+    of: tuple[CellLook, ...]
 
 
-def paint(frame: Frame, top: int, left: int, height: int, width: int) -> Painted:
+def paint(frame: Frame, top: int, left: int, height: int, width: int) -> PaintedViewport:
     """Paint the cells from (top, left) on; cells beyond the map are left out."""
-    row_spans, down = _cut(frame.rows, top, height)
-    col_spans, across = _cut(frame.cols, left, width)
+    row_spans, down = _visible_spans(frame.rows, top, height)
+    col_spans, across = _visible_spans(frame.cols, left, width)
     window = frame.sides.holders.window(frame.plane, row_spans, col_spans)
-    looks: dict[Look, int] = {}
+    looks: dict[CellLook, int] = {}
     look_of = [
         looks.setdefault(look_of_cell(frame, frame.sides.cell(masks)), len(looks)) if masks else OUTSIDE
         for masks in window.masks
@@ -109,10 +109,10 @@ def paint(frame: Frame, top: int, left: int, height: int, width: int) -> Painted
         _write_on_rules(boxes, list(looks))
     else:
         _write_labels(boxes, frame, down.is_inside, across.is_inside, list(looks))
-    return Painted(tuple(map("".join, boxes.chars.tolist())), boxes.codes, tuple(looks))
+    return PaintedViewport(tuple(map("".join, boxes.chars.tolist())), boxes.codes, tuple(looks))
 
 
-def look_of_cell(frame: Frame, cell: Cell) -> Look:
+def look_of_cell(frame: Frame, cell: Cell) -> CellLook:
     """Return the look of a cell on the drawn side."""
     if frame.side == "difference":
         return _look_of_difference(frame, cell)
@@ -125,15 +125,15 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
         return _look(frame, (f"{WRONG} nobody", WRONG) if is_marked else ("nobody", "?"), "nobody", mask)
     names = rank_labels(mask, frame.sides.coloring, many=mixed)
     if is_marked:
-        return _look(frame, _marked(frame, cell, names), "elsewhere", mask)
+        return _look(frame, _marked_labels(frame, cell, names), "elsewhere", mask)
     lit_text = (f"{frame.lit} in {names[0]}",) if frame.lit is not None and mixed else ()
     pending = (f"{names[0]} {frame.suffix}",) if frame.suffix else ()
     shown = mask if frame.lit is None else 1 << frame.lit
     return _look(frame, (*lit_text, *pending, *names), "mixed" if mixed else "held", shown)
 
 
-def _marked(frame: Frame, cell: Cell, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Write a cell's names with the sign of what is wrong: before all of them, or before those of a part of it."""
+def _marked_labels(frame: Frame, cell: Cell, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a cell's labels with the error sign, before all of them or before the wrong part."""
     if not cell.part:
         some = "part of " if cell.is_partly else ""
         return (*(f"{WRONG} {some}{name}" for name in names), WRONG)
@@ -145,10 +145,10 @@ def _marked(frame: Frame, cell: Cell, names: tuple[str, ...]) -> tuple[str, ...]
     return (*full, *(f"{WRONG} {part}" for part in parts), WRONG)
 
 
-def _look_of_difference(frame: Frame, cell: Cell) -> Look:
-    """Return the look of a cell that is where it should be, or of one that went from some ranks to others.
+def _look_of_difference(frame: Frame, cell: Cell) -> CellLook:
+    """Return the look of a cell that is in place, or that went from some ranks to others.
 
-    Where a cell stands for several parts, these can have been exchanged among the same ranks.
+    A cell for several parts can also show that these were exchanged among the same ranks.
     """
     coloring, many = frame.sides.coloring, cell.claimed_mixed or cell.held_mixed
     known = cell.claimed or cell.held
@@ -158,14 +158,14 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
     if not known:
         return _look(frame, (f"{WRONG} nobody", WRONG), "nobody", known)
     if cell.part and cell.different:
-        return _look(frame, _marked(frame, cell, names), "partly", known)
+        return _look(frame, _marked_labels(frame, cell, names), "partly", known)
     if not cell.due | cell.has or not frame.sides.is_compared:
-        return _look(frame, _marked(frame, cell, names), "elsewhere", known)
+        return _look(frame, _marked_labels(frame, cell, names), "elsewhere", known)
     if cell.claimed == cell.held:
         among = rank_labels(cell.held, coloring)
         return _look(frame, (*(f"{WRONG} among {name}" for name in among), WRONG), "elsewhere", cell.held)
     went_from, went_to = (cell.due or cell.claimed, cell.has) if cell.is_partly else (cell.claimed, cell.held)
-    due, has = _brief(went_from, coloring), _brief(went_to, coloring)
+    due, has = _short_names(went_from, coloring), _short_names(went_to, coloring)
     went = [f"{WRONG} {due[0]}→{has[0]}", f"{WRONG} {due[-1]}→{has[-1]}", f"{due[-1]}→{has[-1]}", f"{WRONG} {due[-1]}"]
     if cell.is_partly:
         went = [f"{WRONG} part: {went[0].removeprefix(f'{WRONG} ')}", *went]
@@ -174,19 +174,19 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
     return replace(look, color=_color_of(cell.claimed, coloring)) if _is_hueless(cell, look) else look
 
 
-def _brief(mask: Mask, coloring: Coloring) -> tuple[str, str]:
+def _short_names(mask: Mask, coloring: Coloring) -> tuple[str, str]:
     """Return the names of ranks on one side of an arrow: in full and as short as can be read."""
     names = [name for name in rank_labels(mask, coloring) if name != "…"]
     return names[0], min(names, key=len)
 
 
-def _is_hueless(cell: Cell, look: Look) -> bool:
-    """Whether the holders of a cell have no hue of their own, so that it has that of the ranks that should hold it."""
+def _is_hueless(cell: Cell, look: CellLook) -> bool:
+    """Whether a cell's holders have no common hue; it then has that of its rightful ranks."""
     return bool(cell.held and cell.claimed) and look.color < 0
 
 
-def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> Look:
-    return Look(
+def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> CellLook:
+    return CellLook(
         tuple(label for label in labels if "…" not in (label, label[-1:])),
         tone,
         _color_of(mask, frame.sides.coloring) if mask else -1,
@@ -199,8 +199,8 @@ def _color_of(mask: Mask, coloring: Coloring) -> int:
     return coloring.color_of(rank_array(mask))
 
 
-def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:
-    """Return the spans of indices that some cells of a ruler touch, and how the cells lie on them."""
+def _visible_spans(ruler: Ruler, first: int, count: int) -> tuple[Indices, CellBlocks]:
+    """Return the index spans that some cells of a ruler touch, and how the cells lie on them."""
     begin = max(first - 1, 0)
     spans = ruler.spans(begin, first - begin + count + 1)
     covers = spans[:, 0] < spans[:, 1]
@@ -208,10 +208,10 @@ def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:
     after: Indices = np.where(covers, before, before + 1)
     after[after > covers.sum()] = 0
     own = slice(first - begin, first - begin + count)
-    return spans[covers], Cut(before[own], after[own])
+    return spans[covers], CellBlocks(before[own], after[own])
 
 
-def _write_labels(boxes: Boxes, frame: Frame, data_rows: Flags, data_cols: Flags, looks: list[Look]) -> None:
+def _write_labels(boxes: Boxes, frame: Frame, data_rows: Flags, data_cols: Flags, looks: list[CellLook]) -> None:
     """Write each block's label into its middle, on the middle one of the rows that look alike."""
     rows = np.flatnonzero(data_rows).tolist()
     for start, stop in runs([row.tobytes() for row in boxes.codes[np.ix_(data_rows, data_cols)]]):
@@ -222,20 +222,20 @@ def _write_labels(boxes: Boxes, frame: Frame, data_rows: Flags, data_cols: Flags
                 _write_stretch(boxes, frame, middle, [(left, right, looks[line[left]]) for left, right in found])
 
 
-def _write_stretch(boxes: Boxes, frame: Frame, row: int, blocks: list[tuple[int, int, Look]]) -> None:
-    """Write the labels of blocks that no line parts; one for all where each is too narrow for its own."""
-    labels = [_fitting(look.labels, right - left) for left, right, look in blocks]
+def _write_stretch(boxes: Boxes, frame: Frame, row: int, blocks: list[tuple[int, int, CellLook]]) -> None:
+    """Write the labels of blocks without lines between them; one for all if they are narrow."""
+    labels = [_first_fitting(look.labels, right - left) for left, right, look in blocks]
     if len(blocks) > 1 and not any(labels) and frame.lit is None:
         begin, end = blocks[0][0], blocks[-1][1]
         ranks = reduce(or_, (look.ranks for _, _, look in blocks))
-        label = _fitting(rank_labels(ranks, frame.sides.coloring, many=True), end - begin)
+        label = _first_fitting(rank_labels(ranks, frame.sides.coloring, many=True), end - begin)
         boxes.write_centred(row, begin, end - begin, label)
         return
     for (left, right, _), label in zip(blocks, labels, strict=True):
         boxes.write_centred(row, left, right - left, label)
 
 
-def _fitting(labels: tuple[str, ...], room: int) -> str:
+def _first_fitting(labels: tuple[str, ...], room: int) -> str:
     return next((label for label in labels if len(label) <= room), "")
 
 
@@ -248,18 +248,18 @@ def _write_ids(boxes: Boxes, frame: Frame, rows: Indices, at: Indices, left: int
             boxes.write(line, frame.cols.cell_of(col) - left, text)
 
 
-def _write_on_rules(boxes: Boxes, looks: list[Look]) -> None:
+def _write_on_rules(boxes: Boxes, looks: list[CellLook]) -> None:
     """Write the labels of blocks whose insides are taken by ids into the rules above them."""
     for row in range(len(boxes.codes) - 1):
         below = list(zip(boxes.codes[row + 1].tolist(), (boxes.chars[row] == "─").tolist(), strict=True))
         for start, stop in runs(below):
             look, is_ruled = below[start]
-            if is_ruled and look >= 0 and (label := _fitting(looks[look].labels, stop - start - 2)):
+            if is_ruled and look >= 0 and (label := _first_fitting(looks[look].labels, stop - start - 2)):
                 boxes.write_centred(row, start, stop - start, f" {label} ")
 
 
 def flat_id(frame: Frame, row: int, col: int) -> int:
-    """Return the number, counted row by row from 0 as rulers count, of the element at a place of the plane."""
+    """Return an element's row-major number, counted from 0."""
     index = list(frame.plane.at)
     index[frame.plane.rows], index[frame.plane.cols] = row, col
     number = 0

@@ -11,7 +11,7 @@ from shardviz.picture.model.drawing import column_titles, row_stretches
 from shardviz.picture.model.holders import rank_array
 from shardviz.picture.model.mesh import block_label, ranks_label
 from shardviz.picture.model.palette import color_style
-from shardviz.picture.text.boxes import LINE, Cut, paint_boxes, runs
+from shardviz.picture.text.boxes import LINE, CellBlocks, paint_boxes, runs
 from shardviz.picture.text.terminal import BAD, DIM, line
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ MAX_CELL = 28
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """The sizes of a panel's boxes, which its two sides share so that they line up.
+class BoxSizes:
+    """The sizes of a panel's boxes, shared by both sides, which keeps them aligned.
 
     Attributes:
         heights: Lines of each row of blocks.
@@ -60,17 +60,17 @@ class Sizes:
         return self.gutter + 1 + sum(self.widths) + len(self.widths) + 1
 
 
-def sizes_for(panel: Panel, coloring: Coloring, width: int, glyphs: Glyphs, *, tall: bool = False) -> Sizes:
-    """Choose the sizes of a panel's boxes to scale within `width` columns, which both sides share.
+def sizes_for(panel: Panel, coloring: Coloring, width: int, glyphs: Glyphs, *, tall: bool = False) -> BoxSizes:
+    """Choose the sizes of a panel's boxes, to scale within `width` columns, for both sides.
 
-    They may come out wider than `width` where even the smallest boxes do not fit.
+    They exceed `width` if even the smallest boxes don't fit.
 
     Args:
         panel: The blocks.
         coloring: What names ranks.
         width: Columns for one side.
         glyphs: The characters to draw with.
-        tall: Whether each row gets twice its lines, where these are few.
+        tall: Whether each row gets twice its lines, if these are few.
     """
     grids = [grid for grid in (panel.claimed, panel.held) if grid is not None]
     gutter = max(len(title) for grid in grids for title in _row_titles(panel.rows, grid, glyphs))
@@ -85,11 +85,11 @@ def sizes_for(panel: Panel, coloring: Coloring, width: int, glyphs: Glyphs, *, t
     heights = _heights(panel.rows)
     if tall and sum(heights) <= MOST_TALL // 2:
         heights = tuple(2 * height for height in heights)
-    return Sizes(heights, _widths(panel.cols, smallest, inner), gutter, ruled)
+    return BoxSizes(heights, _widths(panel.cols, smallest, inner), gutter, ruled)
 
 
 def side_lines(
-    panel: Panel, grid: Grid, sizes: Sizes, coloring: Coloring, glyphs: Glyphs, *, marked: bool
+    panel: Panel, grid: Grid, sizes: BoxSizes, coloring: Coloring, glyphs: Glyphs, *, marked: bool
 ) -> list[Text]:
     """Draw one side of a panel.
 
@@ -101,7 +101,7 @@ def side_lines(
         glyphs: The characters to draw with.
         marked: Whether blocks that differ from the other side carry the glyph.
     """
-    boxes, styles, first_lines = _painted(panel, grid, sizes, coloring, glyphs, marked=marked)
+    boxes, styles, first_lines = _paint_side(panel, grid, sizes, coloring, glyphs, marked=marked)
     titles = dict(zip(first_lines, _row_titles(panel.rows, grid, glyphs), strict=True))
     lines = [_column_titles(panel, sizes, glyphs)] if len(panel.cols) > 1 or len(panel.cols[0]) > 1 else []
     for at, (chars, row) in enumerate(zip(boxes.chars.tolist(), styles, strict=True)):
@@ -110,15 +110,15 @@ def side_lines(
     return lines
 
 
-def _painted(
-    panel: Panel, grid: Grid, sizes: Sizes, coloring: Coloring, glyphs: Glyphs, *, marked: bool
+def _paint_side(
+    panel: Panel, grid: Grid, sizes: BoxSizes, coloring: Coloring, glyphs: Glyphs, *, marked: bool
 ) -> tuple[Boxes, list[list[str]], list[int]]:
-    """Paint one side: its boxes with the ranks in them, the style of each cell, and the first line of each row."""
+    """Paint one side: boxes with ranks in them, each cell's style, and each row's first line."""
     marks = panel.wrong if marked else tuple((False,) * len(row) for row in grid)
     cells = [list(zip(row, of_row, strict=True)) for row, of_row in zip(grid, marks, strict=True)]
     numbers: dict[tuple[Block, bool], int] = {}
     codes = [[numbers.setdefault(cell, len(numbers)) for cell in row] for row in cells]
-    down, across = Cut.of_sizes(sizes.heights, ruled=sizes.ruled), Cut.of_sizes(sizes.widths)
+    down, across = CellBlocks.of_sizes(sizes.heights, ruled=sizes.ruled), CellBlocks.of_sizes(sizes.widths)
     boxes = paint_boxes(np.array(codes), down, across, glyphs.corners)
     fills = [color_style(coloring.color_of(rank_array(block.ranks))) if block.ranks else BAD for block, _ in numbers]
     styles = [[DIM if code == LINE else fills[code] for code in row] for row in boxes.codes.tolist()]
@@ -140,7 +140,7 @@ def _labels(panel: Panel, coloring: Coloring, room: int) -> list[str]:
 
 
 def _heights(rows: Sequence[Span]) -> tuple[int, ...]:
-    """Give each row lines in proportion to its size; parts that are not drawn one by one get one line."""
+    """Give each row lines in proportion to its size; parts that are only counted get one."""
     unit = float(min((len(span) for span in rows if span.parts == 1), default=1))
     while True:
         heights = tuple(max(1, round(len(span) / unit)) if span.parts == 1 else 1 for span in rows)
@@ -166,7 +166,7 @@ def _widths(cols: Sequence[Span], smallest: Sequence[int], inner: int) -> tuple[
 
 
 def _row_titles(rows: Sequence[Span], grid: Grid, glyphs: Glyphs) -> list[str]:
-    """Name the rows of a side: neighbors with the same ranks are one stretch, named at its first row."""
+    """Name a side's rows; neighbors with equal ranks are named once, at the first row."""
     if len(rows) == 1 and len(rows[0]) == 1:
         return [" "]
     titles = [""] * len(rows)
@@ -175,7 +175,7 @@ def _row_titles(rows: Sequence[Span], grid: Grid, glyphs: Glyphs) -> list[str]:
     return titles
 
 
-def _column_titles(panel: Panel, sizes: Sizes, glyphs: Glyphs) -> Text:
+def _column_titles(panel: Panel, sizes: BoxSizes, glyphs: Glyphs) -> Text:
     titles = column_titles(panel.cols, sizes.widths, glyphs.more)
     if titles == [span.title(glyphs.more) for span in panel.cols]:
         cells = [title.center(width) for title, width in zip(titles, sizes.widths, strict=True)]

@@ -1,4 +1,4 @@
-"""What a plan says as text, and which of many planned meshes fit: bytes, why, what a step sends."""
+"""A plan as text, and which of many planned meshes fit: bytes, reasons, collectives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardviz.picture.text.step import bubble_text
 from shardviz.picture.text.table import table
 from shardviz.picture.text.terminal import DIM, line, wrapped
 from shardviz.plan.alternatives import NO_STEP, fitting, is_failing, is_too_large
-from shardviz.plan.counting import OF_A_STEP, ROLES, Amounts, crossing, gathered, sent, uneven, where, whole
+from shardviz.plan.counting import OF_A_STEP, ROLES, PlanBytes, crossing, gathered, sent, uneven, where, whole
 from shardviz.plan.folding import fold_again, fold_all, kind_of
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardviz.dump.plan.ranks import PlannedRanks
     from shardviz.dump.records.plan import PlanPart, PlanRecord
     from shardviz.plan.alternatives import Row
-    from shardviz.plan.counting import Sent, Uneven, Whole
+    from shardviz.plan.counting import CollectiveTraffic, ReplicatedParameter, UnevenParameter
 
 
 MOST = 8
@@ -50,7 +50,7 @@ def plan_lines(probe: str, ranks: PlannedRanks, width: int) -> Iterator[Text]:
 
 def said_lines(ranks: PlannedRanks, width: int) -> Iterator[Text]:
     """Yield what a plan says, without a heading."""
-    amounts = Amounts(ranks)
+    amounts = PlanBytes(ranks)
     plan = ranks.plan
     nodes = f" on {_nodes(len(ranks), plan.node)}" if plan.node else ""
     first, *others = plan.how or ("",)
@@ -59,7 +59,7 @@ def said_lines(ranks: PlannedRanks, width: int) -> Iterator[Text]:
     yield line("")
     yield from memory_lines(amounts, width)
     yield from _uneven(uneven(amounts), width)
-    yield from _whole(whole(amounts), width)
+    yield from _replicated(whole(amounts), width)
     yield line("")
     yield from _traffic(plan, ranks, width)
     yield from _bubble(ranks)
@@ -75,8 +75,8 @@ def _sentence(text: str, width: int, start: str = "", indent: int = 2) -> list[T
     return wrapped(text, width, line(start), indent)
 
 
-def memory_lines(amounts: Amounts, width: int) -> Iterator[Text]:
-    """Yield the bytes of the fullest rank and of the emptiest by role, and what makes the difference."""
+def memory_lines(amounts: PlanBytes, width: int) -> Iterator[Text]:
+    """Yield the bytes of the fullest and the emptiest rank by role, and why they differ."""
     fullest, emptiest = amounts.fullest, amounts.emptiest
     differ = amounts.on_gpu[fullest] > amounts.on_gpu[emptiest]
     yield from _by_role(amounts, {"fullest": fullest, "emptiest": emptiest} if differ else {"each rank": fullest})
@@ -86,10 +86,10 @@ def memory_lines(amounts: Amounts, width: int) -> Iterator[Text]:
     yield from _gathered(part, width)
     yield from _buckets(part, width)
     if differ:
-        yield from _why(amounts, fullest, emptiest, width)
+        yield from _why_uneven(amounts, fullest, emptiest, width)
 
 
-def _by_role(amounts: Amounts, ranks: dict[str, int]) -> list[Text]:
+def _by_role(amounts: PlanBytes, ranks: dict[str, int]) -> list[Text]:
     """Return the table of some ranks' bytes."""
     rows = [["bytes per rank", *ranks, "all ranks"]]
     if len(ranks) > 1:
@@ -108,7 +108,7 @@ def _by_role(amounts: Amounts, ranks: dict[str, int]) -> list[Text]:
     return table(rows, headings=headings)
 
 
-def _optimizer(amounts: Amounts) -> str:
+def _optimizer(amounts: PlanBytes) -> str:
     of = printable(amounts.ranks.plan.optimizer)
     return f"state of {of}" if of else "optimizer"
 
@@ -118,7 +118,7 @@ def _of_all(role: str, sizes: NDArray[np.int64]) -> str:
 
 
 def _moment(part: PlanPart, together: int, width: int) -> Iterator[Text]:
-    """Yield when a step holds most, what waits for backward, and what of all together a fused attention would need."""
+    """Yield when a step's memory peaks, what waits for backward, and what fused attention saves."""
     if part.peak is None:
         return
     when = "backward" if part.peak.in_backward else "forward"
@@ -126,8 +126,8 @@ def _moment(part: PlanPart, together: int, width: int) -> Iterator[Text]:
     both = f"activations and {of_fsdp} are" if part.units else "activations are"
     kept = bytes_text(sum(saved.bytes for saved in part.saved))
     yield from _sentence(
-        f"{both} those of a step's fullest moment, in the {when} of {_named(part.peak.module)}, by the kernels of a "
-        f"CPU; {kept} of activations wait for their backward when the forward ends",
+        f"{both} those of a step's fullest moment, in the {when} of {_module_text(part.peak.module)}, by the kernels "
+        f"of a CPU; {kept} of activations wait for their backward when the forward ends",
         width,
     )
     if part.peak.scores:
@@ -144,11 +144,11 @@ def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
         return
     stays = [unit for unit in part.units if unit.stays]
     largest = max(part.units, key=lambda unit: unit.bytes)
-    kept = f"; {_named(stays[0].name)} stays gathered until its backward" if len(stays) == 1 else ""
+    kept = f"; {_module_text(stays[0].name)} stays gathered until its backward" if len(stays) == 1 else ""
     kept = f"; {len(stays)} units stay gathered until their backward" if len(stays) > 1 else kept
     most = f", at most {bytes_text(gathered(part))} at once, with the next one already gathered"
     units = f"{counted(len(part.units), 'unit')}{most if part.peak is None else ''}"
-    largest_text = f"the largest is {_named(largest.name)}, {bytes_text(largest.bytes)}"
+    largest_text = f"the largest is {_module_text(largest.name)}, {bytes_text(largest.bytes)}"
     yield from _sentence(f"FSDP gathers {units}; {largest_text}{kept}", width)
     offloaded = sum(unit.on_cpu for unit in part.units)
     if offloaded:
@@ -169,8 +169,8 @@ def _buckets(part: PlanPart, width: int) -> Iterator[Text]:
     yield from _sentence(f"DistributedDataParallel reduces gradients in {buckets}{lie}", width)
 
 
-def _why(amounts: Amounts, fullest: int, emptiest: int, width: int) -> Iterator[Text]:
-    """Yield the tensors that make the difference between two ranks, the largest first; layers count as one kind."""
+def _why_uneven(amounts: PlanBytes, fullest: int, emptiest: int, width: int) -> Iterator[Text]:
+    """Yield the tensors that make two ranks differ, the largest first, layers as one kind."""
     mesh = amounts.ranks.mesh
     ranks = f"rank {fullest} ({mesh.label(fullest)}) has more than rank {emptiest} ({mesh.label(emptiest)})"
     yield from _sentence(f"{ranks}, gradients and optimizer state included:", width)
@@ -184,8 +184,8 @@ def _why(amounts: Amounts, fullest: int, emptiest: int, width: int) -> Iterator[
         yield line(f"  {bytes_text(size)} of {printable(name)}")
 
 
-def _by_kind(amounts: Amounts, rank: int) -> dict[str, int]:
-    """Return the bytes on a rank's GPU by parameter, with gradient and optimizer state, numbers left out."""
+def _by_kind(amounts: PlanBytes, rank: int) -> dict[str, int]:
+    """Return a rank's GPU bytes by parameter, with gradient and state; layers count together."""
     sizes: dict[str, int] = {}
     for part, held in amounts.held:
         at = part.ranks.index(rank) if rank in part.ranks else -1
@@ -195,11 +195,11 @@ def _by_kind(amounts: Amounts, rank: int) -> dict[str, int]:
     return sizes
 
 
-def _named(module: str) -> str:
+def _module_text(module: str) -> str:
     return printable(module) or "the model itself"
 
 
-def _uneven(uneven: list[Uneven], width: int) -> Iterator[Text]:
+def _uneven(uneven: list[UnevenParameter], width: int) -> Iterator[Text]:
     if not uneven:
         return
     texts = fold_all((one.held.name, _parts_text(one)) for one in uneven)
@@ -212,7 +212,7 @@ def _uneven(uneven: list[Uneven], width: int) -> Iterator[Text]:
         yield line((f"  and {sum(names[MOST:]):,} more", DIM))
 
 
-def _parts_text(parameter: Uneven) -> str:
+def _parts_text(parameter: UnevenParameter) -> str:
     layout = write(parameter.held.layout) if parameter.held.layout else ""
     empty = (
         f", {parameter.empty:,} of {parameter.ranks:,} ranks {'has' if parameter.empty == 1 else 'have'} none"
@@ -222,7 +222,7 @@ def _parts_text(parameter: Uneven) -> str:
     return f"{layout}: {parameter.least:,} to {parameter.most:,} elements{empty}"
 
 
-def _whole(wholes: list[Whole], width: int) -> Iterator[Text]:
+def _replicated(wholes: list[ReplicatedParameter], width: int) -> Iterator[Text]:
     if not wholes:
         return
     yield line("")
@@ -235,7 +235,7 @@ def _whole(wholes: list[Whole], width: int) -> Iterator[Text]:
         yield line((f"  and {len(texts) - MOST} more", DIM))
 
 
-def _split_text(whole: Whole) -> str:
+def _split_text(whole: ReplicatedParameter) -> str:
     return f"{write(whole.held.layout) if whole.held.layout else ''}: split over {whole.axis}({whole.size})"
 
 
@@ -247,10 +247,10 @@ def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text
         if not plan.without_step:
             yield line(NO_STEP if any(part.peak is None for part in plan.parts) else "a step has no collectives")
         return
-    heading, *rows = table([_HEADS, *(_cells(one, plan.node) for one in collectives)], left=2)
+    heading, *rows = table([_HEADS, *(_traffic_cells(one, plan.node) for one in collectives)], left=2)
     yield heading
     for one, row in zip(collectives, rows, strict=True):
-        modules = ", ".join(_named(name) for name, _, _ in fold_again((name, None) for name in one.modules))
+        modules = ", ".join(_module_text(name) for name, _, _ in fold_again((name, None) for name in one.modules))
         yield row
         yield line((f"  in {cut_at_comma(modules, width - 5)}", DIM))
     if plan.node:
@@ -262,7 +262,7 @@ def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text
 _HEADS = ["collectives of a step", "pass", "count", "bytes", "received", "group", "nodes"]
 
 
-def _cells(collective: Sent, node: int) -> list[str]:
+def _traffic_cells(collective: CollectiveTraffic, node: int) -> list[str]:
     sizes = [
         f"{collective.count:,}",
         bytes_text(collective.bytes),
@@ -301,23 +301,27 @@ def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]
     failed = {row: row.failed for row in rows if row.failed}
     if fits:
         yield from table(_mesh_cells(fits))
-    apart = (*_because("the step fails on", fails), *_too_large(large, memory), *_because("not planned:", failed))
+    apart = (
+        *_grouped_reasons("the step fails on", fails),
+        *_too_large(large, memory),
+        *_grouped_reasons("not planned:", failed),
+    )
     for text in (*_notes(fits), *apart):
         yield from wrapped(text, width, line(), 2)
 
 
 def _mesh_cells(rows: Sequence[Row]) -> list[list[str]]:
     """Return the table, without the columns that say nothing of these meshes."""
-    columns = [["mesh", *(str(row.mesh) for row in rows)], ["fullest rank", *map(_fullest, rows)]]
+    columns = [["mesh", *(str(row.mesh) for row in rows)], ["fullest rank", *map(_fullest_text, rows)]]
     if any(row.offloaded for row in rows):
         columns.append(["in the CPU's memory", *(bytes_text(row.offloaded) for row in rows)])
     if any(row.crossing is not None for row in rows):
-        columns.append(["crosses nodes", *map(_crossing, rows)])
+        columns.append(["crosses nodes", *map(_crossing_text, rows)])
     return [list(cells) for cells in zip(*columns, strict=True)]
 
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield what is to be known of the rows, a text for each reason, with its meshes if it is not about all."""
+    """Yield notes on the rows, each once, with the meshes that it is about unless all are."""
     notes = [(note, row) for row in rows for note in row.notes]
     notes += [(f"without activations and collectives: {row.without_step}", row) for row in rows if row.without_step]
     for note in dict.fromkeys(note for note, _ in notes):
@@ -333,8 +337,8 @@ def _too_large(large: Sequence[Row], memory: int) -> Iterator[str]:
         yield f"{meshes} more than {bytes_text(memory)}, at least {bytes_text(least.bytes)} on {least.mesh}"
 
 
-def _because(what: str, reasons: Mapping[Row, str]) -> Iterator[str]:
-    """Yield of which meshes something is true, those together whose reasons are the same, but for numbers in them."""
+def _grouped_reasons(what: str, reasons: Mapping[Row, str]) -> Iterator[str]:
+    """Yield the meshes that something is true of, grouped by reason, whatever its numbers."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for row, why in reasons.items():
         kinds.setdefault(_NUMBER.sub("", why), {}).setdefault(why, []).append(str(row.mesh))
@@ -344,9 +348,9 @@ def _because(what: str, reasons: Mapping[Row, str]) -> Iterator[str]:
         yield f"{what} {', '.join(own)}: {printable(why)}{more and f'; with other numbers on {more}'}"
 
 
-def _fullest(row: Row) -> str:
+def _fullest_text(row: Row) -> str:
     return f"at least {bytes_text(row.bytes)}" if row.without_step else bytes_text(row.bytes)
 
 
-def _crossing(row: Row) -> str:
+def _crossing_text(row: Row) -> str:
     return "not known" if row.without_step or row.crossing is None else bytes_text(row.crossing)

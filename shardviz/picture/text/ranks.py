@@ -1,4 +1,4 @@
-"""What ranks have, as text: what a finding is seen by, the part of each rank, and small tensors' numbers."""
+"""Ranks as text: a finding's exhibit, each rank's part, and the numbers of small tensors."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _IN_ASCII = str.maketrans(
 
 
 def exhibit_lines(exhibit: Exhibit, terminal: Terminal) -> list[Text]:
-    """Return an exhibit's caption and table; columns that do not fit are left out from the right, where `…` says so."""
+    """Return an exhibit's caption and table; `…` stands for columns on the right that don't fit."""
     spelled = _in_ascii if terminal.glyphs == ASCII else printable
     titles = [spelled(title) for title in (exhibit.heads[0], *(row.title for row in exhibit.rows))]
     columns = columns_of(exhibit, spelled)
     widths = [widest(titles), *map(widest, columns)]
     room = terminal.width - len(INDENT)
-    more = (" " * GAP + terminal.glyphs.more, DIM) if _fitting(widths, room) < len(widths) else ("", "")
-    kept = _fitting(widths, room - len(more[0]))
+    more = (" " * GAP + terminal.glyphs.more, DIM) if _num_fitting(widths, room) < len(widths) else ("", "")
+    kept = _num_fitting(widths, room - len(more[0]))
     lines = wrapped(printable(exhibit.caption), terminal.width, line("  "), 2)
     for caption in lines:
         caption.stylize("bold", 2)
@@ -69,7 +69,7 @@ def _in_ascii(text: str) -> str:
     return printable(text).translate(_IN_ASCII)
 
 
-def _fitting(widths: list[int], room: int) -> int:
+def _num_fitting(widths: list[int], room: int) -> int:
     """Return how many columns fit, at least two."""
     used = 0
     for count, width in enumerate(widths):
@@ -157,7 +157,7 @@ def _rank_table(rows: list[RankRow], terminal: Terminal, subject: Subject) -> li
 
 
 def _owners(subject: Subject) -> dict[str, list[int]]:
-    """Return the ranks that should hold each part; nothing is nobody's, nor is what no placements assign."""
+    """Group the ranks by the part that they should hold; ranks without one are left out."""
     owners: dict[str, list[int]] = {}
     for rank, text in subject.claims.items():
         if text not in (NOTHING, PLAIN):
@@ -210,7 +210,7 @@ def value_lines(
     parts: Mapping[int, str] | None = None,
     all_ranks: bool = False,
 ) -> list[Text]:
-    """Return a block of numbers for each set of ranks that have the same; none if the dump does not have them all.
+    """Return a block of numbers for each set of ranks with equal ones; empty if any are unknown.
 
     Args:
         tensor: The tensor; a stamped one has ids instead of numbers of its own.
@@ -243,7 +243,7 @@ def _table(tensor: Tensor, blocks: Sequence[_Block], terminal: Terminal) -> list
 
 
 def _blocks(tensor: Tensor, named: frozenset[int]) -> list[_Block]:
-    """Return the ranks by what they have, in as few digits as tell the ranks that findings name from the others."""
+    """Group ranks by their numbers, in as few digits as set named ranks apart from the others."""
     coarsest: list[_Block] = []
     for digits in DIGITS:
         ranks: dict[tuple[Rows, bool], list[int]] = {}
@@ -257,15 +257,15 @@ def _blocks(tensor: Tensor, named: frozenset[int]) -> list[_Block]:
 
 
 def _compared(blocks: Sequence[_Block], parts: Mapping[int, str]) -> list[_Block]:
-    """Mark what ranks that findings name have otherwise than most of the ranks with the same part that none names."""
+    """Mark what named ranks have differently from most unnamed ranks with the same part."""
     usual: dict[str, _Block] = {}
     for block in sorted(blocks, key=lambda block: len(block.ranks)):
         if not block.is_named:
             usual[parts.get(block.ranks[0], "")] = block
-    return [_against(block, usual.get(parts.get(block.ranks[0], ""))) for block in blocks]
+    return [_compare_with(block, usual.get(parts.get(block.ranks[0], ""))) for block in blocks]
 
 
-def _against(block: _Block, right: _Block | None) -> _Block:
+def _compare_with(block: _Block, right: _Block | None) -> _Block:
     if right is None or not block.is_named or list(map(len, right.rows)) != list(map(len, block.rows)):
         return block
     wrong = (
@@ -278,7 +278,7 @@ def _against(block: _Block, right: _Block | None) -> _Block:
 
 
 def _columns(blocks: Sequence[_Block], room: int) -> tuple[list[int], int]:
-    """Return the columns that there is room for, those with wrong numbers and unlike ones first, and how many exist."""
+    """Return the columns that fit, wrong and differing ones first, and how many there are."""
     count = max((len(row) for block in blocks for row in block.rows), default=0)
     wide = 2 + max((len(text) for block in blocks for row in block.rows for text in row), default=1)
     wide += any(block.wrong for block in blocks)
@@ -294,12 +294,12 @@ def _column(block: _Block, column: int) -> tuple[str, ...]:
 
 def _rows(shard: Shard, digits: int) -> Rows:
     """Return a shard's numbers as rows of its last dim."""
-    flat = [_written(value, digits) for value in leaves(shard.body.values)]
+    flat = [_value_text(value, digits) for value in leaves(shard.body.values)]
     columns = shard.body.local_shape[-1] if shard.body.local_shape else 1
     return tuple(tuple(flat[at : at + columns]) for at in range(0, len(flat), max(columns, 1)))
 
 
-def _written(value: Any, digits: int) -> str:
+def _value_text(value: Any, digits: int) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 

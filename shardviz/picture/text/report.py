@@ -67,13 +67,13 @@ def report_lines(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
 
 
 def step_results(dump: Dump) -> frozenset[str]:
-    """Return the names of a step's outputs, activations and logged scalars, which are not tensors of the model."""
+    """Return the names of a step's outputs, activations and scalars, which aren't model tensors."""
     steps = (tensor for tensor in dump.at("step") if tensor.role in ("output", "scalar", "activation"))
     return frozenset(name for tensor in steps for name in tensor.names)
 
 
 def step_text(dump: Dump) -> str:
-    """Return the numbers of the step compared with the unsharded model's; empty if none were compared."""
+    """Sum up the step's comparison with the unsharded model; empty if nothing was compared."""
     numbers = agreement(dump)
     if numbers is None:
         return ""
@@ -191,7 +191,7 @@ def summary_line(
     but = f"; {counted(unchecked, 'tensor')} not checked" if unchecked else ""
     but += f"; {counted(general, 'check')} not made" if general else ""
     if report.findings:
-        text = f"{counted(len(report.findings), 'finding')}{_where(report, results)} on {ranks}{but}"
+        text = f"{counted(len(report.findings), 'finding')}{_where_text(report, results)} on {ranks}{but}"
         return line((f"{terminal.glyphs.error} {text}", BAD))
     if report.num_tensors == 0:
         return line((f"{terminal.glyphs.unknown} the dump of {ranks} has no tensors{but}", WARNING))
@@ -205,7 +205,7 @@ def summary_line(
 def summary_lines(
     report: Report, terminal: Terminal, results: Container[str] = (), uncompared: Sequence[str] = ()
 ) -> list[Text]:
-    """Sum up as `summary_line` does; what was not compared comes below the verdict where the line is too narrow."""
+    """Return `summary_line`, with what wasn't compared on a line of its own if it doesn't fit."""
     whole = summary_line(report, terminal, results, uncompared)
     if whole.cell_len <= terminal.width or not uncompared or report.findings:
         return [whole]
@@ -218,7 +218,7 @@ def uncompared_text(things: Sequence[str]) -> str:
     return f"; not compared: {', '.join(things)}" if things else ""
 
 
-def _where(report: Report, results: Container[str]) -> str:
+def _where_text(report: Report, results: Container[str]) -> str:
     names = {name for name in report.findings_of if name}
     tensors = sum(name not in results for name in names)
     of_all = f"{tensors:,} of " if tensors <= report.num_tensors else ""

@@ -1,4 +1,4 @@
-"""A step as text: its calls as they ran, the first wrong one opened; and a pipeline's schedule."""
+"""A step as text: its calls in order, the first wrong one open; and a pipeline's schedule."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _key(glyphs: Glyphs, reference: str) -> str:
 
 
 def node_line(node: Node, glyphs: Glyphs, *, is_open: bool) -> Text:
-    """Write a call in a line: its sides, name and class, what it closes over, and its own tensors that are wrong."""
+    """Write a call as a line: sides, name, class, folded calls, and its own wrong tensors."""
     sides = "".join(_mark(node, side, glyphs) for side in SIDES)
     is_closed = bool(node.children) and not is_open
     inside = f"  {glyphs.more} {counted(node.size, 'call')}" if is_closed else ""
@@ -105,7 +105,7 @@ def side_text(node: Node, side: str, reference: str = UNSHARDED) -> str:
 
 
 def heat_lines(heat: StepHeat, glyphs: Glyphs, reference: str = UNSHARDED) -> list[Text]:
-    """Write what ranks have, what is due and the difference next to each other, the largest darkest."""
+    """Write actual, expected and difference next to each other, the largest values darkest."""
     levels = IN_ASCII if glyphs == ASCII else LEVELS
     fields = [
         ["".join(levels[at] for at in row) for row in heat.levels(field, len(levels))]
@@ -149,7 +149,7 @@ LABEL = 9
 
 
 def schedule_lines(dump: Dump, columns: int = PIPE_WIDTH) -> list[Text]:
-    """Return the picture of the pipeline that the lowest rank is in, and its bubble beside the closed formula.
+    """Return the schedule of the lowest rank's pipeline, and its bubble next to the formula.
 
     Args:
         dump: The dump.

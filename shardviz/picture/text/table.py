@@ -1,4 +1,4 @@
-"""Columns of text, aligned by the width that characters take on the screen: wide (CJK) ones take two columns."""
+"""Columns of text, aligned by screen width: wide (CJK) characters take two columns."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1, headings: int = 1) -> list[Text]:
-    """Return rows of cells as lines, the first of them, the headings, dim. The arguments are those of `aligned`."""
+    """Return rows of cells as lines, with dim headings. The arguments are those of `aligned`."""
     found = aligned(rows, left)
     return [*(line((heading, DIM)) for heading in found[:headings]), *map(line, found[headings:])]

@@ -1,4 +1,4 @@
-"""The width, the characters and the colors of the terminal, pipe or file that text is written to."""
+"""The width, characters and colors of the terminal, pipe or file that text goes to."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ DIM = "dim"
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """The characters that mean something; those of verdicts have the verdicts' names.
+    """The signs that text uses; each verdict's glyph has the verdict's name.
 
     Attributes:
         good: Before a tensor in order.
@@ -92,7 +92,7 @@ _IN_ASCII = str.maketrans({"…": "..", WRONG: "x", INSIDE: ">", **dict(zip(HEAT
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """Where text goes.
+    """The width, characters and colors of the text's destination.
 
     Attributes:
         width: Columns.
@@ -133,9 +133,9 @@ class Terminal:
         return self.spelled(file.getvalue())
 
     def spelled(self, text: str) -> str:
-        """Write signs of pictures in ASCII where the terminal has no others; names keep their characters.
+        """Replace the signs of pictures by ASCII if the terminal lacks them; names stay as they are.
 
-        All that is written goes through it at last. What is set in columns does before it is, for `..` is wider.
+        All output passes through this last. Text in columns passes earlier, because `..` is wider.
         """
         return text.translate(_IN_ASCII) if self.glyphs == ASCII else text
 
@@ -155,7 +155,7 @@ _WHOLE = re.compile(r"\(?(?:_?[A-Za-z]*(?:Shard|Replicate|Partial)\([^()]*\)(?:,
 
 
 def wrapped(text: str, width: int, first: Text, indent: int) -> list[Text]:
-    """Break a sentence into lines behind `first`, the later ones indented; layouts and long words stay whole."""
+    """Break a sentence into lines after `first`, indented; layouts and long words stay whole."""
     glued = _WHOLE.sub(lambda match: match[0].replace(" ", "\xa0"), text)
     lines, current, is_new = [], first, True
     for glued_word in filter(None, glued.split(" ")):
@@ -183,7 +183,7 @@ def beside(columns: Iterable[list[Text]], gap: int = 4) -> list[Text]:
 
 @lru_cache(maxsize=4)
 def _theme(color_system: str | None) -> Theme:
-    """Return what the styles of ranks and of heat look like in so many colors: filled, with ink that can be read."""
+    """Return the styles of ranks and heat for a color system, with readable ink on each fill."""
     if color_system == "standard":
         hues, heat = _ansi(INK_ON_16, RANK_COLORS_16), _ansi(INK_ON_HEAT_16, HEAT_COLORS_16)
         ranks = [hue + Style(underline=bool(shade)) for hue in hues for shade in range(SHADES)]

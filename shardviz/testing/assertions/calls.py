@@ -1,6 +1,6 @@
-"""Assertions about layouts and values. Every rank calls them, and they fail on every rank; or they check a dump.
+"""Assertions about layouts and values, called by every rank, or on a dump.
 
-They build a `Dump` from all ranks, as its reader does, and run the checks that `shardviz check` runs.
+On ranks they fail on every rank. They build a `Dump` from all ranks and run the checks of `shardviz check`.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def assert_replicated(
     of: Collection[Role] = ("param", "buffer", "grad"),
     mesh: DeviceMesh | None = None,
 ) -> None:
-    """Assert that ranks which differ only in their coordinate on an axis hold equal values, bit by bit.
+    """Assert that ranks that differ only along an axis hold bitwise equal values.
 
     Args:
         subject: A module, a tensor, an optimizer, tensors by name, or a dump. Plain tensors count too.
@@ -194,7 +194,7 @@ def assert_replicated(
 
 
 def assert_reduced(model: nn.Module, axis: str | None = None, *, mesh: DeviceMesh | None = None) -> None:
-    """Assert that copies of a gradient are equal except for rounding: that no gradient still waits to be summed.
+    """Assert that copies of each gradient are equal up to rounding: no all-reduce is missing.
 
     A gradient that is None, or whose placements declare a pending sum, is not compared. Gradients of plain tensors are
     taken as copies: for parameters that are split over one axis by hand, pass the axis of their copies.

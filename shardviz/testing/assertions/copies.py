@@ -1,4 +1,4 @@
-"""Checks that copies along an axis are equal and that names share storage; the layouts that ranks really hold."""
+"""Check that copies along an axis are equal and that ties share storage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_axis(dump: Dump, axis: str) -> list[Finding]:
     mesh.axis_index(axis)
     split = list(_not_copies(dump, axis))
     split_names = {finding.tensor for finding in split}
-    return split + [finding for finding in _differing(dump, mesh, axis) if finding.tensor not in split_names]
+    return split + [finding for finding in _differing_copies(dump, mesh, axis) if finding.tensor not in split_names]
 
 
 def _not_copies(dump: Dump, axis: str) -> Iterator[Finding]:
@@ -56,15 +56,15 @@ def _not_copies(dump: Dump, axis: str) -> Iterator[Finding]:
             )
 
 
-def _differing(dump: Dump, mesh: Mesh, axis: str) -> list[Finding]:
-    """Return one finding per tensor, with the ranks of all groups along the axis in which copies differ."""
+def _differing_copies(dump: Dump, mesh: Mesh, axis: str) -> list[Finding]:
+    """Return one finding per tensor, with all ranks whose copies differ along the axis."""
     findings: dict[str, Finding] = {}
     for group in mesh.groups(axis):
         for outcome in check_copies(_restricted(dump, group)):
             if isinstance(outcome, Finding):
                 ranks = {*findings.get(outcome.tensor, outcome).ranks, *outcome.ranks}
                 findings[outcome.tensor] = replace(findings.get(outcome.tensor, outcome), ranks=tuple(sorted(ranks)))
-    return [_reworded(finding, mesh, axis) for finding in findings.values()]
+    return [_reword(finding, mesh, axis) for finding in findings.values()]
 
 
 def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:
@@ -73,8 +73,8 @@ def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:
     return dump_of(replace(files, ranks=group_ranks, damaged={}))
 
 
-def _reworded(finding: Finding, mesh: Mesh, axis: str) -> Finding:
-    """Count over all groups along the axis, and leave out when copies began to differ: an assertion cannot know."""
+def _reword(finding: Finding, mesh: Mesh, axis: str) -> Finding:
+    """Reword a finding for all groups along the axis, without when copies began to differ."""
     sentence = f"copies differ along {axis}: {len(finding.ranks):,} of {mesh.size:,} ranks differ from the other copies"
     return replace(finding, sentence=sentence, intended=f"={axis}")
 
@@ -97,23 +97,23 @@ def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
     for outcome in results:
         if not isinstance(outcome, Finding):
             raise ShardAssertionError(f"{outcome.tensor} and {first} cannot be tied: no rank has both")
-    return [_of_ties(result, first) for result in results if isinstance(result, Finding)]
+    return [_reword_tie(result, first) for result in results if isinstance(result, Finding)]
 
 
-def _of_ties(finding: Finding, first: str) -> Finding:
-    """Leave out the state before sharding, which an assertion cannot know, and the name that it was told first."""
+def _reword_tie(finding: Finding, first: str) -> Finding:
+    """Reword a broken tie without the state before sharding, which an assertion can't know."""
     sentence = f"it does not share storage with {first} on {counted(len(finding.ranks), 'rank')}"
     cause = BrokenTie(finding.tensor, first, was_tied=False)
     return replace(finding, sentence=sentence, members=()).because(cause)
 
 
 def with_held(laid_out: LaidOut, findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings with the layout that their ranks hold, read from the ids in a stamped model."""
-    return [finding if finding.held else replace(finding, held=_held(laid_out, finding)) for finding in findings]
+    """Fill in the layout that ranks hold, read from the ids of a stamped model."""
+    return [finding if finding.held else replace(finding, held=_held_layout(laid_out, finding)) for finding in findings]
 
 
-def _held(laid_out: LaidOut, finding: Finding) -> str:
-    """Return the layout in which a tensor is held; empty if its values are not ids, or no longer."""
+def _held_layout(laid_out: LaidOut, finding: Finding) -> str:
+    """Return the layout in which a tensor is held; empty if its values aren't ids."""
     try:
         cases = laid_out.cases(laid_out.dump.stamped[finding.tensor], finding.tensor)
         case = next(case for case in cases if {*finding.ranks} & {*case.mesh.ranks})

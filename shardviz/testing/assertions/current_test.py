@@ -1,4 +1,4 @@
-"""The test running on this rank: its mesh, the default for assertions, and how its failures are reported."""
+"""The test that runs on this rank: its mesh, and how its failures are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares values, gradients and outputs in any layout with those of a reference, and names the difference.
+"""Compare values, gradients and outputs with a reference's in any layout.
 
 Each rank compares its own part first; only tensors that differ somewhere, or have a pending sum, are exchanged.
 """
@@ -76,7 +76,7 @@ Far = Mapping[int, "NDArray[np.bool_]"]
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedTensor:
     """One tensor of the reference, with its tolerance.
 
     Attributes:
@@ -116,7 +116,7 @@ def assert_same(
     of: Collection[Role] = ("param", "buffer", "grad"),
     mesh: DeviceMesh | None = None,
 ) -> None:
-    """Assert that values equal those of a reference in a different layout, or not sharded at all.
+    """Assert that values equal a reference's, which may be sharded differently or not at all.
 
     Pending sums are computed first. Every rank calls this, with the same reference.
 
@@ -154,7 +154,7 @@ def assert_same(
     tensors = _by_key(locals_of(actual, device_mesh, of))
     expected = _wanted(tensors, _by_key(locals_of(reference, device_mesh, of)), device_mesh)
     for key, whole in expected.items():
-        expected[key] = Expected(
+        expected[key] = ExpectedTensor(
             whole.values, whole.rtol if rtol is None else rtol, whole.atol if atol is None else atol
         )
     lacking = _lacking(tensors, expected)
@@ -162,7 +162,7 @@ def assert_same(
     if any(role != "grad" for role, _ in alone):
         _refuse_lacking(lacking)
     tensors = {key: local for key, local in tensors.items() if key not in alone}
-    suspects = _agreed({key for key in tensors if _is_suspect(tensors[key], expected[key])})
+    suspects = _agree_on_all_ranks({key for key in tensors if _is_suspect(tensors[key], expected[key])})
     if not suspects:
         _refuse_lacking(lacking)
         return
@@ -193,7 +193,7 @@ def _real(local: Local) -> Local:
 
 def _wanted(
     tensors: Mapping[Key, Local], reference_locals: Mapping[Key, Local], mesh: DeviceMesh | None
-) -> dict[Key, Expected]:
+) -> dict[Key, ExpectedTensor]:
     """Return the reference's tensors whole, put together from all ranks if they are sharded."""
     whole = {key: _numbers(local.values) for key, local in reference_locals.items() if local.claim is None}
     sharded = {key: local for key, local in reference_locals.items() if local.claim is not None}
@@ -207,12 +207,12 @@ def _wanted(
         for tensor in dump.tensors:
             for name in tensor.names:
                 whole[tensor.role, name] = whole_values(dump, tensor, name).reshape(tensor.shape)
-    largest = max((_largest(values) for (role, _), values in whole.items() if role == "grad"), default=0.0)
+    largest = max((_largest_size(values) for (role, _), values in whole.items() if role == "grad"), default=0.0)
     expected = {}
     for key, values in whole.items():
         dtypes = {reference_locals[key].values.dtype, tensors.get(key, reference_locals[key]).values.dtype}
-        size = max(_largest(values), largest if key[0] == "grad" else 0.0)
-        expected[key] = Expected(values, *_tolerance(dtypes, ROUNDINGS_OF_ROLE.get(key[0], 0.0) * size))
+        size = max(_largest_size(values), largest if key[0] == "grad" else 0.0)
+        expected[key] = ExpectedTensor(values, *_tolerance(dtypes, ROUNDINGS_OF_ROLE.get(key[0], 0.0) * size))
     return expected
 
 
@@ -223,7 +223,7 @@ def _tolerance(dtypes: Collection[torch.dtype], rounded: float) -> tuple[float, 
     return max(rtols), max(*atols, rounded * eps)
 
 
-def _largest(values: NDArray[np.float64]) -> float:
+def _largest_size(values: NDArray[np.float64]) -> float:
     """Return the size of the largest finite element."""
     return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
@@ -232,13 +232,13 @@ def _numbers(values: torch.Tensor) -> NDArray[np.float64]:
     return np.asarray(values.detach().to(torch.float64).cpu().numpy())
 
 
-def _lacking(tensors: Mapping[Key, Local], expected: Mapping[Key, Expected]) -> list[tuple[str, set[Key]]]:
+def _lacking(tensors: Mapping[Key, Local], expected: Mapping[Key, ExpectedTensor]) -> list[tuple[str, set[Key]]]:
     """Return what one side has on some rank and the other lacks. Every rank calls this."""
     sides = (
         ("the reference has no", set(tensors) - set(expected)),
         ("only the reference has", set(expected) - set(tensors)),
     )
-    return [(what, keys) for what, side in sides if (keys := _agreed(side))]
+    return [(what, keys) for what, side in sides if (keys := _agree_on_all_ranks(side))]
 
 
 def _refuse_lacking(lacking: Sequence[tuple[str, set[Key]]]) -> None:
@@ -252,15 +252,15 @@ def _refuse_lacking(lacking: Sequence[tuple[str, set[Key]]]) -> None:
 
 
 def _listed_keys(keys: Collection[Key]) -> str:
-    """Return names after their role, identical layers as one: `param layers.[0-3].w, ... (7 in all)`."""
+    """List names by role, identical layers as one: `param layers.[0-3].w, ... (7 in all)`."""
     roles = sorted({role for role, _ in keys})
     names = {of: sorted((name for role, name in keys if role == of), key=natural_key) for of in roles}
     listed = "; ".join(f"{role} {printable(folded_names(names[role], MOST_NAMES))}" for role in roles)
     return listed if len(keys) == 1 else f"{listed} ({len(keys):,} in all)"
 
 
-def _check_references(suspects: set[Key], expected: Mapping[Key, Expected]) -> None:
-    """Fail on every rank if ranks have different references, because it is then unknown which one is right."""
+def _check_references(suspects: set[Key], expected: Mapping[Key, ExpectedTensor]) -> None:
+    """Fail on every rank if ranks have different references: the right one is unknown."""
     __tracebackhide__ = True
     first = [{key: expected[key].values for key in suspects & set(expected)}]
     distributed.broadcast_object_list(first)
@@ -270,18 +270,18 @@ def _check_references(suspects: set[Key], expected: Mapping[Key, Expected]) -> N
         if not np.array_equal(first[0][key], expected[key].values, equal_nan=True)
         and expected[key].is_far(first[0][key], expected[key].values)
     }
-    for role, name in sorted(_agreed(others)):
+    for role, name in sorted(_agree_on_all_ranks(others)):
         raise ShardAssertionError(
             f"{role} {name}: the reference is not the same on every rank\n"
             "  fix       make it the same on all ranks: the same seed before its weights are drawn, and the same batch"
         )
 
 
-def _agreed(mine: set[Key]) -> set[Key]:
+def _agree_on_all_ranks(mine: set[Key]) -> set[Key]:
     return set().union(*of_all_ranks(mine))
 
 
-def _is_suspect(local: Local, expected: Expected) -> bool:
+def _is_suspect(local: Local, expected: ExpectedTensor) -> bool:
     if local.claim is None:
         region = Region.whole(expected.values.shape)
     else:
@@ -296,7 +296,7 @@ def _is_suspect(local: Local, expected: Expected) -> bool:
     return expected.is_far(got, expected.values.ravel()[region.flat_ids(expected.values.shape)].reshape(got.shape))
 
 
-def _compare(dump: Dump, tensor: Tensor, expected: Mapping[Key, Expected]) -> list[Finding]:
+def _compare(dump: Dump, tensor: Tensor, expected: Mapping[Key, ExpectedTensor]) -> list[Finding]:
     """Return the findings of a tensor; names of other pipeline stages are left to their ranks."""
     findings = []
     for name in tensor.names:
@@ -317,7 +317,7 @@ def _compare(dump: Dump, tensor: Tensor, expected: Mapping[Key, Expected]) -> li
 
 
 def explained(dump: Dump, tensor: Tensor, comparison: Compared, far: Far, tolerance: str) -> list[Finding]:
-    """Return the findings with the known cause of a difference, or else with the element that is farthest off.
+    """Return findings with a difference's known cause, or else its worst element.
 
     Args:
         dump: The dump that the tensor is of.
@@ -337,7 +337,7 @@ def explained(dump: Dump, tensor: Tensor, comparison: Compared, far: Far, tolera
 
 
 def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
-    """Return the finding for a tensor whose shape is not its reference's, with the side that must be wrong."""
+    """Return the finding for a tensor whose shape isn't its reference's, with the likely cause."""
     return _of_shapes(tensor, tuple(shape)).finding(
         name,
         tuple(tensor.shards),
@@ -362,9 +362,9 @@ def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> Cause:
 
 
 def misplaced(dump: Dump, tensor: Tensor, comparison: Compared) -> list[Finding]:
-    """Return the findings if ranks hold the reference's own values, each once looked up, but not in the claimed places.
+    """Return findings if ranks hold the reference's values at places that they don't claim.
 
-    Values are as good as ids if they are nearly unique; those that repeat are distinguished by their neighbors.
+    Nearly unique values are as good as ids; repeated ones are distinguished by their neighbors.
     """
     if (
         comparison.claimed is None
@@ -398,7 +398,7 @@ def misplaced(dump: Dump, tensor: Tensor, comparison: Compared) -> list[Finding]
 
 
 def _value(comparison: Compared, far: Far, tolerance: str) -> Finding:
-    off, apart = _off(comparison, far), {rank: _apart(comparison, rank) for rank in far}
+    off, apart = _wrong_elements(comparison, far), {rank: _errors(comparison, rank) for rank in far}
     rank = max(far, key=lambda rank: float(np.max(apart[rank], initial=0.0)))
     at = int(np.argmax(apart[rank]))
     got, expected = comparison.reduced[rank].ravel()[at], comparison.wanted_of(rank).ravel()[at]
@@ -417,7 +417,7 @@ def _value(comparison: Compared, far: Far, tolerance: str) -> Finding:
     )
 
 
-def _off(comparison: Compared, far: Far) -> NDArray[np.bool_]:
+def _wrong_elements(comparison: Compared, far: Far) -> NDArray[np.bool_]:
     """Return which elements of the whole tensor are off on some rank."""
     off = np.zeros(comparison.wanted.shape, np.bool_)
     for rank, elements in far.items():
@@ -426,7 +426,7 @@ def _off(comparison: Compared, far: Far) -> NDArray[np.bool_]:
 
 
 def _of_part(comparison: Compared, far: Far) -> Cause:
-    """Return the likely cause of a difference in few elements: neither seed nor file nor batch is another."""
+    """Return the likely cause of a difference in few elements; it isn't seed, file or batch."""
     if comparison.role not in WEIGHTS:
         return FewElementsDiffer()
     if all(not comparison.reduced[rank][elements].any() for rank, elements in far.items()):
@@ -435,7 +435,7 @@ def _of_part(comparison: Compared, far: Far) -> Cause:
 
 
 def _of_values(comparison: Compared, far: Far) -> Cause:
-    """Return the likely cause of a difference that no rule explains, and how to distinguish such causes."""
+    """Return the likely cause of a difference that no rule explains."""
     of_all = len(far) == len(comparison.reduced)
     if comparison.role not in WEIGHTS:
         return UnexplainedDifference(of_all)
@@ -445,7 +445,7 @@ def _of_values(comparison: Compared, far: Far) -> Cause:
 
 
 def _exchanged_coordinate(comparison: Compared, far: Far) -> Cause | None:
-    """Return the cause if the ranks that are off are those whose coordinates along two axes of one size differ."""
+    """Return the cause if exactly the ranks whose coordinates differ along two axes are wrong."""
     mesh, claimed = comparison.mesh, comparison.claimed
     for axis, instead in product(claimed.split_axes if claimed else (), mesh.axes):
         if axis != instead and mesh.axis_size(axis) == mesh.axis_size(instead) > 1:
@@ -456,7 +456,7 @@ def _exchanged_coordinate(comparison: Compared, far: Far) -> Cause | None:
     return None
 
 
-def _apart(comparison: Compared, rank: int) -> NDArray[np.float64]:
+def _errors(comparison: Compared, rank: int) -> NDArray[np.float64]:
     """Return how far each element of a rank is off; NaN is farthest."""
     got, expected = comparison.reduced[rank].ravel(), comparison.wanted_of(rank).ravel()
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Checks that copies of a gradient are equal: first their digests; if those differ, their values, up to rounding."""
+"""Check that copies of a gradient are equal: by digests, then by values, up to rounding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -> tuple[Dump, list[Finding]]:
-    """Return the gradients of all ranks, and findings for copies that differ. Every rank of the job calls this.
+    """Return all ranks' gradients, and findings for copies that differ. Every rank calls this.
 
     Args:
         model: A module, after its backward.
@@ -57,7 +57,7 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
             "  fix       call backward() first; if FSDP2 accumulates (set_requires_gradient_sync(False), "
             "set_requires_all_reduce(False)), gradients appear after the last micro-batch"
         )
-    suspects = {tensor.names[at] for tensor in digests.tensors for at in _differing(tensor)}
+    suspects = {tensor.names[at] for tensor in digests.tensors for at in _differing_names(tensor)}
     if not suspects:
         return digests, []
 
@@ -70,7 +70,7 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
     return values, [finding for tensor in values.tensors for finding in _findings(values, tensor, axis)]
 
 
-def _differing(tensor: Tensor) -> list[int]:
+def _differing_names(tensor: Tensor) -> list[int]:
     """Return the positions of the fold's names whose copies differ in any bit."""
     groups = copies_of(tensor, None)
     return [
@@ -89,7 +89,7 @@ def _findings(dump: Dump, tensor: Tensor, axis: str | None) -> list[Finding]:
 
 
 def _finding(comparison: Compared, differing: tuple[str, ...]) -> Finding:
-    """Return the finding for copies that differ; without a reference, the right result may be their sum or mean."""
+    """Return the finding for copies that differ; whether sum or mean is right isn't known."""
     axes = " and ".join(differing)
     neighbors = comparison.neighbors_apart([group for axis in differing for group in comparison.mesh.groups(axis)])
     low, high, worst = max(neighbors, key=lambda pair: pair[2])

@@ -1,4 +1,4 @@
-"""The text of a failed assertion: the mistake, then claimed / held / intended, a picture, and the fix."""
+"""The text of a failed assertion: mistake, claimed / held / intended, picture, and fix."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def refuse_unchecked(report: Report) -> None:
 
 
 def refuse_unordered(report: Report) -> None:
-    """Fail if the order of a tensor was not checked; masks and flags, which have no order, may pass.
+    """Fail if the order of a tensor wasn't checked, unless it is a mask or flag.
 
     Raises:
         ShardAssertionError: Elements of a tensor could not be placed.
@@ -87,14 +87,14 @@ def refuse_unordered(report: Report) -> None:
 
 
 def _unchecked_lines(report: Report) -> list[str]:
-    """Return why checks could not be made, the first reasons of many, each once for identical layers."""
+    """Return the first reasons why checks could not be made, each once for identical layers."""
     lines = report.reasons
     more = [f"and {len(lines) - MAX_UNCHECKED} more"] if len(lines) > MAX_UNCHECKED else []
     return [f"{'':{INDENT}}{printable(line)}" for line in (*lines[:MAX_UNCHECKED], *more)]
 
 
 def _rank_in_job() -> int:
-    """Return this process's rank in a user's own job; 0 if pytest runs the ranks, or there are none."""
+    """Return this rank in a user's own job; 0 in pytest's process or if pytest runs the ranks."""
     distributed = sys.modules.get("torch.distributed")
     if current_test.is_reported_once.get() or distributed is None or not distributed.is_initialized():
         return 0
@@ -109,7 +109,7 @@ def report(dump: Dump | None, findings: Sequence[Finding], laid_out: LaidOut | N
 def in_words(
     dump: Dump | None, whole: Sequence[Finding], laid_out: LaidOut | None = None, most: int = MAX_IN_FULL
 ) -> str:
-    """Return the text for findings that are already put together: the first ones in full, the others by name."""
+    """Return the text of grouped findings: the first ones in full, the others by name."""
     parts = [_in_full(dump, finding, laid_out) for finding in whole[:most]]
     if more := [finding.title or finding.kind for finding in whole[most:]]:
         dots = "; ..." if len(more) > MAX_NAMED else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardviz.checkpoint.records import Held
+from shardviz.checkpoint.records import MemoryTensor
 from shardviz.explain.assertions import AllRanksDiffer
 from shardviz.explain.update import OptimizerOfOtherParameters
 from shardviz.live.capture.agreement import of_all_ranks
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def with_optimizer(findings: Sequence[Finding], weights: Sequence[Local]) -> list[Finding]:
-    """Return findings, those on weights that no rank has right with their cause if an optimizer steps other tensors.
+    """Explain weights that are wrong on all ranks if an optimizer steps different tensors.
 
     Every rank calls this.
 
@@ -46,7 +46,7 @@ def with_optimizer(findings: Sequence[Finding], weights: Sequence[Local]) -> lis
 
 
 def _are_left_behind(weights: Sequence[Local]) -> bool:
-    """Whether an optimizer steps tensors with the model's values, and not its parameters. Every rank calls this."""
+    """Whether an optimizer steps copies of the parameters instead. Every rank calls this."""
     optimizers = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]  # isinstance runs proxies' code
     stepped = [[one for group in optimizer.param_groups for one in group["params"]] for optimizer in optimizers]
     is_left = any(len(own) == len(weights) and all(map(_is_copy, own, weights)) for own in stepped)
@@ -57,4 +57,4 @@ def _is_copy(stepped: torch.Tensor, weight: Local) -> bool:
     """Whether a tensor is not a model's parameter and has the values that it is a part of."""
     if isinstance(stepped, DTensor) or stepped.is_meta or stepped.data_ptr() == weight.values.data_ptr():
         return False
-    return is_as_claimed(weight, Held("", dtype_name(stepped.dtype), bits_of_tensor(stepped.detach())))
+    return is_as_claimed(weight, MemoryTensor("", dtype_name(stepped.dtype), bits_of_tensor(stepped.detach())))

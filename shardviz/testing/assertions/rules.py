@@ -69,14 +69,14 @@ def check_rules(dump: Dump, layouts: Mapping[str, str | None]) -> list[Finding]:
 
 
 def _check_complete(tensors: Sequence[Tensor], rules: Mapping[str, str]) -> set[str]:
-    """Check that every parameter has a rule and every rule a tensor; return the rules that parameters use."""
+    """Check that each parameter has a rule and each rule a tensor; return the used rules."""
     __tracebackhide__ = True
     names = {name: tensor.role for tensor in tensors for name in tensor.names}
     by_name = {name: _rule_of(rules, name) for name in names}
     unmatched = [name for name, rule in by_name.items() if rule is None and names[name] != "buffer"]
     unused = {rule: [name for name in names if fits(name, rule)] for rule in rules if rule not in {*by_name.values()}}
     if misspelt := [rule for rule, matched in unused.items() if not matched]:
-        others = f", and no rule matches {_counted(unmatched)}" if unmatched else ""
+        others = f", and no rule matches {_counted_names(unmatched)}" if unmatched else ""
         nothing = "no tensors: an optimizer has none before its first step"
         existing = meant(misspelt[0], [*names]) if names else nothing
         raise ShardAssertionError(
@@ -85,7 +85,7 @@ def _check_complete(tensors: Sequence[Tensor], rules: Mapping[str, str]) -> set[
         )
     if unmatched:
         raise ShardAssertionError(
-            f"no rule matches {_counted(unmatched)}\n"
+            f"no rule matches {_counted_names(unmatched)}\n"
             "  fix       add a rule, or end with {'*': None} to allow any layout for the rest"
         )
     if unused:
@@ -98,7 +98,7 @@ def _check_complete(tensors: Sequence[Tensor], rules: Mapping[str, str]) -> set[
     return {rule for name, rule in by_name.items() if rule is not None and names[name] != "buffer"}
 
 
-def _counted(names: Sequence[str]) -> str:
+def _counted_names(names: Sequence[str]) -> str:
     """Return names, and how many they are where they are several."""
     shown = printable(folded_names(names, MOST_NAMES))
     return shown if len(names) == 1 else f"{counted(len(names), 'tensor')}: {shown}"
@@ -109,14 +109,14 @@ def _rule_of(rules: Mapping[str, str], name: str) -> str | None:
 
 
 def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator[Finding]:
-    """Yield a finding for each layout of a tensor that is not the intended one: ranks may disagree."""
+    """Yield a finding for each claimed layout that isn't the intended one; ranks may disagree."""
     for layout, ranks in tensor.claims.items():
         local = tensor.shards[ranks[0]].body.local_shape
         if pattern.matches(layout, tensor.dtype) if layout else _is_whole(pattern, local):
             continue
         layout_text = write(layout, tensor.dtype) if layout else f"{tensor.dtype}{list(local)}, plain"
         does = f"claim {layout_text}" if layout else "have a plain tensor"
-        yield _unlike(tensor, layout, local, pattern).finding(
+        yield _cause_of(tensor, layout, local, pattern).finding(
             name,
             ranks,
             f"{len(ranks):,} of {len(tensor.shards):,} ranks {does}, not the intended {text}",
@@ -130,7 +130,7 @@ def _is_whole(pattern: Pattern, shape: Sequence[int]) -> bool:
     return not any(pattern.chains) and not pattern.partial and not pattern.flat and pattern.fits_shape(shape)
 
 
-def _unlike(tensor: Tensor, layout: Layout | None, local: Sequence[int], pattern: Pattern) -> Cause:
+def _cause_of(tensor: Tensor, layout: Layout | None, local: Sequence[int], pattern: Pattern) -> Cause:
     """Return what is not as intended: the dtype, the shape, or the placements."""
     actual = write(layout) if layout else str(list(local))
     same = replace(pattern, dtype="")

@@ -1,4 +1,4 @@
-"""The subjects of assertions (modules, tensors, optimizers, or tensors by name) as this rank has them, and as all do.
+"""What assertions compare (modules, tensors, optimizers), on this rank and on all ranks.
 
 To gather, each rank captures, and all exchange their records. Nothing is written to disk; the result is the `Dump` that
 reading a dump would give.
@@ -122,7 +122,7 @@ def _states(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @dataclass(frozen=True)
-class Gathered(DumpFiles):
+class GatheredDump(DumpFiles):
     """A dump in memory, never written to disk.
 
     Attributes:
@@ -167,7 +167,7 @@ def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage
 def gather(
     add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: Stamped | None = None, reference: str = ""
 ) -> Dump:
-    """Let every rank capture, and return the tensors of all ranks. Every rank of the job calls this.
+    """Capture tensors on every rank and return those of all ranks. Every rank calls this.
 
     Args:
         add: Captures this rank's tensors.
@@ -188,7 +188,7 @@ def gather(
     records = map(partial(msgspec.json.decode, type=RankRecord), (record for record, _ in sent))
     arrays = {at: load(dense) for at, (_, dense) in enumerate(sent) if dense}
     run = run_record(_job_mesh(mesh), stamps, None, reference=reference)
-    return dump_of(Gathered(Path("this job"), run, dict(enumerate(records)), arrays=arrays))
+    return dump_of(GatheredDump(Path("this job"), run, dict(enumerate(records)), arrays=arrays))
 
 
 def _job_mesh(mesh: DeviceMesh | None) -> Mesh:

@@ -1,1 +1,1 @@
-"""The pytest plugin: collects tests that run on ranks, sends them there, and reports how they ended."""
+"""The pytest plugin: collects tests that run on ranks, sends them there, reports results."""

@@ -1,4 +1,4 @@
-"""Everything of pytest that it calls private, in one place, as `shardviz.live.compat` is for torch.
+"""Every private part of pytest that the plugin uses, as `shardviz.live.compat` for torch.
 
 Tried on pytest 8.2, 8.4 and 9.2. Nothing is imported from `_pytest` before it is needed: the plugin is loaded in every
 session of pytest, most of which have no test for ranks.
@@ -118,7 +118,7 @@ def _rewriter(config: pytest.Config) -> Any:
 
 
 def filter_warnings(configured: Iterable[str], on_command_line: Iterable[str], marked: Iterable[str]) -> None:
-    """Apply the filters of a configuration, of a command line and of marks, as pytest writes them."""
+    """Apply warning filters from the configuration, the command line and marks."""
     from _pytest.config import apply_warning_filters, parse_warning_filter
 
     apply_warning_filters(configured, on_command_line)
@@ -134,7 +134,7 @@ def log_level(config: pytest.Config) -> int | None:
 
 
 def catch_logs(stack: ExitStack, level: int | None) -> SimpleNamespace:
-    """Catch log records until a stack ends, and return an object that `caplog` takes for their test."""
+    """Catch log records until a stack ends; return an object that `caplog` accepts."""
     from _pytest import logging as catching
 
     stderr = stack.enter_context(os.fdopen(os.dup(2), "w", buffering=1))  # not what `capfd` will catch
@@ -177,7 +177,7 @@ def plain_failure(text: str, path: str, line: int) -> ExceptionChainRepr:
 
 
 def as_failure(shown: object) -> ExceptionChainRepr | None:
-    """Return a representation that is one of an exception, the only kind that takes a title; else None."""
+    """Return the representation of an exception, the only kind that takes a title; else None."""
     from _pytest._code.code import ExceptionChainRepr
 
     return shown if isinstance(shown, ExceptionChainRepr) else None

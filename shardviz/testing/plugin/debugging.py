@@ -1,4 +1,4 @@
-"""A debugger inside a rank, on the terminal that pytest was started from: `--pdb` and `breakpoint()`."""
+"""A debugger in a rank, on pytest's own terminal: `--pdb` and `breakpoint()`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MARK = "debugged"
 """The file that says that a rank opened the debugger."""
 
 
-class Debugged(bdb.BdbQuit):
-    """A test that was debugged in its rank; pytest opens no debugger of its own after it."""
+class DebuggedTest(bdb.BdbQuit):
+    """Ends a test that was debugged on its rank; pytest then opens no debugger itself."""
 
 
 def terminal(config: pytest.Config) -> str:
@@ -37,7 +37,7 @@ def give_terminal(path: str, rank: int) -> None:
 
 
 def post_mortem(error: BaseException, path: str, rank: int, folder: Path) -> None:
-    """Open the debugger where an exception was raised, on the first rank that asks; do nothing without a terminal."""
+    """Open the debugger where an exception was raised, on the first rank that asks."""
     if not path or error.__traceback__ is None:
         return
     try:

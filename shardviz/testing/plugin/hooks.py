@@ -1,4 +1,4 @@
-"""The pytest plugin: tests marked with a mesh run on its ranks. Imports nothing that such a test alone needs."""
+"""The pytest plugin's hooks: tests marked with a mesh run on its ranks. Imports are lazy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Note the tests for ranks, and let the process that ranks are forked from import their modules too."""
+    """Note the tests for ranks, and let the fork server import their modules."""
     preload = session.config.stash.get(_PRELOAD, None)
     if preload is None and "shardviz.testing.plugin.marks" not in sys.modules:
         return
@@ -105,7 +105,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def mesh(request: pytest.FixtureRequest) -> Mesh:
-    """The mesh of a test that runs on ranks: in the test its `DeviceMesh`, in other fixtures its axes and sizes."""
+    """The mesh of a test on ranks: its `DeviceMesh` in the test, axes and sizes in fixtures."""
     from shardviz.testing.plugin.launching import MESH
     from shardviz.testing.plugin.marks import spmd_of
 

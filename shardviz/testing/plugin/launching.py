@@ -1,4 +1,4 @@
-"""A marked test in pytest's own process: sent to ranks, and ended as it ended there; or run here, if pytest is a rank.
+"""A marked test in pytest's process: sent to ranks, or run here if pytest is a rank.
 
 Under torchrun pytest itself runs on every rank, and the test's body runs on the ranks that are there.
 """
@@ -20,7 +20,14 @@ from shardviz.errors import RankError, ShardvizError
 from shardviz.live import world
 from shardviz.testing.plugin import compat, debugging, outcome
 from shardviz.testing.plugin.on_ranks.modules import source_of
-from shardviz.testing.plugin.on_ranks.parcel import Collected, Parcel, Style, pack_arguments, pack_bound, pack_instance
+from shardviz.testing.plugin.on_ranks.parcel import (
+    CollectedNames,
+    FailureStyle,
+    Parcel,
+    pack_arguments,
+    pack_bound,
+    pack_instance,
+)
 from shardviz.testing.plugin.options import launch_method, ranks_seed, ranks_timeout, timeout_of
 from shardviz.testing.plugin.outcome import STORY, find_root, plain_story, story_of
 from shardviz.text import counted
@@ -30,19 +37,19 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.world import World
-    from shardviz.testing.plugin.marks import Spmd
+    from shardviz.testing.plugin.marks import SpmdMark
     from shardviz.testing.plugin.outcome import Outcome, Warned
 
 
 TASK = "shardviz.testing.plugin.on_ranks.ranks:run_test"
 MESH: pytest.StashKey[Mesh] = pytest.StashKey()
 """The mesh that a test got from the fixture `mesh`."""
-COLLECTED: pytest.StashKey[Collected] = pytest.StashKey()
+COLLECTED: pytest.StashKey[CollectedNames] = pytest.StashKey()
 """The state of test modules and classes when collection ended."""
 DEBUGGING_TIMEOUT = 24 * 3600.0
 
 
-def run(item: pytest.Function, spmd: Spmd) -> None:
+def run(item: pytest.Function, spmd: SpmdMark) -> None:
     """Run a test on ranks; skip, xfail or raise as it did there."""
     __tracebackhide__ = True
     with TemporaryDirectory(prefix="shardviz-test-", ignore_cleanup_errors=True) as name:
@@ -51,10 +58,10 @@ def run(item: pytest.Function, spmd: Spmd) -> None:
             _pass_on(_launch(item, spmd, folder))
         except ShardvizError as error:
             end = _end(item, error, outcome.read(folder), _coords(spmd))
-            raise debugging.Debugged(end) if (folder / debugging.MARK).exists() else end from None
+            raise debugging.DebuggedTest(end) if (folder / debugging.MARK).exists() else end from None
 
 
-def _launch(item: pytest.Function, spmd: Spmd, folder: Path) -> list[Warned]:
+def _launch(item: pytest.Function, spmd: SpmdMark, folder: Path) -> list[Warned]:
     """Run a test on ranks and show what they printed; return the warnings of all of them."""
     config = item.config
     terminal = debugging.terminal(config) if config.getoption("usepdb") else ""
@@ -75,20 +82,22 @@ def _launch(item: pytest.Function, spmd: Spmd, folder: Path) -> list[Warned]:
     return [one for of_rank in warned for one in of_rank]
 
 
-def _coords(spmd: Spmd) -> list[str]:
+def _coords(spmd: SpmdMark) -> list[str]:
     return [spmd.mesh.label(rank) for rank in range(spmd.mesh.size)]
 
 
-def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") -> Parcel:
+def pack(item: pytest.Function, spmd: SpmdMark, folder: Path, terminal: str = "") -> Parcel:
     """Make the parcel of a test whose fixtures are set up.
 
     Raises:
         FixtureError: A value cannot be sent to ranks.
     """
     config = item.config
-    style = Style(config.option.tbstyle, config.option.fulltrace, config.option.showlocals, config.get_verbosity())
+    style = FailureStyle(
+        config.option.tbstyle, config.option.fulltrace, config.option.showlocals, config.get_verbosity()
+    )
     marked = tuple(text for mark in item.iter_markers("filterwarnings") for text in mark.args)
-    before = config.stash.get(COLLECTED, Collected())
+    before = config.stash.get(COLLECTED, CollectedNames())
     configured, on_command_line = config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or ()
     return Parcel(
         source=source_of(item),
@@ -147,7 +156,7 @@ def _pass_on(warned: Iterable[Warned]) -> None:
 _JOINED: pytest.StashKey[ExitStack] = pytest.StashKey()
 
 
-def run_here(item: pytest.Function, spmd: Spmd) -> None:
+def run_here(item: pytest.Function, spmd: SpmdMark) -> None:
     """Run a test on this rank of a job that is large enough for its mesh and no larger."""
     __tracebackhide__ = True
     joined = world.torchrun_world(spmd.backend)
@@ -165,7 +174,7 @@ def run_here(item: pytest.Function, spmd: Spmd) -> None:
 
 
 def _join(config: pytest.Config, joined: World) -> None:
-    """Join the job for the rest of the session: ranks can meet only once through torchrun's store."""
+    """Join the job for the rest of the session: torchrun's store lets ranks meet only once."""
     if _JOINED in config.stash:
         return
     from shardviz.live.world import group

@@ -1,4 +1,4 @@
-"""Which tests run on ranks, and which cannot: `@spmd(mesh=...)` and the marker `mesh` that it stands for."""
+"""Which tests run on ranks: `@spmd(mesh=...)`, and the marker `mesh` that it stands for."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MARK = "mesh"
 
 
 @dataclass(frozen=True, slots=True)
-class Spmd:
-    """How a test wants to be run.
+class SpmdMark:
+    """How a test is to run on ranks: mesh, timeout, launch method and backend.
 
     Attributes:
         mesh: The mesh whose ranks run it.
@@ -58,10 +58,10 @@ def spmd(
     """
     import pytest
 
-    return pytest.mark.mesh(Spmd(_mesh(mesh), timeout, launch, backend))
+    return pytest.mark.mesh(SpmdMark(_mesh(mesh), timeout, launch, backend))
 
 
-def spmd_of(item: pytest.Item) -> Spmd | None:
+def spmd_of(item: pytest.Item) -> SpmdMark | None:
     """Return how a test wants to be run by the marker nearest to it; None if it has none.
 
     Raises:
@@ -75,7 +75,7 @@ def spmd_of(item: pytest.Item) -> Spmd | None:
     if len(mark.args) + bool(mark.kwargs) != 1:
         raise MeshError(f"the marker of {item.name} names no mesh", "write pytest.mark.mesh(fsdp=2, tp=4)")
     (argument,) = mark.args or (mark.kwargs,)
-    return argument if isinstance(argument, Spmd) else Spmd(_mesh(argument))
+    return argument if isinstance(argument, SpmdMark) else SpmdMark(_mesh(argument))
 
 
 def _mesh(argument: Any) -> Mesh:

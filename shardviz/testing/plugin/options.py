@@ -54,5 +54,5 @@ def ranks_seed(config: pytest.Config) -> int:
 
 
 def is_joined() -> bool:
-    """Whether pytest itself runs as a rank, under torchrun or a launcher that sets the same variables."""
+    """Whether pytest itself runs as a rank, under torchrun or a similar launcher."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ

@@ -1,4 +1,4 @@
-"""How a test ended on its ranks: each writes a file when it did not pass, and pytest's process reports one of them."""
+"""How a test ended: each rank that didn't pass writes a file, and pytest reports one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardviz.testing.plugin.compat import ExceptionChainRepr
-    from shardviz.testing.plugin.on_ranks.parcel import Style
+    from shardviz.testing.plugin.on_ranks.parcel import FailureStyle
 
 
 Kind = Literal["failed", "skipped", "xfailed"]
@@ -40,7 +40,7 @@ _MAX_TEXT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a test on a rank.
+    """How a test ended on a rank.
 
     Attributes:
         rank: The rank.
@@ -63,7 +63,7 @@ class Outcome:
     text: str
 
     def exception(self) -> BaseException | None:
-        """Return the exception that the test raised, or one of its class with its text; None if neither can be had."""
+        """Return the test's exception, or one of its class with its text; None if unpicklable."""
         with suppress(Exception):
             error = pickle.loads(self.error)
             if isinstance(error, BaseException):
@@ -79,7 +79,7 @@ class Outcome:
         return compat.as_failure(pickle.loads(self.shown)) if self.shown else None
 
 
-def describe(rank: int, error: BaseException, function: Callable[..., Any], style: Style) -> Outcome:
+def describe(rank: int, error: BaseException, function: Callable[..., Any], style: FailureStyle) -> Outcome:
     """Put an exception of a test into plain data, with the traceback that pytest would show."""
     when = time.monotonic()
     kind: Kind = "failed"
@@ -87,7 +87,7 @@ def describe(rank: int, error: BaseException, function: Callable[..., Any], styl
         kind = "skipped"
     elif isinstance(error, pytest.xfail.Exception):
         kind = "xfailed"
-    shown = _shown(error, function, style)
+    shown = _representation(error, function, style)
     as_shown = pickle.dumps(shown) if compat.as_failure(shown) is not None else b""
     text = str(shown)[:_MAX_TEXT]
     return Outcome(rank, kind, str(error), when, pickled(error), pickled(type(error)), as_shown, text)
@@ -106,7 +106,7 @@ def read(folder: Path) -> list[Outcome]:
     return [pickle.loads(file.read_bytes()) for file in files]
 
 
-def _shown(error: BaseException, function: Callable[..., Any], style: Style) -> Any:
+def _representation(error: BaseException, function: Callable[..., Any], style: FailureStyle) -> Any:
     """Show an exception as `pytest.Function.repr_failure` does."""
     excinfo = pytest.ExceptionInfo.from_exception(error)
     chosen: Any = "long" if style.full or style.traceback == "auto" else style.traceback
@@ -121,10 +121,10 @@ def _shown(error: BaseException, function: Callable[..., Any], style: Style) -> 
     )
 
 
-def _filtered(excinfo: pytest.ExceptionInfo[BaseException], function: Callable[..., Any], style: Style) -> Any:
-    """Keep what is from the test on and not hidden; between the first and the last frame, a line each.
+def _filtered(excinfo: pytest.ExceptionInfo[BaseException], function: Callable[..., Any], style: FailureStyle) -> Any:
+    """Keep a traceback's frames from the test on; those in between take one line each.
 
-    A mistake that shardviz reports is shown where the test makes it.
+    An error that shardviz reports is shown where the test makes it.
     """
     code = inspect.unwrap(function).__code__
     frames = excinfo.traceback.cut(path=code.co_filename, firstlineno=code.co_firstlineno - 1)
@@ -143,8 +143,8 @@ OWN_ERROR = f"{ShardAssertionError.__module__}.{ShardAssertionError.__qualname__
 
 
 @dataclass(frozen=True)
-class Story:
-    """A failure, to be shown in place of pytest's own report.
+class FailureStory:
+    """A failure's text, shown in place of pytest's own report.
 
     Attributes:
         shown: pytest's representation of it.
@@ -166,7 +166,7 @@ class Story:
         report.longrepr = self.shown
 
 
-STORY: pytest.StashKey[Story] = pytest.StashKey()
+STORY: pytest.StashKey[FailureStory] = pytest.StashKey()
 """How the last run of a test on ranks failed, until its report is made."""
 
 
@@ -197,7 +197,7 @@ def find_root(failure: ShardvizError, ends: list[Outcome]) -> Outcome | None:
     return min(same, key=lambda end: end.rank, default=None)
 
 
-def story_of(root: Outcome, failure: ShardvizError, ends: list[Outcome], coords: list[str], seed: int) -> Story:
+def story_of(root: Outcome, failure: ShardvizError, ends: list[Outcome], coords: list[str], seed: int) -> FailureStory:
     """Tell a failure by the rank at fault, with a label for every rank in `coords`."""
     same = [end.rank for end in ends if _is_same(end, root)]
     lines = []
@@ -208,13 +208,13 @@ def story_of(root: Outcome, failure: ShardvizError, ends: list[Outcome], coords:
         lines.append(failure.waiting)
     lines.append(f"seed {seed} on every rank")
     shown = root.representation() or compat.plain_failure(root.text, "", 0)
-    return Story(shown, f"rank {root.rank} ({coords[root.rank]})", "\n".join(lines))
+    return FailureStory(shown, f"rank {root.rank} ({coords[root.rank]})", "\n".join(lines))
 
 
-def plain_story(failure: ShardvizError, item: pytest.Item) -> Story:
-    """Tell a failure that has no traceback of a rank: one died or hangs, or none could be started."""
+def plain_story(failure: ShardvizError, item: pytest.Item) -> FailureStory:
+    """Describe a failure without a traceback: a rank died, hangs or couldn't be started."""
     path, line, _ = item.location
-    return Story(compat.plain_failure(str(failure), path, (line or 0) + 1))
+    return FailureStory(compat.plain_failure(str(failure), path, (line or 0) + 1))
 
 
 def _is_echo(end: Outcome) -> bool:

@@ -1,4 +1,4 @@
-"""Starting the process that ranks are forked from while pytest still collects, and giving it the test modules.
+"""Start the fork server while pytest still collects, then give it the test modules.
 
 The process imports torch first, then waits for the list of modules, which is known when collection has ended. Ranks
 then find everything imported, and a test starts in the time of a fork.
@@ -28,7 +28,7 @@ VARIABLE = "SHARDVIZ_TEST_MODULES"
 
 
 class Preload:
-    """The fork server's start, from the first sign of a test for it to the end of collection."""
+    """Starts the fork server at the first sign of a test on ranks; ends with collection."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._folder: Path | None = None

@@ -49,7 +49,7 @@ OLD_NUMBER = 7
 
 
 @dataclass(frozen=True)
-class Number:
+class StateNumber:
     """A number in an optimizer's state, such as its step: a tensor without dims, or plain.
 
     Attributes:
@@ -75,8 +75,8 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What a rank has.
+class RankContents:
+    """The tensors, optimizer state and hyperparameters that a rank has.
 
     Attributes:
         tensors: Parameters and persistent buffers by name, optimizer state as `up.weight exp_avg`.
@@ -89,7 +89,7 @@ class Contents:
     """
 
     tensors: dict[str, Local] = field(default_factory=dict)
-    numbers: dict[str, Number] = field(default_factory=dict)
+    numbers: dict[str, StateNumber] = field(default_factory=dict)
     settings: dict[str, float] = field(default_factory=dict)
     tied: tuple[tuple[str, ...], ...] = ()
     not_known: dict[str, str] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Contents:
     frozen: frozenset[str] = frozenset()
 
 
-def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Contents:
+def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> RankContents:
     """Return this rank's contents of a model and its optimizer.
 
     Args:
@@ -107,7 +107,7 @@ def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Co
     """
     inner = unwrapped(model)
     frozen = frozenset(clean_name(name) for name, one in inner.named_parameters() if not one.requires_grad)
-    contents = Contents(tied=tuple(tied_names(inner)), frozen=frozen)
+    contents = RankContents(tied=tuple(tied_names(inner)), frozen=frozen)
     computed = computed_buffers(inner)
     plain = plain_mesh(mesh) if mesh is not None else None
     for local in local_tensors(inner, plain):
@@ -128,7 +128,7 @@ def contents_of(model: nn.Module, optimizer: Any, mesh: DeviceMesh | None) -> Co
     return replace(contents, strangers=strangers)
 
 
-def _add_state(contents: Contents, owner: str, state: MutableMapping[str, Any], mesh: Mesh | None) -> None:
+def _add_state(contents: RankContents, owner: str, state: MutableMapping[str, Any], mesh: Mesh | None) -> None:
     parameter = contents.tensors.get(owner)
     for key, value in state.items():
         name = f"{owner} {key}"
@@ -137,20 +137,20 @@ def _add_state(contents: Contents, owner: str, state: MutableMapping[str, Any], 
             if local.unknown:
                 contents.not_known[name] = local.unknown
                 continue
-            contents.tensors[name] = _claiming_as(local, parameter)
+            contents.tensors[name] = _with_claim_of(local, parameter)
         elif isinstance(value, torch.Tensor | float) or type(value) is int:
-            contents.numbers[name] = Number(state, key)
+            contents.numbers[name] = StateNumber(state, key)
 
 
-def _claiming_as(state: Local, parameter: Local | None) -> Local:
-    """Give a state without placements those of the parameter whose elements it has, one for each."""
+def _with_claim_of(state: Local, parameter: Local | None) -> Local:
+    """Give an optimizer state without placements those of its parameter, if shapes are equal."""
     if parameter is None or state.claim or state.flat or state.values.shape != parameter.values.shape:
         return state
     return replace(state, shape=parameter.shape, claim=parameter.claim, flat=parameter.flat)
 
 
 def settings_of(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the hyperparameters of a group that are fractions; those in tuples one by one: `betas[0]`."""
+    """Yield a group's fractional hyperparameters; those in tuples singly: `betas[0]`."""
     for key, value in group.items():
         if key in NOT_SAVED:
             continue
@@ -177,8 +177,8 @@ def give_state(optimizer: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Flags:
-    """Values for a tensor of flags: they show whether it arrived, not where its elements belong.
+class FlagValues:
+    """Values for a bool tensor: they show that it arrived, not where elements belong.
 
     Attributes:
         name: The tensor's name.
@@ -203,8 +203,8 @@ class Flags:
 
 
 @dataclass(frozen=True)
-class Sent:
-    """One tensor as it was filled.
+class FilledTensor:
+    """A tensor that was filled with values to send.
 
     Attributes:
         name: Its name.
@@ -231,40 +231,40 @@ class Sent:
 
 
 def values_for(key: str, shape: tuple[int, ...], dtype: str, *, old: bool = False) -> Entry | None:
-    """Return values drawn from a name: those to be sent, or the old ones that they are to replace."""
+    """Return values generated from a name: those to send, or the old ones to be replaced."""
     if dtype == "bool":
-        return Flags(key, shape, old)
+        return FlagValues(key, shape, old)
     return Fill(f"{key} as it was before" if old else key, shape, dtype) if can_fill(dtype) else None
 
 
-def sent_by_all(contents: Contents) -> dict[str, Sent]:
+def sent_by_all(contents: RankContents) -> dict[str, FilledTensor]:
     """Describe all ranks' tensors, by name. Every rank calls this, before anything is filled.
 
     A plain tensor whose values differ between ranks is each rank's own; if they are equal it is a copy.
     """
     first_of = {name: group[0] for group in contents.tied for name in group}
-    own_tensors = {name: _described(local, first_of.get(name, name)) for name, local in contents.tensors.items()}
-    pairs_of: dict[str, list[tuple[int, tuple[Sent, str]]]] = {}
+    own_tensors = {name: _describe(local, first_of.get(name, name)) for name, local in contents.tensors.items()}
+    pairs_of: dict[str, list[tuple[int, tuple[FilledTensor, str]]]] = {}
     for rank, of_rank in enumerate(of_all_ranks(own_tensors)):
         for name, pair in of_rank.items():
             pairs_of.setdefault(name, []).append((rank, pair))
-    return {name: _agreed(pairs) for name, pairs in pairs_of.items()}
+    return {name: _common_tensor(pairs) for name, pairs in pairs_of.items()}
 
 
-def _described(local: Local, key: str) -> tuple[Sent, str]:
+def _describe(local: Local, key: str) -> tuple[FilledTensor, str]:
     """Return a tensor, with a digest of its values where it is plain."""
-    sent = Sent(local.name, local.role, local.shape, dtype_name(local.values.dtype), key)
+    sent = FilledTensor(local.name, local.role, local.shape, dtype_name(local.values.dtype), key)
     return sent, "" if local.claim or local.flat else digest(local.values)
 
 
-def _agreed(pairs: list[tuple[int, tuple[Sent, str]]]) -> Sent:
+def _common_tensor(pairs: list[tuple[int, tuple[FilledTensor, str]]]) -> FilledTensor:
     sent = pairs[0][1][0]
     each = len({(one.shape, own) for _, (one, own) in pairs}) > 1 and all(own for _, (_, own) in pairs)
-    return Sent(sent.name, sent.role, sent.shape, sent.dtype, sent.key, tuple(rank for rank, _ in pairs), each)
+    return FilledTensor(sent.name, sent.role, sent.shape, sent.dtype, sent.key, tuple(rank for rank, _ in pairs), each)
 
 
-def fill(contents: Contents, entries: Mapping[str, Entry | None], number: float) -> dict[str, str]:
-    """Write values into what this rank has, and the same number into every number of the optimizer's state.
+def fill(contents: RankContents, entries: Mapping[str, Entry | None], number: float) -> dict[str, str]:
+    """Fill this rank's tensors with values, and every number of the optimizer's state.
 
     Returns:
         The tensors that could not be written, and why.
@@ -289,7 +289,9 @@ def fill(contents: Contents, entries: Mapping[str, Entry | None], number: float)
     return refused | _not_applied(contents, entries, refused)
 
 
-def _not_applied(contents: Contents, entries: Mapping[str, Entry | None], refused: Mapping[str, str]) -> dict[str, str]:
+def _not_applied(
+    contents: RankContents, entries: Mapping[str, Entry | None], refused: Mapping[str, str]
+) -> dict[str, str]:
     """Return the tensors that do not read back as written: they share elements with others."""
     wrong = {}
     for name, local in contents.tensors.items():
@@ -323,7 +325,7 @@ def region_of(local: Local) -> Region | None:
     return claimed_region(local, shape)
 
 
-def old_entries(contents: Contents, salt: str) -> dict[str, Entry | None]:
+def old_entries(contents: RankContents, salt: str) -> dict[str, Entry | None]:
     """Return what receivers are filled with before anything is received."""
     first_of = {name: group[0] for group in contents.tied for name in group}
     return {
@@ -333,7 +335,7 @@ def old_entries(contents: Contents, salt: str) -> dict[str, Entry | None]:
 
 
 def settings_times(optimizer: Any, factor: float) -> None:
-    """Multiply an optimizer's hyperparameters; zeros, which may switch something off, stay zeros."""
+    """Multiply an optimizer's hyperparameters; zeros stay zeros."""
     for group in optimizer.param_groups if optimizer is not None else ():
         for key, value in group.items():
             if key not in NOT_SAVED and isinstance(value, tuple | list):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.changes import change_of
-from shardviz.checkpoint.comparing.equality import Contents, agree, can_cast
+from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.checkpoint.comparing.steps import files_of
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
@@ -13,14 +13,14 @@ from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.transfers import WrongOnDisk
 from shardviz.reference.names import matched
-from shardviz.testing.trips.pieces import Sent
+from shardviz.testing.trips.pieces import SourceTensor
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from shardviz.checkpoint.records import Saved
+    from shardviz.checkpoint.records import StoredTensor
     from shardviz.explain.finding import Finding, Kind
     from shardviz.reference.files import Entry
 
@@ -34,9 +34,9 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [one for one in sorted(folder.iterdir()) if is_checkpoint(one)] if folder.is_dir() else []
 
 
-def saved_in(folder: Path) -> tuple[dict[str, Saved], list[str]]:
+def saved_in(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
     """Return the tensors on disk by name, and why some files were not read."""
-    tensors: dict[str, Saved] = {}
+    tensors: dict[str, StoredTensor] = {}
     refused = []
     for path in checkpoints_in(folder):
         try:
@@ -47,7 +47,7 @@ def saved_in(folder: Path) -> tuple[dict[str, Saved], list[str]]:
 
 
 def check_disk(
-    sent: Mapping[str, Entry], stored: Mapping[str, Saved], trips: str
+    sent: Mapping[str, Entry], stored: Mapping[str, StoredTensor], trips: str
 ) -> tuple[list[Finding], dict[str, str]]:
     """Compare the tensors on disk with those saved, each under its own name.
 
@@ -61,13 +61,13 @@ def check_disk(
     """
     wrong, absent = [], {}
     names = names_on_disk(list(sent), stored)
-    saved_contents = Contents.of(Sent(name, entry) for name, entry in sent.items())
+    saved_contents = ContentIndex.of(SourceTensor(name, entry) for name, entry in sent.items())
     for name, saved_entry in sent.items():
         if name not in names:
             absent[name] = "nothing on disk has its name"
             continue
         try:
-            finding = _finding(Sent(name, saved_entry), stored[names[name]], saved_contents, trips)
+            finding = _finding(SourceTensor(name, saved_entry), stored[names[name]], saved_contents, trips)
         except (ShardvizError, OSError) as error:
             absent[name] = str(error).partition("\n")[0]
             continue
@@ -76,7 +76,7 @@ def check_disk(
     return wrong, absent
 
 
-def names_on_disk(names: list[str], stored: Mapping[str, Saved]) -> dict[str, str]:
+def names_on_disk(names: list[str], stored: Mapping[str, StoredTensor]) -> dict[str, str]:
     """Return what tensors and optimizer states are called on disk."""
     states = {state: name for name in stored if (state := state_of(name)) is not None}
     weights = [name for name in stored if state_of(name) is None]
@@ -89,7 +89,7 @@ def names_on_disk(names: list[str], stored: Mapping[str, Saved]) -> dict[str, st
     return names_stored
 
 
-def _finding(sent: Sent, saved: Saved, contents: Contents, trips: str) -> Finding | None:
+def _finding(sent: SourceTensor, saved: StoredTensor, contents: ContentIndex, trips: str) -> Finding | None:
     """Return how a tensor on disk differs from what was saved; None if it does not."""
     if not can_cast(sent.dtype, saved.dtype):
         raise ShardvizError(f"it is {saved.dtype} on disk")

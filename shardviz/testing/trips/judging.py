@@ -16,7 +16,7 @@ from shardviz.check.grouping import grouped
 from shardviz.check.run import report_on
 from shardviz.checkpoint.comparing.changes import values_changed
 from shardviz.checkpoint.comparing.outcome import Outcome
-from shardviz.checkpoint.records import Held
+from shardviz.checkpoint.records import MemoryTensor
 from shardviz.dump.records.tensors import Stamp
 from shardviz.explain.conversion import NarrowedOnTheWay, PaddedParts
 from shardviz.explain.transfers import (
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
-    from shardviz.testing.trips.pieces import Padded
+    from shardviz.testing.trips.pieces import PaddedPart
 
     Fate = Literal["right", "kept", "rounded", "dtype", "zeros", "shape", "swapped", "other"]
 
@@ -88,8 +88,8 @@ WRONG = "wrong: "
 
 
 @dataclass(frozen=True)
-class Target:
-    """What one tensor should have after it was received.
+class TargetTensor:
+    """The values that a tensor should have after a trip.
 
     Attributes:
         entry: What was sent.
@@ -105,12 +105,12 @@ class Target:
     dtype: str = ""
     also: tuple[Entry, ...] = ()
     padding: Callable[[], NDArray[np.bool_]] | None = None
-    padded: Callable[[], Padded | None] | None = None
+    padded: Callable[[], PaddedPart | None] | None = None
 
 
 @dataclass(frozen=True)
-class Part:
-    """What became of one rank's part of a tensor.
+class PartOutcome:
+    """What happened to one rank's part of a tensor.
 
     Attributes:
         rank: The rank.
@@ -130,7 +130,7 @@ class Part:
     why: str = ""
     wrong: int = 0
     size: int = 0
-    padded: Padded | None = None
+    padded: PaddedPart | None = None
     change: Outcome | None = None
 
     @property
@@ -139,20 +139,20 @@ class Part:
         return f"rank {self.rank} {self.rows}".rstrip()
 
 
-def part_received(local: Local, target: Target, rank: int) -> Part:
+def part_received(local: Local, target: TargetTensor, rank: int) -> PartOutcome:
     """Return what became of this rank's part of a tensor."""
     if tuple(target.entry.shape) != local.shape:
-        return Part(rank, "shape", why=f"{list(local.shape)}, not {list(target.entry.shape)}")
+        return PartOutcome(rank, "shape", why=f"{list(local.shape)}, not {list(target.entry.shape)}")
     dtype = dtype_name(local.values.dtype)
     if target.dtype and dtype != target.dtype:
-        return Part(rank, "dtype", why=dtype, wrong=local.values.numel(), size=local.values.numel())
+        return PartOutcome(rank, "dtype", why=dtype, wrong=local.values.numel(), size=local.values.numel())
     got = bits_of_tensor(local.values)
     parts = [wanted_bits(local, entry) for entry in (target.entry, *target.also)]
     expected = parts[0]
     if expected is None:
-        return Part(rank, "shape", why=f"{list(got.shape)} on this rank, which its placements do not give it")
+        return PartOutcome(rank, "shape", why=f"{list(got.shape)} on this rank, which its placements do not give it")
     if any(one is not None and np.array_equal(one, got) for one in parts):
-        return Part(rank, "right", size=got.size)
+        return PartOutcome(rank, "right", size=got.size)
     wrong = expected != got
     region = region_of(local)
     if target.padding is not None and region is not None:
@@ -162,17 +162,17 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     fate, why = _fate(local, target, got, wrong)
     expected_here, change = part_of_entry(local, target.entry), None
     if fate in ("zeros", "other") and expected_here is not None:
-        sides = Held(local.name, target.entry.dtype, expected_here), Held(local.name, dtype, got)
+        sides = MemoryTensor(local.name, target.entry.dtype, expected_here), MemoryTensor(local.name, dtype, got)
         outcome, through = Outcome(local.name, "", "other"), NARROWER.get(dtype, ())
         change = values_changed(outcome, *sides, ("what was sent", "it"), through)
     if change is not None and isinstance(cause := change.explanation, NarrowedOnTheWay):
         fate, why = "rounded", cause.narrow
     elif change is not None:
         fate, why = "other", ""
-    return Part(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change)
+    return PartOutcome(rank, fate, rows, why, int(wrong.sum()), got.size, padded, change)
 
 
-def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.bool_]) -> tuple[Fate, str]:
+def _fate(local: Local, target: TargetTensor, got: NDArray[Any], wrong: NDArray[np.bool_]) -> tuple[Fate, str]:
     old = target.old() if target.old is not None else None
     if local.values.dtype == torch.bool and not wrong.all():
         return "other", ""  # of two values one is the old one
@@ -187,7 +187,7 @@ def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.boo
 
 
 def rows_text(wrong: NDArray[np.bool_], region: Region) -> str:
-    """Return the wrong rows of a part as the whole tensor counts them, and the columns if only some are wrong.
+    """Return a part's wrong rows in global indices, with columns if only some are wrong.
 
     Example:
         >>> from shardviz.layout.region import Region
@@ -207,21 +207,21 @@ def rows_text(wrong: NDArray[np.bool_], region: Region) -> str:
     return ", ".join(texts)
 
 
-def parts_of_all(locals_: Mapping[str, Local], targets: Mapping[str, Target]) -> dict[str, list[Part]]:
+def parts_of_all(locals_: Mapping[str, Local], targets: Mapping[str, TargetTensor]) -> dict[str, list[PartOutcome]]:
     """Return the fate of every rank's part of every tensor. Every rank calls this."""
     rank = distributed.get_rank()
     own_parts = {name: part_received(local, targets[name], rank) for name, local in locals_.items() if name in targets}
     for name, rank_part in own_parts.items():
         if rank_part.fate == "other" and (whose := _owner(locals_[name], targets)):
             own_parts[name] = replace(rank_part, fate="swapped", why=whose)
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[PartOutcome]] = {}
     for of_rank in of_all_ranks(own_parts):
         for name, rank_part in of_rank.items():
             parts.setdefault(name, []).append(rank_part)
     return parts
 
 
-def _owner(local: Local, targets: Mapping[str, Target]) -> str:
+def _owner(local: Local, targets: Mapping[str, TargetTensor]) -> str:
     """Return the tensor whose part a rank has instead of its own; empty if there isn't one."""
     got = bits_of_tensor(local.values)
     for name, target in targets.items():
@@ -234,12 +234,12 @@ def _owner(local: Local, targets: Mapping[str, Target]) -> str:
 
 def places(
     locals_: Mapping[str, Local],
-    targets: Mapping[str, Target],
+    targets: Mapping[str, TargetTensor],
     names: Sequence[str],
     mesh: DeviceMesh | None,
     reference: str = PLACED,
 ) -> list[Finding]:
-    """Return findings that locate the wrong elements of some tensors. Every rank of the world calls this.
+    """Return findings that locate the wrong elements of some tensors. Every rank calls this.
 
     Args:
         locals_: What this rank has.
@@ -248,7 +248,9 @@ def places(
         mesh: The mesh of the job.
         reference: What was sent, in words.
     """
-    reference_entries = _known({name: target for name, target in targets.items() if target.entry.dtype != "bool"})
+    reference_entries = _reference_of(
+        {name: target for name, target in targets.items() if target.entry.dtype != "bool"}
+    )
     dropped = _stage_axes(locals_, mesh)
     rank = distributed.get_rank()
     tensors = [
@@ -270,7 +272,7 @@ def places(
     return [finding for finding in findings if same[finding.tensor, finding.held or finding.kind] is finding]
 
 
-def _known(targets: Mapping[str, Target]) -> Known:
+def _reference_of(targets: Mapping[str, TargetTensor]) -> Known:
     stamps: dict[str, Stamp] = {}
     first = 1
     for name, target in targets.items():
@@ -280,7 +282,7 @@ def _known(targets: Mapping[str, Target]) -> Known:
 
 
 def _stage_axes(locals_: Mapping[str, Local], mesh: DeviceMesh | None) -> list[str]:
-    """Return the axes along which ranks have different tensors, as the stages of a pipeline have."""
+    """Return the axes along which ranks have different tensors, as pipeline stages do."""
     if mesh is None:
         return []
     of_all = of_all_ranks(frozenset(locals_))
@@ -290,7 +292,7 @@ def _stage_axes(locals_: Mapping[str, Local], mesh: DeviceMesh | None) -> list[s
     ]
 
 
-def with_parts(finding: Finding, parts: Sequence[Part]) -> Finding:
+def with_parts(finding: Finding, parts: Sequence[PartOutcome]) -> Finding:
     """Return a finding of exactly the ranks whose parts are wrong, with the rows of each."""
     wrong = [part for part in parts if part.fate != "right"]
     where = listed((part.text for part in wrong), 4)
@@ -298,8 +300,8 @@ def with_parts(finding: Finding, parts: Sequence[Part]) -> Finding:
 
 
 @dataclass(frozen=True)
-class Received:
-    """What became of every tensor.
+class TransferOutcome:
+    """What happened to every tensor.
 
     Attributes:
         parts: Every rank's part of each, by name.
@@ -311,7 +313,7 @@ class Received:
         padded: Those that a map pads.
     """
 
-    parts: Mapping[str, Sequence[Part]]
+    parts: Mapping[str, Sequence[PartOutcome]]
     roles: Mapping[str, Role]
     each: Collection[str]
     trip: str
@@ -319,7 +321,7 @@ class Received:
     trips: str = ""
     padded: Collection[str] = ()
 
-    def wrong(self, *fates: str) -> dict[str, list[Part]]:
+    def wrong(self, *fates: str) -> dict[str, list[PartOutcome]]:
         """Return the parts with one of some fates, of the tensors that have any."""
         by_name = {name: [one for one in parts if one.fate in fates] for name, parts in self.parts.items()}
         return {name: parts for name, parts in by_name.items() if parts}
@@ -349,7 +351,7 @@ class Received:
 
 
 def message_of(findings: Iterable[Finding]) -> str:
-    """Return the text for findings, one cause once, with the ranks and rows of each tensor; empty if none is."""
+    """Return the text of findings, each cause once, with ranks and rows; empty without any."""
     return in_words(None, [_with_rows(one) for one in grouped(list(findings))], most=MOST_IN_FULL)
 
 
@@ -365,7 +367,7 @@ def _with_rows(finding: Finding) -> Finding:
     return replace(finding, details=(f"{WRONG}{each}", *others))
 
 
-def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Finding]:
+def findings_of(received: TransferOutcome, placed: Sequence[Finding]) -> Iterator[Finding]:
     """Yield findings of received tensors.
 
     Args:
@@ -378,38 +380,43 @@ def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Findi
     received = replace(received, parts={name: parts for name, parts in received.parts.items() if name not in padded})
     old_parts, trip = received.wrong("kept"), received.trip
     for name, parts in old_parts.items():
-        yield _kept(received, name, parts)
+        yield _finding_unwritten(received, name, parts)
     for name, parts in received.wrong("rounded").items():
         if name not in old_parts:
-            text = f"its values were rounded to {parts[0].why} on the way on {_where(received, name, parts)}"
+            text = f"its values were rounded to {parts[0].why} on the way on {_ranks_text(received, name, parts)}"
             yield _finding(NarrowedOnTheWay(parts[0].why, trip=trip), received, name, parts, text)
     for name, parts in received.wrong("dtype").items():
-        text = f"it is {parts[0].why} on {_where(received, name, parts)} after the {trip}, and was not before"
+        text = f"it is {parts[0].why} on {_ranks_text(received, name, parts)} after the {trip}, and was not before"
         yield _finding(ReplacedDtype(trip), received, name, parts, text)
     for name, parts in received.wrong("shape").items():
         if name not in old_parts:
-            text = f"its shape is {parts[0].why}, on {_where(received, name, parts)}"
+            text = f"its shape is {parts[0].why}, on {_ranks_text(received, name, parts)}"
             yield _finding(PartTakenForWhole(trip), received, name, parts, text)
     for name, parts in received.wrong("swapped").items():
         if whose := received.owner(name):
-            text = f"it has the values of {whose} on {_where(received, name, parts)}"
+            text = f"it has the values of {whose} on {_ranks_text(received, name, parts)}"
             yield _finding(_why_swapped(received, name, whose), received, name, parts, text)
     explained = {finding.tensor for finding in placed} | {name for name in received.parts if received.owner(name)}
     for finding in placed:
-        yield with_parts(_advised(finding, received), received.parts[finding.tensor])
+        yield with_parts(_with_advice(finding, received), received.parts[finding.tensor])
     for name, parts in received.wrong("other", "zeros", "swapped").items():
         if name not in explained and name not in old_parts and name not in received.wrong("rounded", "dtype", "shape"):
-            yield _other(received, name, parts)
+            yield _finding_changed(received, name, parts)
 
 
-def _where(received: Received, name: str, parts: Sequence[Part]) -> str:
+def _ranks_text(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]) -> str:
     return f"{len(parts):,} of {len(received.parts[name]):,} ranks"
 
 
 def _finding(
-    cause: Cause, received: Received, name: str, parts: Sequence[Part], text: str, kind: Kind | None = None
+    cause: Cause,
+    received: TransferOutcome,
+    name: str,
+    parts: Sequence[PartOutcome],
+    text: str,
+    kind: Kind | None = None,
 ) -> Finding:
-    """Return the finding with the rows of each rank, and with the kind that its cause has in a trip."""
+    """Return a finding with each rank's rows, and the kind that its cause has in a trip."""
     details = (
         f"{WRONG}{listed((part.text for part in parts), MOST)}",
         *([received.trips] if received.trips else []),
@@ -417,24 +424,23 @@ def _finding(
     return cause.finding(name, tuple(part.rank for part in parts), text, kind=kind, details=details)
 
 
-def _padded(received: Received, name: str) -> Finding:
+def _padded(received: TransferOutcome, name: str) -> Finding:
     parts = [part for part in received.parts[name] if part.fate != "right"]
     padding = next(part.padded for part in parts if part.padded is not None and part.padded.first)
     what = "rows" if padding.dim == 0 else f"indices of dim {padding.dim}"
     text = f"each rank's own {what} are padded, {padding.size:,} and {padding.more:,} more; the map pads the whole"
-    return _finding(PaddedParts(), received, name, parts, f"{text}: on {_where(received, name, parts)}")
+    return _finding(PaddedParts(), received, name, parts, f"{text}: on {_ranks_text(received, name, parts)}")
 
 
-def _kept(received: Received, name: str, parts: Sequence[Part]) -> Finding:
+def _finding_unwritten(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]) -> Finding:
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
     much = "" if count == size else f"{count:,} of {size:,} elements of "
-    text = (
-        f"the {received.trip} did not write {much}it on {_where(received, name, parts)}: what was there before is there"
-    )
+    where = _ranks_text(received, name, parts)
+    text = f"the {received.trip} did not write {much}it on {where}: what was there before is there"
     return _finding(_why_kept(received, name, parts), received, name, parts, text)
 
 
-def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
+def _why_kept(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]) -> Cause:
     """Return the cause of old values: the whole trip, a rank, a kind of tensor or this one."""
     trip, old_parts, role = received.trip, received.wrong("kept"), received.roles[name]
     if any(part.wrong < part.size for part in parts):
@@ -449,22 +455,22 @@ def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> Cause:
     return SkippedKey()
 
 
-def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
+def _finding_changed(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]) -> Finding:
     if (change := received.change(name)) and change.explanation:
-        text = f"{change.why}, on {_where(received, name, parts)}"
+        text = f"{change.why}, on {_ranks_text(received, name, parts)}"
         return _finding(change.explanation, received, name, parts, text)
     if all(part.fate == "zeros" for part in parts):
         number = next((part.why for part in parts if part.why), "")
         what = f"all of its values are {number}" if number else "it has zeros"
-        text = f"{what} on {_where(received, name, parts)}; {received.sender} has different values"
+        text = f"{what} on {_ranks_text(received, name, parts)}; {received.sender} has different values"
         return _finding(WriteIntoCopies(received.trip, is_reset=True), received, name, parts, text, kind="foreign")
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
-    text = f"{count:,} of {size:,} elements are not those of {received.sender} on {_where(received, name, parts)}"
+    text = f"{count:,} of {size:,} elements are not those of {received.sender} on {_ranks_text(received, name, parts)}"
     cause = FileOfAnotherRank() if name in received.each else ChangedInTransfer()
     return _finding(cause, received, name, parts, text)
 
 
-def _advised(finding: Finding, received: Received) -> Finding:
+def _with_advice(finding: Finding, received: TransferOutcome) -> Finding:
     """Return a finding of places with the cause and the fix that fit a trip."""
     details = (*finding.details, *([received.trips] if received.trips else []))
     if finding.kind not in ("foreign", "name-collision"):
@@ -478,7 +484,7 @@ def _advised(finding: Finding, received: Received) -> Finding:
     return replace(finding, sentence=sentence, details=details).because(cause)
 
 
-def _why_swapped(received: Received, name: str, whose: str) -> Cause:
+def _why_swapped(received: TransferOutcome, name: str, whose: str) -> Cause:
     """Return the cause where one tensor has another's values."""
     owner, _, own_key = name.partition(" ")
     source_owner, _, key = whose.partition(" ")

@@ -1,6 +1,6 @@
-"""How a target's tensors are made of a source's, by the maps of `shardviz diff`, and cut into pieces.
+"""A target's tensors cut into pieces, each made of one source tensor by a `diff` map.
 
-Each piece is made of one tensor of the source. What a map says is padding is left out; fused tensors are judged whole.
+Padding is left out, and fused tensors are judged whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from shardviz.checkpoint.maps import language
 from shardviz.checkpoint.maps.families import find_map
 from shardviz.checkpoint.maps.functions import views_in
 from shardviz.checkpoint.maps.language import Name, Rule, names_in
-from shardviz.checkpoint.maps.mapped_tensors import PAD, Made, Op, called, dim_of, has_padding, leaves, padding_in
+from shardviz.checkpoint.maps.mapped_tensors import (
+    PAD,
+    MappedTensor,
+    Op,
+    called,
+    dim_of,
+    has_padding,
+    leaves,
+    padding_in,
+)
 from shardviz.checkpoint.maps.matching import apply, filled, named, pattern_of, towards
 from shardviz.errors import NotationError, ShardvizError
 from shardviz.explain.transfers import FusedCutOtherwise
@@ -49,8 +58,8 @@ if TYPE_CHECKING:
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
-    from shardviz.testing.trips.contents import Contents
-    from shardviz.testing.trips.judging import Part
+    from shardviz.testing.trips.contents import RankContents
+    from shardviz.testing.trips.judging import PartOutcome
 
     Fused = tuple[str, Cause] | None
     """What a rank has in the place of a fused tensor, in words, and why."""
@@ -66,8 +75,8 @@ MOST_ROWS = 12
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A tensor of the source, by its name.
+class SourceTensor:
+    """A tensor of the source.
 
     Attributes:
         name: Its name.
@@ -121,7 +130,7 @@ def made_of(names: Collection[str], entries: Mapping[str, Entry], rules: Iterabl
     Raises:
         ShardvizError: A rule fits no name, names a tensor that the source does not have, or its tensors do not fit.
     """
-    sent = {name: Sent(name, entry) for name, entry in entries.items()}
+    sent = {name: SourceTensor(name, entry) for name, entry in entries.items()}
     rule_list = tuple(rules)
     patterns = [name for rule in rule_list for name in (rule.left, *names_in(rule.right))]
     right = named("the source", sent, patterns)
@@ -138,7 +147,7 @@ def made_of(names: Collection[str], entries: Mapping[str, Entry], rules: Iterabl
 
 def entry_of(node: Node) -> Entry:
     """Return the tensor that a node makes."""
-    return Made(node, node.shape, str(node)) if isinstance(node, Op) else node
+    return MappedTensor(node, node.shape, str(node)) if isinstance(node, Op) else node
 
 
 def names_of(node: Node) -> list[str]:
@@ -168,16 +177,16 @@ def without_padding(local: Local, node: Node) -> Local:
     if not has_padding(node) or local.flat or own_region is None or own_region.shape != tuple(local.values.shape):
         return local
     got, source, padding = bits_of_tensor(local.values).copy(), entry_of(node), padding_in(node)
-    for region in (*_others(local), own_region):  # a shard of another rank has that one's padding
+    for region in (*_other_regions(local), own_region):  # a shard of another rank has that one's padding
         mask = part_of(padding, region)
         expected = cast_bits(source.read(region), source.dtype, local.values.dtype)
-        if region == own_region or (mask.shape == got.shape and _equal(got[~mask], expected[~mask])):
+        if region == own_region or (mask.shape == got.shape and _are_equal(got[~mask], expected[~mask])):
             got[mask] = expected[mask]
             break
     return replace(local, values=from_bits(got, local.values.dtype))
 
 
-def _others(local: Local) -> Iterator[Region]:
+def _other_regions(local: Local) -> Iterator[Region]:
     """Yield other ranks' regions of a tensor that isn't replicated."""
     if local.claim is None:
         return
@@ -188,8 +197,8 @@ def _others(local: Local) -> Iterator[Region]:
 
 
 @dataclass(frozen=True)
-class Padded:
-    """A rank's own part with padding behind it, where the map pads the whole at its end.
+class PaddedPart:
+    """A rank's part, padded because the map pads the whole tensor.
 
     Attributes:
         dim: The dim that is padded.
@@ -204,7 +213,7 @@ class Padded:
     more: int
 
 
-def padded_by_rank(local: Local, node: Node) -> Padded | None:
+def padded_by_rank(local: Local, node: Node) -> PaddedPart | None:
     """Return how a rank's own part was padded; None if it was not."""
     if not isinstance(node, Op) or node.function != PAD or local.claim is None or local.flat:
         return None
@@ -215,17 +224,17 @@ def padded_by_rank(local: Local, node: Node) -> Padded | None:
     actual = bits_of_tensor(local.values)[cut]
     expected = cast_bits(entry_of(inner).read(region), entry_of(inner).dtype, local.values.dtype)
     size = region.shape[dim]
-    padded = Padded(dim, region.dims[dim][0][0] if size else 0, size, local.values.shape[dim] - size)
-    return padded if padded.more > 0 and _equal(actual, expected) else None
+    padded = PaddedPart(dim, region.dims[dim][0][0] if size else 0, size, local.values.shape[dim] - size)
+    return padded if padded.more > 0 and _are_equal(actual, expected) else None
 
 
-def _equal(actual: NDArray[Any], wanted: NDArray[Any]) -> bool:
+def _are_equal(actual: NDArray[Any], wanted: NDArray[Any]) -> bool:
     return actual.size > 0 and actual.shape == wanted.shape and bool((actual == wanted).all())
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A tensor of the target as one rank has it, or a part of it that is made of one tensor of the source.
+class TargetPiece:
+    """A rank's tensor of the target, or a part of it that comes from one source tensor.
 
     Attributes:
         local: What this rank has.
@@ -239,8 +248,8 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How the target's tensors are cut into pieces that have a layout each.
+class PieceCuts:
+    """How the target's tensors are cut into pieces, each with a layout.
 
     Attributes:
         made: What each is made of.
@@ -274,13 +283,13 @@ class Cut:
         """Return what a tensor, or one of its parts, should have."""
         return entry_of(self.node(name, part))
 
-    def of_rank(self, target_contents: Contents) -> tuple[dict[str, Piece], dict[str, str]]:
+    def of_rank(self, target_contents: RankContents) -> tuple[dict[str, TargetPiece], dict[str, str]]:
         """Return this rank's pieces by name, and what is not understood, with why.
 
         Raises:
             ShardvizError: A plain tensor is smaller than what it is made of, and no layout says which part it is.
         """
-        pieces: dict[str, Piece] = {}
+        pieces: dict[str, TargetPiece] = {}
         not_known = dict(target_contents.not_known)
         for name, local in target_contents.tensors.items():
             if name not in self.made:
@@ -291,10 +300,10 @@ class Cut:
                 pieces.update(self._pieces(name, local))
         return pieces, not_known
 
-    def _pieces(self, name: str, local: Local) -> dict[str, Piece]:
+    def _pieces(self, name: str, local: Local) -> dict[str, TargetPiece]:
         whole = self.entry(name, None)
         if local.claim or local.flat:
-            return {name: Piece(local, (name, None))}
+            return {name: TargetPiece(local, (name, None))}
         text = _rule_of(self.layouts, name)
         if text is None:
             if tuple(local.values.shape) != tuple(whole.shape):
@@ -304,17 +313,17 @@ class Cut:
                     'pass layouts={"'
                     + name
                     + '": "[*/tp, *]"} and mesh=, or let the target have DTensors'
-                    + _or_padding(name, tuple(local.values.shape), self.made[name]),
+                    + _padding_expression(name, tuple(local.values.shape), self.made[name]),
                 )
-            return {name: Piece(local, (name, None))}
+            return {name: TargetPiece(local, (name, None))}
         layout = self._layout(text, name, whole.shape)
         node = self.made[name]
         # Put together along a dim that is split, each of its parts is split.
         is_cut_apart = isinstance(node, Op) and node.function == "cat" and layout.chains[_dim_of(node, layout.shape)]
         parts = self._parts(name, local, text) if is_cut_apart else {}
-        return parts or {name: Piece(_labeled(local, name, layout), (name, None))}
+        return parts or {name: TargetPiece(_labeled(local, name, layout), (name, None))}
 
-    def _parts(self, name: str, local: Local, text: str) -> dict[str, Piece]:
+    def _parts(self, name: str, local: Local, text: str) -> dict[str, TargetPiece]:
         """Cut a fused tensor into what it is made of; nothing if its size is not that of all parts."""
         node = self.made[name]
         if not isinstance(node, Op):
@@ -328,7 +337,7 @@ class Cut:
             size = layout.region(layout.mesh.coord_of(distributed.get_rank())).shape[dim]
             cut = (*(slice(None),) * dim, slice(start, start + size))
             cut_local = replace(local, values=local.values[cut])
-            pieces[called] = Piece(_labeled(cut_local, called, layout), (name, number), cut)
+            pieces[called] = TargetPiece(_labeled(cut_local, called, layout), (name, number), cut)
             start += size
         return pieces if start == local.values.shape[dim] else {}
 
@@ -341,7 +350,7 @@ class Cut:
             raise NotationError(f"{name}: {error.message}", error.hint) from error
 
 
-def _or_padding(name: str, shape: tuple[int, ...], node: Node) -> str:
+def _padding_expression(name: str, shape: tuple[int, ...], node: Node) -> str:
     """Return the map expression for a shape that is longer along one dim; empty for others."""
     odd = [dim for dim, pair in enumerate(zip(shape, node.shape, strict=False)) if pair[0] != pair[1]]
     if len(shape) != len(node.shape) or len(odd) != 1:
@@ -378,7 +387,10 @@ def packed(local: Local, source: Entry) -> str:
 
 
 def fused_findings(
-    cut: Cut, target_locals: Mapping[str, Local], pieces: Mapping[str, Piece], parts: Mapping[str, Sequence[Part]]
+    cut: PieceCuts,
+    target_locals: Mapping[str, Local],
+    pieces: Mapping[str, TargetPiece],
+    parts: Mapping[str, Sequence[PartOutcome]],
 ) -> tuple[list[Finding], set[str]]:
     """Return findings of whole fused tensors, and their parts' names. Every rank calls this.
 
@@ -389,12 +401,14 @@ def fused_findings(
         parts: What became of each piece on every rank.
     """
     wrong = {name for name, ranks in parts.items() if any(one.fate in ("other", "swapped") for one in ranks)}
-    groups: dict[str, dict[str, Piece]] = {}
+    groups: dict[str, dict[str, TargetPiece]] = {}
     for name, piece in pieces.items():
         if piece.of[1] is not None:
             groups.setdefault(piece.of[0], {})[name] = piece
     own_fused = {
-        name: (_as(cut, target_locals[name], each), tuple(each)) for name, each in groups.items() if wrong & each.keys()
+        name: (_name_content(cut, target_locals[name], each), tuple(each))
+        for name, each in groups.items()
+        if wrong & each.keys()
     }
     fused: dict[str, dict[int, tuple[Fused, tuple[str, ...]]]] = {}
     for rank, of_rank in enumerate(of_all_ranks(own_fused)):
@@ -403,17 +417,17 @@ def fused_findings(
     findings, settled = [], set[str]()
     for name, ranks in fused.items():
         names = {one for _, each in ranks.values() for one in each}
-        if (finding := _agreed(name, names, ranks, parts)) is not None:
+        if (finding := _common_finding(name, names, ranks, parts)) is not None:
             findings.append(finding)
             settled |= names
     return findings, settled
 
 
-def _agreed(
+def _common_finding(
     name: str,
     names: set[str],
     ranks: Mapping[int, tuple[Fused, tuple[str, ...]]],
-    parts: Mapping[str, Sequence[Part]],
+    parts: Mapping[str, Sequence[PartOutcome]],
 ) -> Finding | None:
     """Return the finding of a fused tensor that has one thing on all ranks that have it wrong."""
     hit = sorted({one.rank for each in names for one in parts[each] if one.fate != "right"})
@@ -428,7 +442,7 @@ def _agreed(
     return cause.finding(name, tuple(hit), text, kind="misordered", details=details)
 
 
-def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
+def _name_content(cut: PieceCuts, local: Local, pieces: Mapping[str, TargetPiece]) -> Fused:
     """Name what a rank has instead of a fused tensor, and the cause; return None if unknown."""
     got = bits_of_tensor(local.values)
     name = next(iter(pieces.values())).of[0]
@@ -440,10 +454,12 @@ def _as(cut: Cut, local: Local, pieces: Mapping[str, Piece]) -> Fused:
         return "the rank's rows are those of the whole, cut in one piece", FusedCutOtherwise("piece")
     right = [wanted_bits(piece.local, cut.entry(*piece.of)) for piece in pieces.values()]
     answers = [one for one in right if one is not None]
-    return next(_joined(answers, got, cut.dim(name, local), list(pieces)), None) if len(answers) == len(right) else None
+    return (
+        next(_name_join(answers, got, cut.dim(name, local), list(pieces)), None) if len(answers) == len(right) else None
+    )
 
 
-def _joined(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[str]) -> Iterator[tuple[str, Cause]]:
+def _name_join(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[str]) -> Iterator[tuple[str, Cause]]:
     """Yield how a rank joined its right parts: interleaved, or in a different order."""
     sizes = [part.shape[dim] for part in parts]
     for blocks in [one for one in range(2, math.gcd(*sizes) + 1) if math.gcd(*sizes) % one == 0][:MOST_BLOCKS]:

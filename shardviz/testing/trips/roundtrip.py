@@ -1,4 +1,4 @@
-"""`assert_checkpoint_roundtrip`: saves on one mesh, loads on the next, and compares every element by name.
+"""`assert_checkpoint_roundtrip`: save on one mesh, load on the next, compare by name.
 
 One trip builds, fills and saves on one mesh; builds, spoils and loads on another; and judges.
 """
@@ -29,8 +29,8 @@ from shardviz.testing.trips.contents import (
     OLD_NUMBER,
     SAVED_FACTOR,
     SAVED_NUMBER,
-    Contents,
-    Sent,
+    FilledTensor,
+    RankContents,
     contents_of,
     fill,
     give_state,
@@ -40,9 +40,9 @@ from shardviz.testing.trips.contents import (
     sent_by_all,
     settings_times,
 )
-from shardviz.testing.trips.judging import Received, Target, findings_of, message_of, parts_of_all, places
+from shardviz.testing.trips.judging import TargetTensor, TransferOutcome, findings_of, message_of, parts_of_all, places
 from shardviz.testing.trips.pieces import renamed, rules_of
-from shardviz.testing.trips.state_rules import Facts, check_states, facts_of
+from shardviz.testing.trips.state_rules import OtherState, check_states, facts_of
 from shardviz.testing.trips.worlds import on_mesh
 from shardviz.text import counted, listed
 
@@ -66,7 +66,7 @@ Transfer = Callable[[Any, Any, Path], Any]
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """What was looked at.
+    """How many tensors a trip compared, and what it couldn't check.
 
     Attributes:
         compared: How many tensors were compared, over all trips.
@@ -86,8 +86,8 @@ class RoundTrip:
 
 
 @dataclass(frozen=True)
-class Before:
-    """What was saved, known on every rank of the job.
+class SavedState:
+    """What a trip saved; every rank has all of it.
 
     Attributes:
         sent: Its tensors by name.
@@ -99,8 +99,8 @@ class Before:
         notes: What was not looked at there.
     """
 
-    sent: Mapping[str, Sent]
-    facts: Facts
+    sent: Mapping[str, FilledTensor]
+    facts: OtherState
     refused: Mapping[str, str]
     mesh: str
     findings: list[Finding] = field(default_factory=list)
@@ -158,7 +158,7 @@ class Trip:
         """What makes the values of this trip its own."""
         return salt_of(self.number, self.run_id)
 
-    def _saved(self, mesh: DeviceMesh) -> Before:
+    def _saved(self, mesh: DeviceMesh) -> SavedState:
         """Build, fill and save on this rank of the first mesh, and look at what is on disk."""
         model, optimizer = self._built(mesh)
         give_state(optimizer)
@@ -171,24 +171,24 @@ class Trip:
         refused = {name: why for of_rank in of_all_ranks(refused) for name, why in of_rank.items()}
         self.folder.mkdir(parents=True, exist_ok=True)
         of_all_ranks(None)
-        _called("save", self.save, model, optimizer, self.folder)
+        _call("save", self.save, model, optimizer, self.folder)
         of_all_ranks(None)
-        before = Before(sent, facts, refused, str(plain_mesh(mesh)))
+        before = SavedState(sent, facts, refused, str(plain_mesh(mesh)))
         return self._with_disk(before) if "disk" in self.of else before
 
-    def _with_disk(self, before: Before) -> Before:
+    def _with_disk(self, before: SavedState) -> SavedState:
         """Compare what is on disk, on the first rank only."""
         if distributed.get_rank() != 0:
             return of_all_ranks(before)[0]
         sent = self._entries(before, 0, per_rank=False)
         stored, refused = disk.saved_in(self.folder)
-        called = _as_called(sent, self.names)
+        called = _renamed_entries(sent, self.names)
         wrong, absent = disk.check_disk(called, stored, f"saved on {before.mesh}")
         notes = tuple(disk.not_checked_text(absent, refused, len(sent)))
         done = len(sent) - len(absent)
         return of_all_ranks(replace(before, findings=wrong, on_disk=done, notes=notes))[0]
 
-    def _entries(self, before: Before, rank: int, *, per_rank: bool) -> dict[str, Entry]:
+    def _entries(self, before: SavedState, rank: int, *, per_rank: bool) -> dict[str, Entry]:
         """Return the saved tensors to compare, by name, including each rank's own if asked."""
         entries = {}
         for name, sent in before.sent.items():
@@ -205,37 +205,41 @@ class Trip:
         is_function = callable(self.optimizer) and not hasattr(self.optimizer, "param_groups")
         return model, self.optimizer(model) if is_function else self.optimizer
 
-    def _loaded(self, mesh: DeviceMesh, before: Before) -> tuple[str, RoundTrip]:
-        """Build, spoil and load on this rank of the second mesh; return the report and what was looked at."""
+    def _loaded(self, mesh: DeviceMesh, before: SavedState) -> tuple[str, RoundTrip]:
+        """Build, spoil and load on this rank of the second mesh; return the report and counts."""
         model, optimizer = self._built(mesh)
         old = contents_of(model, optimizer, mesh)
         fill(old, old_entries(old, self.salt), OLD_NUMBER)
         if isinstance(self.model, nn.Module):
             settings_times(optimizer, OLD_FACTOR)
         of_all_ranks(None)
-        model, optimizer = _returned(_called("load", self.load, model, optimizer, self.folder), model, optimizer)
+        model, optimizer = _model_and_optimizer(
+            _call("load", self.load, model, optimizer, self.folder), model, optimizer
+        )
         of_all_ranks(None)
         now = contents_of(model, optimizer, mesh)
-        return self._judged(mesh, before, old, now)
+        return self._judge(mesh, before, old, now)
 
-    def _judged(self, mesh: DeviceMesh, before: Before, old: Contents, now: Contents) -> tuple[str, RoundTrip]:
+    def _judge(
+        self, mesh: DeviceMesh, before: SavedState, old: RankContents, now: RankContents
+    ) -> tuple[str, RoundTrip]:
         here, rank = str(plain_mesh(mesh)), distributed.get_rank()
         trips = f"saved on {before.mesh}, loaded on {here}"
         entries = self._entries(before, rank, per_rank=here == before.mesh)
-        notes = [*before.notes, *_left_out(before, self.of, same=here == before.mesh)]
+        notes = [*before.notes, *_uncompared(before, self.of, same=here == before.mesh)]
         targets = _targets(entries, old, now, self.salt)
         parts = parts_of_all(now.tensors, targets)
         roles = {name: before.sent[name].role for name in parts}
         each = {name for name in parts if before.sent[name].each}
-        received = Received(parts, roles, each, "load", "what was saved", trips)
+        received = TransferOutcome(parts, roles, each, "load", "what was saved", trips)
         placed = places(now.tensors, targets, received.unplaced, mesh) if received.unplaced else []
         state_findings = check_states(before.facts, old, now, self.of, trips)
         findings = [*before.findings, *findings_of(received, placed), *state_findings]
         return message_of(findings), RoundTrip(len(parts), before.on_disk, tuple(notes))
 
 
-def _called(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, optimizer: Any, folder: Path) -> Any:
-    """Save or load; torch's own exception, whose text is a traceback of every rank, becomes one line.
+def _call(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, optimizer: Any, folder: Path) -> Any:
+    """Save or load; torch's exception, which has every rank's traceback, becomes one line.
 
     Raises:
         ShardvizError: torch.distributed.checkpoint raised.
@@ -253,7 +257,7 @@ def _called(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, op
         ) from error
 
 
-def _returned(returned: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
+def _model_and_optimizer(returned: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
     if isinstance(returned, nn.Module):
         return returned, optimizer
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module):
@@ -261,13 +265,13 @@ def _returned(returned: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Modul
     return model, optimizer
 
 
-def _targets(entries: Mapping[str, Entry], old: Contents, now: Contents, salt: str) -> dict[str, Target]:
+def _targets(entries: Mapping[str, Entry], old: RankContents, now: RankContents, salt: str) -> dict[str, TargetTensor]:
     group_of = {name: group for group in now.tied for name in group}
     spoiled = old_entries(old, salt)
     return {
-        name: Target(
+        name: TargetTensor(
             saved,
-            _old_of(old, name, spoiled.get(name)),
+            _old_entry(old, name, spoiled.get(name)),
             saved.dtype,
             tuple(entries[other] for other in group_of.get(name, ()) if other != name and other in entries),
         )
@@ -275,12 +279,12 @@ def _targets(entries: Mapping[str, Entry], old: Contents, now: Contents, salt: s
     }
 
 
-def _old_of(old: Contents, name: str, entry: Entry | None) -> Callable[[], NDArray[Any] | None] | None:
+def _old_entry(old: RankContents, name: str, entry: Entry | None) -> Callable[[], NDArray[Any] | None] | None:
     local = old.tensors.get(name)
     return partial(part_of_entry, local, entry) if local is not None and entry is not None else None
 
 
-def _left_out(before: Before, of: set[What], *, same: bool) -> Iterator[str]:
+def _uncompared(before: SavedState, of: set[What], *, same: bool) -> Iterator[str]:
     """Yield what was not compared."""
     if before.refused:
         name, why = next(iter(before.refused.items()))
@@ -293,8 +297,8 @@ def _left_out(before: Before, of: set[What], *, same: bool) -> Iterator[str]:
         )
 
 
-def _as_called(sent: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
-    """Return tensors by the names that the checkpoint is to have for them; states keep those of their parameters."""
+def _renamed_entries(sent: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
+    """Return tensors by their names in the checkpoint; states follow their parameters."""
     if not names:
         return dict(sent)
     weights = [name for name in sent if " " not in name]
@@ -394,7 +398,7 @@ def _hops(meshes: Sequence[AnyMesh], model: Any) -> list[tuple[AnyMesh, AnyMesh]
 
 @contextmanager
 def _folder(folder: Path | str | None) -> Iterator[Path]:
-    """Yield a folder that is the same on every rank; a temporary one is removed afterwards, whatever happened."""
+    """Yield a folder that all ranks share; a temporary one is removed in any case."""
     if folder is not None:
         yield Path(folder)
         return

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-    from shardviz.testing.trips.contents import Contents
+    from shardviz.testing.trips.contents import RankContents
 
 
 @dataclass(frozen=True)
-class Facts:
-    """All ranks' saved state besides tensors.
+class OtherState:
+    """Saved state of all ranks, besides tensors.
 
     Attributes:
         states: The names of all state tensors and numbers: `up.weight exp_avg`, `up.weight step`.
@@ -44,19 +44,21 @@ class Facts:
     settings: Mapping[str, float]
 
 
-def facts_of(contents: Contents) -> Facts:
+def facts_of(contents: RankContents) -> OtherState:
     """Return all ranks' state besides tensors. Every rank of the world calls this."""
     states = [name for name, local in contents.tensors.items() if local.role == "optim"] + list(contents.numbers)
     numbers = {name: one.value for name, one in contents.numbers.items()}
     of_all = of_all_ranks((states, numbers, contents.settings))
-    return Facts(
+    return OtherState(
         tuple(dict.fromkeys(name for one in of_all for name in one[0])),
         {name: value for one in of_all for name, value in one[1].items()},
         {name: value for one in of_all for name, value in one[2].items()},
     )
 
 
-def check_states(saved: Facts, before: Contents, after: Contents, of: Collection[str], trips: str) -> Iterator[Finding]:
+def check_states(
+    saved: OtherState, before: RankContents, after: RankContents, of: Collection[str], trips: str
+) -> Iterator[Finding]:
     """Yield what a load did not bring, or broke. Every rank of the world calls this.
 
     Args:
@@ -66,13 +68,13 @@ def check_states(saved: Facts, before: Contents, after: Contents, of: Collection
         of: What to compare.
         trips: Where it was saved and loaded, in words.
     """
-    wrong = _lost(before, after) | _strangers(before, after)
+    wrong = _lost_state(before, after) | _strangers(before, after)
     if "optim" in of:
         numbers = {name: one.value for name, one in after.numbers.items()}
         wrong |= _missing(saved, after) | _changed("number", saved.numbers, numbers)
     if "setting" in of:
         wrong |= _changed("setting", saved.settings, after.settings, SINGLE)
-    wrong |= _untied(before, after) | _thawed(before, after)
+    wrong |= _untied_names(before, after) | _thawed(before, after)
     ranks_of: dict[tuple[str, str, str], list[int]] = {}
     for rank, of_rank in enumerate(of_all_ranks(wrong)):
         for name, (kind, text) in of_rank.items():
@@ -96,20 +98,20 @@ CAUSES: Mapping[str, type[Cause]] = {
 """The cause of each thing that a load did not bring, or broke."""
 
 
-def _thawed(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:
-    """Return the parameters that are trained after a load and were not before, and the other way round."""
+def _thawed(before: RankContents, after: RankContents) -> dict[str, tuple[str, str]]:
+    """Return the parameters that a load froze or unfroze."""
     odd = [name for name in before.frozen ^ after.frozen if name in before.tensors and name in after.tensors]
     words = {True: "it was frozen before the load, and is not now", False: "it is frozen after the load, and was not"}
     return {name: ("frozen", words[name in before.frozen]) for name in odd}
 
 
-def _lost(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:
+def _lost_state(before: RankContents, after: RankContents) -> dict[str, tuple[str, str]]:
     gone = before.tensors.keys() - after.tensors.keys() - after.not_known.keys()
     weights = [name for name in gone if before.tensors[name].role != "optim"]
     return dict.fromkeys(weights, ("name", "the model has no such tensor after the load"))
 
 
-def _missing(saved: Facts, after: Contents) -> dict[str, tuple[str, str]]:
+def _missing(saved: OtherState, after: RankContents) -> dict[str, tuple[str, str]]:
     have = [name for name, local in after.tensors.items() if local.role == "optim"] + list(after.numbers)
     owners, state_keys = _owners(after), {name.partition(" ")[2] for name in saved.states}
     wrong = {}
@@ -123,8 +125,8 @@ def _missing(saved: Facts, after: Contents) -> dict[str, tuple[str, str]]:
     return wrong
 
 
-def _owners(contents: Contents) -> set[str]:
-    """Return the parameters that the optimizer steps and this rank has elements of: empty shards need no state."""
+def _owners(contents: RankContents) -> set[str]:
+    """Return the stepped parameters with elements on this rank; empty shards need no state."""
     owners = {name.partition(" ")[0] for name in contents.settings}
     return {name for name in owners if name not in contents.tensors or contents.tensors[name].values.numel()}
 
@@ -139,7 +141,7 @@ def _changed(
     }
 
 
-def _untied(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:
+def _untied_names(before: RankContents, after: RankContents) -> dict[str, tuple[str, str]]:
     group_of = {name: group for group in after.tied for name in group}
     return {
         name: ("tie", f"it shared storage with {group[0]} before the load, and does not now")
@@ -149,7 +151,7 @@ def _untied(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:
     }
 
 
-def _strangers(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:
+def _strangers(before: RankContents, after: RankContents) -> dict[str, tuple[str, str]]:
     if after.strangers <= before.strangers:
         return {}
     more = after.strangers - before.strangers

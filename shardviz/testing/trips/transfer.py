@@ -12,17 +12,25 @@ import torch
 from torch import distributed, nn
 
 from shardviz.checkpoint.maps.mapped_tensors import has_padding, padding_in, padding_text
-from shardviz.checkpoint.records import Held
+from shardviz.checkpoint.records import MemoryTensor
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group, together
 from shardviz.live.capture.locals import of_tensor
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.assertions.subjects import device_mesh_of
-from shardviz.testing.trips.contents import Contents, contents_of, fill, old_entries, region_of, salt_of, sent_by_all
-from shardviz.testing.trips.judging import Received, Target, findings_of, message_of, parts_of_all, places
+from shardviz.testing.trips.contents import (
+    RankContents,
+    contents_of,
+    fill,
+    old_entries,
+    region_of,
+    salt_of,
+    sent_by_all,
+)
+from shardviz.testing.trips.judging import TargetTensor, TransferOutcome, findings_of, message_of, parts_of_all, places
 from shardviz.testing.trips.pieces import (
-    Cut,
+    PieceCuts,
     fused_findings,
     made_of,
     names_of,
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.maps.mapped_tensors import Node
     from shardviz.reference.files import Entry
-    from shardviz.testing.trips.pieces import AnyMap, Piece
+    from shardviz.testing.trips.pieces import AnyMap, TargetPiece
 
 Weights = nn.Module | Mapping[str, torch.Tensor] | None
 MOST = 3
@@ -59,7 +67,7 @@ def assert_transferred(
     mesh: DeviceMesh | None = None,
     strict: bool = False,
 ) -> RoundTrip:
-    """Assert that a target has a source's weights, each element in its place. Every rank of the job calls this.
+    """Assert that a target has a source's weights, each element in place. Every rank calls this.
 
     With `sync`, the source is filled with values that say where they belong and the target with others, `sync` is
     called, and the target is compared: what it did not write, what it wrote elsewhere, and what it took from another
@@ -117,7 +125,7 @@ def assert_transferred(
 
 @dataclass(frozen=True)
 class Transfer:
-    """One transfer.
+    """One transfer of weights from a source to a target.
 
     Attributes:
         source: Where weights come from.
@@ -153,7 +161,7 @@ class Transfer:
             for name, sent_tensor in sent.items()
             if not sent_tensor.each and name not in refused and (saved := sent_tensor.entry(salt, rank)) is not None
         }
-        received = self._judged(weights_of(self.target), entries, spoiled)
+        received = self._judge(weights_of(self.target), entries, spoiled)
         with torch.no_grad():
             for name, values in before.items():
                 source_contents.tensors[name].values.copy_(values)
@@ -162,51 +170,51 @@ class Transfer:
 
     def now(self) -> tuple[str, RoundTrip]:
         """Compare the target with what the source has. Every rank calls this."""
-        return self._judged(weights_of(self.target), _whole(weights_of(self.source)), {})
+        return self._judge(weights_of(self.target), _whole_source(weights_of(self.source)), {})
 
-    def _judged(
-        self, target_contents: Contents, entries: Mapping[str, Entry], old: Mapping[str, NDArray[Any]]
+    def _judge(
+        self, target_contents: RankContents, entries: Mapping[str, Entry], old: Mapping[str, NDArray[Any]]
     ) -> tuple[str, RoundTrip]:
         """Compare every rank's tensors of the target with the expected ones. Every rank calls this."""
         names = list(dict.fromkeys(name for of_rank in of_all_ranks(list(target_contents.tensors)) for name in of_rank))
         nodes = made_of(names, entries, self.rules)
-        cut = Cut(nodes, self.layouts, self.mesh)
+        cut = PieceCuts(nodes, self.layouts, self.mesh)
         pieces, not_known = cut.of_rank(target_contents)
         of_all = {
             name: one for of_rank in of_all_ranks({n: p.of for n, p in pieces.items()}) for name, one in of_rank.items()
         }
-        targets = {name: Target(cut.entry(*of)) for name, of in of_all.items()}
+        targets = {name: TargetTensor(cut.entry(*of)) for name, of in of_all.items()}
         targets |= {name: _of_piece(targets[name], piece, cut.node(*piece.of), old) for name, piece in pieces.items()}
         locals_ = {name: without_padding(piece.local, cut.node(*piece.of)) for name, piece in pieces.items()}
         parts = parts_of_all(locals_, targets)
         padded = [name for name, of in of_all.items() if has_padding(cut.node(*of))]
         fused, settled = fused_findings(cut, target_contents.tensors, pieces, parts)
         parts = {name: one for name, one in parts.items() if name not in settled}
-        received = Received(parts, dict.fromkeys(parts, "param"), (), "sync", SENDER, padded=padded)
+        received = TransferOutcome(parts, dict.fromkeys(parts, "param"), (), "sync", SENDER, padded=padded)
         placed = places(locals_, targets, received.unplaced, None, SENDER) if received.unplaced else []
         findings = [*fused, *findings_of(received, placed)]
         unknown = [f"{name}: {why}" for of_rank in of_all_ranks(not_known) for name, why in of_rank.items()]
-        notes = (*_left_out(names, nodes, entries), *dict.fromkeys(unknown))
+        notes = (*_unmatched(names, nodes, entries), *dict.fromkeys(unknown))
         texts = {name: padding_text(node) for name, node in nodes.items()}
         left_out = tuple(f"{name}: padded: {text} are not compared" for name, text in texts.items() if text)
         return message_of(findings), RoundTrip(len(of_all), 0, notes, left_out)
 
 
-def _of_piece(target: Target, piece: Piece, node: Node, old: Mapping[str, NDArray[Any]]) -> Target:
+def _of_piece(target: TargetTensor, piece: TargetPiece, node: Node, old: Mapping[str, NDArray[Any]]) -> TargetTensor:
     """Return a piece's expected values, with this rank's earlier ones and its padding."""
     if not has_padding(node):
-        return replace(target, old=_old_of(piece, old))
+        return replace(target, old=_old_entry(piece, old))
     padded = partial(padded_by_rank, piece.local, node)
-    return replace(target, old=_old_of(piece, old), padding=partial(padding_in, node), padded=padded)
+    return replace(target, old=_old_entry(piece, old), padding=partial(padding_in, node), padded=padded)
 
 
-def _old_of(piece: Piece, old: Mapping[str, NDArray[Any]]) -> Callable[[], NDArray[Any]] | None:
+def _old_entry(piece: TargetPiece, old: Mapping[str, NDArray[Any]]) -> Callable[[], NDArray[Any]] | None:
     """Return what a piece was filled with before; None if that is not known."""
     bits = old.get(piece.of[0])
     return None if bits is None else lambda: bits[piece.cut]
 
 
-def _left_out(names: Sequence[str], nodes: Mapping[str, Node], entries: Mapping[str, Entry]) -> Iterator[str]:
+def _unmatched(names: Sequence[str], nodes: Mapping[str, Node], entries: Mapping[str, Entry]) -> Iterator[str]:
     """Yield which tensors of either side have nothing on the other."""
     used = {name for one in nodes.values() for name in names_of(one)}
     if lone := [name for name in names if name not in nodes]:
@@ -215,26 +223,26 @@ def _left_out(names: Sequence[str], nodes: Mapping[str, Node], entries: Mapping[
         yield f"{counted(len(lone), 'tensor')} of the source: nothing is made of {listed(lone, MOST)}"
 
 
-def weights_of(weights: Weights) -> Contents:
+def weights_of(weights: Weights) -> RankContents:
     """Return this rank's weights of one side.
 
     Raises:
         ShardvizError: It is neither a module nor tensors by name.
     """
     if weights is None:
-        return Contents()
+        return RankContents()
     if isinstance(weights, nn.Module):
         return contents_of(weights, None, None)
     if not isinstance(weights, Mapping):
         raise ShardvizError(f"a {type(weights).__name__} has no weights", "pass a module, or tensors by name")
     tensors = {name: of_tensor(name, "param", tensor) for name, tensor in weights.items()}
-    return Contents(
+    return RankContents(
         {name: local for name, local in tensors.items() if not local.unknown},
         not_known={name: local.unknown for name, local in tensors.items() if local.unknown},
     )
 
 
-def _whole(source_contents: Contents) -> dict[str, Entry]:
+def _whole_source(source_contents: RankContents) -> dict[str, Entry]:
     """Put the source's tensors together from all ranks, whole in memory. Every rank calls this."""
     own_parts = {}
     for name, local in source_contents.tensors.items():
@@ -247,5 +255,5 @@ def _whole(source_contents: Contents) -> dict[str, Entry]:
         for name, (shape, dtype, region, bits) in of_rank.items():
             whole = wholes.setdefault(name, np.zeros(shape, bits.dtype))
             whole.reshape(-1)[region.flat_ids(shape).ravel()] = bits.ravel()
-            entries[name] = Held(name, dtype, whole)
+            entries[name] = MemoryTensor(name, dtype, whole)
     return entries

@@ -1,4 +1,4 @@
-"""Worlds of fewer ranks within a job: its first ranks work as if they were all, while the others wait."""
+"""Smaller worlds within a job: its first ranks work as if alone while the others wait."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mesh_of(mesh_given: AnyMesh) -> Mesh:
 
 @contextmanager
 def on_mesh(mesh_given: AnyMesh) -> Iterator[DeviceMesh | None]:
-    """Yield a mesh as torch's object, in a world of its ranks alone; None on the other ranks. Every rank calls this.
+    """Yield a mesh in a world of its ranks only; None on other ranks. Every rank calls this.
 
     Within it the world's size is the mesh's, so that code which never heard of a larger job runs as in one of that
     size.
@@ -57,19 +57,19 @@ def on_mesh(mesh_given: AnyMesh) -> Iterator[DeviceMesh | None]:
     """
     mesh = mesh_of(mesh_given)
     if mesh.size == distributed.get_world_size():
-        with _as_current(mesh_given if isinstance(mesh_given, DeviceMesh) else _made(mesh)) as whole:
+        with _as_current(mesh_given if isinstance(mesh_given, DeviceMesh) else _device_mesh(mesh)) as whole:
             yield whole
         return
     group = distributed.new_group(list(range(mesh.size)))
     if distributed.get_rank() < mesh.size:
-        with world_of(group), together(), _as_current(_made(mesh)) as mesh_here:
+        with world_of(group), together(), _as_current(_device_mesh(mesh)) as mesh_here:
             yield mesh_here
     else:
         yield None
     count_groups(max(of_all_ranks(count_groups())))
 
 
-def _made(mesh: Mesh) -> DeviceMesh:
+def _device_mesh(mesh: Mesh) -> DeviceMesh:
     kind = "cuda" if "nccl" in distributed.get_backend() else "cpu"
     return init_device_mesh(kind, mesh.shape, mesh_dim_names=mesh.axes)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardviz.checkpoint.maps.mapped_tensors import Made, has_padding, padding_of
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, has_padding, padding_of
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.errors import DumpError
 from shardviz.layout.layout import Layout
@@ -136,7 +136,7 @@ def place_of(local: Local, sources: Known) -> tuple[NDArray[np.int64] | None, Re
 
 def _padding(local: Local, whole: Entry, claimed: Region | None) -> NDArray[np.bool_] | None:
     """Return the elements of a shard that a map calls padding; None if there are none."""
-    if not isinstance(whole, Made) or local.flat or not has_padding(whole.node):
+    if not isinstance(whole, MappedTensor) or local.flat or not has_padding(whole.node):
         return None
     fits = claimed is not None and claimed.shape == tuple(local.values.shape)
     return padding_of(whole.node, claimed) if claimed is not None and fits else None

@@ -27,7 +27,7 @@ from shardviz.live.claims.deepspeed.fragment import MASTER
 from shardviz.live.claims.flat import FlatParam
 from shardviz.live.claims.local import Local
 from shardviz.reference.lookup import locate
-from shardviz.reference.windows import MIN_WINDOW, UNPLACED, WINDOW, Lines, only_place
+from shardviz.reference.windows import MIN_WINDOW, UNPLACED, WINDOW, LineTable, only_place
 from shardviz.relate.values import is_alike, part_of
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Tracer:
 
 
 def _has_any(flat: NDArray[Any], samples: list[NDArray[Any]]) -> bool:
-    return any(only_place(Lines(flat[None], len(one)), one) >= 0 for one in samples if len(one) >= MIN_WINDOW)
+    return any(only_place(LineTable(flat[None], len(one)), one) >= 0 for one in samples if len(one) >= MIN_WINDOW)
 
 
 def add_masters(capture: Capture, engine: nn.Module, mesh: Mesh, pipeline_part: PipelinePart) -> None:

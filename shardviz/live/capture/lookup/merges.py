@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardviz.checkpoint.maps.mapped_tensors import Made, leaves
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, leaves
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
@@ -122,7 +122,10 @@ def with_merged(
     """
     used = {id(entry) for entry in sources_known.entries.values()}
     used |= {
-        id(part) for entry in sources_known.entries.values() if isinstance(entry, Made) for part in leaves(entry.node)
+        id(part)
+        for entry in sources_known.entries.values()
+        if isinstance(entry, MappedTensor)
+        for part in leaves(entry.node)
     }
     sources = {name: entry for name, entry in reference.entries.items() if id(entry) not in used}
     locals_by_name = {local.name: local for local in locals_}

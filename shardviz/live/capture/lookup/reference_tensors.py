@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.maps.matching import Mapped
+    from shardviz.checkpoint.maps.matching import MapResult
     from shardviz.dump.records.base import Role
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry, Reference
-    from shardviz.reference.names import Matching
+    from shardviz.reference.names import NameMatching
 
 Sift: TypeAlias = "Callable[[Mapping[str, NDArray[np.int64] | None]], Mapping[str, str]]"
 """Given this rank's tensors by name, without empty shards, each with its ids or None if all is as claimed, says
@@ -206,7 +206,7 @@ def _stamp(name: str, tensor: Wanted, stamps: Mapping[str, Stamp], first: int) -
     return Stamp(name, same.first if same else first, tensor.shape, role, same.name if same else "")
 
 
-def _mapped(reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[str, str]) -> Mapped:
+def _mapped(reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[str, str]) -> MapResult:
     """Return what a map says of a model's tensors, whichever side of it has their names."""
     rules = rules_of(names, "the map")
     patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
@@ -216,7 +216,7 @@ def _mapped(reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[
     return apply(model_side, named("the model", lookups, patterns), right, numbers_beside([folder]), strict=False)
 
 
-def _say_where(matching: Matching, path: str) -> None:
+def _say_where(matching: NameMatching, path: str) -> None:
     """Print, once in a job, under which beginning of its names a reference has the model."""
     if matching.before and torch.distributed.get_rank() == 0:
         print(f"shardviz: the model's tensors are {matching.before}* in {path}", file=sys.stderr)

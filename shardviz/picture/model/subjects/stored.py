@@ -1,7 +1,7 @@
-"""A checkpoint's tensor for the drawing model: files hold its parts; and a job's tensor beside it.
+"""A checkpoint's tensor for the drawing model: files are its holders. Also next to a job's.
 
-The two sides share one grid: ranks on one, files on the other. A part is marked where a rank that claims it holds
-something else than the checkpoint has there.
+The two sides share one grid: ranks on one, files on the other. A part is marked if a rank that claims it holds
+something other than the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardviz.checkpoint.comparing.outcome import DIFFERENT
 from shardviz.checkpoint.records import extents
 from shardviz.errors import DumpError
 from shardviz.picture.exhibits.exhibit import Cell, Row, exhibit, title_of
-from shardviz.picture.model.by_layout import Laid
+from shardviz.picture.model.by_layout import PartOverlay
 from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.sides import Sides, sides_of
 from shardviz.picture.model.subjects.subject import NOTHING, region_text
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardviz.checkpoint.comparing.outcome import Outcome
-    from shardviz.checkpoint.live_job.job import Job, Live, Piece
-    from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
+    from shardviz.checkpoint.live_job.job import Job, JobShard, JobTensor
+    from shardviz.checkpoint.records import Checkpoint, Chunk, StoredTensor
     from shardviz.layout.region import Ranges, Region
     from shardviz.picture.exhibits.exhibit import Exhibit
     from shardviz.picture.model.holders import Mask, Masks
@@ -37,7 +37,7 @@ MOST_DRAWN = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part of a tensor in one piece.
+    """A contiguous part of a tensor.
 
     Attributes:
         region: Which part.
@@ -58,8 +58,8 @@ class StoredPart:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One tensor of a checkpoint, with all that a picture says of it.
+class CheckpointSubject:
+    """A checkpoint's tensor and what a picture says of it.
 
     Attributes:
         tensor: The tensor.
@@ -68,7 +68,7 @@ class Stored:
         sides: Which file holds what: the bits of `Sides.claimed` are files here.
     """
 
-    tensor: Saved
+    tensor: StoredTensor
     parts: tuple[StoredPart, ...]
     files: Mapping[int, str]
     sides: Sides
@@ -79,7 +79,7 @@ def numbered(checkpoint: Checkpoint) -> dict[str, int]:
     return {name: at for at, name in enumerate(sorted(checkpoint.file_sizes, key=natural_key))}
 
 
-def stored(tensor: Saved, numbers: Mapping[str, int]) -> Stored:
+def stored(tensor: StoredTensor, numbers: Mapping[str, int]) -> CheckpointSubject:
     """Describe a tensor.
 
     Args:
@@ -98,10 +98,10 @@ def stored(tensor: Saved, numbers: Mapping[str, int]) -> Stored:
         raise DumpError(what, "`shardviz check CHECKPOINT` says which chunks do")
     parts = tuple(_part(chunk, numbers) for chunk in tensor.chunks)
     files = {numbers[name]: name for name in tensor.files}
-    return Stored(tensor, parts, dict(sorted(files.items())), _sides(tensor, parts, len(numbers)))
+    return CheckpointSubject(tensor, parts, dict(sorted(files.items())), _sides(tensor, parts, len(numbers)))
 
 
-def _is_inside(chunk: Chunk, tensor: Saved) -> bool:
+def _is_inside(chunk: Chunk, tensor: StoredTensor) -> bool:
     ends = zip(chunk.offsets, chunk.sizes, tensor.shape, strict=True)
     return all(start + size <= whole for start, size, whole in ends)
 
@@ -113,9 +113,9 @@ def _part(chunk: Chunk, numbers: Mapping[str, int]) -> StoredPart:
     return StoredPart(chunk.region, numbers[place.file], place.start, place.size)
 
 
-def _sides(tensor: Saved, parts: tuple[StoredPart, ...], num_files: int) -> Sides:
+def _sides(tensor: StoredTensor, parts: tuple[StoredPart, ...], num_files: int) -> Sides:
     """Lay out which file holds what, as `sides_of` does for ranks."""
-    laid = Laid()
+    laid = PartOverlay()
     for part in parts:
         if part.file is not None:
             laid.add(part.region, mask_of((part.file,)))
@@ -131,8 +131,8 @@ MOST_EXTENTS = 2
 
 
 @dataclass(frozen=True)
-class Marked(Sides):
-    """Two sides whose parts are marked by who holds them, not by their being different.
+class MarkedSides(Sides):
+    """Two sides whose parts are marked explicitly, not where they differ.
 
     Attributes:
         wrong: The ranks whose parts are marked.
@@ -149,8 +149,8 @@ class Marked(Sides):
         """Sum up the holders of a cell; it is different where a wrong rank holds any of it."""
         return replace(super().cell(masks), different=any(mask & self.wrong for mask in masks))
 
-    def turned(self) -> Marked:
-        """Return it with files on the first side and ranks on the second: files have no place on the mesh."""
+    def turned(self) -> MarkedSides:
+        """Swap the sides, files first and ranks second: files have no place on the mesh."""
         low, by = (1 << self.shift) - 1, max((mask.bit_length() for mask in self._masks), default=0)
 
         def turn(mask: Mask) -> Mask:
@@ -160,7 +160,7 @@ class Marked(Sides):
         regions = {region: turn(mask) for region, mask in original.regions.items()}
         runs = {ranges: turn(mask) for ranges, mask in original.runs.items()}
         holders, titles = Holders(original.shape, regions, runs), (self.titles[1], self.titles[0])
-        return Marked(holders, by, self.has_held, self.has_claimed, titles=titles, wrong=self.wrong << by)
+        return MarkedSides(holders, by, self.has_held, self.has_claimed, titles=titles, wrong=self.wrong << by)
 
     @property
     def _masks(self) -> tuple[Mask, ...]:
@@ -168,8 +168,8 @@ class Marked(Sides):
 
 
 @dataclass(frozen=True)
-class Beside:
-    """One tensor of a job and of a checkpoint.
+class ComparisonSubject:
+    """A tensor of a job and of a checkpoint, and what a picture says of them.
 
     Attributes:
         outcome: What became of it.
@@ -182,8 +182,8 @@ class Beside:
 
     outcome: Outcome
     shape: tuple[int, ...]
-    sides: Marked | None
-    stored: Stored | None
+    sides: MarkedSides | None
+    stored: CheckpointSubject | None
     exhibit: Exhibit | None
     why: str = ""
 
@@ -198,7 +198,7 @@ class Beside:
         return self.outcome.verdict in DIFFERENT
 
 
-def beside(outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers: Mapping[str, int]) -> Beside:
+def beside(outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers: Mapping[str, int]) -> ComparisonSubject:
     """Describe a tensor.
 
     Args:
@@ -210,7 +210,7 @@ def beside(outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers: Mapping[
     Raises:
         DumpError: It has too many parts to draw.
     """
-    live, saved = _both(outcome, job, checkpoint)
+    live, saved = _both_tensors(outcome, job, checkpoint)
     stored_tensor = stored(saved, numbers) if saved is not None else None
     shape = live.index_shape if live is not None else saved.shape if saved is not None else ()
     wrong = frozenset(outcome.ranks) if outcome.verdict in DIFFERENT else frozenset()
@@ -218,10 +218,10 @@ def beside(outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers: Mapping[
     is_there = live is not None and (saved is not None or outcome.is_made)
     table = _exhibit(outcome, live, saved if is_alike else None, wrong) if live is not None and is_there else None
     sides = _both_sides(live, stored_tensor if is_alike else None, job, wrong)
-    return Beside(outcome, shape, sides, stored_tensor, table, _why(outcome, live, saved))
+    return ComparisonSubject(outcome, shape, sides, stored_tensor, table, _why_one_side(outcome, live, saved))
 
 
-def _both(outcome: Outcome, job: Job, checkpoint: Checkpoint) -> tuple[Live | None, Saved | None]:
+def _both_tensors(outcome: Outcome, job: Job, checkpoint: Checkpoint) -> tuple[JobTensor | None, StoredTensor | None]:
     """Return a tensor on either side; either may be the one that the outcome is named by."""
     names = [name for name in dict.fromkeys((outcome.name, outcome.other)) if name]
     if not outcome.is_made and outcome.verdict not in ("missing", "added"):
@@ -232,7 +232,7 @@ def _both(outcome: Outcome, job: Job, checkpoint: Checkpoint) -> tuple[Live | No
     return live, checkpoint.tensors.get(outcome.name) if live is None else None
 
 
-def _why(outcome: Outcome, live: Live | None, saved: Saved | None) -> str:
+def _why_one_side(outcome: Outcome, live: JobTensor | None, saved: StoredTensor | None) -> str:
     """Say why one side is not drawn, or not beside the other."""
     if live is None or saved is None:
         made = f"the checkpoint has it as {printable(outcome.other)}" if live is not None and outcome.other else ""
@@ -242,10 +242,16 @@ def _why(outcome: Outcome, live: Live | None, saved: Saved | None) -> str:
     return ""
 
 
-def _both_sides(live: Live | None, stored_tensor: Stored | None, job: Job, wrong: frozenset[int]) -> Marked | None:
+def _both_sides(
+    live: JobTensor | None, stored_tensor: CheckpointSubject | None, job: Job, wrong: frozenset[int]
+) -> MarkedSides | None:
     """Lay files over ranks; None if neither is known."""
     if live is None:
-        return Marked(stored_tensor.sides.holders, 0, False, True, titles=TITLES) if stored_tensor is not None else None
+        return (
+            MarkedSides(stored_tensor.sides.holders, 0, False, True, titles=TITLES)
+            if stored_tensor is not None
+            else None
+        )
     claimed = sides_of(job.dump, live.dumped)
     low = (1 << claimed.shift) - 1
     regions: dict[Region, Mask] = {region: mask & low for region, mask in claimed.holders.regions.items()}
@@ -259,20 +265,20 @@ def _both_sides(live: Live | None, stored_tensor: Stored | None, job: Job, wrong
     if not has_claimed and stored_tensor is None:
         return None
     known = (claimed.shift, has_claimed, stored_tensor is not None, claimed.mesh, TITLES, claimed.axes)
-    return Marked(holders, *known, wrong=mask_of(wrong))
+    return MarkedSides(holders, *known, wrong=mask_of(wrong))
 
 
-def _add_plain(regions: dict[Region, Mask], live: Live) -> None:
+def _add_plain(regions: dict[Region, Mask], live: JobTensor) -> None:
     """Add what ranks have of a plain tensor, all of it each."""
     for piece in live.pieces:
         if piece.claimed is not None and piece.claimed.size:
             regions[piece.claimed] = regions.get(piece.claimed, 0) | mask_of((piece.rank,))
 
 
-def _exhibit(outcome: Outcome, live: Live, saved: Saved | None, wrong: frozenset[int]) -> Exhibit | None:
-    """Return the table of ranks, those that differ first; ranks with the same part and the same fate share a row."""
+def _exhibit(outcome: Outcome, live: JobTensor, saved: StoredTensor | None, wrong: frozenset[int]) -> Exhibit | None:
+    """Return the table of ranks, differing ones first; ranks with equal parts share a row."""
     held_parts = dict(outcome.parts)
-    alike: dict[tuple[bool, Region | None, Region | None], list[Piece]] = {}
+    alike: dict[tuple[bool, Region | None, Region | None], list[JobShard]] = {}
     for piece in sorted(live.pieces, key=lambda piece: (piece.rank not in wrong, piece.rank)):
         key = piece.rank in wrong, piece.claimed, held_parts.get(piece.rank)
         alike.setdefault(key, []).append(piece)
@@ -286,19 +292,19 @@ def _exhibit(outcome: Outcome, live: Live, saved: Saved | None, wrong: frozenset
 
 
 def _row(
-    pieces: Sequence[Piece], held: Region | None, saved: Saved | None, unknown: frozenset[int], instead: str
+    pieces: Sequence[JobShard], held: Region | None, saved: StoredTensor | None, unknown: frozenset[int], instead: str
 ) -> Row:
-    """Return the row of ranks that have the same; `instead` is what wrong ones hold, and empty for right ones."""
+    """Return the row of ranks that hold the same; `instead` says what wrong ranks hold."""
     claimed = pieces[0].claimed
     claims = region_text(claimed) if claimed is not None else pieces[0].why
     holds = region_text(held) if held is not None else instead or claims
     if any(piece.rank in unknown for piece in pieces):
         holds = "not known"
-    where = _where(saved, claimed) if saved is not None and claimed is not None else ""
+    where = _bytes_text(saved, claimed) if saved is not None and claimed is not None else ""
     return Row(title_of([piece.rank for piece in pieces]), (Cell(claims), Cell(holds, bool(instead)), Cell(where)))
 
 
-def _where(saved: Saved, region: Region) -> str:
+def _bytes_text(saved: StoredTensor, region: Region) -> str:
     """Say which bytes of which files have a part."""
     if not region.size:
         return NOTHING

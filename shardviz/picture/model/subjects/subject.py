@@ -12,7 +12,7 @@ from shardviz.check.report import named_ranks
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.layout.notation import write
 from shardviz.picture.exhibits.of_finding import exhibit_of
-from shardviz.picture.model.by_layout import Laid
+from shardviz.picture.model.by_layout import PartOverlay
 from shardviz.picture.model.holders import mask_of
 from shardviz.picture.model.sides import NO_FILE, Sides, claimed_parts, sides_of, sides_of_intended
 
@@ -68,7 +68,7 @@ MAX_DRAWN_RANKS = 1 << 14
 
 @dataclass(frozen=True)
 class Subject:
-    """One tensor, with all that a page says of it.
+    """A tensor of a dump and what its page says of it.
 
     Attributes:
         name: Its name; empty for a layout alone.
@@ -102,13 +102,13 @@ class Subject:
 
     @property
     def marked(self) -> frozenset[int]:
-        """The ranks that carry a mark: those that hold something else than they should, or of findings, or no file."""
+        """Ranks with a mark: they hold something wrong, have a finding, or left no file."""
         named = named_ranks(self.findings, len(self.claims) or self.mesh.size)
         return self.misplaced.union(self.silent, named)
 
     @property
     def held_words(self) -> str:
-        """What is held in the words of a finding, where no layout says it: its values are wrong, or none fits."""
+        """What is held, in a finding's words, if no layout describes it."""
         about = OF_VALUES if self.held is not None else OF_VALUES | OF_PLACES
         return next((one.held for one in self.findings if one.kind in about and one.held), "")
 
@@ -171,9 +171,9 @@ def of_tensor(
         mesh=tensor.claimed.mesh if tensor.claimed is not None else dump.files.mesh,
         claimed=tensor.claimed,
         held=cases[0].held if cases else None,
-        sides=_judged(sides_of(dump, tensor, name, laid_out), findings, cases),
+        sides=_with_marks(sides_of(dump, tensor, name, laid_out), findings, cases),
         claims=dict(sorted(claims.items())),
-        holds=_holds(dump, tensor, cases),
+        holds=_held_texts(dump, tensor, cases),
         is_checked=report is None or name not in report.why_not_checked,
     )
     if not findings:
@@ -191,7 +191,7 @@ def _intended_layout(tensor: Tensor, findings: Sequence[Finding], laid_out: Laid
 
 
 def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
-    """Return the two sides that a map of a tensor, or of a fold's first, shows: intended and held if that is wrong.
+    """Return the two sides that a tensor's map shows: claimed and held, or intended and held.
 
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
@@ -204,12 +204,12 @@ def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
     wanted = _intended_layout(tensor, findings, laid_out) if findings else None
     if wanted is not None:
         return sides_of_intended(dump, tensor, name, wanted, laid_out)
-    return _judged(sides_of(dump, tensor, laid_out=laid_out), findings, laid_out.cases(tensor, name))
+    return _with_marks(sides_of(dump, tensor, laid_out=laid_out), findings, laid_out.cases(tensor, name))
 
 
-def _judged(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
-    """Let a map mark what its two sides do not show: wrong values, and what too few or too many ranks hold."""
-    sides = _counted(sides, findings, cases)
+def _with_marks(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
+    """Mark what the two sides can't show: wrong values, and parts with too few or many copies."""
+    sides = _with_counts(sides, findings, cases)
     if any(finding.kind in OF_PLACES - {"misordered-within-shard"} for finding in findings):
         strangers = (finding for finding in findings if finding.kind == "name-collision")
         return replace(sides, strangers=_ranks_of(strangers, sides))
@@ -226,8 +226,8 @@ def _ranks_of(findings: Iterable[Finding], sides: Sides) -> Mask:
     return mask_of({rank for one in findings for rank in one.ranks if rank < sides.shift}) & ~sides.missing
 
 
-def _counted(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
-    """Let a plain tensor mark what too few or too many ranks hold, where that is found; no claim says who should."""
+def _with_counts(sides: Sides, findings: Sequence[Finding], cases: Sequence[Case]) -> Sides:
+    """Mark a plain tensor's parts that too few or too many ranks hold, if a finding says so."""
     if sides.has_claimed or len(cases) != 1 or not any(one.kind in OF_COUNTS for one in findings):
         return sides
     try:
@@ -251,7 +251,7 @@ def _beside_intended(
     )
 
 
-def _holds(dump: Dump, tensor: Tensor, cases: Sequence[Case]) -> dict[int, str]:
+def _held_texts(dump: Dump, tensor: Tensor, cases: Sequence[Case]) -> dict[int, str]:
     """Say what each rank holds, by rank; nothing is known of a tensor that was not stamped."""
     if tensor.moment != "stamped":
         return {}
@@ -262,7 +262,7 @@ def _holds(dump: Dump, tensor: Tensor, cases: Sequence[Case]) -> dict[int, str]:
 
 def of_layout(layout: Layout, dtype: str = "float32") -> Subject:
     """Describe a layout on its own."""
-    laid = Laid()
+    laid = PartOverlay()
     for region, ranks in layout.holders().items() if layout.mesh.size <= MAX_DRAWN_RANKS else ():
         laid.add(region, mask_of(ranks), flat=layout.flat is not None)
     return Subject(

@@ -71,7 +71,7 @@ def explain_assertions(source: Source, verbosity: int) -> None:
 
 @cache
 def config(root: Path) -> pytest.Config:
-    """Return a configuration without the user's plugins and files; parsing it installs the rewriting of assertions."""
+    """Return a pytest configuration without the user's plugins; it rewrites assertions."""
     args = ["-c", os.devnull, "--rootdir", str(root), "--noconftest", "-p", "no:cacheprovider", "-p", "no:shardviz"]
     with _environ({"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, without=("PYTEST_ADDOPTS", "PYTEST_PLUGINS")):
         return compat.make_config(args)

@@ -1,4 +1,4 @@
-"""The parcel that ranks get for one test: where the test is, its arguments, how its failure is to be shown.
+"""The parcel sent to ranks for one test: its place, its arguments, and how to show failures.
 
 Names that `setup_module`, `setup_class` and fixtures bind in a test's module and class are sent, too. Ranks import the
 test module afresh, or fork from a process that did. A name that was bound in pytest's own process since the tests were
@@ -30,8 +30,8 @@ class FixtureError(ShardvizError):
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """How pytest was asked to show failures.
+class FailureStyle:
+    """How pytest's options say to show failures.
 
     Attributes:
         traceback: `--tb`.
@@ -95,7 +95,7 @@ class Parcel:
     seed: int
     filters: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
     log_level: int | None
-    style: Style
+    style: FailureStyle
     folder: Path
     terminal: str = ""
 
@@ -125,7 +125,7 @@ def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
             values[name] = pickle.dumps(value)
         except Exception as error:
             if name not in positions or name not in item.callspec.params:
-                raise (_stays(name) if is_pytest_fixture else _cannot_send(name, value, error)) from None
+                raise (_own_fixture_error(name) if is_pytest_fixture else _cannot_send(name, value, error)) from None
             indices[name] = positions[name]
     return Arguments(values, indices, tuple(meshes), tuple(fixture_names))
 
@@ -188,7 +188,7 @@ def _names(given: Any) -> list[str]:
     return [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
 
 
-def _stays(name: str) -> FixtureError:
+def _own_fixture_error(name: str) -> FixtureError:
     return FixtureError(
         f"fixture {name!r} is pytest's own and stays in its process: it cannot be sent to ranks",
         f"take {name} in a fixture of your own, and let that return what the test needs",
@@ -207,8 +207,8 @@ Bindings = dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
-    """The names of test modules and classes as they were when collection ended.
+class CollectedNames:
+    """The names in test modules and classes when collection ended.
 
     Attributes:
         names: By module or class, its names and values.
@@ -217,13 +217,13 @@ class Collected:
     names: Mapping[object, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def collected(items: Iterable[pytest.Item]) -> Collected:
+def collected(items: Iterable[pytest.Item]) -> CollectedNames:
     """Note the names in the modules and classes of tests."""
     places = {place for item in items for place in (getattr(item, "module", None), getattr(item, "cls", None))}
-    return Collected({place: dict(vars(place)) for place in places if place is not None})
+    return CollectedNames({place: dict(vars(place)) for place in places if place is not None})
 
 
-def pack_bound(place: object, before: Collected) -> Bindings:
+def pack_bound(place: object, before: CollectedNames) -> Bindings:
     """Pickle the names bound in a module or class since it was collected.
 
     What cannot be sent is left out of a module, because other tests bind names there too.
@@ -232,7 +232,7 @@ def pack_bound(place: object, before: Collected) -> Bindings:
         FixtureError: Something that was bound in a class cannot be sent.
     """
     bindings: Bindings = {}
-    for name, value in _bound_since(place, before):
+    for name, value in _names_bound_since(place, before):
         try:
             bindings[name] = pickle.dumps(value)
         except Exception as error:
@@ -249,7 +249,7 @@ def bind(sent: Parcel, module: ModuleType) -> None:
             setattr(place, name, pickle.loads(pickled))
 
 
-def _bound_since(place: object, before: Collected) -> Iterator[tuple[str, Any]]:
+def _names_bound_since(place: object, before: CollectedNames) -> Iterator[tuple[str, Any]]:
     names_before = before.names.get(place)
     if names_before is None:
         return

@@ -1,4 +1,4 @@
-"""A test on a rank: import its module, unpack its arguments, run it, write down how it ended.
+"""A test on a rank: import its module, unpack its arguments, run it, write the outcome.
 
 Runs in ranks only, which have torch.
 """
@@ -62,7 +62,7 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
         outcome.write(sent.folder, outcome.describe(world.rank, error, function, sent.style))
         debugging.post_mortem(error, sent.terminal, world.rank, sent.folder)
         raise
-    return list(dict.fromkeys(map(_warned, caught)))
+    return list(dict.fromkeys(map(_pickled_warning, caught)))
 
 
 def call(function: Callable[[], Any], name: str) -> None:
@@ -108,7 +108,7 @@ def _warnings(sent: Parcel) -> Iterator[list[warnings.WarningMessage]]:
         yield caught
 
 
-def _warned(message: warnings.WarningMessage) -> Warned:
+def _pickled_warning(message: warnings.WarningMessage) -> Warned:
     pickled_message = pickled(message.message) if isinstance(message.message, Warning) else b""
     plain = UserWarning(f"{message.category.__name__}: {message.message}")
     return pickled_message or pickle.dumps(plain), message.filename, message.lineno
@@ -123,11 +123,11 @@ def _own_fixtures(names: Collection[str], config: pytest.Config, log_level: int 
     with ExitStack() as stack:
         node = compat.catch_logs(stack, log_level)
         request = SimpleNamespace(config=config, node=node, fixturename="", raiseerror=_refuse)
-        yield {name: stack.enter_context(_made(name, request)) for name in names}
+        yield {name: stack.enter_context(_fixture_value(name, request)) for name in names}
 
 
 @contextmanager
-def _made(name: str, request: SimpleNamespace) -> Iterator[Any]:
+def _fixture_value(name: str, request: SimpleNamespace) -> Iterator[Any]:
     request.fixturename = name
     function = compat.fixture_function(name)
     takes_request = "request" in function.__code__.co_varnames[: function.__code__.co_argcount]

@@ -1,4 +1,4 @@
-"""Imported in the fork server only: the test modules of a pytest session, once for all the ranks of all tests."""
+"""The fork server of a pytest session: imports its test modules once for all ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEEDED = (
 
 
 def main(file: Path) -> None:
-    """Wait for the list of modules and import them; one that cannot be imported says so in its ranks."""
+    """Wait for the list of modules and import them; failures show up in the ranks."""
     with ending_with(os.getppid()):
         for name in NEEDED:
             importlib.import_module(name)
