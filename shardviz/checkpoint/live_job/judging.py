@@ -159,7 +159,7 @@ def _judge_wrong_shards(
         placed = outcome.became("permuted", why + but, there.explanation, ranks=ranks)
         return replace(placed, cause=there.cause, fix=fix)
     if name := _other_name(live, wrong, saved, search):
-        words = f"{holding(wrong, live)} the checkpoint's {printable(name)}{but}"
+        words = f"{holders_text(wrong, live)} the checkpoint's {printable(name)}{but}"
         if not any(name.endswith(tied) for tied in live.tied):
             return outcome.became("moved", words, ranks=ranks)
         return outcome.became("other", words, OneSidedTie(of_job=True), ranks=ranks)
@@ -207,7 +207,7 @@ def _difference_text(live: JobTensor, wrong: Sequence[JobShard], reader: Reader,
             )
             return f"{what}, the first at {first}{others}"
     some = f"; {named_ranks(sorted(parts))} {'have' if len(parts) > 1 else 'has'} other parts of it" if parts else ""
-    return f"{holding(wrong, live)} other values, how many is not known: {AS_HASHED}{some}"
+    return f"{holders_text(wrong, live)} other values, how many is not known: {AS_HASHED}{some}"
 
 
 def of_another_shape(outcome: Outcome, live: JobTensor, saved: Tensor) -> Outcome:
@@ -306,7 +306,7 @@ def in_words(pieces: Sequence[JobShard], live: JobTensor) -> str:
     return listed(texts, MOST_PARTS)
 
 
-def holding(pieces: Sequence[JobShard], live: JobTensor) -> str:
+def holders_text(pieces: Sequence[JobShard], live: JobTensor) -> str:
     """Name shards as what holds something."""
     return f"{in_words(pieces, live)} {'hold' if len(pieces) > 1 else 'holds'}"
 

@@ -41,7 +41,7 @@ from shardviz.testing.trips.contents import (
     settings_times,
 )
 from shardviz.testing.trips.judging import TargetTensor, TransferOutcome, findings_of, message_of, parts_of_all, places
-from shardviz.testing.trips.pieces import renamed, rules_of
+from shardviz.testing.trips.pieces import rename_weights, rules_of
 from shardviz.testing.trips.state_rules import OtherState, check_states, facts_of
 from shardviz.testing.trips.worlds import on_mesh
 from shardviz.text import counted, listed
@@ -302,7 +302,7 @@ def _renamed_entries(sent: Mapping[str, Entry], names: Mapping[str, str]) -> dic
     if not names:
         return dict(sent)
     weights = [name for name in sent if " " not in name]
-    called = renamed(weights, rules_of(names))
+    called = rename_weights(weights, rules_of(names))
     return {called.get(name, name): entry for name, entry in sent.items()}
 
 
