@@ -50,7 +50,7 @@ def page_of(name: str) -> Page:
 
     Example:
         >>> page_of("misordered").title
-        'every element once, not where claimed; the order that fits is named'
+        'each element is held once, but not where the placements claim'
     """
     name = name.lower().replace("_", "-")
     if name in KINDS:

@@ -225,7 +225,7 @@ def _ranks_to_show(before: NDArray[np.int64], after: NDArray[np.int64]) -> tuple
     fullest = int(before.sum(0).argmax()), int(after.sum(0).argmax())
     if before.shape == after.shape and np.array_equal(before[:, fullest[0]], after[:, fullest[1]]):
         for rank in np.flatnonzero((before != after).any(0)):
-            return f"bytes of rank {rank}, the fullest have the same", (int(rank), int(rank))
+            return f"bytes of rank {rank}; the fullest ranks are equal", (int(rank), int(rank))
     return "bytes of the fullest rank", fullest
 
 

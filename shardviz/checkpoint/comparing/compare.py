@@ -236,7 +236,7 @@ def with_summed_replicas(outcomes: Outcomes) -> Outcomes:
         return outcomes
     summed = SummedReplicas(round(times), SIDES[factor > 1])
     return [
-        (outcome.became("other", f"{outcome.why}; no matrix has a factor", summed), pair)
+        (outcome.became("other", f"{outcome.why}; no matrix is scaled", summed), pair)
         if isinstance(outcome.explanation, ForgottenFactor)
         else (outcome, pair)
         for outcome, pair in outcomes

@@ -85,7 +85,7 @@ def _but_for_padding(outcome: Outcome, saved: Tensor) -> Outcome:
     """Return an outcome; not compared if the job's hashes include padding."""
     if outcome.verdict in ("equal", "cast") or not isinstance(saved, MappedTensor) or not has_padding(saved.node):
         return outcome
-    why = "some of the job's is padding, as the map says, and the hashes of its shards have that in them"
+    why = "by the map, some of the job's tensor is padding, and its shards' hashes include that"
     return outcome.became("not-compared", why)
 
 

@@ -130,7 +130,7 @@ def _judge_right_shards(outcome: Outcome, live: JobTensor, saved: Tensor, pieces
         why = f"the dump has no {named_ranks(live.absent)}; the other ranks match the checkpoint"
         return outcome.became("not-compared", why, ranks=live.absent)
     if live.dtype != saved.dtype:
-        why = f"{live.dtype} in the job, {saved.dtype} in the checkpoint, the values are equal after the cast"
+        why = f"{live.dtype} in the job, {saved.dtype} in the checkpoint; the values are equal after the cast"
         return outcome.became("cast", why)
     return outcome
 
@@ -167,7 +167,7 @@ def _judge_wrong_shards(
         what = f"{in_words(wrong, live)} {'have' if len(ranks) > 1 else 'has'} what {step.path} has{but}"
         return outcome.became("stale", what, ValuesOfAnotherStep(step.path.name, of_job=True), ranks=ranks)
     if narrow := _narrower_dtype(live, wrong, saved):
-        what = f"the job has {live.dtype} values that were rounded to {narrow} on the way{but}"
+        what = f"the job's {live.dtype} values were rounded to {narrow} on the way{but}"
         return outcome.became("cast", what, NarrowedOnTheWay(narrow, live.dtype), ranks=ranks)
     return outcome.became("other", _difference_text(live, wrong, reader, parts) + but, ranks=ranks)
 
@@ -203,7 +203,9 @@ def _difference_text(live: JobTensor, wrong: Sequence[JobShard], reader: Reader,
             first = index_of(int(at), reader.shape)
             what = f"{int(differs.sum()):,} of {counted(differs.size, 'element')} on rank {piece.rank} differ"
             others = (
-                f"; so on {named_ranks(ranks_of(one for one in wrong if one is not piece))}" if len(wrong) > 1 else ""
+                f"; likewise on {named_ranks(ranks_of(one for one in wrong if one is not piece))}"
+                if len(wrong) > 1
+                else ""
             )
             return f"{what}, the first at {first}{others}"
     some = f"; {named_ranks(sorted(parts))} {'have' if len(parts) > 1 else 'has'} other parts of it" if parts else ""

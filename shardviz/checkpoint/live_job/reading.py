@@ -175,7 +175,7 @@ class RestoredTensor:
         if not is_filled.all():
             lost = int(is_filled.size - is_filled.sum())
             raise DumpError(
-                f"{lost:,} of its {is_filled.size:,} elements are in no tensor of the checkpoint, as the map says"
+                f"{lost:,} of its {is_filled.size:,} elements are, by the map, in no tensor of the checkpoint"
             )
         return whole
 

@@ -64,7 +64,7 @@ def explain_slip(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, content
         return None
     for variant, cause in variants(mapped.node):
         if variant.shape == tensor.shape and _has_values(variant, mapped, tensor):
-            why = f"it is {_short_text(variant)}, where the map makes {printable(mapped.text)}"
+            why = f"it is {_short_text(variant)}, but the map makes {printable(mapped.text)}"
             return outcome.became("permuted", why, cause)
     return _by_parts(outcome, mapped, tensor, contents) if mapped.shape == tensor.shape else None
 

@@ -208,7 +208,7 @@ def _save_map(path: Path, comparison: Comparison, sides: tuple[Path, Path]) -> N
     """
     if not comparison.map:
         raise ShardvizError(
-            f"{path} was not written: no map was made by content, as names or a given map say which tensor is which",
+            f"{path} was not written: names or the given map match the tensors, so none was made by content",
             "leave out --save-map",
         )
     names = " and ".join(printable(side.name) for side in sides)

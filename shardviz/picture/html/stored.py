@@ -170,7 +170,7 @@ def beside_html(comparison: Comparison, job: Job, checkpoint: Checkpoint) -> str
     """Write the page of a job beside a checkpoint."""
     numbers = number_files(checkpoint)
     return full_page(
-        f"{job.path.name} beside {checkpoint.path.name}",
+        f"{job.path.name} and {checkpoint.path.name}",
         style_sheet((*job.dump.files.mesh.ranks, *range(len(numbers)))),
         "tensors",
         _header_beside(comparison, job, checkpoint),
@@ -191,7 +191,7 @@ def _header_beside(comparison: Comparison, job: Job, checkpoint: Checkpoint) -> 
     verdict = {"error": "bad", "unknown": "unsure"}.get(worst_verdict, "good")
     ranks = counted(job.dump.files.run.num_ranks, "rank")
     return header_of(
-        f"{job.path.name} beside {checkpoint.path.name}",
+        f"{job.path.name} and {checkpoint.path.name}",
         verdict,
         f"{UNICODE.of(worst_verdict)} {counts_text(comparison)}",
         element("p", words(f"{ranks} on mesh {job.dump.files.mesh}; {total(checkpoint)}"), class_="soft"),
@@ -212,8 +212,8 @@ def _tensors_beside(comparison: Comparison, job: Job, checkpoint: Checkpoint, nu
         left -= len(picture)
         lines.append(_line_beside(anchors.of("tensor", first.name), names, first, picture, job, checkpoint))
     usage = (
-        "Open a line to see which rank claims which part, and which file has it. Parts are marked where a rank holds "
-        "something else than the checkpoint has. Of several tensors the first is drawn."
+        "Open a line to see which rank claims which part, and which file has it. A part is marked if a rank holds "
+        "something other than the checkpoint. Of several tensors the first is drawn."
     )
     return _tree(lines, len(folded), usage, "diff")
 

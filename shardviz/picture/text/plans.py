@@ -136,8 +136,8 @@ def _moment(part: PlanPart, together: int, width: int) -> Iterator[Text]:
     both = f"activations and {of_fsdp} are" if part.units else "activations are"
     kept = bytes_text(sum(saved.bytes for saved in part.saved))
     yield from _sentence(
-        f"{both} those of a step's fullest moment, in the {when} of {_module_text(part.peak.module)}, by the kernels "
-        f"of a CPU; {kept} of activations wait for their backward when the forward ends",
+        f"{both} those at the step's peak, in the {when} of {_module_text(part.peak.module)}, with CPU kernels; "
+        f"{kept} of activations wait for their backward when the forward ends",
         width,
     )
     if part.peak.scores:

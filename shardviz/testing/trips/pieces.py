@@ -369,7 +369,9 @@ def _dim_of(made: Op, shape: Sequence[int]) -> int:
 def _labeled(local: Local, name: str, layout: Layout) -> Local:
     placements = layout.placements()
     if placements is None:
-        raise ShardvizError(f"torch's placements cannot say {layout}, the layout of {name}", "use one that they can")
+        raise ShardvizError(
+            f"torch's placements cannot express {layout}, the layout of {name}", "use one that they can"
+        )
     return replace(local, name=name, shape=tuple(layout.shape), claim=(layout.mesh, placements))
 
 

@@ -423,6 +423,6 @@ def refuse_unchecked(done: RoundTrip, *, strict: bool, what: str) -> None:
         raise ShardAssertionError(f"nothing of the {what} could be compared\n{noted}".rstrip())
     if strict and done.not_checked:
         raise ShardAssertionError(
-            f"{counted(len(done.not_checked), 'thing')} could not be checked, and strict=True asks for all\n{noted}\n"
+            f"{counted(len(done.not_checked), 'thing')} could not be checked, and strict=True requires all\n{noted}\n"
             "  fix       make these checks possible, or leave out strict=True to allow them"
         )
