@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         forget(sys.stdout)
         return code
     except MemoryError:
-        say("error: not enough memory", "Hint: a machine with more, or a dump of fewer values")
+        say("error: not enough memory", "Hint: use a machine with more memory, or write a dump with fewer values")
         return EXIT_USAGE
     except OSError as error:
         named = f": {error.filename}" if error.filename else ""
@@ -99,7 +99,7 @@ def _report_bug(error: Exception) -> int:
     text = str(error).strip().partition("\n")[0][:MAX_BUG_TEXT]
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     say(
-        f"error: a bug of shardviz: {what} ({os.path.basename(last.filename)}:{last.lineno}, in {last.name})",
+        f"error: a bug in shardviz: {what} ({os.path.basename(last.filename)}:{last.lineno}, in {last.name})",
         f"Hint: report it in shardviz's issue tracker, with the command and what {DEBUG}=1 prints",
     )
     return EXIT_BUG

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ProbeError
-from shardviz.probe_source import Source, constant, imported_modules, module_file, top_level_names
+from shardviz.probe_source import Source, constant_tuple, imported_modules, module_file, top_level_names
 from shardviz.text import did_you_mean, nearest
 from shardviz.versions import package_version
 
@@ -199,8 +199,8 @@ def read(name: str, path: Path, build: str = "build", module: str = "", version:
             )
     docstring = ast.get_docstring(tree) or ""
     source = Source(path, tree, None if module else path.parent)
-    axes, mesh = constant(source, "AXES", str), constant(source, "MESH", int)
-    kinds, torch = constant(source, "KINDS", str), constant(source, "TORCH", int)
+    axes, mesh = constant_tuple(source, "AXES", str), constant_tuple(source, "MESH", int)
+    kinds, torch = constant_tuple(source, "KINDS", str), constant_tuple(source, "TORCH", int)
     misspelt = tuple(_misspelt(tree, defined - {build}))
     return Probe(name, path, docstring.partition("\n")[0], axes, mesh, kinds, build, torch, module, version, misspelt)
 

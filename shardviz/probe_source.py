@@ -63,7 +63,7 @@ def imported_modules(tree: ast.Module) -> set[str]:
     return names
 
 
-def constant(source: Source, name: str, kind: type[Item]) -> tuple[Item, ...]:
+def constant_tuple(source: Source, name: str, kind: type[Item]) -> tuple[Item, ...]:
     """Return a tuple that a file assigns literally or imports; empty if it lacks the name.
 
     Raises:

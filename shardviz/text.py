@@ -77,7 +77,7 @@ def fold(named: Iterable[tuple[str, Key]], *, by_last: bool = False) -> list[tup
     """
     groups: dict[tuple[str, str, bool, Key], list[int]] = {}
     for name, key in named:
-        prefix, number, suffix = cut_last(name) if by_last else cut(name)
+        prefix, number, suffix = cut_at_last_number(name) if by_last else cut_at_number(name)
         numbers = groups.setdefault((prefix, suffix, number is None, key), [])
         if number is not None:
             numbers.append(number)
@@ -89,13 +89,13 @@ def folded_names(names: Iterable[str], most: int) -> str:
     return listed((folded for folded, _ in fold((name, None) for name in names)), most)
 
 
-def cut(name: str) -> tuple[str, int | None, str]:
+def cut_at_number(name: str) -> tuple[str, int | None, str]:
     """Split a name at its first number: (before, number, after); None if it has no number."""
     match = _NUMBER.search(name)
     return (name, None, "") if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
 
 
-def cut_last(name: str) -> tuple[str, int | None, str]:
+def cut_at_last_number(name: str) -> tuple[str, int | None, str]:
     """Split a name at its last number: (before, number, after); None if it has no number."""
     match = max(_NUMBER.finditer(name), key=lambda one: one.start(), default=None)
     return (name, None, "") if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
@@ -217,11 +217,11 @@ def counted(number: int, of: str) -> str:
     return f"{number:,} {of}" if number == 1 else f"{number:,} {of}s"
 
 
-def continued(sentence: str) -> str:
+def as_clause(sentence: str) -> str:
     """Return a sentence as it goes on after a colon; one that begins with `FSDP` as it is.
 
     Example:
-        >>> continued("Ranks differ"), continued("FSDP averages")
+        >>> as_clause("Ranks differ"), as_clause("FSDP averages")
         ('ranks differ', 'FSDP averages')
     """
     return sentence if sentence[1:2].isupper() else f"{sentence[:1].lower()}{sentence[1:]}"

@@ -390,7 +390,7 @@ def test_a_bug_of_shardviz_is_one_line_that_says_where_to_report_it(
     assert main(["check", str(healthy)]) == 70
     line, hint = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
-        r"shardviz: error: a bug of shardviz: ValueError: of the tool \(test_cli\.py:\d+, in _broken\)", line
+        r"shardviz: error: a bug in shardviz: ValueError: of the tool \(test_cli\.py:\d+, in _broken\)", line
     )
     assert hint == "Hint: report it in shardviz's issue tracker, with the command and what SHARDVIZ_DEBUG=1 prints"
 

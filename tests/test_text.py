@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shardviz.text import (
     counted,
-    cut,
     cut_at_comma,
+    cut_at_number,
     did_you_mean,
     fold,
     join_numbers,
@@ -72,7 +72,7 @@ def test_folds_come_in_the_order_of_their_first_names():
     ],
 )
 def test_only_a_plain_number_of_its_own_is_folded(name: str, parts: tuple[str, int | None, str]):
-    assert cut(name) == parts
+    assert cut_at_number(name) == parts
 
 
 def test_layer_two_comes_before_layer_ten():

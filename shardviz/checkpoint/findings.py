@@ -141,7 +141,7 @@ def _chunks(tensor: StoredTensor) -> Iterator[Finding | NotChecked]:
     """Yield gaps, overlaps and chunks out of bounds."""
     coverage = coverage_of(tensor)
     if coverage is None:
-        text = f"whether its {len(tensor.chunks):,} chunks are all of it: they are too many, or too irregular"
+        text = f"whether its {len(tensor.chunks):,} chunks cover it: there are too many, or they are too irregular"
         yield NotChecked(tensor.name, text, "order")
         return
     chunks = counted(len(tensor.chunks), "chunk")
@@ -156,7 +156,7 @@ def _chunks(tensor: StoredTensor) -> Iterator[Finding | NotChecked]:
         yield ShardsOfTwoSaves().finding(tensor.name, (), text)
     if coverage.repeated:
         text = f"{coverage.repeated:,} of {tensor.size:,} elements are in several of its {chunks}, the first at "
-        text += f"{coverage.overlap}: which of them a load reads is chance"
+        text += f"{coverage.overlap}: a load may read any of them"
         yield ShardsOfTwoSaves(is_twice=True).finding(tensor.name, (), text, kind="duplicated")
 
 

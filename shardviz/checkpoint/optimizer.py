@@ -121,7 +121,7 @@ def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
     for optimizer in optimizers.values():
         yield from _incomplete(optimizer)
         if any(name.isdigit() for name in optimizer.states):
-            why = "which parameters its states belong to: it numbers them"
+            why = "which parameters its states belong to: the states are numbered"
             yield NotChecked("", f"{printable(optimizer.before) or 'optimizer'}: {why}", "run")
             continue
         before = _model_of(optimizer, model)
@@ -352,12 +352,12 @@ def _first_numbers(tensor: StoredTensor) -> NDArray[np.float64] | None:
 
 
 def _wrong_numbers(name: str, key: str, values: NDArray[np.float64]) -> Iterator[Finding]:
-    of_all = f"of the {len(values):,} values that were looked at are"
+    of_all = f"of the {len(values):,} values that were read are"
     if count := int((~np.isfinite(values)).sum()):
-        text = f"{count:,} {of_all} nan or infinite: they stay so in every later step, and its weights become nan"
+        text = f"{count:,} {of_all} nan or infinite: every later step keeps them, and the weights become nan"
         yield NotFiniteState().finding(name, (), text)
     if count := int((values < 0).sum()) if key in SQUARES else 0:
-        text = f"{count:,} {of_all} negative, and it is a mean of squares"
+        text = f"{count:,} {of_all} negative, but it is a mean of squares"
         yield NegativeSquares().finding(name, (), text)
 
 
@@ -366,7 +366,7 @@ def _beside_steps(parameters: list[_ParameterState]) -> Iterator[Finding | NotCh
     with_both = [(*one.step, *one.squares) for one in parameters if one.step and one.squares]
     for step, counter, _, is_some in with_both:
         if step == 0 and is_some:
-            text = "the optimizer has taken 0 steps of this parameter, and its squares are not zero"
+            text = "the optimizer has taken 0 steps for this parameter, but its squares are not zero"
             yield LostStepCounter().finding(counter.name, (), text)
     trained = [(step, squares, is_some) for step, _, squares, is_some in with_both if step >= FEWEST]
     zero = [squares.name for _, squares, is_some in trained if not is_some and _is_zero(squares)]

@@ -64,17 +64,15 @@ def add_arguments(parser: Parser) -> None:
         metavar="MAP",
         help=f"how one checkpoint's tensors are made from the other's: a file, or {', '.join(families())}",
     )
-    parser.add_argument(
-        "--save-map", type=Path, metavar="FILE", help="write the map that was found by the tensors' values"
-    )
+    parser.add_argument("--save-map", type=Path, metavar="FILE", help="write the map found by comparing values")
     parser.add_argument(
         "--also",
         type=Path,
         metavar="CKPT",
         action="append",
         default=[],
-        help="a step that a tensor may be left over from (the steps next to either are tried anyway), or the weights "
-        "that an adapter was merged into",
+        help="a checkpoint to search for stale tensors (neighboring steps are always searched), or the weights that an "
+        "adapter was merged into",
     )
     parser.epilog = f"{parser.epilog}\n{LANGUAGE}{functions_text()}"
     parser.add_argument(

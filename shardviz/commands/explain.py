@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix.lower() == ".svg":
         if args.to is not None:
             raise LayoutError(
-                "an SVG shows one layout, not the way to another", "leave TO out, or write to a .txt file"
+                "an SVG shows one layout, not a route between two", "leave TO out, or write to a .txt file"
             )
         from shardviz.picture.svg.page import svg
 

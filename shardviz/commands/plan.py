@@ -125,7 +125,7 @@ def _choose(args: argparse.Namespace) -> int:
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.commands.common.streams import talk
     from shardviz.picture.text.plans import choice_lines
-    from shardviz.plan.alternatives import bytes_of, fitting
+    from shardviz.plan.alternatives import bytes_of, fitting_meshes
 
     if args.mesh or args.lock or args.output:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
@@ -148,7 +148,7 @@ def _choose(args: argparse.Namespace) -> int:
     finally:
         terminal = terminal_for(args.color)
         write_answer(choice_lines(rows, memory, terminal.width), terminal)
-    return EXIT_CLEAN if fitting(rows, memory) else EXIT_FINDINGS
+    return EXIT_CLEAN if fitting_meshes(rows, memory) else EXIT_FINDINGS
 
 
 def _meshes_to_plan(job: PlanJob, gpus: int) -> list[Mesh]:
@@ -215,7 +215,7 @@ def _lock(path: Path, ranks: PlannedRanks, *, force: bool, with_step: bool) -> i
     from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
     from shardviz.commands.common.streams import talk
     from shardviz.picture.text.terminal import line
-    from shardviz.plan.lock import changed, lock_text, same_text
+    from shardviz.plan.lock import lock_changes, lock_text, same_text
     from shardviz.text import printable
 
     why = f"planned without collectives: {printable(ranks.plan.without_step)}"
@@ -225,7 +225,7 @@ def _lock(path: Path, ranks: PlannedRanks, *, force: bool, with_step: bool) -> i
         write_markup(lock_text(ranks), path, "--lock")
         talk(f"run this again to compare with {path}")
         return EXIT_CLEAN
-    differences = changed(path, ranks)
+    differences = lock_changes(path, ranks)
     if ranks.plan.without_step and any(text.startswith("- sent ") for text in differences):
         talk(why)
     write_answer(map(line, differences or [same_text(path)]), terminal_for("auto"))

@@ -78,7 +78,7 @@ def _as_json(probe: Probe, own_version: str) -> dict[str, Any]:
 
 def _lines(probes: Sequence[Probe], terminal: Terminal) -> list[Text]:
     """Write a line for each probe; on a terminal, long summaries wrap in their column."""
-    from shardviz.picture.text.table import padded, widest
+    from shardviz.picture.text.table import pad, widest
     from shardviz.picture.text.terminal import DIM, line, wrapped
 
     names = widest(printable(probe.name) for probe in probes)
@@ -89,7 +89,7 @@ def _lines(probes: Sequence[Probe], terminal: Terminal) -> list[Text]:
     lines = []
     for probe in probes:
         by = f" ({probe.name.partition('/')[0]} {probe.version})" if probe.version else ""
-        name, on = padded(printable(probe.name), names), padded(", ".join(probe.axes), axes)
+        name, on = pad(printable(probe.name), names), pad(", ".join(probe.axes), axes)
         head = line((name, "bold"), "  ", (on, DIM), "  ")
         first, indent = (line("    "), 4) if is_narrow else (head, indent)
         lines += [*([head] if is_narrow else []), *wrapped(printable(f"{probe.summary}{by}"), width, first, indent)]

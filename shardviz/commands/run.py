@@ -178,7 +178,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
     if args.steps and args.trace != "off" and args.trace_step > args.steps:
         raise ShardvizError(
             f"--trace-step {args.trace_step}: the job ends after --steps {args.steps}",
-            "follow an earlier step, or let the job take more of them",
+            "trace an earlier step, or raise --steps",
         )
     if args.stamp and args.steps:
         raise ShardvizError(
@@ -430,7 +430,7 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
         )
     if any(note.kind == "sharded" for note in notes):
         return (
-            "nothing was captured: models were sharded, and none was called or stepped afterwards\n"
+            "nothing was captured: models were sharded, but none was called or stepped afterwards\n"
             "Hint: run at least one step of the job, or call shardviz.capture(model, DUMP, mesh=mesh) in it"
         )
     if ranks:
@@ -473,5 +473,5 @@ def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -
         talk(f"shardviz: the trace of the step could not be kept: {error}")
         return False
     shown = os.path.relpath(output)
-    talk(f"traced a step into {shown}; lay it beside another job's with: shardviz diff ONE OTHER")
+    talk(f"traced a step into {shown}; compare it with a second job's: shardviz diff ONE OTHER")
     return True

@@ -112,7 +112,7 @@ def reason(error: Exception) -> str:
         case DumpError():
             return error.message
         case RecursionError():
-            return "lists within lists without end, expected the fields of a dump"
+            return "lists nested too deeply, expected the fields of a dump"
         case OSError():
             return error.strerror or str(error)
         case _:

@@ -32,7 +32,7 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
     if pattern in by_name:
         return [(pattern, by_name[pattern])]
     if is_pattern(pattern):
-        names = [name for name in by_name if fits(name, pattern)]
+        names = [name for name in by_name if matches_pattern(name, pattern)]
     else:
         names = [name for name in by_name if name.endswith(f".{pattern}")]
         if len(names) > 1:
@@ -41,11 +41,11 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
                 f"name one, or all of them as '*.{pattern}'",
             )
     if not names:
-        raise ShardvizError(f"the dump has no tensor {pattern!r}", meant(pattern, list(by_name)))
+        raise ShardvizError(f"the dump has no tensor {pattern!r}", hint_at_name(pattern, list(by_name)))
     return [(name, by_name[name]) for name in names]
 
 
-def meant(name: str, names: Sequence[str]) -> str:
+def hint_at_name(name: str, names: Sequence[str]) -> str:
     """Return a hint at the likeliest name or pattern, such as "did you mean up.weight?"."""
     close = _pattern_meant(name, names) if is_pattern(name) else None
     if not any(char in name for char in "*?"):  # brackets may be a part of the name
@@ -58,7 +58,7 @@ def is_pattern(name: str) -> bool:
     return any(char in name for char in "*?[")
 
 
-def fits(name: str, pattern: str) -> bool:
+def matches_pattern(name: str, pattern: str) -> bool:
     """Whether a name equals a pattern or matches it; names may contain brackets."""
     return name == pattern or fnmatchcase(name, pattern)
 
@@ -74,7 +74,7 @@ def _pattern_meant(pattern: str, names: Sequence[str]) -> str | None:
     before, dot, _ = pattern.rpartition(".")
     by_star = (f"{before}{dot}{name.rpartition('.')[2]}" for name in names)
     patterns = [*dict.fromkeys((*by_star, *map(starred, names)))]
-    fitting = [one for one in patterns if any(fits(name, one) for name in names)]
+    fitting = [one for one in patterns if any(matches_pattern(name, one) for name in names)]
     return nearest(pattern, fitting)
 
 

@@ -238,7 +238,8 @@ def _check_folder(folder: Path) -> None:
         mode = folder.stat().st_mode
     except FileNotFoundError:
         raise DumpError(
-            f"{_short_name(folder)} does not exist: no dump and no checkpoint is there", suggestions.meant(folder)
+            f"{_short_name(folder)} does not exist: no dump and no checkpoint is there",
+            suggestions.hint_at_dump(folder),
         ) from None
     except (OSError, ValueError) as error:
         raise DumpError(f"cannot read dump {_short_name(folder)}: {reason(error)}") from error

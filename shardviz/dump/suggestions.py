@@ -24,7 +24,7 @@ def is_dump(folder: Path) -> bool:
     return False
 
 
-def meant(path: Path) -> str:
+def hint_at_dump(path: Path) -> str:
     """Return a hint for a path that does not exist: the dump beside it whose name is nearest."""
     names = [found.name for found in _dumps_in(path.parent)]
     with_suffix = f"{path.name}{SUFFIX}"

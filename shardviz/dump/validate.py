@@ -29,7 +29,7 @@ from shardviz.layout.layout import FlatView, Layout, check_placements
 from shardviz.layout.mesh import AXIS_NAME, Mesh
 from shardviz.layout.placements import parse_placement
 from shardviz.layout.region import length
-from shardviz.text import cut
+from shardviz.text import cut_at_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -112,7 +112,7 @@ class StampedShapes:
         self._by_place: dict[Place, dict[int | None, Shape]] = {}
         self._found: dict[tuple[Place, Ranges], set[Shape]] = {}
         for stamp in stamps:
-            prefix, number, suffix = cut(stamp.name)
+            prefix, number, suffix = cut_at_number(stamp.name)
             self._by_place.setdefault((prefix, suffix), {})[number] = stamp.shape
 
     def of(self, place: Place, numbers: Ranges) -> set[Shape]:
@@ -168,7 +168,7 @@ def check_rank(record: RankRecord, run: RunRecord, stamped: StampedShapes) -> No
     _each("calls", record.calls, lambda call: _check_call(call, run.num_ranks))
     for index, gathered in enumerate(record.gathered):
         with _within("gathered", index):
-            prefix, number, suffix = cut(gathered.name)
+            prefix, number, suffix = cut_at_number(gathered.name)
             numbers = () if number is None else ((number, number + 1),)
             check_runs(gathered.runs)
             check_one_form(gathered)
@@ -302,10 +302,10 @@ def _place(name: str, numbers: Ranges, suffix: str) -> tuple[str, Ranges, str]:
     if not numbers:
         if suffix:
             raise DumpError(f"suffix is {suffix!r}, expected none without numbers")
-        prefix, number, suffix = cut(name)
+        prefix, number, suffix = cut_at_number(name)
         return prefix, () if number is None else ((number, number + 1),), suffix
     if any(start >= stop for start, stop in numbers):
         raise DumpError("numbers has a range that does not rise, expected [start, stop] with start below stop")
-    if cut(f"{name}0{suffix}") != (name, 0, suffix):
+    if cut_at_number(f"{name}0{suffix}") != (name, 0, suffix):
         raise DumpError(f"name is {name!r}, expected the part before the first number of the full name")
     return name, numbers, suffix

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardviz.explain.finding import Finding
-from shardviz.explain.templates import filled, paired
-from shardviz.text import continued
+from shardviz.explain.templates import fill, pair_templates
+from shardviz.text import as_clause
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -98,7 +98,7 @@ class Cause:
     @property
     def ways(self) -> tuple[tuple[str, str], ...]:
         """Every cause that fits with its fix, likeliest first; an empty fix is that of the next."""
-        own = [(filled(cause, self), filled(fix, self)) for cause, fix in paired(self.why, self.how)]
+        own = [(fill(cause, self), fill(fix, self)) for cause, fix in pair_templates(self.why, self.how)]
         fitting = [way for way in own if way[0]] or own
         return tuple(dict.fromkeys((*fitting, *(rival.likeliest for rival in self.rivals))))
 
@@ -111,7 +111,7 @@ class Cause:
     @property
     def cause(self) -> str:
         """Every cause that fits in a line, with the case's own names and numbers in it."""
-        return "; or: ".join(continued(cause) if at else cause for at, (cause, _) in enumerate(self.ways))
+        return "; or: ".join(as_clause(cause) if at else cause for at, (cause, _) in enumerate(self.ways))
 
     @property
     def fix(self) -> str:

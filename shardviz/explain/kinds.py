@@ -54,7 +54,7 @@ RESULTS: frozenset[Kind] = frozenset(
 
 KINDS: Mapping[Kind, KindPage] = {
     "misordered": KindPage(
-        "every element once, not where claimed; the order that fits is named",
+        "each element is held once, but not where the placements claim",
         (
             *("left_to_right_2d", "swiglu_interleaved", "fused_qkv_fsdp", "rotary_permuted", "uneven_strided"),
             "fsdp_over_two_axes",
@@ -62,12 +62,12 @@ KINDS: Mapping[Kind, KindPage] = {
         follows_from=LABELS,
     ),
     "misordered-within-shard": KindPage(
-        "the right elements on each rank, in a different order inside",
+        "each rank holds the right elements, but in a different order",
         page="tests/check/test_misordered.py",
         follows_from=LABELS,
     ),
-    "duplicated": KindPage("an element too often", ("first_shard_everywhere",), follows_from=SEQUENCES),
-    "missing": KindPage("an element that no rank holds", ("first_shard_everywhere",), follows_from=SEQUENCES),
+    "duplicated": KindPage("an element is held too often", ("first_shard_everywhere",), follows_from=SEQUENCES),
+    "missing": KindPage("an element is held by no rank", ("first_shard_everywhere",), follows_from=SEQUENCES),
     "foreign": KindPage(
         "values of a different tensor, padding, or memory that nothing wrote to after `to_empty`",
         page="tests/check/test_counts.py",
@@ -78,18 +78,20 @@ KINDS: Mapping[Kind, KindPage] = {
         "a local shape that chunking cannot give", ("from_local_without_shape",), follows_from=LABELS
     ),
     "wrong-placement": KindPage(
-        "a label that cannot be right; the label that fits is named",
+        "the placements cannot be right; the finding names those that fit",
         page="tests/check/test_misordered.py",
         follows_from=LABELS,
     ),
     "wrong-segment": KindPage(
-        "consistent, but cut across what the model reads", ("fused_qkv",), follows_from=SEQUENCES
+        "consistent shards, but cut across the segments that the model reads", ("fused_qkv",), follows_from=SEQUENCES
     ),
     "unreplicated": KindPage(
         "copies that must be equal are not", ("replicas_differ", "buffers_differ"), follows_from=UNCOMPARED
     ),
     "identical-shards": KindPage(
-        "different shards, bitwise the same: one seed everywhere", ("one_seed_on_every_shard",), follows_from=UNCOMPARED
+        "shards that should differ are bitwise equal: one seed everywhere",
+        ("one_seed_on_every_shard",),
+        follows_from=UNCOMPARED,
     ),
     "unreduced-gradient": KindPage(
         "each rank has its own part of a gradient instead of the sum",
@@ -100,7 +102,7 @@ KINDS: Mapping[Kind, KindPage] = {
     ),
     "unreduced-scalar": KindPage("each rank logs its own part instead of the sum", ("item_of_partial",)),
     "wrong-scale": KindPage(
-        "too large or small by the size of an axis, a bias added twice, a count of the rank's own part",
+        "off by a factor: the size of an axis, a bias added twice, a count of the rank's own part",
         ("row_bias_on_every_rank", "average_for_sum"),
     ),
     "wrong-value": KindPage(
@@ -110,9 +112,9 @@ KINDS: Mapping[Kind, KindPage] = {
         page="tests/check/test_step_causes.py",
         unexplained_from=RESULTS,
     ),
-    "untied": KindPage("shared storage before, two tensors now", ("tied_apart",)),
+    "untied": KindPage("two tensors that shared storage before sharding", ("tied_apart",)),
     "name-collision": KindPage(
-        "one name, different weights on different ranks", ("experts_renumbered",), follows_from=SEQUENCES
+        "one name stands for different weights on different ranks", ("experts_renumbered",), follows_from=SEQUENCES
     ),
     "sequence-order": KindPage(
         "tensors of one sequence are split in different orders, under context parallel", ("positions_in_plain_order",)
@@ -122,7 +124,9 @@ KINDS: Mapping[Kind, KindPage] = {
         page="tests/check/test_writes.py",
     ),
     "collective-mismatch": KindPage(
-        "shards are right, torch's own reassembly is not", page="demos/live_bug/README.md", follows_from=PLACES
+        "shards are right, but what torch gathers from them is not",
+        page="demos/live_bug/README.md",
+        follows_from=PLACES,
     ),
     "raised": KindPage(
         "the sharded step raises, and the unsharded one does not", page="tests/live/test_contradictions.py"

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from shardviz.explain.cause import Cause
-from shardviz.text import continued
+from shardviz.text import as_clause
 
 if TYPE_CHECKING:
     from shardviz.explain.finding import Kind
@@ -24,7 +24,7 @@ OF_PLACES: tuple[Kind, ...] = (
 """The kinds that any disorder can have: which one depends on the claim and on how often each element is held."""
 
 
-def usually(*first: Kind) -> tuple[Kind, ...]:
+def usual_first(*first: Kind) -> tuple[Kind, ...]:
     """Return the kinds of a disorder with the usual ones first."""
     return (*first, *(kind for kind in OF_PLACES if kind not in first))
 
@@ -46,7 +46,7 @@ class Disorder(Cause, abstract=True):
             return super().ways
         held, other = self.or_if
         cause, fix = other.likeliest
-        return (*super().ways, (f"If instead {held}: {continued(cause)}", fix))
+        return (*super().ways, (f"If instead {held}: {as_clause(cause)}", fix))
 
 
 class ReversedDim(Disorder):
@@ -148,7 +148,7 @@ class WithinShards(Disorder):
     """
 
     is_alike: bool
-    kinds = usually("misordered-within-shard")
+    kinds = usual_first("misordered-within-shard")
     why = (
         (
             "{is_alike:?An index, a flip or a sort reordered these local shards alike after the split|Each rank "
@@ -169,7 +169,7 @@ class OneShard(Disorder):
     and the right elements, so nothing raises.
     """
 
-    kinds = usually("misordered-within-shard")
+    kinds = usual_first("misordered-within-shard")
     why = (
         "Only these ranks run code that reorders the shard, or read a file in a different order",
         "A sort runs on every rank, and the other shards were already in order",
@@ -197,7 +197,7 @@ class Transposed(Disorder):
 
     first: int
     second: int
-    kinds = usually("misordered", "foreign")
+    kinds = usual_first("misordered", "foreign")
     why = "The weight was transposed before it was split: Conv1D stores [in, out], Linear stores [out, in]"
     how = "transpose it where it is loaded: weight.transpose({first}, {second})"
 
@@ -209,7 +209,7 @@ class TransposedShards(Disorder):
     doesn't check the shape of others.
     """
 
-    kinds = usually("misordered-within-shard", "foreign")
+    kinds = usual_first("misordered-within-shard", "foreign")
     why = "Each rank transposed its local shard after the split"
     how = "remove the transpose, or transpose the local tensor back before DTensor.from_local"
 
@@ -221,7 +221,7 @@ class WithoutStrides(Disorder):
     its shape and its elements, in a different order.
     """
 
-    kinds = usually("misordered-within-shard", "foreign")
+    kinds = usual_first("misordered-within-shard", "foreign")
     why = "Code read or wrote the memory of a transposed tensor (data_ptr, numpy or a file) and ignored its strides"
     how = "call .contiguous() before the memory is read, or copy with Tensor.copy_, which follows strides"
 
@@ -233,7 +233,7 @@ class Padded(Disorder):
     and elements that no longer fit are cut off.
     """
 
-    kinds = usually("foreign")
+    kinds = usual_first("foreign")
     why = "The code puts the padding before the content, so every index moves up"
     how = "pad at the end of the dim, and cut the padding off before the tensor is labeled"
 
@@ -246,7 +246,7 @@ class Slices(Disorder):
     """
 
     undo: str
-    kinds = usually("misordered", "foreign")
+    kinds = usual_first("misordered", "foreign")
     why = (
         "These slices (experts, heads or layers) come from a file with a different convention than the rest",
         "Code that only these slices go through reordered them",

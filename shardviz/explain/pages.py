@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardviz.errors import ShardvizError
 from shardviz.explain.catalogue import CATALOGUE
 from shardviz.explain.kinds import KINDS
-from shardviz.explain.templates import paired, shown
+from shardviz.explain.templates import page_texts, pair_templates
 from shardviz.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def page_of(name: str) -> Page:
 
     Example:
         >>> page_of("misordered").title
-        'every element once, not where claimed; the order that fits is named'
+        'each element is held once, but not where the placements claim'
     """
     name = name.lower().replace("_", "-")
     if name in KINDS:
@@ -92,7 +92,7 @@ def _title(cause: type[Cause]) -> str:
 def _advice(cause: type[Cause]) -> list[tuple[str, str]]:
     """Return each cause that fits and its fix, in every wording that a field selects."""
     rows: list[tuple[str, str]] = []
-    for why, how in paired(cause.why, cause.how):
+    for why, how in pair_templates(cause.why, cause.how):
         rows += [("or" if rows or at else "cause", text) for at, text in enumerate(_wordings(why))]
         rows += [("or" if at else "fix", text) for at, text in enumerate(_wordings(how))]
     return rows
@@ -100,7 +100,7 @@ def _advice(cause: type[Cause]) -> list[tuple[str, str]]:
 
 def _wordings(template: str) -> list[str]:
     """Return the wordings of a template, but none that is only another cause's words."""
-    return [text for text in shown(template) if text and not re.fullmatch("<[^>]*>", text)]
+    return [text for text in page_texts(template) if text and not re.fullmatch("<[^>]*>", text)]
 
 
 def table() -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardviz.explain.order import SWIGLU, Disorder, usually
+from shardviz.explain.order import SWIGLU, Disorder, usual_first
 
 FSDP_OVER_TP = ("pytorch#129229", "pytorch#129206", "pytorch#130760")
 FUSED_QKV = ("Automodel#1324", "pytorch#140069", "DeepSpeed#3844")
@@ -159,7 +159,7 @@ class AnotherDim(Mislabel):
     the shapes are right too.
     """
 
-    kinds = usually("wrong-shape")
+    kinds = usual_first("wrong-shape")
     why = (
         "The code splits a different dim than the placements name: ColwiseParallel and RowwiseParallel are confused",
         "The weight is stored transposed",
@@ -174,7 +174,7 @@ class Replicated(Mislabel):
     large by the number of ranks.
     """
 
-    kinds = usually("wrong-placement")
+    kinds = usual_first("wrong-placement")
     why = "The code passes the whole tensor to DTensor.from_local, which takes it for one shard"
     how = "label the local tensors by {placements}, or use distribute_tensor, which cuts the shards"
 
@@ -186,7 +186,7 @@ class Split(Mislabel):
     they were one tensor.
     """
 
-    kinds = usually("wrong-placement")
+    kinds = usual_first("wrong-placement")
     why = "The code passes local shards to DTensor.from_local with Replicate(), which doesn't compare them"
     how = "label the local tensors by {placements}"
 
@@ -212,7 +212,7 @@ class AnotherAxis(Mislabel):
     """
 
     axis: str
-    kinds = usually("wrong-placement")
+    kinds = usual_first("wrong-placement")
     why = (
         "The loader chooses the shard by the coordinate on the wrong axis, or computes this coordinate from the global "
         "rank"
@@ -227,7 +227,7 @@ class AnotherLayout(Mislabel):
     elements.
     """
 
-    kinds = usually("wrong-placement")
+    kinds = usual_first("wrong-placement")
     why = "The tensor was split in a different way than its placements say"
     how = "label the local tensors by {placements}, or redistribute after labeling"
 
@@ -255,7 +255,7 @@ class Balanced(Disorder):
     agree whenever the size divides, so the difference shows on odd sizes only.
     """
 
-    kinds = usually("wrong-shape")
+    kinds = usual_first("wrong-shape")
     why = "The code splits with numpy.array_split or tensor_split, but Shard means torch.chunk: full chunks first"
     how = "split with torch.chunk, or pad the dim to a multiple of the axis"
 
@@ -268,7 +268,7 @@ class SameShard(Disorder):
     """
 
     axes: tuple[str, ...]
-    kinds = usually("duplicated")
+    kinds = usual_first("duplicated")
     why = (
         "The loader ignores the rank's coordinate on {axes}: a tp_rank is left at its default, or all ranks read one "
         "file"
@@ -285,7 +285,7 @@ class RepeatedShards(Disorder):
     """
 
     coordinate: str
-    kinds = usually("duplicated")
+    kinds = usual_first("duplicated")
     why = (
         "The loader divides or wraps the coordinate, so several ranks read the same part",
         "Several ranks share a file, and each reads it from the start",
@@ -303,7 +303,7 @@ class SharedShards(Disorder):
     ranks one shard. It has the right shape, so nothing raises.
     """
 
-    kinds = usually("duplicated")
+    kinds = usual_first("duplicated")
     why = (
         "Most likely an index was clamped (min(i, n - 1)) or is off by one at its end",
         "A save or a copy wrote one part under several names",

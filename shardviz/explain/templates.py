@@ -20,7 +20,7 @@ from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardviz.text import continued, listed, named_ranks
+from shardviz.text import as_clause, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ def times_text(factor: Fraction | float) -> str:
     return f"{factor.numerator} times" if factor.denominator == 1 else f"{factor} of"
 
 
-def called(module: str) -> str:
+def module_name(module: str) -> str:
     """Return what sentences call a module: a bare number is no name that can be read."""
     return f"module {module}" if module.isdecimal() else module
 
@@ -58,8 +58,8 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "sum": lambda sizes: " + ".join(map(str, sizes)),
     "times": times_text,
     "upper": str.upper,
-    "continued": continued,
-    "called": called,
+    "continued": as_clause,
+    "called": module_name,
 }
 """What a field is printed by if its format names it."""
 
@@ -107,19 +107,19 @@ def each_of(texts: str | tuple[str, ...]) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else texts
 
 
-def paired(why: str | tuple[str, ...], how: str | tuple[str, ...]) -> list[tuple[str, str]]:
+def pair_templates(why: str | tuple[str, ...], how: str | tuple[str, ...]) -> list[tuple[str, str]]:
     """Return the templates of each cause and its fix; an empty fix is that of the next."""
     causes, fixes = each_of(why), each_of(how)
     return list(zip(causes, [""] * (len(causes) - len(fixes)) + [*fixes], strict=True))
 
 
-def filled(template: str, source: object) -> str:
+def fill(template: str, source: object) -> str:
     """Return a template with the attributes of an object in the place of its fields.
 
     Example:
         >>> class SameFile:
         ...     ranks = (0, 1)
-        >>> filled("look at what {ranks:ranks} {ranks:1?reads|read}", SameFile())
+        >>> fill("look at what {ranks:ranks} {ranks:1?reads|read}", SameFile())
         'look at what ranks 0-1 read'
     """
     return "".join(_filled(template, source))
@@ -133,10 +133,10 @@ def _filled(template: str, source: object) -> Iterator[str]:
         is_plain = piece.name.isidentifier()
         value = getattr(source, piece.name) if is_plain else PARSER.get_field(piece.name, (), {"source": source})[0]
         if piece.each:
-            yield piece.each[0].join(filled(piece.each[1], _Each(source, item)) for item in value)
+            yield piece.each[0].join(fill(piece.each[1], _Each(source, item)) for item in value)
         elif piece.condition:
             test, yes, no = piece.condition
-            yield filled(yes if _is_true(value, test) else no, source)
+            yield fill(yes if _is_true(value, test) else no, source)
         else:
             yield repr(value) if piece.conversion else _print(value, piece.form)
 
@@ -187,11 +187,11 @@ def _condition(form: str) -> tuple[str, str, str] | None:
     return test, texts, ""
 
 
-def shown(template: str) -> list[str]:
+def page_texts(template: str) -> list[str]:
     """Return a template as its page prints it, once for each wording, with fields as `<axis>`.
 
     Example:
-        >>> shown("{trip:sync?send it on {axis}|save it}")
+        >>> page_texts("{trip:sync?send it on {axis}|save it}")
         ['send it on <axis>', 'save it']
     """
     return list(dict.fromkeys(text for text, _ in _wordings(template, {})))

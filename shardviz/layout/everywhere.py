@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.layout.region import length
-from shardviz.layout.splits import bound, held
+from shardviz.layout.splits import bind_chain, follow_chain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +39,9 @@ def parts_of(size: int, chain: Chain, sizes: Sizes) -> tuple[Ranges, ...]:
     if all(isinstance(link, str) and link in by_name for link in chain):
         return _stretches(size, chain, by_name, axes)
     positions = product(*(range(by_name[axis]) for axis in axes))
-    return tuple(held(size, bound(chain, dict(zip(axes, place, strict=True)), by_name)) for place in positions)
+    return tuple(
+        follow_chain(size, bind_chain(chain, dict(zip(axes, place, strict=True)), by_name)) for place in positions
+    )
 
 
 def _stretches(size: int, chain: Chain, sizes: Mapping[str, int], axes: Sequence[str]) -> tuple[Ranges, ...]:
@@ -61,7 +63,7 @@ def same_parts(size: int, one: Chain, other: Chain, sizes: Sizes) -> bool:
     if one == other:
         return True
     parts, others = parts_of(size, one, sizes), parts_of(size, other, sizes)
-    numbers = (spread(sizes, [axis for axis, _ in sizes if axis in chain]).tolist() for chain in (one, other))
+    numbers = (position_numbers(sizes, [axis for axis, _ in sizes if axis in chain]).tolist() for chain in (one, other))
     return all(parts[first] == others[second] for first, second in zip(*numbers, strict=True))
 
 
@@ -73,15 +75,15 @@ def lengths(size: int, chain: Chain, sizes: Sizes) -> Indices:
         [2, 2, 1, 0, 2, 2, 1, 0]
     """
     parts = np.array([length(part) for part in parts_of(size, chain, sizes)], np.int64)
-    found: Indices = parts[spread(sizes, [axis for axis, _ in sizes if axis in chain])]
+    found: Indices = parts[position_numbers(sizes, [axis for axis, _ in sizes if axis in chain])]
     return found
 
 
-def spread(sizes: Sizes, axes: Sequence[str]) -> Indices:
+def position_numbers(sizes: Sizes, axes: Sequence[str]) -> Indices:
     """Number the positions along some axes, row-major; return one number a coordinate.
 
     Example:
-        >>> spread((("dp", 2), ("tp", 3)), ["tp"]).tolist()
+        >>> position_numbers((("dp", 2), ("tp", 3)), ["tp"]).tolist()
         [0, 1, 2, 0, 1, 2]
     """
     shape = [size if axis in axes else 1 for axis, size in sizes]

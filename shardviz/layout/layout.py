@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.errors import LayoutError
-from shardviz.layout.everywhere import Sizes, lengths, parts_of, same_parts, spread
+from shardviz.layout.everywhere import Sizes, lengths, parts_of, position_numbers, same_parts
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, StridedShard
-from shardviz.layout.region import Ranges, Region, merged
+from shardviz.layout.region import Ranges, Region, merge_ranges
 from shardviz.layout.splits import (
     JOIN,
     MAX_SEGMENTS,
     Chain,
     Link,
-    bound,
+    bind_chain,
     check_segments,
     chunk,
-    held,
+    follow_chain,
     placements_of,
     readable_chain,
 )
@@ -63,7 +63,7 @@ class FlatView:
         """Cut the tensor's own stretch out of ranges of the concatenation, and count from its start."""
         begin, numel = self.offset, math.prod(self.shape)
         cut = ((max(start - begin, 0), min(stop - begin, numel)) for start, stop in ranges)
-        return merged((start, stop) for start, stop in cut if start < stop)
+        return merge_ranges((start, stop) for start, stop in cut if start < stop)
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,8 @@ class Layout:
         position = dict(zip(self.mesh.axes, coord, strict=True))
         sizes = dict(zip(self.mesh.axes, self.mesh.shape, strict=True))
         dims = tuple(
-            held(size, bound(chain, position, sizes)) for size, chain in zip(self.shape, self.chains, strict=True)
+            follow_chain(size, bind_chain(chain, position, sizes))
+            for size, chain in zip(self.shape, self.chains, strict=True)
         )
         return Region(dims) if self.flat is None else Region((self.flat.window(dims[0]),))
 
@@ -265,9 +266,11 @@ def _regions(
     for size, chain in zip(shape, chains, strict=True):
         parts = parts_of(size, chain, sizes)
         parts = parts if flat is None else tuple(map(flat.window, parts))
-        dims.append([parts[number] for number in spread(split, [axis for axis in axes if axis in chain]).tolist()])
+        dims.append(
+            [parts[number] for number in position_numbers(split, [axis for axis in axes if axis in chain]).tolist()]
+        )
     regions = tuple(map(Region, zip(*dims, strict=True))) if dims else (Region(()),)
-    return regions, tuple(spread(sizes, axes).tolist())
+    return regions, tuple(position_numbers(sizes, axes).tolist())
 
 
 def check_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Placement]) -> None:

@@ -29,11 +29,11 @@ MAX_DIMS = 32
 """The dims that an array of numpy 1 can have."""
 
 
-def merged(ranges: Iterable[Range]) -> Ranges:
+def merge_ranges(ranges: Iterable[Range]) -> Ranges:
     """Join adjacent ranges and drop empty ones; the order, which is that in memory, stays.
 
     Example:
-        >>> merged([(4, 6), (6, 8), (3, 3), (0, 2)])
+        >>> merge_ranges([(4, 6), (6, 8), (3, 3), (0, 2)])
         ((4, 8), (0, 2))
     """
     joined: list[Range] = []

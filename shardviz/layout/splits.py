@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardviz.errors import LayoutError
 from shardviz.layout.placements import Placement, Shard, StridedShard
-from shardviz.layout.region import Range, Ranges, length, merged
+from shardviz.layout.region import Range, Ranges, length, merge_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ def check_segments(chain: Chain) -> None:
             raise LayoutError(f"a dim is cut into {segments:,} segments, expected 1 to {MAX_SEGMENTS:,}")
 
 
-def bound(chain: Chain, position: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+def bind_chain(chain: Chain, position: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
     """Return (parts, chosen part) for each link; -1 means all parts, (0, 0) a join."""
     links = []
     for link in chain:
@@ -69,23 +69,23 @@ def bound(chain: Chain, position: Mapping[str, int], sizes: Mapping[str, int]) -
 
 
 @lru_cache(maxsize=1 << 16)
-def held(size: int, links: tuple[tuple[int, int], ...]) -> Ranges:
+def follow_chain(size: int, links: tuple[tuple[int, int], ...]) -> Ranges:
     """Follow a bound chain from the whole dim to the indices that are left."""
-    return followed(size, links, {})
+    return follow_with_splits(size, links, {})
 
 
-def followed(size: int, links: Sequence[tuple[int, int]], splits: Mapping[int, Split]) -> Ranges:
+def follow_with_splits(size: int, links: Sequence[tuple[int, int]], splits: Mapping[int, Split]) -> Ranges:
     """Follow a bound chain; `splits` replaces torch.chunk at some places of the chain."""
     segments: list[Ranges] = [((0, size),)]
     for place, (parts, chosen) in enumerate(links):
         if parts == 0:
-            segments = [merged(range_ for segment in segments for range_ in segment)]
+            segments = [merge_ranges(range_ for segment in segments for range_ in segment)]
         elif chosen < 0:
             segments = [part for segment in segments for part in chunks(segment, parts)]
         else:
             split = splits.get(place, chunk)
             segments = [split(segment, parts, chosen) for segment in segments]
-    return merged(range_ for segment in segments for range_ in segment)
+    return merge_ranges(range_ for segment in segments for range_ in segment)
 
 
 def chunk(ranges: Ranges, parts: int, part: int) -> Ranges:
@@ -96,14 +96,14 @@ def chunk(ranges: Ranges, parts: int, part: int) -> Ranges:
         [((0, 2),), ((2, 4),), ((4, 5),), ()]
     """
     step = -(-length(ranges) // parts)
-    return stretch(ranges, part * step, (part + 1) * step)
+    return slice_ranges(ranges, part * step, (part + 1) * step)
 
 
-def stretch(ranges: Ranges, first: int, last: int) -> Ranges:
+def slice_ranges(ranges: Ranges, first: int, last: int) -> Ranges:
     """Return the indices from number `first` up to number `last`, counted within the ranges.
 
     Example:
-        >>> stretch(((0, 2), (6, 9)), 1, 4)
+        >>> slice_ranges(((0, 2), (6, 9)), 1, 4)
         ((1, 2), (6, 8))
     """
     kept, before = [], 0
@@ -185,7 +185,7 @@ def _same_chain(size: int, literal: Chain, nested: Chain, sizes: tuple[tuple[str
     axes = [axis for axis in by_name if axis in literal]
     for position in product(*(range(by_name[axis]) for axis in axes)):
         at = dict(zip(axes, position, strict=True))
-        if held(size, bound(literal, at, by_name)) != held(size, bound(nested, at, by_name)):
+        if follow_chain(size, bind_chain(literal, at, by_name)) != follow_chain(size, bind_chain(nested, at, by_name)):
             return False
     return True
 

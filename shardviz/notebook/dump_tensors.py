@@ -228,7 +228,7 @@ class TensorOfRun(Drawable):
         """Return values after the reductions that are pending; a group with a rank missing has none."""
         for axis, op in self.claimed.partial if self.claimed is not None else ():
             if op not in REDUCTIONS:
-                raise DumpError(f"{printable(self.name)}: shardviz cannot make up for a pending {op} over {axis}")
+                raise DumpError(f"{printable(self.name)}: shardviz cannot compute a pending {op} over {axis}")
             values = over(axis, op, values, self.mesh)
         return values
 
@@ -236,7 +236,7 @@ class TensorOfRun(Drawable):
         if shard.layout is not None and shard.rank in shard.layout.mesh:
             return shard.layout.region(shard.layout.mesh.coord_of(shard.rank))
         if local != self.shape:
-            what = f"nothing says which part of {list(self.shape)} rank {shard.rank} holds, which has {list(local)}"
+            what = f"which part of {list(self.shape)} rank {shard.rank} holds is unknown; it has {list(local)}"
             raise DumpError(f"{printable(self.name)}: {what}", "`.shards` has each rank's own")
         return Region.whole(local)
 
@@ -301,6 +301,6 @@ def _no_values(dump: Dump, shard: Shard, name: str) -> tuple[str, str]:
     if dump.files.planned is not None:
         return f"{printable(name)}: a plan has no values", "`shardviz probe` runs the same file on ranks"
     if shard.body.moment == "stamped":
-        return f"{printable(name)}: the dump has the ids of rank {shard.rank}, and no values", "`.ids` has them"
-    what = f"{printable(name)}: the dump has a digest of the values of rank {shard.rank}, and not the values"
+        return f"{printable(name)}: the dump has the ids of rank {shard.rank}, but no values", "`.ids` has them"
+    what = f"{printable(name)}: the dump has a digest of rank {shard.rank}'s values, but not the values"
     return what, "`shardviz probe --values N` writes those of shards of up to N elements"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from shardviz.dump.find import meant
+from shardviz.dump.find import hint_at_name
 from shardviz.errors import ShardvizError
 from shardviz.notebook.tracebacks import concise
 from shardviz.picture.display import HTML, Drawable, framed
@@ -74,7 +74,7 @@ class Tensors(Mapping[str, T]):
         if ends:
             some = listed(map(printable, ends), MOST_NAMED)
             raise UnknownTensorError(f"{len(ends):,} tensors end in {name!r}: {some}", "give more of its name")
-        raise UnknownTensorError(f"{self._where} has no tensor {name!r}", meant(str(name), list(self._tensors)))
+        raise UnknownTensorError(f"{self._where} has no tensor {name!r}", hint_at_name(str(name), list(self._tensors)))
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors

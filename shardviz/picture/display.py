@@ -137,7 +137,7 @@ def _of_mesh(mesh: Mesh) -> Picture:
 def of_table(rows: list[tuple[str, str]]) -> Picture:
     """List names with their layouts, identical layers folded."""
     from shardviz.picture.markup import element, words
-    from shardviz.picture.text.table import padded, widest
+    from shardviz.picture.text.table import pad, widest
     from shardviz.picture.text.terminal import line
     from shardviz.text import fold
 
@@ -146,7 +146,7 @@ def of_table(rows: list[tuple[str, str]]) -> Picture:
     cells = (element("tr", element("td", words(name)), element("td", words(text))) for name, text in folded)
     head = element("tr", element("th", "tensor"), element("th", "layout"))
     table = element("table", head, *cells)
-    return lambda _: [line((padded(name, width), "bold"), f"  {text}") for name, text in folded], {"text/html": table}
+    return lambda _: [line((pad(name, width), "bold"), f"  {text}") for name, text in folded], {"text/html": table}
 
 
 def framed(page: str, height: int = 640) -> str:

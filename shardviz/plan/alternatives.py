@@ -10,7 +10,7 @@ import numpy as np
 
 from shardviz.errors import ShardvizError
 from shardviz.layout.mesh import Mesh
-from shardviz.plan.counting import OF_A_STEP, ROLES, PlanBytes, crossing, received_along
+from shardviz.plan.counting import OF_A_STEP, ROLES, PlanBytes, crossing_bytes, received_along
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def row_of(ranks: PlannedRanks) -> Row:
         mesh=ranks.mesh,
         bytes=int(amounts.on_gpu.max()),
         offloaded=int(amounts.offloaded.max()),
-        crossing=crossing(plan, ranks.mesh) if plan.node else None,
+        crossing=crossing_bytes(plan, ranks.mesh) if plan.node else None,
         without_step="" if has_step else plan.without_step or NO_STEP,
         step_fails=plan.step_fails,
         notes=plan.how[1:],
@@ -93,7 +93,7 @@ def bytes_of(text: str) -> int:
     return int(float(match["number"]) * float(base) ** power)
 
 
-def fitting(rows: Sequence[Row], memory: int) -> list[Row]:
+def fitting_meshes(rows: Sequence[Row], memory: int) -> list[Row]:
     """Sort the meshes that fit by traffic across nodes; those without activations come last.
 
     A mesh on which the step fails is none of them. Any size fits if the memory of a rank is not given.
@@ -225,7 +225,7 @@ def _ranks_to_show(before: NDArray[np.int64], after: NDArray[np.int64]) -> tuple
     fullest = int(before.sum(0).argmax()), int(after.sum(0).argmax())
     if before.shape == after.shape and np.array_equal(before[:, fullest[0]], after[:, fullest[1]]):
         for rank in np.flatnonzero((before != after).any(0)):
-            return f"bytes of rank {rank}, the fullest have the same", (int(rank), int(rank))
+            return f"bytes of rank {rank}; the fullest ranks are equal", (int(rank), int(rank))
     return "bytes of the fullest rank", fullest
 
 
@@ -236,7 +236,7 @@ def _received(plans: Plans) -> Iterator[Size]:
         first, second = (_size_if_known(ranks, sizes.get(name, 0)) for ranks, sizes in zip(plans, along, strict=True))
         yield Size(name, first, second, title)
     for node in sorted({ranks.plan.node for ranks in plans if ranks.plan.node} if any(along) else ()):
-        first, second = (_size_if_known(ranks, crossing(ranks.plan, ranks.mesh), node) for ranks in plans)
+        first, second = (_size_if_known(ranks, crossing_bytes(ranks.plan, ranks.mesh), node) for ranks in plans)
         yield Size(f"crossing nodes of {node}", first, second, title)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.costs.comms import groups_text, received
+from shardviz.dump.costs.comms import groups_text, received_bytes
 from shardviz.dump.costs.memory import owner_of
 from shardviz.dump.plan.sizes import sizes
 from shardviz.dump.records.plan import PeakRecord
@@ -108,7 +108,7 @@ class PlanBytes:
             ranks = np.array(plan_part.ranks)
             for amount in held:
                 by_role[amount.role][ranks] += amount.bytes
-            peak = plan_part.part.peak or PeakRecord(0, gathered(plan_part.part))
+            peak = plan_part.part.peak or PeakRecord(0, gathered_bytes(plan_part.part))
             by_role["buckets"][ranks] += sum(one.bytes for one in plan_part.part.buckets if not one.is_gradients)
             by_role["activations"][ranks] += peak.activations
             by_role["gathered"][ranks] += peak.gathered
@@ -152,7 +152,7 @@ class PlanBytes:
         return int(self.on_gpu.argmin())
 
 
-def gathered(plan_part: PlanPart) -> int:
+def gathered_bytes(plan_part: PlanPart) -> int:
     """Return the most bytes that FSDP gathers: units that stay, the largest other and its next."""
     stays = sum(unit.bytes for unit in plan_part.units if unit.stays)
     others = [unit.bytes for unit in plan_part.units if not unit.stays]
@@ -202,7 +202,7 @@ class UnevenParameter:
     ranks: int
 
 
-def uneven(amounts: PlanBytes) -> list[UnevenParameter]:
+def uneven_parameters(amounts: PlanBytes) -> list[UnevenParameter]:
     """Return the parameters whose parts differ in size from rank to rank, the emptiest first.
 
     Those of FSDP1's flat parameters do not count: these are cut into equal parts, wherever one of them ends.
@@ -239,7 +239,7 @@ class ReplicatedParameter:
     saved: int
 
 
-def whole(amounts: PlanBytes) -> list[ReplicatedParameter]:
+def unsplit_parameters(amounts: PlanBytes) -> list[ReplicatedParameter]:
     """Return large unsplit parameters that an axis in use could split, largest saving first."""
     most = int(amounts.by_role["parameters"].max())
     by_axis: dict[tuple[str, str], ReplicatedParameter] = {}
@@ -296,7 +296,7 @@ class CollectiveTraffic:
     within: Axes = ()
 
 
-def sent(plan: PlanRecord, mesh: Mesh) -> list[CollectiveTraffic]:
+def sent_collectives(plan: PlanRecord, mesh: Mesh) -> list[CollectiveTraffic]:
     """Return what a step sends, along the innermost axes first."""
     busiest: dict[object, CollectiveTraffic] = {}
     for kind, sending in (item for part in plan.parts for item in _of_part(part, mesh, plan.node).items()):
@@ -311,12 +311,12 @@ def received_along(plan: PlanRecord, mesh: Mesh) -> dict[str, int]:
     for plan_part in plan.parts:
         along: Counter[str] = Counter()
         for sending in _of_part(plan_part, mesh, plan.node).values():
-            along[where(sending)] += sending.received
+            along[where_text(sending)] += sending.received
         most |= along
     return most
 
 
-def crossing(plan: PlanRecord, mesh: Mesh) -> int:
+def crossing_bytes(plan: PlanRecord, mesh: Mesh) -> int:
     """Return the bytes that the busiest rank receives in groups that span more than one node."""
     of_parts = (_of_part(part, mesh, plan.node).values() for part in plan.parts)
     return max((sum(one.received for one in sent_ if one.nodes > 1) for sent_ in of_parts), default=0)
@@ -335,7 +335,7 @@ def _of_part(plan_part: PlanPart, mesh: Mesh, node: int) -> dict[object, Collect
             when=when,
             count=sum(record.count for record in records),
             bytes=sum(record.bytes for record in records),
-            received=sum(map(received, records)),
+            received=sum(map(received_bytes, records)),
             size=size,
             nodes=max(_nodes(mesh, record, node) for record in records),
             modules=tuple(dict.fromkeys(kind_of(record.module) for record in records)),
@@ -352,7 +352,7 @@ def _nodes(mesh: Mesh, collective: CollectiveRecord, node: int) -> int:
     return nodes_of(mesh, collective.axes, node)
 
 
-def where(one: CollectiveTraffic) -> str:
+def where_text(one: CollectiveTraffic) -> str:
     """Say along which axes the groups of a collective run, or within which they lie."""
     return f"within {' and '.join(one.within)}" if one.within else groups_text(one.axes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, TypeVar
 
-from shardviz.text import cut, fold
+from shardviz.text import cut_at_number, fold
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -18,14 +18,14 @@ NUMBERS = re.compile(r"(?<![^.])\[[0-9,-]+\](?![^.])")
 _FOLDED = re.compile(r"(?P<before>.*?)\[(?P<numbers>[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)\](?P<after>.*)")
 
 
-def unfolded(name: str) -> list[str]:
+def unfold(name: str) -> list[str]:
     """Return the names that a folded one, `layers.[0-3,7].experts.[0-7].weight`, stands for."""
     match = _FOLDED.fullmatch(name)
     if match is None:
         return [name]
     spans = (span.partition("-") for span in match["numbers"].split(","))
     numbers = (number for first, _, last in spans for number in range(int(first), int(last or first) + 1))
-    afters = unfolded(match["after"])
+    afters = unfold(match["after"])
     return [f"{match['before']}{number}{after}" for number in numbers for after in afters]
 
 
@@ -39,7 +39,7 @@ def fold_all(named: Iterable[tuple[str, Key]]) -> list[tuple[str, Key, int, int]
         >>> fold_all([("layers.[0-3].w", 8), ("layers.[4-6].w", 8), ("layers.7.w", 8), ("norm.w", 8)])
         [('layers.[0-7].w', 8, 1, 8), ('norm.w', 8, 1, 1)]
     """
-    layers = fold((single, key) for name, key in named for single in unfolded(name))
+    layers = fold((single, key) for name, key in named for single in unfold(name))
     folds = fold_again((str(layer), (key, len(layer))) for layer, key in layers)
     return [(name, key, in_each, count * in_each) for name, (key, count), in_each in folds]
 
@@ -65,5 +65,5 @@ def kind_of(module: str) -> str:
         ('layers.*.w1', 'layers.*.w1', 'layers.*.experts.0.w1')
     """
     starred = NUMBERS.sub("*", module)
-    before, number, after = cut(starred)
+    before, number, after = cut_at_number(starred)
     return starred if number is None or "*" in before else f"{before}*{after}"

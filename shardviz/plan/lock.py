@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
-from shardviz.plan.counting import PlanBytes, sent, where
-from shardviz.plan.folding import fold_again, kind_of, unfolded
+from shardviz.plan.counting import PlanBytes, sent_collectives, where_text
+from shardviz.plan.folding import fold_again, kind_of, unfold
 from shardviz.text import bytes_text, counted, natural_key, printable
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def lock_lines(ranks: PlannedRanks) -> list[LockLine]:
 def _of_step(ranks: PlannedRanks) -> Iterator[LockLine]:
     """Yield what a step sends; groups of several sizes within one axis share a line."""
     by_name: dict[str, list[CollectiveTraffic]] = {}
-    for sending in sent(ranks.plan, ranks.mesh):
-        by_name.setdefault(f"sent {sending.op} {where(sending)}, {sending.when}", []).append(sending)
+    for sending in sent_collectives(ranks.plan, ranks.mesh):
+        by_name.setdefault(f"sent {sending.op} {where_text(sending)}, {sending.when}", []).append(sending)
     for name, same in by_name.items():
         sizes = " and ".join(map(str, sorted({one.size for one in same}, reverse=True)))
         received = sum(one.received for one in same)
@@ -145,11 +145,11 @@ def layouts_of(path: Path) -> dict[str, str]:
     for line in read_lock(path)[1].values():
         kind, _, name = line.name.partition(" ")
         if kind in KINDS.values():
-            layouts |= dict.fromkeys(unfolded(name), line.text.rpartition(", ")[0].removesuffix(" plain"))
+            layouts |= dict.fromkeys(unfold(name), line.text.rpartition(", ")[0].removesuffix(" plain"))
     return layouts
 
 
-def changed(path: Path, ranks: PlannedRanks) -> list[str]:
+def lock_changes(path: Path, ranks: PlannedRanks) -> list[str]:
     """Return what differs between a lockfile and a plan, two lines for each change and its cost.
 
     Raises:

@@ -173,7 +173,7 @@ def _indices_along(place: NDArray[np.intp], gaps: NDArray[np.bool_], dim: int) -
     return np.asarray(high, np.int64) if np.array_equal(low, high) else None
 
 
-def singly(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def place_single_values(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return ids completed by single values; unchanged if one is absent or too few are unique.
 
     Args:
@@ -182,7 +182,7 @@ def singly(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64])
         ids: What windows showed: positions from 1, `UNPLACED` if they showed nothing.
 
     Example:
-        >>> singly(np.array([7, 5], "u2"), np.array([5, 6, 7], "u2"), np.zeros(2, np.int64)).tolist()
+        >>> place_single_values(np.array([7, 5], "u2"), np.array([5, 6, 7], "u2"), np.zeros(2, np.int64)).tolist()
         [3, 1]
     """
     left = ids == UNPLACED

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.layout.everywhere import lengths, parts_of, spread
+from shardviz.layout.everywhere import lengths, parts_of, position_numbers
 from shardviz.layout.layout import Layout
 from shardviz.relate.orders import features, nearest
 from shardviz.relate.tolerance import ALIKE
@@ -75,7 +75,7 @@ def _splits(
     every: list[Splits] = [*(tuple(order) for order in orders), *behind]
     for splits in every:
         if np.mean(lengths(size, splits, sizes)[there] == expected[there]) >= MOSTLY:
-            coordinates = spread(sizes, [axis for axis in axes if axis in splits])
+            coordinates = position_numbers(sizes, [axis for axis in axes if axis in splits])
             distinct.setdefault((parts_of(size, splits, sizes), coordinates.tobytes()), splits)
     return list(distinct.values())
 

@@ -26,7 +26,7 @@ from shardviz.layout.dtypes import itemsize
 from shardviz.reference.files import complete_checkpoint, open_reference
 from shardviz.relate.values import is_alike
 from shardviz.stamping.fill import Fill, can_fill
-from shardviz.stamping.target import MARK, MARK_FILE, SAFETENSORS, STAMPED, header_of, json_object, replaced
+from shardviz.stamping.target import MARK, MARK_FILE, SAFETENSORS, STAMPED, header_of, json_object, replacing
 from shardviz.text import bytes_text, counted, listed, printable
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: 
     reference = open_reference(source)
     tensors = {name: (entry.dtype, entry.shape) for name, entry in reference.entries.items()}
     made = plan(tensors, equal_ones(reference.entries), str(source), salt)
-    with replaced(target, made.nbytes, is_folder=source.is_dir(), force=force) as unfinished:
+    with replacing(target, made.nbytes, is_folder=source.is_dir(), force=force) as unfinished:
         for path in _files(source):
             _write(unfinished / path.name if source.is_dir() else unfinished, header_of(path), reference.entries, made)
         if source.is_dir():
@@ -179,7 +179,7 @@ def write_model(
         raise DumpError(f"a safetensors file cannot hold {foreign}", "cast the model in its build function")
     is_folder = target.suffix != SAFETENSORS
     header = {name: {"dtype": SPELLED[dtype], "shape": list(shape)} for name, (dtype, shape) in tensors.items()}
-    with replaced(target, made.nbytes, is_folder=is_folder, force=force) as unfinished:
+    with replacing(target, made.nbytes, is_folder=is_folder, force=force) as unfinished:
         _write(unfinished / f"model{SAFETENSORS}" if is_folder else unfinished, header, {}, made)
 
 
@@ -258,7 +258,7 @@ def stamp_dcp(source: Path, target: Path, *, force: bool = False, salt: str = ""
     made = plan(tensors, equal_ones(entries), str(source), salt)
     names = _files_of_folder(source, entries.values())
     nbytes = sum((source / name).stat().st_size for name in names)
-    with replaced(target, nbytes, is_folder=True, force=force) as unfinished:
+    with replacing(target, nbytes, is_folder=True, force=force) as unfinished:
         for name in names:
             (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, unfinished / name)

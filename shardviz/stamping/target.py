@@ -61,7 +61,7 @@ def json_object(text: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def replaced(target: Path, nbytes: int, *, is_folder: bool, force: bool) -> Iterator[Path]:
+def replacing(target: Path, nbytes: int, *, is_folder: bool, force: bool) -> Iterator[Path]:
     """Give a path beside `target` to write to, which takes its place once all went well.
 
     Raises:

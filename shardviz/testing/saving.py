@@ -67,14 +67,14 @@ def save_test(file: Path, dump: Dump, probe: Probe, mesh: Mesh) -> None:
     Raises:
         ShardvizError: The file cannot be written.
     """
-    text = written(file, dump, probe, mesh)
+    text = text_of_test(file, dump, probe, mesh)
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ShardvizError(f"cannot write {file}: {error.strerror}") from error
 
 
-def written(file: Path, dump: Dump, probe: Probe, mesh: Mesh) -> str:
+def text_of_test(file: Path, dump: Dump, probe: Probe, mesh: Mesh) -> str:
     """Return the text of the test that `save_test` writes."""
     stages = "STAGE_AXES" in probe.path.read_text(encoding="utf-8")
     in_passes = not _are_exact(dump, "stamped")

@@ -18,7 +18,7 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.region import Region
 from shardviz.picture.model.drawing import draw
-from shardviz.picture.model.subjects.stored import beside, numbered
+from shardviz.picture.model.subjects.stored import comparison_subject, number_files
 from tests.checkpoint.jobs import Held, job
 from tests.checkpoint.test_beside import weight
 
@@ -46,7 +46,7 @@ def marked(one):
 def test_parts_of_ranks_that_hold_something_else_are_marked_with_what_it_is_and_where_it_should_come_from(tmp_path):
     w = weight(24, 16)
     (own, checkpoint), found = made(tmp_path, {"w": Held(w, "[24/fsdp/tp, 16]", "[24/tp/fsdp, 16]")}, {"w": w})
-    one = beside(found["w"], own, checkpoint, numbered(checkpoint))
+    one = comparison_subject(found["w"], own, checkpoint, number_files(checkpoint))
     assert marked(one) == {("6:12", "0:16"), ("12:18", "0:16")}
     wrong = [(row.title, row.cells[1].text) for row in one.exhibit.rows if row.cells[1].is_wrong]
     assert wrong == [("rank 1", "[12:18, 0:16]"), ("rank 2", "[6:12, 0:16]")]
@@ -60,7 +60,7 @@ def test_parts_of_ranks_that_hold_something_else_are_marked_with_what_it_is_and_
 def test_of_copies_only_the_wrong_one_is_named(tmp_path):
     w = weight(8, 6)
     (own, checkpoint), found = made(tmp_path, {"w": Held(w, "[8, 6/tp]", of_rank={3: weight(8, 3, seed=1)})}, {"w": w})
-    one = beside(found["w"], own, checkpoint, numbered(checkpoint))
+    one = comparison_subject(found["w"], own, checkpoint, number_files(checkpoint))
     assert marked(one) == {("0:8", "3:6")}
     assert [row.title for row in one.exhibit.rows if row.cells[1].is_wrong] == ["rank 3"]
     assert one.exhibit.rows[0].cells[2].text.startswith("within bytes ")
@@ -70,7 +70,7 @@ def test_of_copies_only_the_wrong_one_is_named(tmp_path):
 def test_what_is_equal_has_no_mark(tmp_path, claimed):
     w = weight(8, 6)
     (own, checkpoint), found = made(tmp_path, {"w": Held(w, claimed)}, {"w": w})
-    one = beside(found["w"], own, checkpoint, numbered(checkpoint))
+    one = comparison_subject(found["w"], own, checkpoint, number_files(checkpoint))
     assert not marked(one)
     assert not any(cell.is_wrong for row in one.exhibit.rows for cell in row.cells)
 
@@ -78,7 +78,7 @@ def test_what_is_equal_has_no_mark(tmp_path, claimed):
 def test_another_shape_is_drawn_by_itself_and_what_one_side_lacks_is_said(tmp_path):
     tensors = {"w": Held(weight(8, 6), "[8/tp, 6]"), "mine": Held(weight(3))}
     (own, checkpoint), found = made(tmp_path, tensors, {"w": weight(9, 6), "theirs": weight(4, 4)})
-    ones = {name: beside(one, own, checkpoint, numbered(checkpoint)) for name, one in found.items()}
+    ones = {name: comparison_subject(one, own, checkpoint, number_files(checkpoint)) for name, one in found.items()}
     assert ones["w"].why == "it is [8, 6] in the job and [9, 6] in the checkpoint"
     assert not ones["w"].sides.has_held
     assert (ones["mine"].why, ones["theirs"].why) == ("only the job has it", "only the checkpoint has it")

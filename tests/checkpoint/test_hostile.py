@@ -17,7 +17,7 @@ from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.picture.model.subjects.stored import numbered, stored
+from shardviz.picture.model.subjects.stored import checkpoint_subject, number_files
 from shardviz.picture.text.checkpoint import tensor_lines
 from shardviz.reference.files import open_reference
 from tests.checkpoint.hostile import KIB, chunk, edited, kinds, look, place, refused, tensor
@@ -121,7 +121,7 @@ def test_forty_thousand_chunks_are_listed_and_their_map_is_refused(small, tmp_pa
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = open_checkpoint(folder)
     with pytest.raises(DumpError, match="40,000 chunks, more than 16,384 are not drawn"):
-        stored(found.tensors["model.w"], numbered(found))
+        checkpoint_subject(found.tensors["model.w"], number_files(found))
     assert len(tensor_lines(found.tensors["model.w"])) < 100
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 * KIB
 

@@ -26,7 +26,7 @@ from shardviz.checkpoint.maps.language import (
     rules_of,
 )
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Op, value_of
-from shardviz.checkpoint.maps.matching import apply, inverted, named
+from shardviz.checkpoint.maps.matching import apply, invert, named_tensors
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
 from tests.checkpoint.maps import compared, permuted, save, weight
@@ -123,7 +123,11 @@ def applied(text, left, right, numbers=None):
 
     rules = parse_rules(text, "my.map")
     return apply(
-        rules, named("the model", known(left), []), named("ckpt", known(right), []), numbers or {}, strict=True
+        rules,
+        named_tensors("the model", known(left), []),
+        named_tensors("ckpt", known(right), []),
+        numbers or {},
+        strict=True,
     )
 
 
@@ -293,13 +297,15 @@ def test_a_rule_the_other_way_round_gives_its_parts_back(text):
     (rule,) = parse_rules(text, "my.map")
     parts = {name: tensor(weight(12, 12, seed=at), name) for at, name in enumerate(PARTS)}
     wholes = {rule.left.replace("*", "0")}
-    whole = apply([rule], named("", dict.fromkeys(wholes), []), named("", parts, []), {})
+    whole = apply([rule], named_tensors("", dict.fromkeys(wholes), []), named_tensors("", parts, []), {})
     known = {
         name: SimpleNamespace(name=name, shape=one.shape, dtype="float32", bits=one.bits)
         for name, one in whole.made.items()
     }
     known |= {name: parts[other] for name, other in whole.known_as.items()}
-    back = apply(inverted(rule), named("", dict.fromkeys(PARTS), []), named("", known, []), {}, strict=False)
+    back = apply(
+        invert(rule), named_tensors("", dict.fromkeys(PARTS), []), named_tensors("", known, []), {}, strict=False
+    )
     for name in {one.name for op in whole.made.values() for one in parts_in(op.node)}:
         assert np.array_equal(back.made[name].bits, parts[name].bits), name
 
@@ -313,7 +319,7 @@ def parts_in(node):
 
 def test_parts_whose_sizes_are_not_known_are_not_guessed():
     for text in ("all = cat(e.*.w)", "qkv = interleave(q, k, 0)", "x = slice(y, 0, 4)", "x.* = y"):
-        assert inverted(parse_rules(text, "my.map")[0]) == []
+        assert invert(parse_rules(text, "my.map")[0]) == []
 
 
 # Comparing
@@ -332,7 +338,7 @@ def test_whatever_a_map_has_is_read_or_refused_in_one_line(text):
     refused = ""
     try:
         rules = parse_rules(text, "my.map")
-        apply(rules, named("a", {"w1": tensor(W)}, []), named("b", {"w1": tensor(W)}, []), {})
+        apply(rules, named_tensors("a", {"w1": tensor(W)}, []), named_tensors("b", {"w1": tensor(W)}, []), {})
     except ShardvizError as error:
         refused = error.message
     assert "\n" not in refused

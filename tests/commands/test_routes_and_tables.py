@@ -38,7 +38,7 @@ def test_a_route_is_explained_with_its_bytes_and_torchs_beside_it(capsys: pytest
         "  all_reduce  a     [8, 8/b]     128 B\n"
         "  all_gather  b     [8, 8]       128 B\n"
         "\n"
-        "! torch's redistribute takes another route: each rank receives up to 384 B, 1.5 times as much\n"
+        "! torch's redistribute takes a different route: each rank receives up to 384 B, 1.5 times as much\n"
         "  collective  over  gives      received\n"
         "  all_gather  b     [8, 8] +a     128 B\n"
         "  all_reduce  a     [8, 8]        256 B\n"

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 
 from shardviz.dump.arrays.ids import ID_NONE, MAX_ELEMENTS, expand_runs
 from shardviz.dump.dump import Dump, dump_of
-from shardviz.dump.find import meant
+from shardviz.dump.find import hint_at_name
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, MeshRecord, Stamp, TensorRecord
@@ -233,4 +233,4 @@ def test_runs_are_laid_out_one_after_the_other():
 )
 def test_a_misspelt_name_or_pattern_gets_one_that_fits(written: str, hint: str) -> None:
     layers = [f"layers.{n}.{end}" for n in range(2) for end in ("wq.weight", "wo.bias")]
-    assert meant(written, ["embed.weight", *layers, "head.weight"]) == hint
+    assert hint_at_name(written, ["embed.weight", *layers, "head.weight"]) == hint

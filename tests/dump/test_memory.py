@@ -3,8 +3,8 @@
 import pytest
 from msgspec import structs
 
-from shardviz.dump.costs.comms import received
-from shardviz.dump.costs.memory import counted, elements_text, memory_table, schemes, uses
+from shardviz.dump.costs.comms import received_bytes
+from shardviz.dump.costs.memory import counted_tensors, elements_text, memory_table, memory_uses, schemes
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord
@@ -35,7 +35,7 @@ def _model(path, **more):
 
 def test_memory_counts_a_float64_step_in_the_models_own_element_type(tmp_path):
     dump = _model(tmp_path / "dump")
-    found = uses(dump)
+    found = memory_uses(dump)
     assert {(use.name, use.role): (use.bytes[1], use.whole) for use in found} == {
         ("layer.weight", "param"): (64, 128),
         ("layer.weight", "grad"): (64, 128),
@@ -54,7 +54,7 @@ def test_memory_counts_a_float64_step_in_the_models_own_element_type(tmp_path):
 
 def test_a_pipelines_activations_are_counted_once_for_every_micro_batch_that_waits(tmp_path):
     runs = [StageRecord(0, 0), StageRecord(0, 1), StageRecord(0, 0, backward=True), StageRecord(0, 2)]
-    found = uses(_model(tmp_path / "dump", schedule=tuple(runs)))
+    found = memory_uses(_model(tmp_path / "dump", schedule=tuple(runs)))
     assert {use.bytes[0] for use in found if use.role == "activation"} == {2 * 96}
     assert any(
         "for 2 micro-batches" in line.plain for line in memory_lines(_model(tmp_path / "b", schedule=tuple(runs)))
@@ -68,7 +68,7 @@ def _outputs(path, names, **more):
     body = Body("activation", "step", (2, 4), (2, 4), "float32")
     tensors = tuple(TensorRecord(name, 0) for name in names)
     write_rank(path, RankRecord(1, 0, 1, "testhost", bodies=(body,), tensors=tensors, **more))
-    return {use.name: (use.bytes[0], use.whole) for use in uses(dump_of(read_files(path)))}
+    return {use.name: (use.bytes[0], use.whole) for use in memory_uses(dump_of(read_files(path)))}
 
 
 def test_an_activation_is_as_large_unsharded_as_the_trace_found_it(tmp_path):
@@ -97,8 +97,8 @@ def test_what_is_kept_to_explain_a_step_takes_no_memory(tmp_path):
 
 def test_what_a_rank_has_of_a_tensor_adds_up_to_the_table(tmp_path):
     dump = _model(tmp_path / "dump")
-    assert sum(one.on(1) for one in counted(dump)) == sum(memory_table(dump).by_rank[1]) == 384
-    assert [one.on(7) for one in counted(dump)] == [0] * 5
+    assert sum(one.on(1) for one in counted_tensors(dump)) == sum(memory_table(dump).by_rank[1]) == 384
+    assert [one.on(7) for one in counted_tensors(dump)] == [0] * 5
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_tied_parameters_are_counted_once(tmp_path):
         tmp_path / "dump",
         RankRecord(1, 0, 1, "testhost", bodies=tuple(states.values()), tensors=tensors, tied=tied),
     )
-    found = uses(dump_of(read_files(tmp_path / "dump")))
+    found = memory_uses(dump_of(read_files(tmp_path / "dump")))
     assert [use.name for use in found] == ["embed.weight", "embed.weight", "embed.weight.exp_avg"]
 
 
@@ -172,4 +172,4 @@ def test_the_comms_table_goes_by_axis_and_counts_what_a_rank_receives(tmp_path):
         "  collective  module  pass      count  bytes  received  group  on ranks",
         "  all_reduce  layer   backward      1     64        96      4         2",
     ]
-    assert received(CollectiveRecord("send", ("pp",), 2, bytes=100)) == 0
+    assert received_bytes(CollectiveRecord("send", ("pp",), 2, bytes=100)) == 0

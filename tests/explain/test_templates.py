@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardviz.explain.templates import fields_of, filled, shown
+from shardviz.explain.templates import fields_of, fill, page_texts
 
 SOURCE = SimpleNamespace(
     axes=("dp", "tp"),
@@ -40,7 +40,7 @@ SOURCE = SimpleNamespace(
     ],
 )
 def test_a_template_is_filled_in(template: str, text: str) -> None:
-    assert filled(template, SOURCE) == text
+    assert fill(template, SOURCE) == text
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_template_is_filled_in(template: str, text: str) -> None:
     ],
 )
 def test_a_page_shows_every_wording_once(template: str, texts: list[str]) -> None:
-    assert shown(template) == texts
+    assert page_texts(template) == texts
 
 
 def test_fields_are_those_of_all_words() -> None:

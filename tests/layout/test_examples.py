@@ -25,5 +25,5 @@ def test_the_public_functions_have_examples():
         *("layout.notation.parse", "layout.notation.write", "layout.region.Region", "layout.routes.cheapest"),
         *("layout.routes.gathering", "layout.placements.parse_placements", "text.fold"),
         *("layout.placements.parse_placement", "layout.placements.spell", "layout.ids.region_of", "layout.routes.ring"),
-        *("layout.splits.chunk", "layout.splits.stretch", "layout.region.merged"),
+        *("layout.splits.chunk", "layout.splits.slice_ranges", "layout.region.merge_ranges"),
     }

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.layout.ids import BLOCK, region_of
-from shardviz.layout.region import Region, merged
+from shardviz.layout.region import Region, merge_ranges
 from tests.lanes import cases
 
 
@@ -18,7 +18,7 @@ def regions(draw: st.DrawFn) -> tuple[tuple[int, ...], Region]:
     dims = []
     for size in shape:
         picked = draw(st.permutations(range(size)))[: draw(st.integers(1, size))]
-        dims.append(merged((index, index + 1) for index in picked))
+        dims.append(merge_ranges((index, index + 1) for index in picked))
     return shape, Region(tuple(dims))
 
 

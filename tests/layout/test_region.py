@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.layout.region import Range, Ranges, Region, index_of, indices, length, merged
+from shardviz.layout.region import Range, Ranges, Region, index_of, indices, length, merge_ranges
 
 
 def ranges_within(size: int) -> st.SearchStrategy[Ranges]:
@@ -56,7 +56,7 @@ def test_ids_beyond_thirty_two_bits_are_exact():
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda ends: (min(ends), max(ends)))))
 def test_merging_keeps_every_index_in_its_place(ranges: list[Range]):
-    joined = merged(ranges)
+    joined = merge_ranges(ranges)
     assert indices(joined).tolist() == [index for start, stop in ranges for index in range(start, stop)]
     assert length(joined) == sum(stop - start for start, stop in ranges)
     assert all(start < stop for start, stop in joined)

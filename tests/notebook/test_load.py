@@ -145,7 +145,7 @@ def test_ids_without_values_are_said_to_be_so(tmp_path: Path) -> None:
     run = shardviz.load(make_dump(tmp_path / "d.shardviz", MESH, {"w": SWAPPED}))
     with pytest.raises(DumpError) as raised:
         run["w"].full()
-    assert raised.value.message == "w: the dump has the ids of rank 0, and no values"
+    assert raised.value.message == "w: the dump has the ids of rank 0, but no values"
     assert raised.value.hint == "`.ids` has them"
 
 

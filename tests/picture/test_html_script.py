@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardviz.picture.html.parts import Anchors, address, coded, in_natural_order, names_of, ranks_cell
+from shardviz.picture.html.parts import Anchors, address, in_natural_order, names_of, ranks_cell, with_code
 from shardviz.text import Fold, fold
 from tests.dumps import Made
 from tests.lanes import nightly
@@ -217,13 +217,13 @@ def test_folds_rise_and_the_layers_of_a_weight_are_together() -> None:
 def test_the_code_in_a_fix_is_set_as_code(text: str, wanted: list[str]) -> None:
     from html import unescape
 
-    written = coded(text)
+    written = with_code(text)
     assert [unescape(one) for one in re.findall("<code>(.*?)</code>", written)] == wanted
     assert unescape(re.sub("</?code>", "", written)) == text
 
 
 def test_code_of_strangers_is_text() -> None:
-    assert "<img" not in coded("call x(<img src=x onerror=alert(1)>) and <script>a_b</script>")
+    assert "<img" not in with_code("call x(<img src=x onerror=alert(1)>) and <script>a_b</script>")
 
 
 def test_an_anchor_is_a_name_that_stays_and_is_given_once() -> None:

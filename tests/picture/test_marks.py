@@ -112,9 +112,9 @@ def test_a_rank_without_a_file_keeps_its_mark_beside_a_finding_about_others(tmp_
     sides = sides_in(folder)
     cell = sides.at((0, 0))
     assert ranks_of(cell.guilty) == (1, 2)
-    assert sides.reasons == ("other values than the other copies", "no file")
+    assert sides.reasons == ("values that differ from the other copies", "no file")
     assert [(ranks_of(ranks), words) for ranks, words in sides.reasons_at(cell)] == [
-        ((1,), "other values than the other copies"),
+        ((1,), "values that differ from the other copies"),
         ((2,), "no file"),
     ]
 
@@ -127,7 +127,7 @@ def test_a_rank_without_a_file_is_not_placed_as_claimed(tmp_path: Path) -> None:
     assert not sides.is_placed
     stranger = replace(sides, strangers=mask_of([1]))
     assert not stranger.is_placed
-    assert stranger.reasons == ("another tensor by this name", "no file")
+    assert stranger.reasons == ("a different tensor with this name", "no file")
     assert stranger.reasons_at(stranger.at((4, 0)))[-1] == (mask_of([2]), "no file")
 
 
@@ -201,7 +201,7 @@ def test_reasons_beside_a_missing_file_are_all_printed_and_only_those_read_are_p
     (folder / "rank_00001.json").unlink()
     page = page_of(folder)
     assert "0-3: ✗ 1,3" in page
-    assert "✗ placed as claimed; other values than the other copies\n" in page
+    assert "✗ placed as claimed; values that differ from the other copies\n" in page
     assert "✗ no file\n" in page
 
 
@@ -210,9 +210,9 @@ def test_values_are_placed_as_claimed_only_where_ids_say_so(tmp_path: Path, clai
     values = {rank: np.full((8, 3), 1.0 + rank // 3) for rank in range(4)}
     folder = make_dump(tmp_path / "d.shardviz", parse_mesh("dp=4"), {"a": "[4]"})
     add_values(folder, "w", claimed, values, role="param" if claimed else "buffer")
-    assert "✗ other values than the other copies" in page_of(folder)
+    assert "✗ values that differ from the other copies" in page_of(folder)
     assert "placed as claimed" not in page_of(folder)
-    assert "✗ placed as claimed; other values" in page_of(stamped(tmp_path / "s", "[8, 3]", "dp=4", values))
+    assert "✗ placed as claimed; values that differ" in page_of(stamped(tmp_path / "s", "[8, 3]", "dp=4", values))
 
 
 def test_each_reason_is_of_its_own_ranks(tmp_path: Path) -> None:
@@ -224,11 +224,11 @@ def test_each_reason_is_of_its_own_ranks(tmp_path: Path) -> None:
     both = replace(report, findings=(odd, replace(repeated, ranks=(0, 2))))
     sides = drawn_sides(dump, dump.first_captured["w"], both)
     assert sides.blamed == (
-        (mask_of([3]), "other values than the other copies"),
+        (mask_of([3]), "values that differ from the other copies"),
         (mask_of([0, 2]), "the same values as other shards"),
     )
     assert sides.reasons_at(sides.at((0, 0))) == [(mask_of([0, 2]), "the same values as other shards")]
-    assert sides.reasons_at(sides.at((4, 0))) == [(mask_of([3]), "other values than the other copies")]
+    assert sides.reasons_at(sides.at((4, 0))) == [(mask_of([3]), "values that differ from the other copies")]
 
 
 def test_a_broken_tie_marks_ranks_and_not_the_map(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_misordered_rank_whose_order_no_map_shows_is_marked_whole(tmp_path: Pa
     scattered[[0, 1], [0, 1]] = scattered[[1, 0], [1, 0]]
     ids = {0: scattered, 1: np.arange(17, 33).reshape(4, 4)}
     sides = of_ids(tmp_path, "tp=2", Made("[8/tp, 4]", ids=ids))
-    assert sides.blamed == ((1, "in another order"),)
+    assert sides.blamed == ((1, "in a different order"),)
     assert [row for row in range(8) if sides.at((row, 0)).is_wrong] == [0, 1, 2, 3]
 
 

@@ -14,7 +14,7 @@ from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
-from shardviz.picture.model.mesh import Heat, bytes_held, findings_on, grids_of, heats_of, kept
+from shardviz.picture.model.mesh import Heat, bytes_held, findings_on, grids_of, heats_of, kept_positions
 from shardviz.picture.model.palette import HEAT_COLORS, HEAT_COLORS_256, HEAT_SIGNS, ink_on
 from shardviz.picture.svg.page import mesh_figure
 from shardviz.picture.text.meshes import heat_lines, mesh_lines
@@ -38,7 +38,7 @@ def text_of(mesh: str, marked: Collection[int] = (), width: int = 100, heat: Hea
 
 @given(st.integers(1, 200), st.integers(3, 40), st.sets(st.integers(0, 199), max_size=30))
 def test_positions_are_shown_or_left_out_once_and_in_order(count: int, most: int, wanted: set[int]) -> None:
-    found = kept(count, most, {position for position in wanted if position < count})
+    found = kept_positions(count, most, {position for position in wanted if position < count})
     assert len(found) <= most
     flat = [at for one in found for at in ([one] if isinstance(one, int) else one)]
     assert flat == list(range(count))
@@ -47,9 +47,9 @@ def test_positions_are_shown_or_left_out_once_and_in_order(count: int, most: int
 
 
 def test_wanted_positions_are_shown_before_others() -> None:
-    shown = [one for one in kept(128, 10, {60, 61, 90}) if isinstance(one, int)]
+    shown = [one for one in kept_positions(128, 10, {60, 61, 90}) if isinstance(one, int)]
     assert {0, 60, 61, 90, 127} <= set(shown)
-    assert kept(128, 6) == [0, 1, 2, 3, range(4, 127), 127]
+    assert kept_positions(128, 6) == [0, 1, 2, 3, range(4, 127), 127]
 
 
 @pytest.mark.parametrize("rank", [0, 500, 777, 1023])
@@ -154,8 +154,8 @@ def test_each_terminal_gets_colors_of_its_own(
 
 
 def test_a_single_row_is_not_left_out_for_a_line_that_says_so() -> None:
-    assert kept(9, 5, {3}) == [0, range(1, 3), 3, range(4, 8), 8]
-    assert kept(9, 5, {2}) == [0, 1, 2, range(3, 8), 8]
+    assert kept_positions(9, 5, {3}) == [0, range(1, 3), 3, range(4, 8), 8]
+    assert kept_positions(9, 5, {2}) == [0, 1, 2, range(3, 8), 8]
 
 
 def test_one_grid_and_one_rank_that_are_left_out_are_one():

@@ -14,7 +14,7 @@ from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTens
 from shardviz.errors import DumpError
 from shardviz.picture.html.stored import stored_html
 from shardviz.picture.model.subjects import stored as drawing
-from shardviz.picture.model.subjects.stored import numbered, stored
+from shardviz.picture.model.subjects.stored import checkpoint_subject, number_files
 from shardviz.picture.svg.stored import stored_svg
 from tests.picture.golden import check_golden
 from tests.picture.test_html import HOSTILE
@@ -54,7 +54,7 @@ def made(folder: Path, shape: tuple[int, ...], parts: Parts, name: str = NAME) -
 
 def drawn(checkpoint: Checkpoint) -> str:
     (one,) = checkpoint.tensors.values()
-    return stored_svg(stored(one, numbered(checkpoint)))
+    return stored_svg(checkpoint_subject(one, number_files(checkpoint)))
 
 
 @pytest.mark.parametrize("case", ["rows", "grid", "gap", "overlap", "many", "experts"])
@@ -72,7 +72,7 @@ def test_every_tensor_is_drawn_well_formed(case: str, tmp_path: Path) -> None:
 
 def test_files_are_numbered_by_their_names_and_named_beside_the_map(tmp_path: Path) -> None:
     checkpoint = made(tmp_path, *CASES["rows"])
-    assert numbered(checkpoint) == {"a-2": 0, "a-9": 1, "a-10": 2}
+    assert number_files(checkpoint) == {"a-2": 0, "a-9": 1, "a-10": 2}
     picture = drawn(checkpoint)
     assert "[0:3, 0:8]: file 2" in picture
     assert "[0:3, 0:8]  file 2, bytes 0 to 32" in picture

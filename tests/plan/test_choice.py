@@ -18,7 +18,7 @@ from shardviz.dump.plan.ranks import PlannedRanks
 from shardviz.layout.mesh import Mesh
 from shardviz.live.plan.planning import PlanJob, plan, rows
 from shardviz.picture.text.plans import choice_lines
-from shardviz.plan.alternatives import Row, fitting, meshes
+from shardviz.plan.alternatives import Row, fitting_meshes, meshes
 from shardviz.plan.counting import PlanBytes
 from shardviz.text import bytes_text
 from tests.lanes import at_night, nightly
@@ -154,12 +154,12 @@ def test_where_no_step_can_be_planned_meshes_are_listed_and_why_is_said_once(
 def test_a_step_that_fails_only_without_values_fails_where_other_meshes_have_one() -> None:
     meshes_ = [Mesh(("dp", "tp"), shape) for shape in ((4, 2), (2, 4), (1, 8))]
     one, other, last = (Row(mesh, 9, without_step="raised", step_fails="perhaps") for mesh in meshes_)
-    assert fitting([one, other, last], 10) == [one, other, last]  # the plan may be at fault
+    assert fitting_meshes([one, other, last], 10) == [one, other, last]  # the plan may be at fault
     planned = replace(one, without_step="", step_fails="no")
     too_large = replace(planned, bytes=11)
-    assert fitting([planned, other, last], 10) == [planned]
-    assert fitting([too_large, other, last], 10) == []
-    assert fitting([replace(too_large, failed="not planned"), other, last], 10) == [other, last]
+    assert fitting_meshes([planned, other, last], 10) == [planned]
+    assert fitting_meshes([too_large, other, last], 10) == []
+    assert fitting_meshes([replace(too_large, failed="not planned"), other, last], 10) == [other, last]
     text = "\n".join(line.plain for line in choice_lines([too_large, other, last], 10, 80))
     assert "the step fails on (dp=2, tp=4), (dp=1, tp=8): raised\n1 mesh needs more than 10 B" in text
 

@@ -184,7 +184,7 @@ def test_plans_that_differ_on_another_rank_than_the_fullest_are_different(
         mine.write_text(STAGES.replace("ROWS", rows))
         printed(capfd, "plan", str(mine), "-o", rows)
     text = printed(capfd, "diff", "4", "12", code=1)
-    assert "bytes of rank 1, the fullest have the same" in text
+    assert "bytes of rank 1; the fullest ranks are equal" in text
     assert "bytes of the fullest rank" in printed(capfd, "diff", "4", "4")
 
 

@@ -15,7 +15,7 @@ from shardviz.dump.records.files import RankRecord
 from shardviz.dump.records.plan import PlanPart, PlanRecord
 from shardviz.dump.records.step import CollectiveRecord
 from shardviz.layout.mesh import Mesh
-from shardviz.plan.counting import nodes_of, sent
+from shardviz.plan.counting import nodes_of, sent_collectives
 from tests.lanes import at_night
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def test_what_is_not_as_it_seems_is_said(
 def test_of_what_is_sent_the_rank_that_sends_most_counts() -> None:
     sends = [CollectiveRecord("send", ("pp",), 3, bytes=size) for size in (8, 16, 4)]
     parts = [PlanPart(RankRecord(1, rank, 3, "", collectives=(one,))) for rank, one in enumerate(sends)]
-    (found,) = sent(PlanRecord(1, tuple(parts)), Mesh(("pp",), (3,)))
+    (found,) = sent_collectives(PlanRecord(1, tuple(parts)), Mesh(("pp",), (3,)))
     assert (found.bytes, found.received) == (16, 0)
 
 

@@ -104,7 +104,7 @@ def test_a_value_that_is_read_does_not_matter_or_ends_the_step(
     assert ends in text
     assert goes_on in text
     assert ("planned without activations and collectives" in text) == bool(ends)
-    assert ("activations are those of" in text) != bool(ends)
+    assert ("activations are those at" in text) != bool(ends)
     assert "planned with this rank's own values" not in text
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.layout.region import Region
-from shardviz.reference.lookup import locate, singly
+from shardviz.reference.lookup import locate, place_single_values
 from shardviz.reference.windows import WINDOW
 from shardviz.stamping.fill import BLOCK, CODES, Fill, can_fill, looks_filled
 from tests.lanes import at_night, cases
@@ -125,7 +125,7 @@ def test_any_permutation_of_a_norm_is_placed_element_by_element(dtype, size, see
     whole = Fill("norm.weight", (size,), dtype).bits
     order = np.random.default_rng(seed).permutation(size)
     local = whole[order]
-    ids = singly(local, whole, locate(local, whole))
+    ids = place_single_values(local, whole, locate(local, whole))
     assert np.array_equal(ids, order + 1)
 
 
@@ -136,7 +136,7 @@ def test_a_norm_that_was_never_loaded_is_not_placed_by_chance(dtype, size, scale
     drawn = np.random.default_rng(seed).normal(1, scale, size).astype(np.float32)
     local = (drawn.view("u4") >> 16).astype("u2") if dtype == "bfloat16" else drawn.astype(np.float16).view("u2")
     for other in (local, np.zeros_like(local), np.full_like(local, local[0])):
-        assert not singly(other, whole, np.zeros(size, np.int64)).any()
+        assert not place_single_values(other, whole, np.zeros(size, np.int64)).any()
 
 
 def test_drawn_weights_do_not_look_filled_and_fills_do():

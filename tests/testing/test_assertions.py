@@ -337,7 +337,7 @@ def test_a_dump_in_which_nothing_was_checked_is_not_clean(mesh, shard_dump):
     later = shard_dump.with_name("later.shardviz")
     shardviz.capture(model, later, mesh=mesh, stamps=stamps)
     assert_clean(later)
-    assert "1 check could not be made, and strict=True asks for all\n  extra: " in text_of(
+    assert "1 check could not be made, and strict=True requires all\n  extra: " in text_of(
         assert_clean, later, strict=True
     )
 

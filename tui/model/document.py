@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import captured, is_listed, verdict_on
-from shardviz.dump.costs.memory import CountedTensor, counted
+from shardviz.dump.costs.memory import CountedTensor, counted_tensors
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.by_layout import only_layout
@@ -202,7 +202,7 @@ class Document(Judged):
     @cached_property
     def counted(self) -> list[CountedTensor]:
         """The tensors that take memory, as `shardviz show --memory` counts them."""
-        return counted(self.dump)
+        return counted_tensors(self.dump)
 
     @cached_property
     def _counted_of(self) -> dict[tuple[str, str], CountedTensor]:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from shardviz.checkpoint.comparing.outcome import DIFFERENT, notable
+from shardviz.checkpoint.comparing.outcome import DIFFERENT, counts_text
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane, ranks_in_words, ranks_of
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import first_difference
-from shardviz.picture.model.subjects.stored import beside, numbered
+from shardviz.picture.model.subjects.stored import comparison_subject, number_files
 from shardviz.picture.text.checkpoint import why_text
 from shardviz.picture.text.ranks import exhibit_lines
 from shardviz.picture.text.terminal import Terminal
@@ -166,11 +166,11 @@ def _words(changes: list[Change]) -> str:
 
 def compared_with_checkpoint(document: Document, job: Job, checkpoint: Checkpoint, outcomes: Outcomes) -> Comparison:
     """Compare a job with a checkpoint: which rank claims which part, which file has it, wrong parts marked."""
-    numbers = numbered(checkpoint)
+    numbers = number_files(checkpoint)
 
     @cache
     def drawn(name: str) -> ComparisonSubject:
-        return beside(by_name[name], job, checkpoint, numbers)
+        return comparison_subject(by_name[name], job, checkpoint, numbers)
 
     @cache
     def both(name: str) -> tuple[MarkedSides, MarkedSides] | None:
@@ -208,7 +208,7 @@ def compared_with_checkpoint(document: Document, job: Job, checkpoint: Checkpoin
     return Comparison(
         _sorted(_outcome_pairs(document, job, by_name)),
         "Tensors: ≠ different  < job only  > checkpoint only  = equal  ? not compared",
-        notable(outcomes),
+        counts_text(outcomes),
         maps,
         plane,
         words,

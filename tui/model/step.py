@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 from rich.text import Text
 
-from shardviz.dump.costs.comms import received, received_by_axes, traffic
+from shardviz.dump.costs.comms import received_by_axes, received_bytes, traffic
 from shardviz.dump.costs.timeline import Timeline, timeline_of
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import mask_of, ranks_text
@@ -86,7 +86,7 @@ class Collective:
     @property
     def received(self) -> int:
         """The bytes that each rank receives."""
-        return received(self.record) * len(self.modules)
+        return received_bytes(self.record) * len(self.modules)
 
     @property
     def title(self) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import rank_color
-from shardviz.picture.model.subjects.stored import numbered, stored
+from shardviz.picture.model.subjects.stored import checkpoint_subject, number_files
 from shardviz.picture.text.checkpoint import in_order
 from shardviz.text import bytes_text, nearest, printable
 
@@ -95,7 +95,7 @@ class StoredDocument(Judged):
     @cached_property
     def numbers(self) -> Mapping[str, int]:
         """The number of each file."""
-        return numbered(self.checkpoint)
+        return number_files(self.checkpoint)
 
     @cached_property
     def entries(self) -> tuple[StoredEntry, ...]:  # type: ignore[override]
@@ -113,7 +113,7 @@ class StoredDocument(Judged):
     @cached_property
     def stored(self) -> Callable[[int], CheckpointSubject]:
         """Returns a tensor with its parts, made once; raises a DumpError if it cannot be drawn."""
-        return cache(lambda entry: stored(self.entries[entry].tensor, self.numbers))
+        return cache(lambda entry: checkpoint_subject(self.entries[entry].tensor, self.numbers))
 
     def sides(self, entry: int, name: str = "") -> Sides:
         """Return which file holds what of a tensor."""

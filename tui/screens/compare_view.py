@@ -10,7 +10,7 @@ from textual.containers import Horizontal
 from textual.widgets import Static
 
 from shardviz.picture.model.palette import GREY, VERMILLION
-from shardviz.picture.text.table import padded
+from shardviz.picture.text.table import pad
 
 from ..colors import ink
 from ..keys import keys
@@ -163,5 +163,5 @@ what it claims.
 def pair_text(pair: Pair) -> Text:
     """Write a line of the list: how a pair compares as a sign, its name, and what differs."""
     style = ink(GREY if pair.sign in "=?" else VERMILLION, bold=True)
-    name = padded(shortened(pair.title), 32) + "  "
+    name = pad(shortened(pair.title), 32) + "  "
     return Text.assemble((f" {pair.sign} ", style), name, (pair.what, "dim"), no_wrap=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.checkpoint.by_content.families import Family, FamilyMatch, families_of, links
-from shardviz.checkpoint.by_content.solving import Recipe, Strips, View, are_near, constant, fits, recipes
+from shardviz.checkpoint.by_content.solving import Recipe, Strips, View, are_in_place, are_near, constant_of, recipes
 from shardviz.checkpoint.findings import EMBEDDINGS, HEADS
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.text import listed, printable
@@ -37,7 +37,7 @@ BESIDE = "as that of its module"
 NUMBERED = "the same tensors under other numbers"
 
 
-def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[FamilyMatch], dict[str, str]]:
+def pair_by_content(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[FamilyMatch], dict[str, str]]:
     """Pair the tensors of two checkpoints by their contents.
 
     Args:
@@ -64,7 +64,7 @@ def inferred(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[Fa
 
 def _constants(family: Family) -> tuple[float, ...]:
     """Return the constants that a family is filled with; empty if a member isn't constant."""
-    constants = [constant(family.members[numbers]) for numbers in family.some]
+    constants = [constant_of(family.members[numbers]) for numbers in family.some]
     return () if None in constants else tuple(sorted({one for one in constants if one is not None}))
 
 
@@ -209,7 +209,7 @@ class _Matcher:
 
     def _has_values(self, tensor: Tensor, other: Tensor, turned: bool) -> bool:
         places = self.strips.places(View(other), View(tensor, (), turned), 0)
-        return places is not None and fits(places, np.arange(other.shape[0]))
+        return places is not None and are_in_place(places, np.arange(other.shape[0]))
 
     def by_modules(self) -> None:
         """Match the rest of a matched module by the last word of a name: a bias like its weight."""

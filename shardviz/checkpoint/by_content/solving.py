@@ -136,19 +136,19 @@ def _strip(bits: NDArray[Any], dim: int) -> NDArray[Any]:
     return np.ascontiguousarray(strip)
 
 
-def share(places: NDArray[np.int64], expected: NDArray[Any]) -> float:
+def share_in_place(places: NDArray[np.int64], expected: NDArray[Any]) -> float:
     """Return the part of all slices that can be told apart that are where they are expected."""
     is_known = places != UNKNOWN
     is_there = places[is_known] == expected[: len(places)][is_known]
     return float(is_there.mean()) if len(is_there) else 0.0
 
 
-def fits(places: NDArray[np.int64], expected: NDArray[Any]) -> bool:
+def are_in_place(places: NDArray[np.int64], expected: NDArray[Any]) -> bool:
     """Whether most slices are where they are expected."""
-    return share(places, expected) > LEAST_PART
+    return share_in_place(places, expected) > LEAST_PART
 
 
-def constant(tensor: Tensor) -> float | None:
+def constant_of(tensor: Tensor) -> float | None:
     """Return the number that all values of a tensor are; None if they differ, or cannot be read."""
     bits = readable_bits(tensor)
     if bits is None or not bits.size or not is_alike(bits[(slice(0, 8),) * bits.ndim]) or not is_alike(bits):
@@ -319,7 +319,7 @@ def _parts(
         if places is None:
             continue
         segment = _SourcePart(link, shape[dim], len(members), places)
-        if segment.is_alike or fits(np.where(places >= 0, 0, places), np.zeros(len(places), np.int64)):
+        if segment.is_alike or are_in_place(np.where(places >= 0, 0, places), np.zeros(len(places), np.int64)):
             yield segment
 
 
@@ -338,7 +338,7 @@ def _recipes_of(view: View, parts: list[_SourcePart], dim: int, turned: bool, st
     if whole or not few or len(few) > MOST_PARTS:
         return
     if len(few) == 1 and few[0].count > 1 and few[0].size * few[0].count == size:
-        if fits(few[0].places, np.arange(size)):
+        if are_in_place(few[0].places, np.arange(size)):
             yield replace(plain, links=(few[0].link,), joined=True)
         return
     few = _filled(few, fillers, size)
@@ -350,7 +350,7 @@ def _recipes_of(view: View, parts: list[_SourcePart], dim: int, turned: bool, st
             yield replace(plain, links=links, rotary=kinds)
         elif blocks := _blocks(few):
             yield replace(plain, links=links, blocks=blocks)
-    elif len(few) == 1 and fits(few[0].places, np.arange(size)) and _is_padded(view, few[0], dim):
+    elif len(few) == 1 and are_in_place(few[0].places, np.arange(size)) and _is_padded(view, few[0], dim):
         yield replace(plain, links=links, padded=size)
 
 
@@ -389,7 +389,7 @@ def _rotary(segment: _SourcePart, start: int, dim: int, turned: bool) -> tuple[s
     """Return how the rows of a part are reordered: not, or by heads; None if it is neither."""
     places = np.where(segment.places >= 0, segment.places - start, segment.places)
     places = np.where((segment.places >= 0) & (places < 0), MISSING, places)
-    plain = share(places, np.arange(segment.size))
+    plain = share_in_place(places, np.arange(segment.size))
     best: tuple[float, tuple[str, int]] = plain, ("", 0)
     heads = (
         range(SMALLEST_HEAD, min(segment.size, LARGEST_HEAD) + 1, 2) if plain < 1 and dim == 0 and not turned else ()
@@ -397,7 +397,9 @@ def _rotary(segment: _SourcePart, start: int, dim: int, turned: bool) -> tuple[s
     for head in (head for head in heads if segment.size % head == 0):
         for kind in ROTARY:
             best = max(
-                best, (share(places, _reordered(kind, segment.size, head)), (kind, head)), key=lambda one: one[0]
+                best,
+                (share_in_place(places, _reordered(kind, segment.size, head)), (kind, head)),
+                key=lambda one: one[0],
             )
     return best[1] if best[0] > LEAST_PART else None
 
@@ -415,7 +417,8 @@ def _blocks(parts: Sequence[_SourcePart]) -> int:
         if common % blocks == 0:
             expected = views_in(np.arange(total), "interleave", [(part.size,) for part in parts], (0, blocks))
             if all(
-                part.is_alike or fits(part.places, view.reshape(-1)) for part, view in zip(parts, expected, strict=True)
+                part.is_alike or are_in_place(part.places, view.reshape(-1))
+                for part, view in zip(parts, expected, strict=True)
             ):
                 return blocks
     return 0

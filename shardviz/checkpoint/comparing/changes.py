@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.checkpoint.comparing.equality import narrower
-from shardviz.checkpoint.comparing.lengths import padding, repeated
+from shardviz.checkpoint.comparing.lengths import explain_padding, explain_repeats
 from shardviz.checkpoint.comparing.orders import name_change
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.explain.conversion import (
@@ -65,10 +65,10 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
     cuts = tuple(side for side in (after, before) if isinstance(side, StoredTensor))
     if order := name_change(before_bits, after_bits, cuts):
         return outcome.became("permuted", f"{order}{types}")
-    if changed := repeated(outcome, before_bits, after_bits, names):
+    if changed := explain_repeats(outcome, before_bits, after_bits, names):
         shapes = f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
         return replace(changed, why=f"{shapes}: {changed.why}")
-    if changed := padding(outcome, before_bits, after_bits, names):
+    if changed := explain_padding(outcome, before_bits, after_bits, names):
         return replace(changed, why=f"{changed.why}{types}")
     if not is_alike(before.bits) and (changed := values_changed(outcome, before, after, names)):
         return changed

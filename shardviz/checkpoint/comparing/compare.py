@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.by_content.families import REPRESENTATIVES, lines_of, rules_from
-from shardviz.checkpoint.by_content.inferring import inferred
+from shardviz.checkpoint.by_content.inferring import pair_by_content
 from shardviz.checkpoint.comparing.changes import change_of, overflown
 from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast, narrower
 from shardviz.checkpoint.comparing.lengths import with_parts
 from shardviz.checkpoint.comparing.moves import with_fused, with_moved
-from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
-from shardviz.checkpoint.comparing.pairs import padding_notes, paired
-from shardviz.checkpoint.comparing.scales import scaled, unscaled
+from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
+from shardviz.checkpoint.comparing.pairs import padding_notes, pair_tensors
+from shardviz.checkpoint.comparing.scales import judge_scaled, judge_unscaled
 from shardviz.checkpoint.comparing.states import with_lost_states, with_masters
 from shardviz.checkpoint.comparing.steps import with_left_over
 from shardviz.checkpoint.formats.archive import read_object
@@ -28,7 +28,7 @@ from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.mapped_tensors import PAD, MappedTensor, Op
 from shardviz.checkpoint.maps.matching import NUMBER
 from shardviz.checkpoint.maps.numbering import starred
-from shardviz.checkpoint.maps.wrong import instead_of
+from shardviz.checkpoint.maps.wrong import explain_slip
 from shardviz.checkpoint.optimizer import is_setting, state_names, state_of
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.conversion import ForgottenFactor, OverflowInFloat16, SummedReplicas
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     Outcomes = list[tuple[Outcome, Pair]]
 
-__all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
+__all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints"]
 ADAPTER = ".lora_"
 """What stands in the names of all tensors of an adapter."""
 
@@ -97,7 +97,7 @@ def compare_checkpoints(
         ShardvizError: They have no tensor in common, or a line of the map fits none.
     """
     rules = rules_of(names, "names") if isinstance(names, dict) else tuple(names or ())
-    pairs = paired(before, after, rules)
+    pairs = pair_tensors(before, after, rules)
     pairs = pairs if rules else with_map(pairs, before, after)
     refuse_strangers(pairs, before, after, "name or its values")
     judged = with_lost_states(with_parts(_compared(pairs, (before.tensors, after.tensors), progress)))
@@ -121,9 +121,9 @@ def _compared(
     for done, pair in enumerate(pairs.both):
         progress(done, len(pairs.both))
         cut = pair.trimmed()  # what is looked for under other names has no padding
-        if (by_scale := scaled(pair, tensors)) is not None:
+        if (by_scale := judge_scaled(pair, tensors)) is not None:
             scales.add(by_scale[1])
-        results.append((unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
+        results.append((judge_unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
         whole[id(cut)] = pair
     lonely = [pair for pair in pairs.lonely if pair.name not in scales]
     results += [(lonely_outcome(pair, SIDES[pair.second is not None]), pair) for pair in lonely]
@@ -194,7 +194,7 @@ def _compare_pair(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[ContentI
         return padded
     tensor, second = cut.both
     for at, (mapped, held) in enumerate(((tensor, second), (second, tensor))):
-        if isinstance(mapped, MappedTensor) and (instead := instead_of(outcome, mapped, held, sides[at])) is not None:
+        if isinstance(mapped, MappedTensor) and (instead := explain_slip(outcome, mapped, held, sides[at])) is not None:
             return replace(instead, why=f"in the {SIDES[1 - at]}, {instead.why}")
     return change_of(outcome, tensor, second)
 
@@ -236,7 +236,7 @@ def with_summed_replicas(outcomes: Outcomes) -> Outcomes:
         return outcomes
     summed = SummedReplicas(round(times), SIDES[factor > 1])
     return [
-        (outcome.became("other", f"{outcome.why}; no matrix has a factor", summed), pair)
+        (outcome.became("other", f"{outcome.why}; no matrix is scaled", summed), pair)
         if isinstance(outcome.explanation, ForgottenFactor)
         else (outcome, pair)
         for outcome, pair in outcomes
@@ -251,11 +251,11 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
     if min(sum(state_of(one.name) is None for one in side) for side in (first, second)) <= num_named:
         return _with_map_of_layers(pairs, before, after)  # most have one name: another name is a difference
     if family := family_of(before.tensors, after.tensors):
-        again = _with_turned_experts(paired(before, after, find_map(family)))
+        again = _with_turned_experts(pair_tensors(before, after, find_map(family)))
         return replace(again, notes=(f"names: --map {family} knows them, and is used", *again.notes), is_mapped=True)
-    choices, ambiguous = inferred(first, second)
+    choices, ambiguous = pair_by_content(first, second)
     lines = lines_of(choices, (before.tensors, after.tensors))
-    again = paired(before, after, rules_from(lines)) if lines else pairs
+    again = pair_tensors(before, after, rules_from(lines)) if lines else pairs
     undecided, outcomes = [], []
     for pair in again.lonely:
         if why := ambiguous.get(pair.name):
@@ -276,11 +276,11 @@ def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> 
     if min(len(first), len(second)) < FEWEST_LAYERS:
         return pairs
     paired_patterns = {NUMBER.sub("*", pair.name) for pair in pairs.both}
-    choices = [one for one in inferred(first, second)[0] if _is_of_layers(one, paired_patterns)]
+    choices = [one for one in pair_by_content(first, second)[0] if _is_of_layers(one, paired_patterns)]
     lines = lines_of(choices, (before.tensors, after.tensors))
     if not lines:
         return pairs
-    return replace(paired(before, after, rules_from(lines)), lines=tuple(map(str, lines)), is_mapped=True)
+    return replace(pair_tensors(before, after, rules_from(lines)), lines=tuple(map(str, lines)), is_mapped=True)
 
 
 def _is_of_layers(choice: FamilyMatch, paired_patterns: Collection[str]) -> bool:

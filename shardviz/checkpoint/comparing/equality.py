@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.checkpoint.live_job.job import JobTensor
-from shardviz.checkpoint.live_job.reading import is_of
+from shardviz.checkpoint.live_job.reading import equals_job
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, pieces
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
@@ -66,7 +66,7 @@ def agree(first: Tensor, second: Tensor) -> bool:
     """
     for live, saved in ((first, second), (second, first)):
         if isinstance(live, JobTensor):
-            return is_of(live, saved)
+            return equals_job(live, saved)
     types = first.dtype, second.dtype
     if first.shape != second.shape or not can_cast(*types):
         return False

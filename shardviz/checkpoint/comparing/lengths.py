@@ -30,7 +30,9 @@ MAX_RANKS = 1024
 """Ranks that may each have padded their own part."""
 
 
-def padding(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
+def explain_padding(
+    outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
+) -> Outcome | None:
     """Say which side has more at the end of one dim, and is else equal; None if neither is that."""
     if (longer := _longer(mine, theirs)) is None:
         return None
@@ -66,7 +68,9 @@ def _padding_between(outcome: Outcome, dim: int, short: NDArray[Any], long: NDAr
     return None
 
 
-def repeated(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
+def explain_repeats(
+    outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
+) -> Outcome | None:
     """Explain that one side repeats blocks of the other, like the heads of k and v, if it does."""
     if (longer := _longer(mine, theirs)) is None:
         return None

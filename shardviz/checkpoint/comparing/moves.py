@@ -10,7 +10,7 @@ import numpy as np
 from shardviz.checkpoint.comparing.equality import ContentIndex
 from shardviz.checkpoint.findings import are_embeddings
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, leaves
-from shardviz.checkpoint.maps.numbering import against, renumbered
+from shardviz.checkpoint.maps.numbering import find_renumberings, star_shared_numbers
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.content import LocalNumbering
@@ -91,7 +91,7 @@ def _with_numbers(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:
     """Explain renumbered layers: all tensors of a number have those of a different number."""
     kept_names = {outcome.name for outcome, _ in outcomes if outcome.verdict in KEPT}
     moved = {name: source for name, source in sources.items() if source != name}
-    words = {name: _explain_renumbering(one) for one in renumbered(moved, kept_names) for name in one.names}
+    words = {name: _explain_renumbering(one) for one in find_renumberings(moved, kept_names) for name in one.names}
     return [
         (outcome.became("moved", *words[outcome.name]) if outcome.name in words else outcome, pair)
         for outcome, pair in outcomes
@@ -128,7 +128,7 @@ def _explain_exchange(outcome: Outcome, pair: Pair, where: _BothSides) -> tuple[
         sources = [one for one in sources if id(one) not in where.kept]
     if sources:
         source = min(sources, key=lambda one: id(one) not in where.lost)
-        words = f"the second has here the first's {against(source.name, outcome.name)}"
+        words = f"the second has here the first's {star_shared_numbers(source.name, outcome.name)}"
         return outcome.became("moved", words), source
     return (_explain_lost_name(outcome, pair, where) if outcome.verdict == "other" else outcome), None
 
@@ -139,7 +139,7 @@ def _explain_lost_name(outcome: Outcome, pair: Pair, where: _BothSides) -> Outco
     if not targets:
         return outcome
     target = min(targets, key=lambda one: id(one) in where.kept)
-    name = against(target.name, outcome.name)
+    name = star_shared_numbers(target.name, outcome.name)
     if id(target) not in where.kept or not are_embeddings(outcome.name, target.name):
         return outcome.became("moved", f"the first has here the second's {name}")
     why = f"{outcome.why}; in the first it is a copy of {name}, which did not change"

@@ -187,7 +187,7 @@ def _usual_reason(outer: int, rows: int, columns: int, inner: int) -> str:
         return ", as when 2 pieces of the dim are joined along another dim and reshaped, or when pairs are separated"
     if columns == 2:
         return ": the even indices come first, then the odd ones, as if interleaved gate and up were separated"
-    return ", as gate and up are put in turns: one index of the first half, one of the second"
+    return ", as if gate and up were interleaved: one index of the first half, then one of the second"
 
 
 def _spans_of_chunks(cut: StoredTensor, dim: int) -> list[tuple[int, int]]:

@@ -112,7 +112,7 @@ class Comparison:
         return {**document, "map": list(self.map)} if self.map else document
 
 
-def notable(comparison: Comparison) -> str:
+def counts_text(comparison: Comparison) -> str:
     """Return how many tensors have each verdict, in words."""
     counts = comparison.counts
     verdicts = ("equal", "tied", *DIFFERENT, "not-compared")

@@ -10,7 +10,7 @@ from shardviz.checkpoint.comparing.equality import is_same
 from shardviz.checkpoint.maps.families import numbers_beside
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, leaves, padding_text, unused_texts, without_padding
-from shardviz.checkpoint.maps.matching import apply, is_turned, named, pattern_of
+from shardviz.checkpoint.maps.matching import apply, is_turned, named_tensors, pattern_of
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.optimizer import IN_BUCKETS, is_bucket, state_names, state_of
 from shardviz.errors import ShardvizError
@@ -117,7 +117,7 @@ class Pairs:
     is_mapped: bool = False
 
 
-def paired(
+def pair_tensors(
     before: Side, after: Side, rules: Sequence[Rule], states: Callable[[Any], frozenset[str]] = state_names
 ) -> Pairs:
     """Return which tensors of two checkpoints are compared.
@@ -132,7 +132,7 @@ def paired(
         ShardvizError: A rule of the map fits nothing, or its tensors do not fit each other.
     """
     patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
-    first, second = (named(str(one.path), one.tensors, patterns) for one in (before, after))
+    first, second = (named_tensors(str(one.path), one.tensors, patterns) for one in (before, after))
     turned = {rule: _is_turned(rule, first, second) for rule in rules}
     forth, back = ([rule for rule in rules if turned[rule] is way] for way in (False, True))
     numbers = numbers_beside((before.folder, after.folder))

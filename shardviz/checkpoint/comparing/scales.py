@@ -56,7 +56,7 @@ class ScaleFit:
     first: int
 
 
-def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome, str] | None:
+def judge_scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome, str] | None:
     """Return the outcome and scales' name of a weight with eight bits on one side; or None."""
     if (coded_pair := _in_eight_bits(pair)) is None:
         return None
@@ -78,7 +78,7 @@ def scaled(pair: Pair, sides: tuple[Mapping[str, Tensor], ...]) -> tuple[Outcome
     return _judge_fit(outcome, pair, scale, best), scale.name
 
 
-def unscaled(outcome: Outcome, pair: Pair) -> Outcome:
+def judge_unscaled(outcome: Outcome, pair: Pair) -> Outcome:
     """Mark an 8-bit weight without known scales as not compared, unless it is a plain cast."""
     sides = _in_eight_bits(pair) if outcome.verdict == "other" else None
     if sides is None or sides[0].shape != sides[1].shape:

@@ -64,7 +64,7 @@ def _other_steps(folder: Path, step: re.Match[str]) -> Iterator[tuple[int, Path]
             yield int(other[2]), folder.parent / name
 
 
-def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
+def open_steps(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
     """Open what can be opened of some checkpoints, but for those that are compared."""
     compared = {path.absolute() for path in but}
     checkpoints = []
@@ -108,13 +108,13 @@ def steps_with(
     if pair.first is None or pair.second is None or is_alike(pair.first.bits) or is_alike(pair.second.bits):
         return None
     for which, own, held, steps in ((1, pair.first, pair.second, of_first), (0, pair.second, pair.first, of_second)):
-        found = tuple(step for step in steps if has(step, own, held))
+        found = tuple(step for step in steps if has_values_of(step, own, held))
         if found:
             return which, found
     return None
 
 
-def has(step: Checkpoint, tensor: Tensor, held: Tensor) -> bool:
+def has_values_of(step: Checkpoint, tensor: Tensor, held: Tensor) -> bool:
     """Whether another step has some values under the name of a tensor."""
     there = tensor_in(step, tensor)
     return there is not None and is_same(there, held)

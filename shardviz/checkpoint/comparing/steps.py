@@ -16,7 +16,7 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.changes import factor_text
 from shardviz.checkpoint.comparing.equality import equal, narrower, readable_bits
-from shardviz.checkpoint.comparing.series import has, number_of, opened, siblings, steps_with, tensor_in
+from shardviz.checkpoint.comparing.series import has_values_of, number_of, open_steps, siblings, steps_with, tensor_in
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.conversion import AdapterMergedAgain, AveragedWeights
@@ -83,7 +83,7 @@ class _OtherSteps:
                 (own_tensor := pair.sides[side]) is not None
                 and not is_alike(own_tensor.bits)
                 and tensor_in(step, own_tensor) is not None
-                and not has(step, own_tensor, own_tensor)
+                and not has_values_of(step, own_tensor, own_tensor)
                 for outcome, pair in self.outcomes
                 if outcome.verdict in SHARED
             )
@@ -106,7 +106,7 @@ def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, al
     if not any(is_open(outcome) for outcome, _ in outcomes):
         return outcomes
     sides = before, after
-    first, second = ([*also, *opened(siblings(one.path), [it.path for it in sides])] for one in sides)
+    first, second = ([*also, *open_steps(siblings(one.path), [it.path for it in sides])] for one in sides)
     steps = _OtherSteps(sides, (first, second), outcomes)
     by_steps = [steps_with(pair, first, second) if is_open(one) else None for one, pair in outcomes]
     each = [one for one, (outcome, _) in zip(by_steps, outcomes, strict=True) if is_open(outcome)]

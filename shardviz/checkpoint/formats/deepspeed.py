@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from shardviz.checkpoint.formats.archive import Archive, open_archive, strides_of
 from shardviz.checkpoint.formats.headers import is_plain
 from shardviz.checkpoint.formats.pickle_reader import PickledObject, dict_of
-from shardviz.checkpoint.formats.torch_file import whole
-from shardviz.checkpoint.formats.zero_buffers import MASTER, RankFile, chunks_of, laid_out
+from shardviz.checkpoint.formats.torch_file import whole_tensor
+from shardviz.checkpoint.formats.zero_buffers import MASTER, RankFile, chunks_of, lay_out
 from shardviz.checkpoint.records import ByteRange, Checkpoint, Problem, StoredTensor
 from shardviz.errors import DumpError
 from shardviz.explain.files import UnfinishedUniversalCheckpoint
@@ -126,11 +126,11 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
     found_here = _ModelPart()
     ranks = {dp: RankFile.read(open_archive(folder / name), name) for dp, name in optims.items()}
     shapes = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
-    layout = laid_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
+    layout = lay_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
     found_here.problems += [] if not ranks and has_universal(folder) else layout.problems
     is_3 = any(one.stage == 3 for one in ranks.values()) or _are_of_stage_3(models)
     for name, pickled in dict_of(state.get("module"), first.path, "module", optional=True).items():
-        saved = whole(first, pickled, name, folder) if type(name) is str else None
+        saved = whole_tensor(first, pickled, name, folder) if type(name) is str else None
         if saved is not None and (not is_3 or saved.size or not _is_partitioned(name, shapes, state)):
             found_here.tensors[printable(name)] = saved
     for (name, kind), (shape, dtype, chunks) in layout.tensors.items():

@@ -338,7 +338,7 @@ def _what_is(content: bytes, at: int, error: RefusedError) -> tuple[str, str]:
     if SUBCLASS not in str(error):
         return "", "write the checkpoint again with torch.distributed.checkpoint or safetensors"
     if any(module in content[at : at + NEAR] for module in SHARDS):
-        fix = "save with torch.distributed.checkpoint, or what get_model_state_dict gives with full_state_dict=True"
+        fix = "save with torch.distributed.checkpoint, or pass full_state_dict=True to get_model_state_dict"
         return ": one rank's parts of tensors, as DTensor and ShardedTensor", fix
     return "", "save quantized weights as safetensors; torchao has flatten_tensor_state_dict for it"
 

@@ -45,7 +45,7 @@ def read_torch_file(path: Path) -> Checkpoint:
         if type(leaf) is not PickledObject:
             values[name] = leaf
             continue
-        saved = whole(archive, leaf, name, path.parent)
+        saved = whole_tensor(archive, leaf, name, path.parent)
         if saved is not None:
             tensors[name] = saved
         elif archive.tensor(leaf, name) is not None:
@@ -93,7 +93,7 @@ def _inner(node: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def whole(archive: Archive, pickled: Any, name: str, folder: Path) -> StoredTensor | None:
+def whole_tensor(archive: Archive, pickled: Any, name: str, folder: Path) -> StoredTensor | None:
     """Return a tensor that one file has all of, row by row; None for what is not one."""
     stored = archive.tensor(pickled, name)
     if stored is None:

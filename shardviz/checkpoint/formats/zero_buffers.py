@@ -121,7 +121,7 @@ class Layout:
     problems: list[Problem] = field(default_factory=list)
 
 
-def laid_out(
+def lay_out(
     ranks: Mapping[int, RankFile], groups: Sequence[Shapes], world: int, models: Sequence[int] | None
 ) -> Layout:
     """Lay the buffers of ranks back into parameters.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from shardviz.checkpoint.comparing.compare import hint, lonely_outcome, refuse_strangers
 from shardviz.checkpoint.comparing.moves import with_ties
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
-from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, paired
-from shardviz.checkpoint.comparing.series import opened, siblings
+from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, pair_tensors
+from shardviz.checkpoint.comparing.series import open_steps, siblings
 from shardviz.checkpoint.comparing.steps import is_open, odd_file
 from shardviz.checkpoint.live_job.job import Job, JobTensor
 from shardviz.checkpoint.live_job.judging import judge
-from shardviz.checkpoint.live_job.reading import RestoredTensor, given_of
+from shardviz.checkpoint.live_job.reading import RestoredTensor, restored_tensors
 from shardviz.checkpoint.live_job.searching import MOST_READ, Search
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, has_padding, leaves
 from shardviz.checkpoint.optimizer import state_names
@@ -63,9 +63,9 @@ def compare_with_job(
     job, checkpoint = (before, after) if isinstance(before, Job) else (after, before)
     assert isinstance(job, Job), "one is a job"
     assert isinstance(checkpoint, Checkpoint), "and the other is not"
-    pairs = paired(before, after, rules, _states)
+    pairs = pair_tensors(before, after, rules, _states)
     refuse_strangers(pairs, before, after)
-    steps = [*also, *opened(siblings(checkpoint.path), [checkpoint.path])]
+    steps = [*also, *open_steps(siblings(checkpoint.path), [checkpoint.path])]
     search = Search(checkpoint.tensors, steps)
     judged: list[tuple[Outcome, JobTensor, Entry]] = []
     matched_tensors, source_names = _paired_tensors(pairs)
@@ -85,7 +85,7 @@ def _but_for_padding(outcome: Outcome, saved: Tensor) -> Outcome:
     """Return an outcome; not compared if the job's hashes include padding."""
     if outcome.verdict in ("equal", "cast") or not isinstance(saved, MappedTensor) or not has_padding(saved.node):
         return outcome
-    why = "some of the job's is padding, as the map says, and the hashes of its shards have that in them"
+    why = "by the map, some of the job's tensor is padding, and its shards' hashes include that"
     return outcome.became("not-compared", why)
 
 
@@ -108,7 +108,7 @@ def _paired_tensors(pairs: Pairs) -> tuple[list[Both], set[str]]:
                 if isinstance(made_tensor, MappedTensor)
                 and any(isinstance(leaf, JobTensor) for leaf in leaves(made_tensor.node))
             ]
-    given_tensors = given_of(turned)
+    given_tensors = restored_tensors(turned)
     return [*direct, *((name, one.name, one.live, one) for name, one in given_tensors.items())], set(given_tensors)
 
 

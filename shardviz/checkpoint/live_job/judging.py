@@ -130,7 +130,7 @@ def _judge_right_shards(outcome: Outcome, live: JobTensor, saved: Tensor, pieces
         why = f"the dump has no {named_ranks(live.absent)}; the other ranks match the checkpoint"
         return outcome.became("not-compared", why, ranks=live.absent)
     if live.dtype != saved.dtype:
-        why = f"{live.dtype} in the job, {saved.dtype} in the checkpoint, the values are equal after the cast"
+        why = f"{live.dtype} in the job, {saved.dtype} in the checkpoint; the values are equal after the cast"
         return outcome.became("cast", why)
     return outcome
 
@@ -159,7 +159,7 @@ def _judge_wrong_shards(
         placed = outcome.became("permuted", why + but, there.explanation, ranks=ranks)
         return replace(placed, cause=there.cause, fix=fix)
     if name := _other_name(live, wrong, saved, search):
-        words = f"{holding(wrong, live)} the checkpoint's {printable(name)}{but}"
+        words = f"{holders_text(wrong, live)} the checkpoint's {printable(name)}{but}"
         if not any(name.endswith(tied) for tied in live.tied):
             return outcome.became("moved", words, ranks=ranks)
         return outcome.became("other", words, OneSidedTie(of_job=True), ranks=ranks)
@@ -167,7 +167,7 @@ def _judge_wrong_shards(
         what = f"{in_words(wrong, live)} {'have' if len(ranks) > 1 else 'has'} what {step.path} has{but}"
         return outcome.became("stale", what, ValuesOfAnotherStep(step.path.name, of_job=True), ranks=ranks)
     if narrow := _narrower_dtype(live, wrong, saved):
-        what = f"the job has {live.dtype} values that were rounded to {narrow} on the way{but}"
+        what = f"the job's {live.dtype} values were rounded to {narrow} on the way{but}"
         return outcome.became("cast", what, NarrowedOnTheWay(narrow, live.dtype), ranks=ranks)
     return outcome.became("other", _difference_text(live, wrong, reader, parts) + but, ranks=ranks)
 
@@ -203,11 +203,13 @@ def _difference_text(live: JobTensor, wrong: Sequence[JobShard], reader: Reader,
             first = index_of(int(at), reader.shape)
             what = f"{int(differs.sum()):,} of {counted(differs.size, 'element')} on rank {piece.rank} differ"
             others = (
-                f"; so on {named_ranks(ranks_of(one for one in wrong if one is not piece))}" if len(wrong) > 1 else ""
+                f"; likewise on {named_ranks(ranks_of(one for one in wrong if one is not piece))}"
+                if len(wrong) > 1
+                else ""
             )
             return f"{what}, the first at {first}{others}"
     some = f"; {named_ranks(sorted(parts))} {'have' if len(parts) > 1 else 'has'} other parts of it" if parts else ""
-    return f"{holding(wrong, live)} other values, how many is not known: {AS_HASHED}{some}"
+    return f"{holders_text(wrong, live)} other values, how many is not known: {AS_HASHED}{some}"
 
 
 def of_another_shape(outcome: Outcome, live: JobTensor, saved: Tensor) -> Outcome:
@@ -306,7 +308,7 @@ def in_words(pieces: Sequence[JobShard], live: JobTensor) -> str:
     return listed(texts, MOST_PARTS)
 
 
-def holding(pieces: Sequence[JobShard], live: JobTensor) -> str:
+def holders_text(pieces: Sequence[JobShard], live: JobTensor) -> str:
     """Name shards as what holds something."""
     return f"{in_words(pieces, live)} {'hold' if len(pieces) > 1 else 'holds'}"
 

@@ -110,7 +110,7 @@ class Reader:
         return hash_of_bytes(bits, self.dtype, bits.shape) == digest
 
 
-def is_of(live: JobTensor, saved: Entry) -> bool:
+def equals_job(live: JobTensor, saved: Entry) -> bool:
     """Whether every shard of a tensor equals the part of an entry that it claims."""
     try:
         reader = Reader(saved, live.dtype, live.index_shape)
@@ -175,7 +175,7 @@ class RestoredTensor:
         if not is_filled.all():
             lost = int(is_filled.size - is_filled.sum())
             raise DumpError(
-                f"{lost:,} of its {is_filled.size:,} elements are in no tensor of the checkpoint, as the map says"
+                f"{lost:,} of its {is_filled.size:,} elements are, by the map, in no tensor of the checkpoint"
             )
         return whole
 
@@ -198,7 +198,7 @@ def _target(whole: NDArray[Any], node: Node) -> NDArray[Any]:
     return taken(_target(whole, node.parts[0]), node.numbers)
 
 
-def given_of(mapped_pairs: Iterable[tuple[MappedTensor, Tensor]]) -> dict[str, RestoredTensor]:
+def restored_tensors(mapped_pairs: Iterable[tuple[MappedTensor, Tensor]]) -> dict[str, RestoredTensor]:
     """Return the job's tensors that a checkpoint's are made of, by name.
 
     Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shardviz.checkpoint.maps.language import names_in, parse_rules, read_rules
-from shardviz.checkpoint.maps.matching import is_turned, named, pattern_of
+from shardviz.checkpoint.maps.matching import is_turned, named_tensors, pattern_of
 from shardviz.checkpoint.records import file_size
 from shardviz.errors import ShardvizError
 from shardviz.text import did_you_mean
@@ -71,7 +71,7 @@ def family_of(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> str:
 def _known_share(rules: Sequence[Rule], first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     """Return the part of all names that rules know, each rule in the direction in which it fits."""
     patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
-    either = [named("", tensors, patterns).tensors for tensors in (first, second)]
+    either = [named_tensors("", tensors, patterns).tensors for tensors in (first, second)]
     names_known: list[set[str]] = [set(), set()]
     for rule in rules:
         at = is_turned(rule, *either)

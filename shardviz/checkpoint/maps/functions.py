@@ -268,24 +268,27 @@ class Function:
 
 
 FUNCTIONS = {
-    "cat": Function("cat(a, b, dim)", "one after the other along a dim", (1, MANY), (0, 1), _cat_shape, _cat_views),
-    "stack": Function(
-        "stack(a, b, dim)", "one after the other along a new dim", (1, MANY), (0, 1), _stack_shape, _stack_views
-    ),
+    "cat": Function("cat(a, b, dim)", "concatenated along a dim", (1, MANY), (0, 1), _cat_shape, _cat_views),
+    "stack": Function("stack(a, b, dim)", "stacked along a new dim", (1, MANY), (0, 1), _stack_shape, _stack_views),
     "interleave": Function(
         "interleave(q, k, v, dim, n)",
-        "alternating: the first of n blocks of each, then the second, ...; without n, single indices",
+        "the first of n blocks of each, then the second, ...; without n, single indices",
         (2, MANY),
         (0, 2),
         _interleave_shape,
         _interleave_views,
     ),
     "split": Function(
-        "split(a, n, i, dim)", "part i, from 0, of n equal ones", (1, 1), (2, 3), _split_shape, taken=_split_taken
+        "split(a, n, i, dim)",
+        "part i of n equal parts, counted from 0",
+        (1, 1),
+        (2, 3),
+        _split_shape,
+        taken=_split_taken,
     ),
     "slice": Function(
         "slice(a, from, to, dim)",
-        "the indices from `from` up to, and without, `to`",
+        "indices `from` to `to` - 1 of a dim",
         (1, 1),
         (2, 3),
         _slice_shape,
@@ -293,13 +296,15 @@ FUNCTIONS = {
     ),
     "pad": Function(
         "pad(a, n, dim)",
-        "n indices, the last ones padding: these are not compared",
+        "padded to n indices; the padding is not compared",
         (1, 1),
         (1, 2),
         _pad_shape,
         _pad_views,
     ),
-    "take": Function("take(a, i, dim)", "index i, without that dim", (1, 1), (1, 2), _take_shape, taken=_take_taken),
+    "take": Function(
+        "take(a, i, dim)", "index i of a dim, which is dropped", (1, 1), (1, 2), _take_shape, taken=_take_taken
+    ),
     "transpose": Function(
         "transpose(a, dim, dim)",
         "two dims exchanged; by default the last two",

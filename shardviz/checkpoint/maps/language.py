@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LANGUAGE = """\
-a map has lines `name = expression`: how a tensor of one checkpoint is made of those of the other
+a map has lines `name = expression`: how a tensor of one checkpoint is made of the other's tensors
   layers.*.wq.* = model.layers.*.self_attn.q_proj.*    each * stands for the same text on both sides
   layers.*.gate_up = cat(layers.*.w1, layers.*.w3, 0)  dims are as torch counts them; the default is 0
-  experts.w1 = stack(experts.*.w1)                     a * that the left side lacks: all its numbers, in order
+  experts.w1 = stack(experts.*.w1)                     a * that the left side lacks stands for every number, in order
   w1.* = take(w1, *)                                   a * as a number
   q = rotary(wq, head_dim)                             head_dim, heads, kv_heads: from a config.json next to either
-  name ?= expression                                   if the name is there; the first such line that fits counts
+  name ?= expression                                   only if the names exist; the first such line that fits is used
   name = none, none = name                             only one checkpoint has it, as intended
 functions:
 """

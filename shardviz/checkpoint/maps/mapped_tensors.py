@@ -62,13 +62,13 @@ class Op:
             raise MapArgumentError(f"{self}: {error}" if "(" not in str(error) else str(error)) from None
 
     def __str__(self) -> str:
-        parts = [called(part) for part in self.parts]
+        parts = [label_of(part) for part in self.parts]
         if len(parts) > 4:
             parts = [*parts[:2], "...", parts[-1]]
         return f"{self.function}({', '.join((*parts, *map(str, self.numbers)))})"
 
 
-def called(node: Node) -> str:
+def label_of(node: Node) -> str:
     """Return what a tensor is called: its name, or how it is made."""
     return str(node) if isinstance(node, Op) else printable(node.name)
 
@@ -205,7 +205,7 @@ def _stretches(node: Node, *, is_whole: bool) -> Iterator[str]:
     if node.function == PAD and node.parts[0].shape != node.shape:
         dim = dim_of(node)
         what = _dim_text(dim, len(node.shape))
-        of = "" if is_whole else f" of {called(node)}"
+        of = "" if is_whole else f" of {label_of(node)}"
         yield f"{what} {node.parts[0].shape[dim]:,} to {node.shape[dim] - 1:,}{of}"
     for operand in node.parts:
         yield from _stretches(operand, is_whole=is_whole and node.function == PAD)

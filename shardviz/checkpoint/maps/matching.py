@@ -79,11 +79,11 @@ def pattern_of(text: str) -> re.Pattern[str]:
     return re.compile("(.*?)".join(map(re.escape, text.split("*"))))
 
 
-def filled(pattern: str, words: Sequence[str]) -> str:
+def fill_stars(pattern: str, words: Sequence[str]) -> str:
     """Return a pattern with words for its first stars.
 
     Example:
-        >>> filled("layers.*.experts.*.w1", ["3"])
+        >>> fill_stars("layers.*.experts.*.w1", ["3"])
         'layers.3.experts.*.w1'
     """
     pieces = pattern.split("*")
@@ -91,7 +91,7 @@ def filled(pattern: str, words: Sequence[str]) -> str:
     return "".join(piece + word for piece, word in zip(pieces, [*put, ""], strict=True))
 
 
-def named(path: str, tensors: Mapping[str, Any], patterns: Collection[str]) -> NamedTensors:
+def named_tensors(path: str, tensors: Mapping[str, Any], patterns: Collection[str]) -> NamedTensors:
     """Return tensors by name, without the prefix that makes most of them fit a map's patterns."""
     before = _beginning(tensors, patterns)
     full = {name.removeprefix(before): name for name in tensors if name.startswith(before)}
@@ -120,7 +120,7 @@ class MissingTensorError(LookupError):
 def has_some(expression: Expression, groups: Sequence[str], right: NamedTensors) -> bool:
     """Whether any tensor that an expression names is there."""
     return any(
-        any(map(pattern_of(filled(pattern, groups)).fullmatch, right.tensors)) for pattern in names_in(expression)
+        any(map(pattern_of(fill_stars(pattern, groups)).fullmatch, right.tensors)) for pattern in names_in(expression)
     )
 
 
@@ -132,7 +132,7 @@ def node_of(expression: Expression, groups: Sequence[str], right: NamedTensors, 
         MapArgumentError: A number is not one.
     """
     if isinstance(expression, Name):
-        name = filled(expression.pattern, groups)
+        name = fill_stars(expression.pattern, groups)
         if name not in right.tensors:
             raise MissingTensorError(name)
         tensor: Tensor = right.tensors[name]
@@ -170,12 +170,12 @@ def _numbers_of(operand: Expression, groups: Sequence[str], right: NamedTensors)
     """
     numbers: set[int] = set()
     for pattern in names_in(operand):
-        begin = filled(pattern, groups)
+        begin = fill_stars(pattern, groups)
         numbers |= right.numbers_after(begin) if "*" in begin else set()
     if not numbers or max(numbers) + 1 != len(numbers) or len(numbers) > MAX_PARTS:
         lost = next((number for number in range(MAX_PARTS) if number not in numbers), 0)
         first = next(one for one in names_in(operand) if one.count("*") > len(groups))
-        raise MissingTensorError(filled(first, (*groups, str(lost))))
+        raise MissingTensorError(fill_stars(first, (*groups, str(lost))))
     return range(len(numbers))
 
 
@@ -301,7 +301,7 @@ class _RuleRun:
                 return
             self.rule_of[name] = rule
             if isinstance(rule.right, Name):
-                self.known_as[name] = filled(rule.right.pattern, groups)
+                self.known_as[name] = fill_stars(rule.right.pattern, groups)
             else:
                 self.lacking[name] = f"it is made of {rule.right}, and there is no {printable(str(error))}"
         except MapArgumentError as error:
@@ -350,7 +350,7 @@ class _RuleRun:
         )
 
 
-def towards(rules: Iterable[Rule], names: Collection[str], others: Collection[str]) -> list[Rule]:
+def turn_rules(rules: Iterable[Rule], names: Collection[str], others: Collection[str]) -> list[Rule]:
     """Return rules with some names on their left; those with them on the right are inverted.
 
     Args:
@@ -358,15 +358,15 @@ def towards(rules: Iterable[Rule], names: Collection[str], others: Collection[st
         names: What is to be made, such as a model's names.
         others: What it is made of, such as a checkpoint's.
     """
-    return [one for rule in rules for one in (inverted(rule) if is_turned(rule, names, others) else [rule])]
+    return [one for rule in rules for one in (invert(rule) if is_turned(rule, names, others) else [rule])]
 
 
-def inverted(rule: Rule) -> list[Rule]:
+def invert(rule: Rule) -> list[Rule]:
     """Return rules that make a rule's operands from its tensor; none if shapes are needed.
 
     Example:
         >>> from shardviz.checkpoint.maps.language import parse_rules
-        >>> [str(one.right) for one in inverted(parse_rules("gate_up = cat(w1, w3)", "my.map")[0])]
+        >>> [str(one.right) for one in invert(parse_rules("gate_up = cat(w1, w3)", "my.map")[0])]
         ['split(gate_up, 2, 0, 0)', 'split(gate_up, 2, 1, 0)']
     """
     if rule.right is None or rule.left == NOTHING:

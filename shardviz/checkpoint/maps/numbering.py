@@ -52,12 +52,12 @@ def _with_star(name: str, at: int) -> str:
     return name[: matches[at].start()] + "*" + name[matches[at].end() :] if at < len(matches) else name
 
 
-def around(name: str, at: int) -> str:
+def counted_word(name: str, at: int) -> str:
     """Return what a number of a name counts: the words before it."""
     return printable(name[: list(_NUMBER.finditer(name))[at].start()].rstrip(".").rpartition(".")[2])
 
 
-def against(name: str, second_name: str) -> str:
+def star_shared_numbers(name: str, second_name: str) -> str:
     """Return a name with `*` for the numbers that it shares with another one."""
     second_numbers = _NUMBER.findall(second_name)
     numbers = iter(range(len(second_numbers) + len(name)))
@@ -92,7 +92,7 @@ class Renumbering:
     is_again: bool
 
 
-def renumbered(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterator[Renumbering]:
+def find_renumberings(instead: Mapping[str, str], kept_names: Iterable[str]) -> Iterator[Renumbering]:
     """Yield renumbered layers or experts: all tensors of a number, at least two, have moved.
 
     Of a single number it takes three.

@@ -15,8 +15,8 @@ from shardviz.check.order.infer.orders import name_order
 from shardviz.checkpoint.comparing.changes import change_of
 from shardviz.checkpoint.comparing.equality import agree
 from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MapArgumentError
-from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Op, called, leaves, parts_of
-from shardviz.checkpoint.maps.numbering import against, around, renumbering, starred
+from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Op, label_of, leaves, parts_of
+from shardviz.checkpoint.maps.numbering import counted_word, renumbering, star_shared_numbers, starred
 from shardviz.checkpoint.records import MemoryTensor
 from shardviz.explain.conversion import (
     AnotherSourceTensor,
@@ -51,7 +51,7 @@ MOST_PARTS = 3
 """Operands that are changed one at a time."""
 
 
-def instead_of(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, contents: ContentIndex) -> Outcome | None:
+def explain_slip(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, contents: ContentIndex) -> Outcome | None:
     """Name how a tensor differs from the map's; return None if no slip explains it.
 
     Args:
@@ -64,7 +64,7 @@ def instead_of(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, contents:
         return None
     for variant, cause in variants(mapped.node):
         if variant.shape == tensor.shape and _has_values(variant, mapped, tensor):
-            why = f"it is {_short_text(variant)}, where the map makes {printable(mapped.text)}"
+            why = f"it is {_short_text(variant)}, but the map makes {printable(mapped.text)}"
             return outcome.became("permuted", why, cause)
     return _by_parts(outcome, mapped, tensor, contents) if mapped.shape == tensor.shape else None
 
@@ -112,7 +112,7 @@ def _with_others(outcome: Outcome, mapped: MappedTensor, tensor: Tensor) -> Outc
             odd.append((leaf, piece))
     if len(odd) == num:
         return None
-    names = listed((called(part) for part, _ in odd), MAX_NAMED)
+    names = listed((label_of(part) for part, _ in odd), MAX_NAMED)
     what = f"{len(odd)} of its {num} parts {'differs' if len(odd) == 1 else 'differ'}: {names}"
     leaf, piece = odd[0]
     if isinstance(leaf, Op):
@@ -128,11 +128,12 @@ def _order_of(outcome: Outcome, mapped: MappedTensor, odd: list[tuple[Tensor, Te
     if order is not None:
         at, numbers = order
         _, words = name_order(np.array(numbers), 0)
-        words = _of_parts(words, around(names[0], at))
+        words = _of_parts(words, counted_word(names[0], at))
         cause = AnotherSourceTensor(mapped.text, is_renumbered=True)
         return outcome.became("permuted", f"its parts come in a different order: {words}", cause)
     shown = [
-        f"{against(found.name, part.name)} where the map puts {against(part.name, found.name)}" for part, found in odd
+        f"{star_shared_numbers(found.name, part.name)} where the map puts {star_shared_numbers(part.name, found.name)}"
+        for part, found in odd
     ]
     words = ", ".join(dict.fromkeys(shown[:MAX_NAMED])) + (
         f", and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""

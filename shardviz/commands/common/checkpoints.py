@@ -11,7 +11,7 @@ from shardviz.checkpoint.records import Checkpoint
 from shardviz.commands.common.dumps import terminal_for, write_answer, write_json
 from shardviz.commands.common.progress import Count, progress
 from shardviz.commands.common.streams import reader_may_leave, talk
-from shardviz.dump.find import meant
+from shardviz.dump.find import hint_at_name
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE, ShardvizError
 from shardviz.text import counted, listed, nearest, printable
 
@@ -87,7 +87,7 @@ def draw_checkpoint(path: Path, pattern: str | None, style: str, output: Path | 
     """
     from shardviz.checkpoint.open import open_checkpoint
     from shardviz.commands.common.dumps import write_markup
-    from shardviz.picture.model.subjects.stored import numbered, stored
+    from shardviz.picture.model.subjects.stored import checkpoint_subject, number_files
     from shardviz.picture.svg.stored import stored_svg
 
     if style == "html":
@@ -101,7 +101,7 @@ def draw_checkpoint(path: Path, pattern: str | None, style: str, output: Path | 
             f"an SVG shows one tensor, and {counted(len(named), 'tensor')} of the checkpoint match",
             f"name one of {some}; or use --format html for all",
         )
-    write_markup(stored_svg(stored(named[0], numbered(checkpoint))), output)
+    write_markup(stored_svg(checkpoint_subject(named[0], number_files(checkpoint))), output)
 
 
 def _page(path: Path, pattern: str | None) -> str:
@@ -208,7 +208,7 @@ def _save_map(path: Path, comparison: Comparison, sides: tuple[Path, Path]) -> N
     """
     if not comparison.map:
         raise ShardvizError(
-            f"{path} was not written: no map was made by content, as names or a given map say which tensor is which",
+            f"{path} was not written: names or the given map match the tensors, so none was made by content",
             "leave out --save-map",
         )
     names = " and ".join(printable(side.name) for side in sides)
@@ -258,7 +258,7 @@ def _tensors_by_name(checkpoint: Checkpoint, pattern: str) -> list[StoredTensor]
         if (fnmatchcase(name, pattern) if has_stars else name.endswith(f".{pattern}"))
     ]
     if not fits:
-        raise ShardvizError(f"{checkpoint.path}: it has no tensor {pattern!r}", meant(pattern, list(tensors)))
+        raise ShardvizError(f"{checkpoint.path}: it has no tensor {pattern!r}", hint_at_name(pattern, list(tensors)))
     if len(fits) > 1 and not has_stars:
         some = listed((printable(stored.name) for stored in fits), 3)
         what = f"{counted(len(fits), 'tensor')} end in {pattern!r}: {some}"
@@ -295,7 +295,7 @@ def draw_beside(
     """
     from shardviz.commands.common.dumps import write_markup
     from shardviz.picture.html.stored import beside_html
-    from shardviz.picture.model.subjects.stored import beside, numbered
+    from shardviz.picture.model.subjects.stored import comparison_subject, number_files
     from shardviz.picture.svg.stored import beside_svg
 
     job, checkpoint = sides if isinstance(sides[0], Job) else sides[::-1]
@@ -307,7 +307,7 @@ def draw_beside(
         write_markup(beside_html(comparison, job, checkpoint), output)
         return
     outcome = _chosen_outcome(comparison, pattern)
-    write_markup(beside_svg(beside(outcome, job, checkpoint, numbered(checkpoint))), output)
+    write_markup(beside_svg(comparison_subject(outcome, job, checkpoint, number_files(checkpoint))), output)
 
 
 def refuse_picture(kinds: str) -> None:

@@ -16,7 +16,7 @@ PHASE = 0x2B5D
 """Where the kept indices begin: its lowest bits, so that those of a wider stride are among those of a narrower one."""
 
 
-def kept(size: int, stride: int) -> range:
+def kept_indices(size: int, stride: int) -> range:
     """Return the indices that are kept along a dim."""
     return range(PHASE % stride, size, stride)
 
@@ -28,7 +28,7 @@ def strides_for(shape: Sequence[int], most: int) -> tuple[int, ...]:
     while math.prod(counts) > max(most, 1):
         dim = max(range(len(shape)), key=lambda one: counts[one])
         strides[dim] *= 2
-        counts[dim] = len(kept(shape[dim], strides[dim]))
+        counts[dim] = len(kept_indices(shape[dim], strides[dim]))
     return tuple(strides)
 
 
@@ -43,6 +43,6 @@ def strides_between(shape: Sequence[int], sampled: Sequence[int]) -> tuple[int, 
 def _stride(size: int, count: int) -> int:
     """Return the stride that samples a number of indices; 0 if none does."""
     stride = 1
-    while len(kept(size, stride)) > count:
+    while len(kept_indices(size, stride)) > count:
         stride *= 2
-    return stride if len(kept(size, stride)) == count else 0
+    return stride if len(kept_indices(size, stride)) == count else 0

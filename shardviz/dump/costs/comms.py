@@ -34,7 +34,7 @@ class Traffic:
     @property
     def received(self) -> int:
         """The bytes that the busiest rank receives."""
-        return received(self.record)
+        return received_bytes(self.record)
 
 
 def groups_text(axes: Sequence[str]) -> str:
@@ -42,7 +42,7 @@ def groups_text(axes: Sequence[str]) -> str:
     return f"along {' and '.join(axes)}" if axes else "over ranks that are not along any axis"
 
 
-def received(record: CollectiveRecord) -> int:
+def received_bytes(record: CollectiveRecord) -> int:
     """Return the bytes that one rank receives in a ring: (n - 1) / n; twice that for all_reduce."""
     if record.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         return ring(record.op, record.bytes, record.size)
@@ -85,7 +85,7 @@ def received_by_axes(dump: Dump) -> dict[Axes, int]:
     for rank, _ in dump.files.alike():
         num_bytes: dict[Axes, int] = {}
         for record in rank.collectives:
-            num_bytes[record.axes] = num_bytes.get(record.axes, 0) + received(record)
+            num_bytes[record.axes] = num_bytes.get(record.axes, 0) + received_bytes(record)
         for axes, count in num_bytes.items():
             most[axes] = max(most.get(axes, 0), count)
     return {axes: most[axes] for axes in sorted(most, key=lambda names: (len(names), names))}

@@ -95,7 +95,7 @@ class CountedTensor:
         return {}
 
 
-def counted(dump: Dump) -> list[CountedTensor]:
+def counted_tensors(dump: Dump) -> list[CountedTensor]:
     """Return the tensors that take memory: parameters and buffers as sharded, others post-step."""
     before = dump.at("initial") or dump.at("stamped")
     step = [tensor for tensor in dump.at("step") if tensor.role in ("grad", "optim", "activation")]
@@ -122,7 +122,7 @@ def owner_of(name: str, role: str) -> str:
     return name.rpartition(".")[0] if role == "optim" else name
 
 
-def uses(dump: Dump) -> list[TensorMemory]:
+def memory_uses(dump: Dump) -> list[TensorMemory]:
     """Return the bytes of every name on every rank."""
     traced, ranks = _traced(dump), dict.fromkeys(group[0] for group in dump.files.equally_full)
     return [
@@ -132,7 +132,7 @@ def uses(dump: Dump) -> list[TensorMemory]:
             count.bytes(name, ranks),
             math.prod(_whole_shape(dump, count.tensor, name, traced)) * width,
         )
-        for count in counted(dump)
+        for count in counted_tensors(dump)
         for name, width in count.widths.items()
     ]
 
@@ -206,7 +206,7 @@ class MemoryTable:
 
 def memory_table(dump: Dump) -> MemoryTable:
     """Return the bytes of a dump's tensors by rank, by tensor and by scheme."""
-    largest_first = sorted(uses(dump), key=lambda use: -max(use.bytes.values()))
+    largest_first = sorted(memory_uses(dump), key=lambda use: -max(use.bytes.values()))
     roles = tuple(role for role in ROLES if any(use.role == role for use in largest_first))
     by_first = {group[0]: dict.fromkeys(roles, 0) for group in dump.files.equally_full}
     same = Counter((id(use.bytes), use.role) for use in largest_first)

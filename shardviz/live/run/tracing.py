@@ -22,7 +22,7 @@ from msgspec import structs
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardviz.dump.arrays.sample import kept, strides_for
+from shardviz.dump.arrays.sample import kept_indices, strides_for
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RunRecord
 from shardviz.dump.write import write_rank, write_run
@@ -250,7 +250,8 @@ def sampled(tensor: torch.Tensor, most: int) -> torch.Tensor:
     """Return a copy of a tensor, or of a sample of a larger one."""
     strides = strides_for(tensor.shape, most)
     parts = tuple(
-        slice(kept(size, stride).start, None, stride) for size, stride in zip(tensor.shape, strides, strict=True)
+        slice(kept_indices(size, stride).start, None, stride)
+        for size, stride in zip(tensor.shape, strides, strict=True)
     )
     return tensor[parts].clone() if parts else tensor.clone()
 

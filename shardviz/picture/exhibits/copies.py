@@ -132,7 +132,7 @@ def _heads(dump: Dump, shard: Shard, name: str, begin: int) -> list[str]:
     return [str(index_of(element, values.shape)) for element in range(begin, last)]
 
 
-def untied(dump: Dump, finding: Finding) -> Exhibit | None:
+def broken_tie(dump: Dump, finding: Finding) -> Exhibit | None:
     """Show that a broken tie shared storage before sharding, and which ranks have two tensors."""
     stamp = dump.stamps.get(finding.tensor)
     if stamp is None or not stamp.tied_to:
@@ -198,7 +198,7 @@ def _part(layout: Layout | None, rank: int) -> str:
     return str(layout.region(layout.mesh.coord_of(rank))) if layout is not None and rank in layout.mesh else ""
 
 
-def owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
+def name_owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
     """Show which unsharded tensor each rank has under a name, if each has a whole one."""
     tensor = dump.stamped.get(finding.tensor)
     for case in cases.cases(tensor, finding.tensor) if tensor is not None else ():
@@ -215,7 +215,7 @@ def owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
     return None
 
 
-def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
+def local_shapes(dump: Dump, finding: Finding) -> Exhibit | None:
     """Show expected and actual local shapes; None if all match."""
     tensor = dump.first_captured.get(finding.tensor)
     if tensor is None:
@@ -251,7 +251,7 @@ def _by_shapes(tensor: Tensor) -> dict[tuple[str, str, str], list[int]]:
     return by_shapes
 
 
-def claims(dump: Dump, finding: Finding) -> Exhibit | None:
+def claimed_layouts(dump: Dump, finding: Finding) -> Exhibit | None:
     """Return the layouts that ranks claim; None if they all claim the same."""
     tensor = dump.first_captured.get(finding.tensor)
     by_claim: dict[str, list[int]] = {}

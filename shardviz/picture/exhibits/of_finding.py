@@ -36,7 +36,7 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
         case "identical-shards":
             return copies.repeated_shards(dump, finding)
         case "untied":
-            return copies.untied(dump, finding)
+            return copies.broken_tie(dump, finding)
         case "wrong-scale":
             return steps.added_too_often(dump, finding) or steps.beside_reference(finding)
         case "unreduced-gradient" | "unreduced-scalar" | "unreduced-output":
@@ -58,7 +58,7 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
         case "sequence-order":
             return orders.along_sequence(finding, dump.files.mesh)
         case "name-collision" | "foreign":
-            return copies.owners(dump, finding, cases)
+            return copies.name_owners(dump, finding, cases)
         case "rank-order":
             return copies.numbers_in_groups(dump, finding)
         case "incomplete":
@@ -66,8 +66,8 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
         case "collective-mismatch":
             return orders.out_of_place(finding) or orders.beside_definition(dump, finding)
         case "wrong-shape":
-            return copies.shapes(dump, finding)
+            return copies.local_shapes(dump, finding)
         case "wrong-placement":
-            return copies.claims(dump, finding) or copies.shapes(dump, finding)
+            return copies.claimed_layouts(dump, finding) or copies.local_shapes(dump, finding)
         case _:
             return None

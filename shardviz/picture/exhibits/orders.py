@@ -210,7 +210,7 @@ def _rows(dump: Dump, stamp: Stamp, record: GatherRecord, ranks: list[int]) -> t
 def _result_text(record: GatherRecord, ids: NDArray[np.int64] | None) -> str:
     if record.error:
         return f"raised {record.error}"
-    return counted(len(ids), "element") if ids is not None else "a tensor of another shape"
+    return counted(len(ids), "element") if ids is not None else "a tensor of a different shape"
 
 
 def _row(stamp: Stamp, ids: NDArray[np.int64], start: int, stop: int) -> Row:

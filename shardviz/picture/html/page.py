@@ -24,9 +24,9 @@ from shardviz.picture.html.parts import (
     findings_section,
     in_natural_order,
     ranks_cell,
+    search_tools,
     section,
-    tools,
-    top,
+    top_bar,
 )
 from shardviz.picture.html.run import comms_section, memory_section, plan_section, schedule_section
 from shardviz.picture.html.script import full_page, header_of, page_of, style_sheet
@@ -82,7 +82,7 @@ def html(dump: Dump, report: Report) -> str:
         style_sheet(dump.files.mesh.ranks),
         "findings",
         _header(dump, report),
-        top(links, tools(ORDERS, verdicts)),
+        top_bar(links, search_tools(ORDERS, verdicts)),
         *parts.values(),
     )
 

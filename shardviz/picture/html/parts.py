@@ -6,7 +6,7 @@ import re
 from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
 
-from shardviz.layout.region import merged
+from shardviz.layout.region import merge_ranges
 from shardviz.picture.exhibits.exhibit import columns_of
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
@@ -34,18 +34,18 @@ def section(anchor: str, title: str, *parts: str) -> str:
     )
 
 
-def here(anchor: str) -> str:
+def self_link(anchor: str) -> str:
     """Write a link to where it stands, to be copied."""
     return element("a", "#", href=f"#{anchor}", class_="here", aria_label="Link to this")
 
 
-def top(anchors: Mapping[str, str], tools: str) -> str:
+def top_bar(anchors: Mapping[str, str], tools: str) -> str:
     """Write the bar at the top of the window: links to the page's parts, and the search."""
     links = (element("a", title, href=f"#{anchor}") for anchor, title in anchors.items())
     return element("div", element("nav", *links, aria_label="Parts of this page"), tools, class_="top")
 
 
-def tools(orders: Mapping[str, str], verdicts: Mapping[str, str] | None = None) -> str:
+def search_tools(orders: Mapping[str, str], verdicts: Mapping[str, str] | None = None) -> str:
     """Write the search, filter and order of a page's tree, which its script shows and serves.
 
     Args:
@@ -92,7 +92,7 @@ MOST_CODED = 1000
 """A sentence of more characters has a stranger's name in it, and is left as it is: matching takes long."""
 
 
-def coded(text: str) -> str:
+def with_code(text: str) -> str:
     """Write a sentence with its calls, names and layouts set as code."""
     if len(text) > MOST_CODED:
         return words(text)
@@ -213,7 +213,7 @@ def in_natural_order(folded: Sequence[tuple[Fold, Item]]) -> list[tuple[Fold, It
     first: dict[tuple[str, str], int] = {}
     for at, (names, _) in enumerate(folded):
         first.setdefault((names.prefix, names.suffix), at)
-    rising = [(Fold(names.prefix, merged(sorted(names.numbers)), names.suffix), item) for names, item in folded]
+    rising = [(Fold(names.prefix, merge_ranges(sorted(names.numbers)), names.suffix), item) for names, item in folded]
     return sorted(rising, key=lambda entry: (first[entry[0].prefix, entry[0].suffix], entry[0].numbers))
 
 
@@ -234,7 +234,7 @@ def leaf(
     return element(
         "details",
         summary,
-        here(anchor),
+        self_link(anchor),
         *inner,
         id=anchor,
         class_="leaf",
@@ -294,7 +294,7 @@ def article(anchor: str, finding: Finding, facts: Iterable[tuple[str, str]], tab
     kind = element("span", f"{UNICODE.of(finding.severity)} ", words(finding.kind), class_="kind")
     return element(
         "article",
-        element("h3", kind, " ", element("code", words(finding.title)), here(anchor)),
+        element("h3", kind, " ", element("code", words(finding.title)), self_link(anchor)),
         element("p", words(finding.summary)),
         table,
         element("dl", *(element("dt", title) + element("dd", text) for title, text in facts)),
@@ -324,7 +324,7 @@ def reference_link(reference: str) -> str:
 def advice(finding: Finding) -> list[tuple[str, str]]:
     """Return a finding's cause, fix, alternatives and references as titled markup."""
     markup: dict[str, Callable[[str], str]] = {
-        "fix": lambda text: element("span", coded(text), class_="fix"),
+        "fix": lambda text: element("span", with_code(text), class_="fix"),
         "see": lambda _: ", ".join(map(reference_link, finding.refs)),
     }
     return [(title, markup.get(title, words)(text)) for title, text in finding.advice]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from shardviz.dump.costs.comms import groups_text, received, received_by_axes, traffic, why_no_traffic
+from shardviz.dump.costs.comms import groups_text, received_by_axes, received_bytes, traffic, why_no_traffic
 from shardviz.dump.costs.memory import memory_table
 from shardviz.errors import ShardvizError
 from shardviz.picture.html.parts import bar, bytes_cell, ranks_cell, section, table
@@ -125,7 +125,7 @@ def _collectives(collectives: Sequence[Traffic]) -> str:
     rows = []
     for modules, (record, num_ranks) in folded[:MOST_ROWS]:
         where = groups_text(record.axes)
-        sizes = bytes_cell(record.bytes), bytes_cell(received(record))
+        sizes = bytes_cell(record.bytes), bytes_cell(received_bytes(record))
         texts = (words(text) for text in (record.op, where, modules, record.when, f"{record.count:,}"))
         rows.append([*texts, *sizes, f"{record.size:,}", f"{num_ranks:,}"])
     return table(heads, rows, "Collectives of a step", left=4) + _more_text(len(folded), "shardviz show --comms")

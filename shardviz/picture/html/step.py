@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.picture.html.parts import coded, section, top
+from shardviz.picture.html.parts import section, top_bar, with_code
 from shardviz.picture.html.script import header_of, page_of, style_sheet
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_in_words
@@ -137,7 +137,7 @@ def difference_html(title: str, step: StepDifference) -> str:
         style_sheet(ranks),
         element("a", "Skip to the differences", href="#differences", class_="skip"),
         _header(title, step),
-        top({anchor: TITLES[anchor] for anchor, part in parts.items() if part}, ""),
+        top_bar({anchor: TITLES[anchor] for anchor, part in parts.items() if part}, ""),
         element("main", *parts.values()),
     )
 
@@ -153,7 +153,7 @@ def _departure(departure: Departure) -> str:
     facts = {"differs": departure.sentence, "why": departure.why}
     if departure.following > 0:
         facts["follows"] = f"{counted(departure.following, 'call')} of other modules differ too"
-    rows = (element("dt", title) + element("dd", coded(text)) for title, text in facts.items() if text)
+    rows = (element("dt", title) + element("dd", with_code(text)) for title, text in facts.items() if text)
     return element("h3", words(departure.module or "the model itself")) + element("dl", *rows)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import worst
-from shardviz.checkpoint.comparing.outcome import DIFFERENT, notable
+from shardviz.checkpoint.comparing.outcome import DIFFERENT, counts_text
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.html.parts import (
@@ -21,22 +21,22 @@ from shardviz.picture.html.parts import (
     article,
     bar,
     bytes_cell,
-    coded,
     exhibit_table,
     findings_section,
     in_natural_order,
     leaf,
     name_cell,
+    search_tools,
     section,
     table,
-    tools,
-    top,
+    top_bar,
+    with_code,
 )
 from shardviz.picture.html.script import full_page, header_of, page_of, style_sheet
 from shardviz.picture.html.tree import sign
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import RANK_COLORS, rank_color
-from shardviz.picture.model.subjects.stored import beside, numbered, stored
+from shardviz.picture.model.subjects.stored import checkpoint_subject, comparison_subject, number_files
 from shardviz.picture.svg.stored import beside_figure, stored_figure
 from shardviz.picture.text.checkpoint import facts_of, in_order, total, why_text
 from shardviz.picture.text.terminal import UNICODE
@@ -74,12 +74,12 @@ VERDICTS = {"error": "different", "unknown": "not compared", "good": "equal"}
 
 def stored_html(checkpoint: Checkpoint, report: Report) -> str:
     """Write the page of a checkpoint."""
-    numbers = numbered(checkpoint)
+    numbers = number_files(checkpoint)
     parts = _findings(report), _files(checkpoint, numbers), _tensors(checkpoint, numbers)
     colors = "".join(f".file{at}{{background:{color}}}" for at, color in enumerate(RANK_COLORS))
     style = style_sheet(range(len(numbers))) + colors
     header = _header(checkpoint, report)
-    return full_page(checkpoint.path.name, style, "findings", header, top(TITLES, tools(ORDERS)), *parts)
+    return full_page(checkpoint.path.name, style, "findings", header, top_bar(TITLES, search_tools(ORDERS)), *parts)
 
 
 def stored_findings_html(checkpoint: Checkpoint, report: Report, finding: Finding | None = None) -> str:
@@ -161,20 +161,20 @@ def _line(anchor: str, names: Fold, tensor: StoredTensor, picture: str, *, is_op
 
 def _picture(tensor: StoredTensor, numbers: Mapping[str, int]) -> str:
     try:
-        return element("figure", stored_figure(stored(tensor, numbers), style=False), tabindex=0)
+        return element("figure", stored_figure(checkpoint_subject(tensor, numbers), style=False), tabindex=0)
     except ShardvizError as error:
         return element("p", words(f"Not drawn: {error.message}"))
 
 
 def beside_html(comparison: Comparison, job: Job, checkpoint: Checkpoint) -> str:
     """Write the page of a job beside a checkpoint."""
-    numbers = numbered(checkpoint)
+    numbers = number_files(checkpoint)
     return full_page(
-        f"{job.path.name} beside {checkpoint.path.name}",
+        f"{job.path.name} and {checkpoint.path.name}",
         style_sheet((*job.dump.files.mesh.ranks, *range(len(numbers)))),
         "tensors",
         _header_beside(comparison, job, checkpoint),
-        top({"tensors": "Tensors"}, tools(ORDERS_BESIDE, VERDICTS)),
+        top_bar({"tensors": "Tensors"}, search_tools(ORDERS_BESIDE, VERDICTS)),
         _tensors_beside(comparison, job, checkpoint, numbers),
     )
 
@@ -191,9 +191,9 @@ def _header_beside(comparison: Comparison, job: Job, checkpoint: Checkpoint) -> 
     verdict = {"error": "bad", "unknown": "unsure"}.get(worst_verdict, "good")
     ranks = counted(job.dump.files.run.num_ranks, "rank")
     return header_of(
-        f"{job.path.name} beside {checkpoint.path.name}",
+        f"{job.path.name} and {checkpoint.path.name}",
         verdict,
-        f"{UNICODE.of(worst_verdict)} {notable(comparison)}",
+        f"{UNICODE.of(worst_verdict)} {counts_text(comparison)}",
         element("p", words(f"{ranks} on mesh {job.dump.files.mesh}; {total(checkpoint)}"), class_="soft"),
         *(element("p", words(f"{UNICODE.unknown} {note}"), class_="soft") for note in comparison.notes),
     )
@@ -212,8 +212,8 @@ def _tensors_beside(comparison: Comparison, job: Job, checkpoint: Checkpoint, nu
         left -= len(picture)
         lines.append(_line_beside(anchors.of("tensor", first.name), names, first, picture, job, checkpoint))
     usage = (
-        "Open a line to see which rank claims which part, and which file has it. Parts are marked where a rank holds "
-        "something else than the checkpoint has. Of several tensors the first is drawn."
+        "Open a line to see which rank claims which part, and which file has it. A part is marked if a rank holds "
+        "something other than the checkpoint. Of several tensors the first is drawn."
     )
     return _tree(lines, len(folded), usage, "diff")
 
@@ -233,8 +233,8 @@ def _line_beside(anchor: str, names: Fold, first: Outcome, picture: str, job: Jo
         element("span", words(first.verdict), class_="soft"),
     )
     facts = [(title, text) for title, text in (("cause", first.cause), ("fix", first.fix)) if text]
-    why = element("p", coded(why_text(first))) if first.why else ""
-    known = element("dl", *(element("dt", title) + element("dd", coded(text)) for title, text in facts))
+    why = element("p", with_code(why_text(first))) if first.why else ""
+    known = element("dl", *(element("dt", title) + element("dd", with_code(text)) for title, text in facts))
     tensor = job.tensors.get(first.name) or checkpoint.tensors.get(first.name)
     size = math.prod(tensor.shape) * len(names) if tensor is not None else 0
     inner = why, known if facts else "", picture
@@ -243,7 +243,7 @@ def _line_beside(anchor: str, names: Fold, first: Outcome, picture: str, job: Jo
 
 def _picture_beside(outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
     try:
-        pair = beside(outcome, job, checkpoint, numbers)
+        pair = comparison_subject(outcome, job, checkpoint, numbers)
     except ShardvizError as error:
         return element("p", words(f"Not drawn: {error.message}"))
     table = exhibit_table(pair.exhibit) if pair.exhibit is not None else ""

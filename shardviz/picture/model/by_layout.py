@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from shardviz.layout.everywhere import parts_of, spread
+from shardviz.layout.everywhere import parts_of, position_numbers
 from shardviz.picture.model.holders import Holders, Stripes, mask_of, mask_of_flags, ranks_on
 from shardviz.picture.model.mesh import coords_among
 
@@ -185,7 +185,7 @@ class LayoutRegions(Mapping["Region", "Mask"]):
         mesh = self._layout.mesh
         sizes = tuple(zip(mesh.axes, mesh.shape, strict=True))
         parts = parts_of(size, links, sizes)
-        numbers = spread(sizes, [axis for axis, _ in sizes if axis in links])
+        numbers = position_numbers(sizes, [axis for axis, _ in sizes if axis in links])
         bounds = np.fromiter(chain.from_iterable(chain.from_iterable(parts)), np.int64).reshape(-1, 2)
         owner = np.repeat(np.arange(len(parts)), np.fromiter(map(len, parts), np.int64, len(parts)))
         order = np.argsort(bounds[:, 0], kind="stable")

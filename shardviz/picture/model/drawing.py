@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.picture.model.holders import Mask, Plane
-from shardviz.picture.model.nest import Span, chosen, nest, together
+from shardviz.picture.model.nest import Span, choose_spans, join_spans, nest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -187,8 +187,8 @@ def _panel(
     cells, codes = _window(sides, plane, down, right)
     down, right, codes = _coalesced(down, right, codes)
     differs = np.take(np.array([cell.is_wrong for cell in cells], np.bool_), codes)
-    rows = chosen(down, budget.rows, int(differs.any(axis=1).argmax()), nest(sides, drawn[0]))
-    cols = chosen(right, budget.cols, int(differs.any(axis=0).argmax()), nest(sides, drawn[1]))
+    rows = choose_spans(down, budget.rows, int(differs.any(axis=1).argmax()), nest(sides, drawn[0]))
+    cols = choose_spans(right, budget.cols, int(differs.any(axis=0).argmax()), nest(sides, drawn[1]))
     cells, codes = _window(sides, plane, rows, cols)
     return Panel(
         at=tuple(at.items()),
@@ -224,7 +224,7 @@ def column_titles(cols: Sequence[Span], widths: Sequence[float], more: str = "â€
 
 def _compared(spans: list[Span], most: int) -> list[Span]:
     """Put all that comes after `most` parts into one span."""
-    return spans if len(spans) <= most else [*spans[: most - 1], together(spans[most - 1 :])]
+    return spans if len(spans) <= most else [*spans[: most - 1], join_spans(spans[most - 1 :])]
 
 
 def _window(sides: Sides, plane: Plane, rows: Sequence[Span], cols: Sequence[Span]) -> tuple[list[Cell], Indices]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.costs.comms import received
+from shardviz.dump.costs.comms import received_bytes
 from shardviz.dump.costs.memory import memory_table
 from shardviz.picture.model.holders import Mask, rank_array, ranks_in_words, ranks_on, ranks_text
 from shardviz.picture.model.palette import HEAT_SIGNS, WRONG
@@ -139,7 +139,7 @@ def grids_of(mesh: Mesh, most: int, wanted: Collection[int] = ()) -> tuple[list[
     return grids, math.prod(outer) - len(grids)
 
 
-def kept(count: int, most: int, wanted: Collection[int] = ()) -> list[int | range]:
+def kept_positions(count: int, most: int, wanted: Collection[int] = ()) -> list[int | range]:
     """Return the positions to show, and between them the ranges that are left out.
 
     A single position is never left out: the line that says so would take its place.
@@ -178,7 +178,7 @@ def marked_among(ranks: Iterable[int], marked: Collection[int], sign: str = WRON
     return f", {counted(count, 'rank')} {sign}" if count else ""
 
 
-def spread(ranks: Iterable[int], grid: RankGrid) -> tuple[set[int], set[int]]:
+def rows_and_columns(ranks: Iterable[int], grid: RankGrid) -> tuple[set[int], set[int]]:
     """Return the rows and the columns of a grid that have any of some ranks."""
     places = [grid.row_and_col(rank) for rank in ranks if rank in grid]
     return {row for row, _ in places}, {col for _, col in places}
@@ -375,5 +375,5 @@ def bytes_received(dump: Dump) -> Heat:
     """Count the bytes that a rank receives in a step."""
     counted: dict[int, int] = {}
     for record, ranks in dump.files.alike():
-        counted |= dict.fromkeys(ranks, sum(map(received, record.collectives)))
+        counted |= dict.fromkeys(ranks, sum(map(received_bytes, record.collectives)))
     return Heat("bytes received in a step", dict(sorted(counted.items())), in_bytes=True)

@@ -100,7 +100,7 @@ def _levels(steps: Indices, edges: Indices) -> tuple[Indices, ...]:
     return tuple(levels)
 
 
-def chosen(spans: Sequence[Span], budget: int, first: int, levels: Sequence[Indices] = ()) -> list[Span]:
+def choose_spans(spans: Sequence[Span], budget: int, first: int, levels: Sequence[Indices] = ()) -> list[Span]:
     """Choose at most `budget` spans: one block opened, other blocks folded, the rest joined.
 
     Args:
@@ -113,15 +113,15 @@ def chosen(spans: Sequence[Span], budget: int, first: int, levels: Sequence[Indi
         return list(spans)
     groups = _groups(spans, levels[0]) if levels else []
     if len(groups) < 2:
-        return chosen(spans, budget, first, levels[1:]) if levels else _keep_ends(spans, budget, first)
+        return choose_spans(spans, budget, first, levels[1:]) if levels else _keep_ends(spans, budget, first)
     opened = next(at for at in range(len(groups)) if first < sum(map(len, groups[: at + 1])))
     inner = first - sum(map(len, groups[:opened]))
-    blocks = [group[0] if len(group) == 1 else together(group, is_block=True) for group in groups]
+    blocks = [group[0] if len(group) == 1 else join_spans(group, is_block=True) for group in groups]
     shown = _keep_ends(blocks, max(budget - min(len(groups[opened]), budget // 2) + 1, 3), opened)
     if blocks[opened] not in shown:
         return _keep_ends(spans, budget, first)
     at = shown.index(blocks[opened])
-    return [*shown[:at], *chosen(groups[opened], budget - len(shown) + 1, inner, levels[1:]), *shown[at + 1 :]]
+    return [*shown[:at], *choose_spans(groups[opened], budget - len(shown) + 1, inner, levels[1:]), *shown[at + 1 :]]
 
 
 def _groups(spans: Sequence[Span], edges: Indices) -> list[list[Span]]:
@@ -142,9 +142,9 @@ def _keep_ends(spans: Sequence[Span], budget: int, first: int) -> list[Span]:
     kept |= set(range(count - tail, count))
     starts = [at for at in range(count) if at == 0 or at in kept or at - 1 in kept]
     ends = [*starts[1:], count]
-    return [spans[at] if end == at + 1 else together(spans[at:end]) for at, end in zip(starts, ends, strict=True)]
+    return [spans[at] if end == at + 1 else join_spans(spans[at:end]) for at, end in zip(starts, ends, strict=True)]
 
 
-def together(spans: Sequence[Span], *, is_block: bool = False) -> Span:
+def join_spans(spans: Sequence[Span], *, is_block: bool = False) -> Span:
     """Put spans that follow each other into one; `is_block` where they are one block."""
     return Span(spans[0].start, spans[-1].stop, sum(span.parts for span in spans), is_block)

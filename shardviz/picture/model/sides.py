@@ -37,7 +37,7 @@ INTENDED_AND_HELD = ("intended", "held")
 NO_FILE = "no file"
 """What is wrong with ranks of whose file nothing is left."""
 
-STRANGER = "another tensor by this name"
+STRANGER = "a different tensor with this name"
 """What is wrong with ranks that hold another tensor by a tensor's name."""
 
 MAX_SCATTERED = 1 << 24

@@ -41,7 +41,7 @@ UNSHARDED = "the unsharded model"
 IN_WORDS: dict[State, str] = {
     "right": "{}'s",
     "pending": "terms of a sum",
-    "moved": "in another order",
+    "moved": "in a different order",
     "repeated": "slices several times",
     "odd": "something else",
     "cut": "cut from the graph",

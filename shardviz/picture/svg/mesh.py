@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.mesh import grids_of, kept, marked_among, spread
+from shardviz.picture.model.mesh import grids_of, kept_positions, marked_among, rows_and_columns
 from shardviz.picture.model.palette import WRONG, Coloring
 from shardviz.picture.svg.tile import CHAR, PixelBox, SvgFragment, tile
 from shardviz.text import counted
@@ -72,9 +72,9 @@ def _draw_grid(grid: RankGrid, marks: _TileMarks) -> SvgFragment:
     step = round(longest * CHAR) + (14 if marks.marked else 10)
     head = HEAD if grid.title else 0
     parts = [element("text", words(grid.title), x=0, y=12, class_="sv-h")] if grid.title else []
-    wanted_rows, wanted_cols = spread(marks.marked, grid)
-    rows = kept(grid.num_rows, MOST_ROWS, wanted_rows)
-    cols = kept(grid.num_cols, MOST_COLS, wanted_cols)
+    wanted_rows, wanted_cols = rows_and_columns(marks.marked, grid)
+    rows = kept_positions(grid.num_rows, MOST_ROWS, wanted_rows)
+    cols = kept_positions(grid.num_cols, MOST_COLS, wanted_cols)
     texts = [heads[row] if isinstance(row, int) else _gap_text(grid, row, marks) for row in rows]
     gutter = round(max(map(len, texts)) * CHAR) + (8 if grid.down else 0) + 8 * any(WRONG in text for text in texts)
     for at, col in enumerate(cols):

@@ -122,7 +122,7 @@ def describe(drawing: Drawing, subject: Subject) -> str:
 def _headlines(subject: Subject) -> list[SvgFragment]:
     """Write the kind of each finding, and what is wrong in numbers."""
     return [
-        stacked(
+        stack(
             paragraph(f"{UNICODE.of(finding.severity)} {finding.kind}", "sv-bad"),
             paragraph(finding.summary, "sv-bad sv-said"),
         )
@@ -130,7 +130,7 @@ def _headlines(subject: Subject) -> list[SvgFragment]:
     ]
 
 
-def stacked(*parts: SvgFragment) -> SvgFragment:
+def stack(*parts: SvgFragment) -> SvgFragment:
     """Put parts below each other."""
     markup, top = "", 0
     for part in parts:
@@ -256,4 +256,4 @@ def beside_map(picture: SvgFragment, other: SvgFragment, gap: int = GAP) -> SvgF
 
 
 def _notes(drawing: Drawing, subject: Subject) -> SvgFragment:
-    return stacked(*(paragraph(text, "sv-soft") for text in notes(drawing, subject, Glyphs())))
+    return stack(*(paragraph(text, "sv-soft") for text in notes(drawing, subject, Glyphs())))

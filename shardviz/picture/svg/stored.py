@@ -19,7 +19,7 @@ from shardviz.picture.svg.page import (
     panels,
     paragraph,
     sheet,
-    stacked,
+    stack,
     with_left_out,
 )
 from shardviz.picture.svg.tile import CHAR, PixelBox, SvgFragment, exhibit_drawing, tile
@@ -58,14 +58,14 @@ def stored_figure(stored: CheckpointSubject, *, style: bool) -> str:
     """
     drawing = draw(stored.sides, stored.tensor.shape, BUDGET)
     parts = (
-        stacked(paragraph(stored.tensor.name, "sv-name", NAME_CHAR), paragraph(about(stored), "sv-soft")),
+        stack(paragraph(stored.tensor.name, "sv-name", NAME_CHAR), paragraph(summary_text(stored), "sv-soft")),
         beside_map(with_left_out(panels(drawing, _panel), drawing), files_drawing(stored)),
         _bytes(stored),
     )
-    return sheet(parts, stored.tensor.name, about(stored), style=style)
+    return sheet(parts, stored.tensor.name, summary_text(stored), style=style)
 
 
-def about(stored: CheckpointSubject) -> str:
+def summary_text(stored: CheckpointSubject) -> str:
     """Describe a tensor in one line."""
     tensor = stored.tensor
     sizes = " × ".join(map(str, tensor.shape)) or "one number"
@@ -146,9 +146,9 @@ def _headlines(pair: ComparisonSubject) -> list[SvgFragment]:
 
 
 def _heading_beside(pair: ComparisonSubject) -> SvgFragment:
-    facts = about(pair.stored) if pair.stored is not None else ""
+    facts = summary_text(pair.stored) if pair.stored is not None else ""
     lines = [paragraph(text, "sv-soft") for text in (facts, pair.why) if text]
-    return stacked(paragraph(pair.name, "sv-name", NAME_CHAR), *lines)
+    return stack(paragraph(pair.name, "sv-name", NAME_CHAR), *lines)
 
 
 def _maps_beside(shape: tuple[int, ...], sides: MarkedSides) -> SvgFragment:

@@ -7,7 +7,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.outcome import notable
+from shardviz.checkpoint.comparing.outcome import counts_text
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.records import file_size
 from shardviz.dump.pause import collector_paused
@@ -138,7 +138,7 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
         lines.append(line("tensors matched by their values; --save-map FILE keeps this map:"))
         lines += [line(f"  {printable(one)}") for one in comparison.map]
     groups: list[Text] = []
-    for group in alike(comparison):
+    for group in group_outcomes(comparison):
         groups += _group_lines(group, terminal)
     lines += [*([line("")] if lines and groups else []), *groups]
     for note in comparison.notes:
@@ -146,7 +146,7 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
     return [*lines, *([line("")] if lines else []), _summary(comparison, terminal)]
 
 
-def alike(comparison: Comparison) -> list[list[Outcome]]:
+def group_outcomes(comparison: Comparison) -> list[list[Outcome]]:
     """Group the tensors that aren't equal by what happened to them, whatever their numbers."""
     groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in comparison.outcomes:
@@ -154,7 +154,7 @@ def alike(comparison: Comparison) -> list[list[Outcome]]:
             why = (
                 _DIGITS.sub("#", outcome.why)
                 if outcome.verdict == "other"
-                else relative(why_text(outcome), outcome.name)
+                else relative_numbers(why_text(outcome), outcome.name)
             )
             groups.setdefault((outcome.verdict, why, outcome.cause, outcome.fix), []).append(outcome)
     return list(groups.values())
@@ -181,15 +181,15 @@ def why_all(first: Outcome, group: list[Outcome]) -> str:
     return (
         f"{first.name}: {first.why}; so the others"
         if first.verdict == "other"
-        else relative(why_text(first), first.name)
+        else relative_numbers(why_text(first), first.name)
     )
 
 
-def relative(why: str, name: str) -> str:
+def relative_numbers(why: str, name: str) -> str:
     """Return words with numbers of names counted from those of a tensor's own name.
 
     Example:
-        >>> relative("the second has here the first's layers.3.w", "layers.4.w")
+        >>> relative_numbers("the second has here the first's layers.3.w", "layers.4.w")
         "the second has here the first's layers.(*-1).w"
     """
     own = [int(number) for number in _OF_NAMES.findall(name)]
@@ -221,9 +221,9 @@ def why_text(outcome: Outcome) -> str:
 
 def _summary(comparison: Comparison, terminal: Terminal) -> Text:
     if comparison.differs:
-        return line((f"{terminal.glyphs.differs} {notable(comparison)}", BAD))
+        return line((f"{terminal.glyphs.differs} {counts_text(comparison)}", BAD))
     if comparison.counts["not-compared"]:
-        return line((f"{terminal.glyphs.unknown} {notable(comparison)}", WARNING))
+        return line((f"{terminal.glyphs.unknown} {counts_text(comparison)}", WARNING))
     return line((f"{terminal.glyphs.good} {counted(comparison.compared, 'tensor')} compared, all equal", GOOD))
 
 

@@ -68,7 +68,7 @@ def _under_way(memory: MemoryTable) -> list[Text]:
     if most <= 1:
         return []
     count = f"{most:g}" if least == most else f"{least:g} to {most:g}"
-    text = f"activations are counted for {count} micro-batches, those that wait for their backward at once"
+    text = f"activations are counted for {count} micro-batches, the most that wait for their backward at once"
     return [line((text, DIM))]
 
 
@@ -154,7 +154,7 @@ def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> l
     verdict = (
         "the same cost" if total(taken) == total(best) else f"{total(taken) / max(total(best), 1):.3g} times as much"
     )
-    other = f"{terminal.glyphs.warning} torch's redistribute takes another route: {_cost(taken, dtype)}, {verdict}"
+    other = f"{terminal.glyphs.warning} torch's redistribute takes a different route: {_cost(taken, dtype)}, {verdict}"
     return [*lines, line(other), *_legs(taken, dtype)]
 
 

@@ -61,7 +61,9 @@ def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
         lines += wrapped(printable(departure.sentence), terminal.width, line(("  differs ", DIM)), 10)
         lines += wrapped(printable(departure.why), terminal.width, line(("  why     ", DIM)), 10)
         if departure.following > 0:
-            text = f"{counted(departure.following, 'call')} of other modules differ too, as a consequence or around it"
+            text = (
+                f"{counted(departure.following, 'call')} of other modules differ too: they contain it or follow from it"
+            )
             lines += wrapped(text, terminal.width, line(("  follows ", DIM)), 10)
         lines.append(line(""))
     lines += _picture_lines(step, terminal)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardviz.picture.model.mesh import grids_of, kept, marked_among, spread
+from shardviz.picture.model.mesh import grids_of, kept_positions, marked_among, rows_and_columns
 from shardviz.picture.model.palette import Coloring, heat_style, rank_style
-from shardviz.picture.text.terminal import DIM, beside, line, wrapped
+from shardviz.picture.text.terminal import DIM, line, side_by_side, wrapped
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def mesh_lines(
     lines: list[Text] = [*wrapped(str(heat), width, line(""), 2)] if heat is not None else []
     while grids:
         count = _num_fitting(grids, width)
-        lines += [*([line("")] if lines else []), *beside(grids[:count], gap=3)]
+        lines += [*([line("")] if lines else []), *side_by_side(grids[:count], gap=3)]
         grids = grids[count:]
     if not left:
         return lines
@@ -101,12 +101,12 @@ def _grid_lines(grid: RankGrid, width: int, marks: _CellMarks) -> list[Text]:
     gutter = max(map(len, heads))
     signs = len(marks.glyphs.wrong) * bool(marks.marked) + (marks.heat is not None)
     cell = max(len(str(max(grid.mesh.ranks))) + signs, *map(len, titles)) + 1
-    wanted_rows, wanted_cols = spread(marks.marked, grid)
-    cols = kept(grid.num_cols, max((width - gutter) // cell, 3), wanted_cols)
+    wanted_rows, wanted_cols = rows_and_columns(marks.marked, grid)
+    cols = kept_positions(grid.num_cols, max((width - gutter) // cell, 3), wanted_cols)
     shown = ((titles[col] if isinstance(col, int) else marks.glyphs.more).rjust(cell) for col in cols)
     lines = [line((grid.title, "bold"))] if grid.title else []
     lines.append(line((" " * gutter + "".join(shown), DIM)))
-    for row in kept(grid.num_rows, MOST_ROWS, wanted_rows):
+    for row in kept_positions(grid.num_rows, MOST_ROWS, wanted_rows):
         if isinstance(row, range):
             hidden = marks.among(grid.rank_at(at, col) for at in row for col in range(grid.num_cols))
             lines.append(line((f"{marks.glyphs.more} {counted(len(row), 'more row')}{hidden}".ljust(gutter), DIM)))

@@ -20,7 +20,7 @@ from shardviz.picture.text.findings import headline
 from shardviz.picture.text.meshes import mesh_lines
 from shardviz.picture.text.panels import side_lines, sizes_for
 from shardviz.picture.text.ranks import exhibit_lines
-from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
+from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, side_by_side, wrapped
 from shardviz.text import INSIDE, printable
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ def _arrange(panel: Panel, subject: Subject, mesh: list[Text], terminal: Termina
             upright = _sides(panel, subject, _sizes(panel, subject, width, terminal), terminal)
             sides = [[row for side in upright for row in side]]
     if _width(sides) + GAP + mesh_width <= width:
-        return beside([*sides, mesh], GAP)
-    return [*beside(sides, GAP), line(""), *mesh]
+        return side_by_side([*sides, mesh], GAP)
+    return [*side_by_side(sides, GAP), line(""), *mesh]
 
 
 def _sides_with_lines(panel: Panel, subject: Subject, terminal: Terminal) -> list[list[Text]]:
@@ -140,7 +140,7 @@ def _sides_with_lines(panel: Panel, subject: Subject, terminal: Terminal) -> lis
         sides = _sides(panel, subject, sizes, terminal) if bands else []
         if len(sides) == 2:
             above = [line("")] * (len(sides[0]) - len(bands))
-            joined = beside([sides[0], [*above, *bands], sides[1]], 1)
+            joined = side_by_side([sides[0], [*above, *bands], sides[1]], 1)
             return [joined] if _width([joined]) <= terminal.width else []
     return []
 

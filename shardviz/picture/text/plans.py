@@ -11,8 +11,18 @@ from shardviz.layout.notation import write
 from shardviz.picture.text.step import bubble_text
 from shardviz.picture.text.table import table
 from shardviz.picture.text.terminal import DIM, line, wrapped
-from shardviz.plan.alternatives import NO_STEP, fitting, is_failing, is_too_large
-from shardviz.plan.counting import OF_A_STEP, ROLES, PlanBytes, crossing, gathered, sent, uneven, where, whole
+from shardviz.plan.alternatives import NO_STEP, fitting_meshes, is_failing, is_too_large
+from shardviz.plan.counting import (
+    OF_A_STEP,
+    ROLES,
+    PlanBytes,
+    crossing_bytes,
+    gathered_bytes,
+    sent_collectives,
+    uneven_parameters,
+    unsplit_parameters,
+    where_text,
+)
 from shardviz.plan.folding import fold_again, fold_all, kind_of
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
 
@@ -58,8 +68,8 @@ def said_lines(ranks: PlannedRanks, width: int) -> Iterator[Text]:
         yield from _sentence(text, width)
     yield line("")
     yield from memory_lines(amounts, width)
-    yield from _uneven(uneven(amounts), width)
-    yield from _replicated(whole(amounts), width)
+    yield from _uneven(uneven_parameters(amounts), width)
+    yield from _replicated(unsplit_parameters(amounts), width)
     yield line("")
     yield from _traffic(plan, ranks, width)
     yield from _bubble(ranks)
@@ -126,8 +136,8 @@ def _moment(part: PlanPart, together: int, width: int) -> Iterator[Text]:
     both = f"activations and {of_fsdp} are" if part.units else "activations are"
     kept = bytes_text(sum(saved.bytes for saved in part.saved))
     yield from _sentence(
-        f"{both} those of a step's fullest moment, in the {when} of {_module_text(part.peak.module)}, by the kernels "
-        f"of a CPU; {kept} of activations wait for their backward when the forward ends",
+        f"{both} those at the step's peak, in the {when} of {_module_text(part.peak.module)}, with CPU kernels; "
+        f"{kept} of activations wait for their backward when the forward ends",
         width,
     )
     if part.peak.scores:
@@ -146,7 +156,7 @@ def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
     largest = max(part.units, key=lambda unit: unit.bytes)
     kept = f"; {_module_text(stays[0].name)} stays gathered until its backward" if len(stays) == 1 else ""
     kept = f"; {len(stays)} units stay gathered until their backward" if len(stays) > 1 else kept
-    most = f", at most {bytes_text(gathered(part))} at once, with the next one already gathered"
+    most = f", at most {bytes_text(gathered_bytes(part))} at once, with the next one already gathered"
     units = f"{counted(len(part.units), 'unit')}{most if part.peak is None else ''}"
     largest_text = f"the largest is {_module_text(largest.name)}, {bytes_text(largest.bytes)}"
     yield from _sentence(f"FSDP gathers {units}; {largest_text}{kept}", width)
@@ -240,7 +250,7 @@ def _split_text(whole: ReplicatedParameter) -> str:
 
 
 def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text]:
-    collectives = sent(plan, ranks.mesh)
+    collectives = sent_collectives(plan, ranks.mesh)
     if plan.without_step:
         yield from _sentence(f"planned without activations and collectives: {printable(plan.without_step)}", width)
     if not collectives:
@@ -254,7 +264,7 @@ def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text
         yield row
         yield line((f"  in {cut_at_comma(modules, width - 5)}", DIM))
     if plan.node:
-        across = crossing(plan, ranks.mesh)
+        across = crossing_bytes(plan, ranks.mesh)
         most = f"a rank receives at most {bytes_text(across)} in a step from groups that cross nodes of {plan.node}"
         yield line(most if across else f"no group crosses nodes of {plan.node}")
 
@@ -269,7 +279,7 @@ def _traffic_cells(collective: CollectiveTraffic, node: int) -> list[str]:
         bytes_text(collective.received),
         f"{collective.size:,}",
     ]
-    groups = where(collective).replace(" and ", ",")  # or 80 columns would not do
+    groups = where_text(collective).replace(" and ", ",")  # or 80 columns would not do
     return [f"{collective.op} {groups}", collective.when, *sizes, str(collective.nodes) if node else "-"]
 
 
@@ -295,7 +305,7 @@ def choice_lines(rows: Sequence[Row], memory: int, width: int) -> Iterator[Text]
         width: Columns.
     """
     rows = sorted(rows, key=lambda row: row.place)
-    fits = fitting(rows, memory)
+    fits = fitting_meshes(rows, memory)
     large = [row for row in rows if not row.failed and is_too_large(row, memory)]
     fails = {row: row.without_step for row in rows if row not in large and is_failing(row, rows)}
     failed = {row: row.failed for row in rows if row.failed}

@@ -13,7 +13,7 @@ from shardviz.picture.exhibits.steps import LEVELS
 from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
 from shardviz.picture.model.palette import RIGHT, WRONG
 from shardviz.picture.model.subjects.subject import NOTHING, PLAIN
-from shardviz.picture.text.table import aligned, padded, widest
+from shardviz.picture.text.table import align, pad, widest
 from shardviz.picture.text.terminal import ASCII, BAD, DIM, GOOD, line, wrapped
 from shardviz.text import counted, join_numbers, printable
 
@@ -61,8 +61,8 @@ def _line(titles: list[str], columns: list[list[str]], widths: list[int], at: in
     """Write the heads of the columns, which come first, or one of the rows below them."""
     styles = [BAD if cell.is_wrong else GOOD if cell.is_right else "" for cell in cells] or [DIM] * len(columns)
     texts = zip(columns, widths[1:], [*styles, *[""] * len(columns)], strict=False)
-    parts = ((" " * GAP + padded(column[at], width), style) for column, width, style in texts)
-    return line(INDENT, (padded(titles[at], widths[0]), "" if at else DIM), *parts)
+    parts = ((" " * GAP + pad(column[at], width), style) for column, width, style in texts)
+    return line(INDENT, (pad(titles[at], widths[0]), "" if at else DIM), *parts)
 
 
 def _in_ascii(text: str) -> str:
@@ -143,7 +143,7 @@ def _rank_table(rows: list[RankRow], terminal: Terminal, subject: Subject) -> li
     kept = [column for column in range(3) if column == 0 or any(row[column] for row in cells)]
     if len(kept) == 3 and all(row.claims == row.holds for row in rows):
         heads, kept = ("ranks", " and ".join(subject.sides.titles), ""), [0, 1]
-    heading, *texts = aligned([[row[column] for column in kept] for row in (heads, *cells)], len(kept))
+    heading, *texts = align([[row[column] for column in kept] for row in (heads, *cells)], len(kept))
     lines = [line((f"   {heading}", DIM))]
     owners = _owners(subject)
     for row, text in zip(rows, texts, strict=True):

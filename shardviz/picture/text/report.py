@@ -13,7 +13,7 @@ from shardviz.check.verdicts import captured, is_listed, not_compared, verdict_o
 from shardviz.layout import notation
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.text.findings import findings_lines
-from shardviz.picture.text.table import padded, widest
+from shardviz.picture.text.table import pad, widest
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
 from shardviz.text import counted, fold, printable
 
@@ -103,7 +103,7 @@ def table_lines(dump: Dump, report: Report | None, terminal: Terminal) -> list[T
     rows = [(printable(str(folded)), row) for folded, row in fold(listed_rows(dump, report))]
     width = widest(["tensor", *(name for name, _ in rows if cell_len(name) <= MAX_NAME)])
     layouts = widest(["layout", *(row.layout for _, row in rows)])
-    heads = f"  {padded('tensor', width)}  {padded('layout', layouts)}  per rank"
+    heads = f"  {pad('tensor', width)}  {pad('layout', layouts)}  per rank"
     lines = [line((heads, DIM))] if rows else []
     for name, row in rows:
         lines += _row_lines(name, row, width, layouts, terminal, marked=report is not None)
@@ -158,9 +158,9 @@ def _local_text(tensor: Tensor) -> str:
 
 def _row_lines(name: str, row: Row, width: int, layouts: int, terminal: Terminal, *, marked: bool) -> list[Text]:
     glyph, style = (terminal.glyphs.of(row.verdict), STYLES[row.verdict]) if marked else (" ", "")
-    rest = f"  {padded(row.layout, layouts)}  {row.local}"
+    rest = f"  {pad(row.layout, layouts)}  {row.local}"
     if cell_len(name) <= width:
-        return [line((glyph, style), f" {padded(name, width)}{rest}")]
+        return [line((glyph, style), f" {pad(name, width)}{rest}")]
     return [line((glyph, style), f" {name}"), line(f"  {' ' * width}{rest}")]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-def padded(text: str, width: int, *, right: bool = False) -> str:
+def pad(text: str, width: int, *, right: bool = False) -> str:
     """Fill text up to a width with spaces: behind it, or before it if it is set flush right."""
     space = " " * (width - cell_len(text))
     return space + text if right else text + space
@@ -25,7 +25,7 @@ def widest(texts: Iterable[str]) -> int:
     return max(map(cell_len, texts), default=0)
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+def align(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """Return each row as one string, its cells below those of the other rows.
 
     Args:
@@ -34,12 +34,12 @@ def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """
     widths = [(at >= left, widest(column)) for at, column in enumerate(zip(*rows, strict=True))]
     return [
-        "  ".join(padded(cell, width, right=right) for cell, (right, width) in zip(row, widths, strict=True))
+        "  ".join(pad(cell, width, right=right) for cell, (right, width) in zip(row, widths, strict=True))
         for row in rows
     ]
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1, headings: int = 1) -> list[Text]:
-    """Return rows of cells as lines, with dim headings. The arguments are those of `aligned`."""
-    found = aligned(rows, left)
+    """Return rows of cells as lines, with dim headings. The arguments are those of `align`."""
+    found = align(rows, left)
     return [*(line((heading, DIM)) for heading in found[:headings]), *map(line, found[headings:])]

@@ -167,7 +167,7 @@ def wrapped(text: str, width: int, first: Text, indent: int) -> list[Text]:
     return [*lines, current]
 
 
-def beside(columns: Iterable[list[Text]], gap: int = 4) -> list[Text]:
+def side_by_side(columns: Iterable[list[Text]], gap: int = 4) -> list[Text]:
     """Lay blocks of lines next to each other."""
     blocks = [block for block in columns if block]
     widths = [max(row.cell_len for row in block) for block in blocks]

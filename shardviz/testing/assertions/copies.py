@@ -10,7 +10,7 @@ import msgspec
 from shardviz.check.values.copies import check_copies
 from shardviz.check.values.storage import check_ties
 from shardviz.dump.dump import Dump, dump_of
-from shardviz.dump.find import meant
+from shardviz.dump.find import hint_at_name
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import ShardvizError
 from shardviz.explain.assertions import CopiesNotClaimed
@@ -89,7 +89,7 @@ def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
     shapes = {name: tensor.shape for tensor in dump.tensors for name in tensor.names}
     for name in (first, *others):
         if name not in shapes:
-            raise ShardAssertionError(f"no rank has a tensor {name}\n  fix       {meant(name, [*shapes])}")
+            raise ShardAssertionError(f"no rank has a tensor {name}\n  fix       {hint_at_name(name, [*shapes])}")
     stamps = (Stamp(first, 1, shapes[first]), *(Stamp(name, 1, shapes[name], tied_to=first) for name in others))
     run = msgspec.structs.replace(dump.files.run, stamps=stamps)
     dump_of_ties = Dump(replace(dump.files, run=run), dump.tensors)

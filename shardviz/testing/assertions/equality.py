@@ -304,19 +304,19 @@ def _compare(dump: Dump, tensor: Tensor, expected: Mapping[Key, ExpectedTensor])
             continue
         reference = expected[tensor.role, name]
         if tensor.shape != reference.values.shape:
-            findings.append(misshapen(tensor, name, reference.values.shape))
+            findings.append(shape_finding(tensor, name, reference.values.shape))
             continue
         comparison = laid_out(dump, tensor, name, reference.values, reference.rounding)
         if any(values.shape != comparison.regions[rank].shape for rank, values in comparison.values.items()):
-            findings.append(misshapen(tensor, name, reference.values.shape))
+            findings.append(shape_finding(tensor, name, reference.values.shape))
             continue
         far = {rank: reference.far(got, comparison.wanted_of(rank)) for rank, got in comparison.reduced.items()}
         if off := {rank: elements for rank, elements in far.items() if elements.any()}:
-            findings += explained(dump, tensor, comparison, off, str(reference))
+            findings += explain_difference(dump, tensor, comparison, off, str(reference))
     return findings
 
 
-def explained(dump: Dump, tensor: Tensor, comparison: Compared, far: Far, tolerance: str) -> list[Finding]:
+def explain_difference(dump: Dump, tensor: Tensor, comparison: Compared, far: Far, tolerance: str) -> list[Finding]:
     """Return findings with a difference's known cause, or else its worst element.
 
     Args:
@@ -326,7 +326,7 @@ def explained(dump: Dump, tensor: Tensor, comparison: Compared, far: Far, tolera
         far: The ranks whose values are too far from it, and which of them.
         tolerance: The tolerance, as text.
     """
-    if placed := misplaced(dump, tensor, comparison):
+    if placed := place_findings(dump, tensor, comparison):
         return placed
     is_grad = comparison.role == "grad"
     alike = replace(comparison, role="grad" if is_grad else "scalar", whose="the reference's")
@@ -336,7 +336,7 @@ def explained(dump: Dump, tensor: Tensor, comparison: Compared, far: Far, tolera
     return [_value(comparison, far, tolerance) if explanation is None else replace(explanation, ranks=tuple(far))]
 
 
-def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
+def shape_finding(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
     """Return the finding for a tensor whose shape isn't its reference's, with the likely cause."""
     return _of_shapes(tensor, tuple(shape)).finding(
         name,
@@ -361,7 +361,7 @@ def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> Cause:
     return PartAsReference(dim, actual[dim], shape[dim])
 
 
-def misplaced(dump: Dump, tensor: Tensor, comparison: Compared) -> list[Finding]:
+def place_findings(dump: Dump, tensor: Tensor, comparison: Compared) -> list[Finding]:
     """Return findings if ranks hold the reference's values at places that they don't claim.
 
     Nearly unique values are as good as ids; repeated ones are distinguished by their neighbors.

@@ -64,7 +64,7 @@ def refuse_unchecked(report: Report) -> None:
     __tracebackhide__ = True
     if report.reasons:
         fix = _rows([("fix", "make these checks possible, or leave out strict=True to allow them")])
-        first = f"{counted(len(report.reasons), 'check')} could not be made, and strict=True asks for all"
+        first = f"{counted(len(report.reasons), 'check')} could not be made, and strict=True requires all"
         raise ShardAssertionError("\n".join([first, *_unchecked_lines(report), *fix]))
 
 

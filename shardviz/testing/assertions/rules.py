@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.order.infer.splits import right_label
 from shardviz.check.order.rules.intent import intended_text
-from shardviz.dump.find import fits, meant
+from shardviz.dump.find import hint_at_name, matches_pattern
 from shardviz.dump.validate import mesh_of
 from shardviz.errors import MeshError
 from shardviz.explain.assertions import UnexpectedDtype, UnexpectedPlacement, UnexpectedPlainTensor, UnexpectedShape
@@ -74,11 +74,15 @@ def _check_complete(tensors: Sequence[Tensor], rules: Mapping[str, str]) -> set[
     names = {name: tensor.role for tensor in tensors for name in tensor.names}
     by_name = {name: _rule_of(rules, name) for name in names}
     unmatched = [name for name, rule in by_name.items() if rule is None and names[name] != "buffer"]
-    unused = {rule: [name for name in names if fits(name, rule)] for rule in rules if rule not in {*by_name.values()}}
+    unused = {
+        rule: [name for name in names if matches_pattern(name, rule)]
+        for rule in rules
+        if rule not in {*by_name.values()}
+    }
     if misspelt := [rule for rule, matched in unused.items() if not matched]:
         others = f", and no rule matches {_counted_names(unmatched)}" if unmatched else ""
         nothing = "no tensors: an optimizer has none before its first step"
-        existing = meant(misspelt[0], [*names]) if names else nothing
+        existing = hint_at_name(misspelt[0], [*names]) if names else nothing
         raise ShardAssertionError(
             f"no tensor matches {listed(map(repr, misspelt), MOST_NAMES)}{others}\n"
             f"  fix       remove the rule, or correct its pattern: {existing}"
@@ -105,7 +109,7 @@ def _counted_names(names: Sequence[str]) -> str:
 
 
 def _rule_of(rules: Mapping[str, str], name: str) -> str | None:
-    return next((pattern for pattern in rules if fits(name, pattern)), None)
+    return next((pattern for pattern in rules if matches_pattern(name, pattern)), None)
 
 
 def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator[Finding]:

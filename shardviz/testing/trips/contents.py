@@ -299,7 +299,7 @@ def _not_applied(
         if saved is not None and name not in refused:
             rank_bits = part_of_entry(local, saved)
             if rank_bits is None or not np.array_equal(rank_bits, bits_of_tensor(local.values)):
-                wrong[name] = "it did not read back as it was filled: it shares elements with another tensor"
+                wrong[name] = "it lost the values that it was filled with: it shares elements with a different tensor"
     return wrong
 
 

@@ -386,7 +386,7 @@ def findings_of(received: TransferOutcome, placed: Sequence[Finding]) -> Iterato
             text = f"its values were rounded to {parts[0].why} on the way on {_ranks_text(received, name, parts)}"
             yield _finding(NarrowedOnTheWay(parts[0].why, trip=trip), received, name, parts, text)
     for name, parts in received.wrong("dtype").items():
-        text = f"it is {parts[0].why} on {_ranks_text(received, name, parts)} after the {trip}, and was not before"
+        text = f"its dtype changed to {parts[0].why} on {_ranks_text(received, name, parts)} in the {trip}"
         yield _finding(ReplacedDtype(trip), received, name, parts, text)
     for name, parts in received.wrong("shape").items():
         if name not in old_parts:
@@ -436,7 +436,7 @@ def _finding_unwritten(received: TransferOutcome, name: str, parts: Sequence[Par
     count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
     much = "" if count == size else f"{count:,} of {size:,} elements of "
     where = _ranks_text(received, name, parts)
-    text = f"the {received.trip} did not write {much}it on {where}: what was there before is there"
+    text = f"the {received.trip} did not write {much}it on {where}: the old values are still there"
     return _finding(_why_kept(received, name, parts), received, name, parts, text)
 
 

@@ -26,13 +26,13 @@ from shardviz.checkpoint.maps.mapped_tensors import (
     PAD,
     MappedTensor,
     Op,
-    called,
     dim_of,
     has_padding,
+    label_of,
     leaves,
     padding_in,
 )
-from shardviz.checkpoint.maps.matching import apply, filled, named, pattern_of, towards
+from shardviz.checkpoint.maps.matching import apply, fill_stars, named_tensors, pattern_of, turn_rules
 from shardviz.errors import NotationError, ShardvizError
 from shardviz.explain.transfers import FusedCutOtherwise
 from shardviz.layout.layout import Layout
@@ -133,9 +133,9 @@ def made_of(names: Collection[str], entries: Mapping[str, Entry], rules: Iterabl
     sent = {name: SourceTensor(name, entry) for name, entry in entries.items()}
     rule_list = tuple(rules)
     patterns = [name for rule in rule_list for name in (rule.left, *names_in(rule.right))]
-    right = named("the source", sent, patterns)
-    left = named("the target", dict.fromkeys(names), patterns)
-    mapped = apply(towards(rule_list, left.tensors, right.tensors), left, right, {})
+    right = named_tensors("the source", sent, patterns)
+    left = named_tensors("the target", dict.fromkeys(names), patterns)
+    mapped = apply(turn_rules(rule_list, left.tensors, right.tensors), left, right, {})
     for name, why in mapped.lacking.items():
         raise ShardvizError(f"map: {name}: {why}", "leave the tensor out of the map, or send it")
     nodes: dict[str, Node] = {name: one.node for name, one in mapped.made.items()}
@@ -155,11 +155,11 @@ def names_of(node: Node) -> list[str]:
     return [leaf.name for leaf in leaves(node)]
 
 
-def renamed(names: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
+def rename_weights(names: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
     """Rename by the first fitting rule that only renames; names without one stay.
 
     Example:
-        >>> renamed(["layers.0.wq"], language.rules_of({"layers.*.wq": "h.*.q"}, "map"))
+        >>> rename_weights(["layers.0.wq"], language.rules_of({"layers.*.wq": "h.*.q"}, "map"))
         {'layers.0.wq': 'h.0.q'}
     """
     renamings = [(pattern_of(rule.left), rule.right.pattern) for rule in rules if isinstance(rule.right, Name)]
@@ -167,7 +167,7 @@ def renamed(names: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
     for name in names:
         fits = ((fit, other) for pattern, other in renamings if (fit := pattern.fullmatch(name)))
         fit, pattern_text = next(fits, (None, name))
-        new_names[name] = filled(pattern_text, fit.groups()) if fit else name
+        new_names[name] = fill_stars(pattern_text, fit.groups()) if fit else name
     return new_names
 
 
@@ -294,7 +294,7 @@ class PieceCuts:
         for name, local in target_contents.tensors.items():
             if name not in self.made:
                 continue
-            if why := packed(local, self.entry(name, None)):
+            if why := why_packed(local, self.entry(name, None)):
                 not_known[name] = why
             else:
                 pieces.update(self._pieces(name, local))
@@ -355,7 +355,7 @@ def _padding_expression(name: str, shape: tuple[int, ...], node: Node) -> str:
     odd = [dim for dim, pair in enumerate(zip(shape, node.shape, strict=False)) if pair[0] != pair[1]]
     if len(shape) != len(node.shape) or len(odd) != 1:
         return ""
-    dim, source = odd[0], called(node)
+    dim, source = odd[0], label_of(node)
     size = shape[dim]
     text = f"pad({source}, {size}, {dim})" if size > node.shape[dim] else f"slice({source}, 0, {size}, {dim})"
     return f', or, where the rest is padding, map={{"{name}": "{text}"}}'
@@ -369,7 +369,9 @@ def _dim_of(made: Op, shape: Sequence[int]) -> int:
 def _labeled(local: Local, name: str, layout: Layout) -> Local:
     placements = layout.placements()
     if placements is None:
-        raise ShardvizError(f"torch's placements cannot say {layout}, the layout of {name}", "use one that they can")
+        raise ShardvizError(
+            f"torch's placements cannot express {layout}, the layout of {name}", "use one that they can"
+        )
     return replace(local, name=name, shape=tuple(layout.shape), claim=(layout.mesh, placements))
 
 
@@ -377,7 +379,7 @@ def _rule_of(layouts: Mapping[str, str], name: str) -> str | None:
     return next((text for pattern, text in layouts.items() if fnmatchcase(name, pattern)), None)
 
 
-def packed(local: Local, source: Entry) -> str:
+def why_packed(local: Local, source: Entry) -> str:
     """Say why a tensor's values are not the source's, only coded; empty if they are."""
     dtype = local.values.dtype
     source_dtype = getattr(torch, source.dtype)

@@ -41,7 +41,7 @@ from shardviz.testing.trips.contents import (
     settings_times,
 )
 from shardviz.testing.trips.judging import TargetTensor, TransferOutcome, findings_of, message_of, parts_of_all, places
-from shardviz.testing.trips.pieces import renamed, rules_of
+from shardviz.testing.trips.pieces import rename_weights, rules_of
 from shardviz.testing.trips.state_rules import OtherState, check_states, facts_of
 from shardviz.testing.trips.worlds import on_mesh
 from shardviz.text import counted, listed
@@ -302,7 +302,7 @@ def _renamed_entries(sent: Mapping[str, Entry], names: Mapping[str, str]) -> dic
     if not names:
         return dict(sent)
     weights = [name for name in sent if " " not in name]
-    called = renamed(weights, rules_of(names))
+    called = rename_weights(weights, rules_of(names))
     return {called.get(name, name): entry for name, entry in sent.items()}
 
 
@@ -423,6 +423,6 @@ def refuse_unchecked(done: RoundTrip, *, strict: bool, what: str) -> None:
         raise ShardAssertionError(f"nothing of the {what} could be compared\n{noted}".rstrip())
     if strict and done.not_checked:
         raise ShardAssertionError(
-            f"{counted(len(done.not_checked), 'thing')} could not be checked, and strict=True asks for all\n{noted}\n"
+            f"{counted(len(done.not_checked), 'thing')} could not be checked, and strict=True requires all\n{noted}\n"
             "  fix       make these checks possible, or leave out strict=True to allow them"
         )

@@ -156,4 +156,4 @@ def _strangers(before: RankContents, after: RankContents) -> dict[str, tuple[str
         return {}
     more = after.strangers - before.strangers
     name = next((one.partition(" ")[0] for one in after.settings if one.startswith("param_groups[")), "")
-    return {name: ("stranger", f"the optimizer steps {more} tensors that are not the model's any more")}
+    return {name: ("stranger", f"the optimizer steps {more} tensors that no longer belong to the model")}

@@ -9,7 +9,7 @@ from shardviz.check.step.jobs.grid import mesh_of_groups
 from shardviz.check.step.jobs.starts import other_weights, rows_of
 from shardviz.check.step.trace.traces import Weight
 from shardviz.check.step.trace.values import Kept, in_both, joined
-from shardviz.dump.arrays.sample import kept, strides_between, strides_for
+from shardviz.dump.arrays.sample import kept_indices, strides_between, strides_for
 from shardviz.explain.step import DifferentBatch, SharedRows
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import parse
@@ -20,7 +20,7 @@ SHAPES = st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple)
 
 def sample(values, most):
     strides = strides_for(values.shape, most)
-    parts = (slice(kept(size, one).start, None, one) for size, one in zip(values.shape, strides, strict=True))
+    parts = (slice(kept_indices(size, one).start, None, one) for size, one in zip(values.shape, strides, strict=True))
     return Kept.of(values.shape, values[tuple(parts)], "float64")
 
 

@@ -160,7 +160,7 @@ def test_what_cannot_be_done_or_checked_is_one_line_and_a_hint(mesh):
         jobs.save_weights, jobs.load_weights, lambda mesh: nn.ReLU()
     )
     text = text_of(jobs.save_own, jobs.load_own, jobs.fsdp, jobs.adam, strict=True)
-    assert text.startswith("1 thing could not be checked, and strict=True asks for all")
+    assert text.startswith("1 thing could not be checked, and strict=True requires all")
 
 
 @nightly

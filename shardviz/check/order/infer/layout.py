@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import LayoutError
 from shardviz.layout.layout import Layout
-from shardviz.layout.region import Ranges, length, merged
+from shardviz.layout.region import Ranges, length, merge_ranges
 from shardviz.layout.splits import JOIN, MAX_SEGMENTS, Chain, Link, chunk
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class _Wanted:
 
     def fits(self, held: Ranges, segments: Iterable[Ranges], *, last: bool) -> bool:
         """Whether the segments hold just that; before the last axis, and if positions are unknown, at least that."""
-        covered = merged(range_ for segment in segments for range_ in segment)
+        covered = merge_ranges(range_ for segment in segments for range_ in segment)
         return held == covered if self.complete or last else _union([held, covered]) == _union([covered])
 
 
@@ -137,7 +137,7 @@ def _glued(peeled: _Peeled) -> Iterator[_Peeled]:
     if any(len(segments) > 1 for segments in peeled.segments.values()):
         whole: dict[Place, tuple[Ranges, ...]] = {}
         for place, segments in peeled.segments.items():
-            whole[place] = (merged(range_ for segment in segments for range_ in segment),)
+            whole[place] = (merge_ranges(range_ for segment in segments for range_ in segment),)
         yield _Peeled((*peeled.links, JOIN), peeled.axes, whole)
 
 
@@ -196,7 +196,7 @@ def _within(segment: Ranges, ranges: Ranges) -> Ranges:
         cut = ((max(start, low), min(stop, high)) for low, high in ranges)
         inside += [(before + low - start, before + high - start) for low, high in cut if low < high]
         before += stop - start
-    return merged(inside)
+    return merge_ranges(inside)
 
 
 def _union(parts: Iterable[Ranges]) -> Ranges:

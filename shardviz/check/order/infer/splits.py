@@ -36,8 +36,8 @@ from shardviz.explain.splits import (
 )
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Replicate, spell
-from shardviz.layout.region import Ranges, Region, length, merged
-from shardviz.layout.splits import JOIN, bound, chunk, followed, stretch
+from shardviz.layout.region import Ranges, Region, length, merge_ranges
+from shardviz.layout.splits import JOIN, bind_chain, chunk, follow_with_splits, slice_ranges
 from shardviz.layout.splits import Split as Cut
 
 if TYPE_CHECKING:
@@ -246,21 +246,21 @@ MAX_PIECES = 1 << 10
 
 def head_tail(ranges: Ranges, parts: int, part: int) -> Ranges:
     """Return chunk `part` of twice as many chunks and its mirror image: torch's context parallel load balancing."""
-    return merged((*chunk(ranges, 2 * parts, part), *chunk(ranges, 2 * parts, 2 * parts - 1 - part)))
+    return merge_ranges((*chunk(ranges, 2 * parts, part), *chunk(ranges, 2 * parts, 2 * parts - 1 - part)))
 
 
 def balanced(ranges: Ranges, parts: int, index: int) -> Ranges:
     """Return the part that numpy.array_split gives: sizes differ by at most one, the longer ones first."""
     small, longer = divmod(length(ranges), parts)
     first = index * small + min(index, longer)
-    return stretch(ranges, first, first + small + (index < longer))
+    return slice_ranges(ranges, first, first + small + (index < longer))
 
 
 def segmented(bounds: Sequence[int]) -> Cut:
     """Return the split that gives a part of each of the segments between the bounds."""
 
     def split(_ranges: Ranges, parts: int, part: int) -> Ranges:
-        return merged(range_ for segment in pairwise(bounds) for range_ in chunk((segment,), parts, part))
+        return merge_ranges(range_ for segment in pairwise(bounds) for range_ in chunk((segment,), parts, part))
 
     return split
 
@@ -314,7 +314,7 @@ def _fits(
     for coord, region in held.items():
         claimed_region = claimed.region(coord)
         position = dict(zip(mesh.axes, coord, strict=True))
-        ranges = followed(claimed.shape[dim], bound(chain, position, sizes), {chain.index(axis): split})
+        ranges = follow_with_splits(claimed.shape[dim], bind_chain(chain, position, sizes), {chain.index(axis): split})
         if not same_region(Region((*claimed_region.dims[:dim], ranges, *claimed_region.dims[dim + 1 :])), region):
             return False
     return True

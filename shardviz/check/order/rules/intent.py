@@ -16,7 +16,7 @@ from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.report import NotChecked
-from shardviz.dump.find import fits
+from shardviz.dump.find import matches_pattern
 from shardviz.errors import ShardvizError
 from shardviz.explain.labels import AnotherPlan, FusedWeightSplit, OmittedByPlan, SplitAgainstIntent
 from shardviz.explain.states import StateOfAnotherLayout
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 def intended_text(intended: Mapping[str, str], name: str) -> str:
     """Return the layout that is wanted for a name, in the notation; empty if no layout is expected."""
-    return next((text for pattern, text in intended.items() if fits(name, pattern)), "")
+    return next((text for pattern, text in intended.items() if matches_pattern(name, pattern)), "")
 
 
 def unmatched(dump: Dump, of_states: Mapping[str, str]) -> Iterator[NotChecked]:
     """Yield the patterns that fit no name, misspelt ones among them; those of an optimizer's states are known."""
     for pattern in dump.files.run.intended if dump.stamped else ():
-        if pattern not in of_states and not any(fits(name, pattern) for name in dump.stamped):
+        if pattern not in of_states and not any(matches_pattern(name, pattern) for name in dump.stamped):
             yield NotChecked("", f"the layout expected for {pattern!r}: no tensor has that name", "run")
 
 

@@ -14,7 +14,7 @@ from shardviz.check.step.trace.values import Kept, in_both
 from shardviz.explain.step import DifferentBatch, SharedRows
 from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout
-from shardviz.layout.region import Region, merged
+from shardviz.layout.region import Region, merge_ranges
 from shardviz.relate.orders import places_of
 from shardviz.text import join_numbers, listed, named_ranks
 
@@ -149,7 +149,7 @@ def _by_rows(whole: Weight, parts: Mapping[int, Weight]) -> Belonging | None:
         if location is None or np.any(location[1] < 0) or np.any(np.diff(location[1]) <= 0):
             return None  # slices that a rank has in another order are in no region
         dim, at = location
-        spans = merged((row, row + 1) for row in at.tolist())
+        spans = merge_ranges((row, row + 1) for row in at.tolist())
         around = Region.whole(whole.shape).dims
         regions[rank] = Region((*around[:dim], spans, *around[dim + 1 :]))
         dims.add(dim)

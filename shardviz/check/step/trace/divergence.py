@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from shardviz.explain.templates import called
+from shardviz.explain.templates import module_name
 
 if TYPE_CHECKING:
     from shardviz.check.step.trace.calls import Call
@@ -47,7 +47,7 @@ class Divergence:
     @property
     def called(self) -> str:
         """What sentences call it."""
-        return called(self.module) or "the model itself"
+        return module_name(self.module) or "the model itself"
 
 
 def pending_axis(point: PointRecord | None) -> str:

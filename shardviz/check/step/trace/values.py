@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.arrays.sample import kept, strides_between
+from shardviz.dump.arrays.sample import kept_indices, strides_between
 from shardviz.relate.tolerance import ELEMENT, EXACT, TENSOR_FLOAT
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Kept:
         strides = strides_between(shape, values.shape)
         if strides is None:
             return None
-        at = (np.array(kept(size, stride), np.int64) for size, stride in zip(shape, strides, strict=True))
+        at = (np.array(kept_indices(size, stride), np.int64) for size, stride in zip(shape, strides, strict=True))
         return Kept(shape, tuple(at), values, dtype, device)
 
     @property

@@ -22,7 +22,7 @@ from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.capture.meshes import without_axes
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
-from shardviz.reference.lookup import has_windows_of, locate, singly
+from shardviz.reference.lookup import has_windows_of, locate, place_single_values
 from shardviz.reference.windows import UNPLACED
 from shardviz.relate.values import is_alike, part_of
 from shardviz.stamping.fill import Fill, looks_filled
@@ -174,7 +174,7 @@ def _ids(
     shape = (math.prod(local.shape),) if local.flat else local.shape
     first, dtype = sources.stamps[local.name].first, local.values.dtype
     whole = cast_bits(own_entry.bits.reshape(shape), own_entry.dtype, dtype)
-    places = singly(bits, whole, locate(bits, whole, claimed))
+    places = place_single_values(bits, whole, locate(bits, whole, claimed))
     ids = np.where(places == UNPLACED, ID_NONE, places + first - 1)
     lost = bits[ids == ID_NONE]
     may_be_others = lost.size and (not sources.is_stamped or looks_filled(lost, dtype_name(dtype)))

@@ -10,7 +10,7 @@ import torch
 
 from shardviz.checkpoint.maps.families import numbers_beside
 from shardviz.checkpoint.maps.language import names_in, rules_of
-from shardviz.checkpoint.maps.matching import apply, named, towards
+from shardviz.checkpoint.maps.matching import apply, named_tensors, turn_rules
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks, raise_together
@@ -210,10 +210,12 @@ def _mapped(reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[
     """Return what a map says of a model's tensors, whichever side of it has their names."""
     rules = rules_of(names, "the map")
     patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
-    right = named(str(reference.path), reference.entries, patterns)
-    model_side = towards(rules, lookups, right.tensors)
+    right = named_tensors(str(reference.path), reference.entries, patterns)
+    model_side = turn_rules(rules, lookups, right.tensors)
     folder = reference.path if reference.path.is_dir() else reference.path.parent
-    return apply(model_side, named("the model", lookups, patterns), right, numbers_beside([folder]), strict=False)
+    return apply(
+        model_side, named_tensors("the model", lookups, patterns), right, numbers_beside([folder]), strict=False
+    )
 
 
 def _say_where(matching: NameMatching, path: str) -> None:

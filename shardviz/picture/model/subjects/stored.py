@@ -74,17 +74,17 @@ class CheckpointSubject:
     sides: Sides
 
 
-def numbered(checkpoint: Checkpoint) -> dict[str, int]:
+def number_files(checkpoint: Checkpoint) -> dict[str, int]:
     """Number a checkpoint's files, in the order of their names; a number is also a color."""
     return {name: at for at, name in enumerate(sorted(checkpoint.file_sizes, key=natural_key))}
 
 
-def stored(tensor: StoredTensor, numbers: Mapping[str, int]) -> CheckpointSubject:
+def checkpoint_subject(tensor: StoredTensor, numbers: Mapping[str, int]) -> CheckpointSubject:
     """Describe a tensor.
 
     Args:
         tensor: One of the checkpoint's.
-        numbers: What `numbered` gives for the checkpoint.
+        numbers: What `number_files` returns for the checkpoint.
 
     Raises:
         DumpError: Its chunks are too many to draw, or reach out of it.
@@ -198,20 +198,22 @@ class ComparisonSubject:
         return self.outcome.verdict in DIFFERENT
 
 
-def beside(outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers: Mapping[str, int]) -> ComparisonSubject:
+def comparison_subject(
+    outcome: Outcome, job: Job, checkpoint: Checkpoint, numbers: Mapping[str, int]
+) -> ComparisonSubject:
     """Describe a tensor.
 
     Args:
         outcome: What became of it.
         job: The job.
         checkpoint: The checkpoint.
-        numbers: What `numbered` gives for the checkpoint.
+        numbers: What `number_files` returns for the checkpoint.
 
     Raises:
         DumpError: It has too many parts to draw.
     """
     live, saved = _both_tensors(outcome, job, checkpoint)
-    stored_tensor = stored(saved, numbers) if saved is not None else None
+    stored_tensor = checkpoint_subject(saved, numbers) if saved is not None else None
     shape = live.index_shape if live is not None else saved.shape if saved is not None else ()
     wrong = frozenset(outcome.ranks) if outcome.verdict in DIFFERENT else frozenset()
     is_alike = live is None or saved is None or live.index_shape == saved.shape

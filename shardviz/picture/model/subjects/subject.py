@@ -45,16 +45,16 @@ OF_VALUES = frozenset({"unreplicated", "identical-shards"})
 """Kinds of findings whose elements are in place, and whose values are not what they should be."""
 
 IN_PLACE: dict[Kind, str] = {
-    "unreplicated": "other values than the other copies",
+    "unreplicated": "values that differ from the other copies",
     "identical-shards": "the same values as other shards",
     "unreduced-gradient": "its gradient is not reduced",
     "unreduced-scalar": "not reduced",
     "unreduced-output": "not reduced",
-    "wrong-scale": "a factor off in the step",
+    "wrong-scale": "off by a factor in the step",
     "wrong-value": "wrong values in the step",
     "write-not-applied": "the old values",
-    "sequence-order": "another order than the tokens",
-    "misordered-within-shard": "in another order",
+    "sequence-order": "in a different order than the tokens",
+    "misordered-within-shard": "in a different order",
     "collective-mismatch": "gathered wrong",
 }
 """What is wrong where every part is on the ranks that claim it, by the kind of the finding, in a few words."""

@@ -142,7 +142,7 @@ def pack_instance(item: pytest.Function) -> bytes:
         return pickle.dumps(item.instance)
     except Exception as error:
         kind = item.cls.__name__
-        hint = "make what cannot be sent in the test itself, which runs on every rank"
+        hint = "create what cannot be sent in the test itself, which runs on every rank"
         raise FixtureError(f"the instance of {kind} cannot be sent to ranks: {error}", hint) from None
 
 
