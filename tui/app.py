@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from textual.containers import Horizontal
 from textual.reactive import var
+from textual.widgets import ContentSwitcher
 
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.dump.read import read_run
@@ -18,15 +20,27 @@ from .model.document import Document
 from .model.pairs import Comparison
 from .model.selection import carried_over, next_finding, opened_on
 from .screens.compare_view import CompareView
-from .screens.explore_view import ExploreView
-from .screens.main import KEYS, VIEWS, MainScreen
+from .screens.explore_view import ExploreView, FindingsView
+from .screens.memory_view import MemoryView
+from .screens.rank_view import MeshView, RankView
+from .screens.step_view import StepView
+from .screens.view import View
 from .viewer import Viewer, run
+from .widgets.frame import KeyBar, Title, ViewTabs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from textual.app import ComposeResult
+
     from .model.selection import Selection, Target
+
+
+VIEWS: dict[str, type[View]] = {
+    kind.NAME: kind for kind in (ExploreView, MeshView, RankView, FindingsView, StepView, MemoryView, CompareView)
+}
+KEYS = {name: str(number) for number, name in enumerate(VIEWS, start=1)}
 
 
 class ShardvizApp(Viewer[Document]):
@@ -64,16 +78,20 @@ class ShardvizApp(Viewer[Document]):
         super().__init__(*(path for path in (path, other) if path is not None))
         self.failure: ShardvizError | None = None
         self.view_names = [name for name in VIEWS if name != "compare" or other is not None]
-        first = "compare" if other is not None else "rank" if rank is not None else "explore"
-        self._main = MainScreen(self, self.view_names, first)
+        self.view_name = "compare" if other is not None else "rank" if rank is not None else "explore"
         self._opened_on = self.selection
 
-    def get_default_screen(self) -> MainScreen:
-        """Return the screen that has the views."""
-        return self._main
+    def compose(self) -> ComposeResult:
+        """Put the title and the tabs above the views, of which one is shown, and the keys below."""
+        with Horizontal(id="top"):
+            yield Title(id="title")
+            yield ViewTabs(id="tabs")
+        yield ContentSwitcher(*(VIEWS[name](self) for name in self.view_names), id="views", initial=self.view_name)
+        yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
-        """Start reading."""
+        """Show the first view, and start reading."""
+        self._enter()
         self.call_after_refresh(self.read_again)
 
     def read_again(self) -> None:
@@ -87,9 +105,27 @@ class ShardvizApp(Viewer[Document]):
         """Do something in a thread, instead of what the group did before."""
         self.run_worker(partial(work, *args), thread=True, exclusive=True, group=group)
 
-    async def action_show_view(self, name: str) -> None:
+    def action_show_view(self, name: str) -> None:
         """Show another view."""
-        await self._main.show_view(name)
+        with self.batch_update():
+            self._view.leave()
+            self.view_name = self.query_one(ContentSwitcher).current = name
+            self._enter()
+
+    @property
+    def _view(self) -> View:
+        """The view that is shown."""
+        return self.query_one(f"#{self.view_name}", View)
+
+    def _enter(self) -> None:
+        self._view.enter()
+        self.on_resize()
+
+    def on_resize(self) -> None:
+        """Write the tabs in the room that there is."""
+        tabs = [(name, KEYS[name], VIEWS[name].TITLE, VIEWS[name].TOOLTIP) for name in self.view_names]
+        for line in self.query(ViewTabs):
+            line.show(tabs, self.view_name)
 
     def _show_read(self, item: object) -> None:
         """Show what a thread has read: what the run is comes before any rank of it."""
@@ -144,7 +180,7 @@ class ShardvizApp(Viewer[Document]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer only the actions that work now."""
         if action == "copy_fix":
-            chosen, is_listed = self.selection, self._main.view_name == "findings"
+            chosen, is_listed = self.selection, self.view_name == "findings"
             return self.document is not None and bool(
                 self.document.findings if is_listed else self.document.is_about(chosen.finding, chosen.entry)
             )
@@ -167,16 +203,15 @@ class ShardvizApp(Viewer[Document]):
         if before.entry != now.entry and self.document is not None and self.document.findings:
             self.refresh_bindings()
 
-    async def go(self, target: Target) -> None:
+    def go(self, target: Target) -> None:
         """Go to a rank, a tensor or an element, in a view that shows it."""
-        await super().go(target)
-        view = self._main.view_name
-        if target.rank is not None and view not in ("mesh", "rank"):
-            await self.action_show_view("rank")
-        elif target.rank is None and view not in ("rank", "compare"):
-            await self.action_show_view("explore")
-        if target.rank is None and self._main.view_name == "explore":
-            self._main.query_one(ExploreView).show_target(target)
+        super().go(target)
+        if target.rank is not None and self.view_name not in ("mesh", "rank"):
+            self.action_show_view("rank")
+        elif target.rank is None and self.view_name not in ("rank", "compare"):
+            self.action_show_view("explore")
+        if target.rank is None and self.view_name == "explore":
+            self.query_one(ExploreView).show_target(target)
 
     def picture(self) -> str:
         """Draw the chosen tensor as `shardviz show` does."""
@@ -184,7 +219,7 @@ class ShardvizApp(Viewer[Document]):
         from shardviz.picture.svg.page import svg
 
         document = self.document
-        if self._main.view_name == "compare" and (drawn := self._main.query_one(CompareView).picture()):
+        if self.view_name == "compare" and (drawn := self.query_one(CompareView).picture()):
             return drawn
         if document is None or not document.entries or document.report is None:
             raise ShardvizError("the dump is not checked yet")

@@ -205,9 +205,9 @@ listed below with their sizes, each beside the largest one's. Beside them is wha
             raise ShardvizError("the checkpoint has no tensors")
         return stored_svg(self._document.stored(self.selection.entry))
 
-    async def go(self, target: Target) -> None:
+    def go(self, target: Target) -> None:
         """Go to a tensor or an element."""
-        await super().go(target)
+        super().go(target)
         self.query_one(Listing).set_apart(target.name)
         if target.place is not None:
             self.query_one("#map").focus()

@@ -157,7 +157,7 @@ class Viewer(App[None], Generic[Opened]):
         """The name of the chosen tensor; empty if there is none."""
         return name_of(self.document, self.selection) if self.document is not None else ""
 
-    async def go(self, target: Target) -> None:
+    def go(self, target: Target) -> None:
         """Go somewhere."""
         if self.document is not None:
             self.selection = at_target(self.document, self.selection, target)
@@ -166,10 +166,10 @@ class Viewer(App[None], Generic[Opened]):
         """Ask where to go, and go there."""
         from .screens.dialogs import GotoScreen
 
-        async def leave(target: Target | None) -> None:
+        def leave(target: Target | None) -> None:
             if target is not None:
                 with self.batch_update():
-                    await self.go(target)
+                    self.go(target)
 
         if (document := self.document) is not None:
             read = partial(parse_target, document=document, entry=self.selection.entry, name=self.chosen_name)

@@ -74,7 +74,7 @@ def test_a_link_opens_on_a_tensor_and_a_rank(even_bug: Path) -> None:
                 texts.append(await settle(pilot))
 
         asyncio.run(run())
-        return app._main.view_name, app.chosen_name, app.selection.rank
+        return app.view_name, app.chosen_name, app.selection.rank
 
     assert opened(tensor="embedding") == ("explore", "embedding", 1)
     assert opened(tensor="layers.2.weight", rank=3) == ("rank", "layers.2.weight", 3)

@@ -18,8 +18,7 @@ from shardviz.picture.model import sides
 from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp, view
 from tests.dumps import Made, make_dump
-from tests.lanes import at_night
-from tests.tui.driving import Driven, press, rest, until, walk, walk_on
+from tests.tui.driving import Driven, rest, until, walk, walk_on
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
@@ -269,7 +268,7 @@ def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
             await pilot.click("#small-mesh", offset=(11, 2))
             await pilot.click("#tabs", offset=(13, 0))
             await rest(pilot)
-            return app.selection.side, app.selection.plane.at, app.selection.rank, app.screen.view_name
+            return app.selection.side, app.selection.plane.at, app.selection.rank, app.view_name
 
     assert asyncio.run(run()) == ("held", (3, 1), 5, "mesh")
 
@@ -292,17 +291,3 @@ def test_the_mouse_asks_who_holds_the_element_under_it(bug: Path, shapes: Path) 
     assert wrong == "[2, 1]\nclaimed by 1\nheld by 4 ✗"
     assert beside == ""
     assert asyncio.run(run(shapes, "slash", *"vector", "enter"))[0].splitlines()[0].count(",") == 0
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.05, *at_night([(0.02,), (0.1,)])])
-def test_leaving_while_a_view_is_made_is_not_a_failure(healthy: Path, seconds: float) -> None:
-    async def run() -> int | None:
-        app = ShardvizApp(healthy)
-        async with app.run_test() as pilot:
-            await press(pilot, "2")
-            app.simulate_key("3")
-            await asyncio.sleep(seconds)
-            app.exit()
-        return app.return_code
-
-    assert asyncio.run(run()) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from rich.segment import Segment
 from rich.text import Text
 from textual import on
 
@@ -31,7 +30,7 @@ from ..widgets.finding_card import (
     lines_to_fix,
     most_of_card,
 )
-from ..widgets.frame import Box, Word, WordLine
+from ..widgets.frame import Box, WordLine, word
 from ..widgets.grid import CHOSEN, DIM, Lines
 from ..widgets.listing import SEARCHING, TO_TREE, Listing, Searching
 from ..widgets.mesh_grid import LEGEND, MeshGrid, drawn_side, lights_of
@@ -84,28 +83,27 @@ class SideBar(WordLine):
             drawn: The side that is drawn, as that one may not be known.
             why: What is wrong, where that is not where parts are.
         """
-        if self._shown != (side, titles, drawn, why):
-            self._shown = side, titles, drawn, why
-            self.refresh()
+        self._shown = side, titles, drawn, why
+        self.on_resize()
 
     def action_show_side(self, side: Side) -> None:
         """Ask for another side, after a click."""
         self.post_message(Picked(side=side))
 
-    def words(self) -> list[Word]:
-        """Return one word per side, and the legend."""
+    def on_resize(self) -> None:
+        """Write one word per side, and the legend that there is room for."""
         asked_for, titles, drawn, why = self._shown
         names = dict(zip(SIDES, (*titles, "difference"), strict=True))
-        sides = []
+        line = Text()
         for side, title in names.items():
-            segment = Segment(f"[{title}]", CHOSEN) if side == asked_for else Segment(f" {title} ", DIM)
-            sides.append(Word((segment,), f"show_side('{side}')", TOOLTIPS[title]))
+            text, style = (f"[{title}]", CHOSEN) if side == asked_for else (f" {title} ", DIM)
+            line.append_text(word(text, f"show_side('{side}')", TOOLTIPS[title], style))
         legends = LEGENDS[names[asked_for]] if drawn == asked_for else NOT_KNOWN[drawn]
         if why and drawn == asked_for and names[asked_for] == "difference":
             legends = (f"{WRONG} {why}",)
-        room = self.size.width - sum(word.width for word in sides) - len(GAP)
+        room = self.size.width - line.cell_len - len(GAP)
         legend = next((text for text in legends if not self.size.width or len(text) <= room), "")
-        return [*sides, Word((Segment(GAP + legend, DIM),))]
+        self.update(line.append(GAP + legend, DIM), layout=False)
 
 
 class MapPanel(Box):
@@ -322,10 +320,10 @@ one is to go to its place on the map.
         self.state.selection = replace(self.state.selection, finding=message.index)
 
     @on(Lines.Chosen)
-    async def _chosen(self, message: Lines.Chosen) -> None:
+    def _chosen(self, message: Lines.Chosen) -> None:
         if self.state.document is not None:
             self.state.selection = of_finding(self.state.document, self.state.selection, message.index)
-            await self.state.action_show_view("explore")
+            self.state.action_show_view("explore")
 
 
 def _line(document: Document, index: int) -> Text:

@@ -187,8 +187,8 @@ to see all tensors of its first rank, or of the one that was chosen before.
             self.state.selection = replace(self.state.selection, rank=ranks[0])
 
     @on(Lines.Chosen, "#bars")
-    async def _rank_opened(self) -> None:
-        await self.state.action_show_view("rank")
+    def _rank_opened(self) -> None:
+        self.state.action_show_view("rank")
 
 
 def _title(usage: Usage) -> str:

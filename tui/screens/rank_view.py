@@ -253,9 +253,9 @@ class MeshView(View):
             self._heat = (self._heat + 1) % (len(self.state.document.heats) + 1)
             self.show_again()
 
-    async def action_open_rank(self) -> None:
+    def action_open_rank(self) -> None:
         """Show the rank's own view."""
-        await self.state.action_show_view("rank")
+        self.state.action_show_view("rank")
 
 
 LEAST_PART = 6
@@ -361,8 +361,8 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
                 self.state.selection = replace(selection, name=line.name)
 
     @on(Lines.Chosen)
-    async def _chosen(self) -> None:
-        await self.state.action_show_view("explore")
+    def _chosen(self) -> None:
+        self.state.action_show_view("explore")
 
     @on(Search.Changed)
     def _searched(self, message: Input.Changed) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from rich.cells import cell_len
-from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 from textual.containers import Vertical, VerticalScroll
-from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -21,7 +18,7 @@ from shardviz.text import counted, printable
 
 from ..colors import verdict_style
 from ..model.names import LEAST_NAME, fitted, shortened
-from .grid import CHOSEN, DIM
+from .grid import CHOSEN, DIM, PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +26,6 @@ if TYPE_CHECKING:
 
     from textual import events
     from textual.binding import ActiveBinding
-    from textual.geometry import Size
-    from textual.screen import Screen
 
     from shardviz.check.verdicts import Verdict
     from shardviz.dump.records.files import RunRecord
@@ -97,51 +92,20 @@ def _text(title: str | Text) -> Text:
     return Text(title) if isinstance(title, str) else title
 
 
-@dataclass(frozen=True)
-class Word:
-    """One word of the line: its characters with their styles, the action that a click runs, and its tooltip."""
-
-    segments: tuple[Segment, ...]
-    action: str = ""
-    tooltip: str = ""
-
-    @property
-    def width(self) -> int:
-        """Its columns."""
-        return sum(segment.cell_length for segment in self.segments)
+def word(text: Text | str, action: str = "", tooltip: str = "", style: Style = PLAIN) -> Text:
+    """Return a word of a `WordLine`: the action that a click runs, and its tooltip, are in its style."""
+    meta = {"@click": action, "tooltip": tooltip} if action else {}
+    return Text.assemble(text, style=style + Style(meta=meta))
 
 
-class WordLine(Widget):
-    """Words in a line, each with an action and a tooltip. Subclasses define `words`, and refresh on a change."""
+class WordLine(Static):
+    """Words in a line, each with an action and a tooltip of its own."""
 
-    def words(self) -> Sequence[Word]:
-        """Return the words of the line as they are now."""
-        raise NotImplementedError
-
-    def get_content_width(self, container: Size, viewport: Size) -> int:
-        """Take as many columns as the words have."""
-        return sum(word.width for word in self.words())
-
-    def render_line(self, y: int) -> Strip:
-        """Paint the line."""
-        segments, style = [segment for word in self.words() for segment in word.segments], self.rich_style
-        return Strip(segments).apply_style(style).adjust_cell_length(self.size.width, style)
-
-    def _at(self, x: int) -> Word | None:
-        words = self.words()
-        ends = accumulate(word.width for word in words)
-        return next((word for word, end in zip(words, ends, strict=True) if x < end), None)
+    auto_links = False
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         """Show the tooltip of the word under the mouse."""
-        word = self._at(event.x)
-        self.tooltip = (word and word.tooltip) or None
-
-    async def on_click(self, event: events.Click) -> None:
-        """Run the action of the word under the mouse."""
-        event.stop()
-        if (word := self._at(event.x)) and word.action:
-            await self.run_action(word.action)
+        self.tooltip = event.style.meta.get("tooltip") or None
 
 
 ALWAYS = ("help", "quit")
@@ -153,45 +117,26 @@ class KeyBar(WordLine):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"key-bar--key"}
 
-    _keys: Sequence[ActiveBinding] = ()
-
     def on_mount(self) -> None:
         """Follow the focus."""
-        self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
+        self.screen.bindings_updated_signal.subscribe(self, lambda _: self.on_resize())
 
-    def _bindings_changed(self, screen: Screen[object]) -> None:
+    def on_resize(self) -> None:
+        """Write the keys that fit in the line."""
         shown: dict[str, ActiveBinding] = {}
-        for active in screen.active_bindings.values():
+        for active in self.screen.active_bindings.values():
             if active.binding.show and active.enabled:
                 shown.setdefault(active.binding.action, active)
         keys = sorted(shown.values(), key=lambda active: active.binding.action in ALWAYS)
-        if keys != self._keys:
-            self._keys = keys
-            self.refresh()
-
-    def words(self) -> list[Word]:
-        """Return the keys that fit in the line."""
-        bold = self.get_component_rich_style("key-bar--key")
-        words = [
-            Word(
-                (
-                    Segment(f" {self.app.get_key_display(active.binding)} ", bold),
-                    Segment(f"{active.binding.description} "),
-                ),
-                f"press({number})",
-                active.tooltip,
-            )
-            for number, active in enumerate(self._keys)
-        ]
-        last = sum(active.binding.action in ALWAYS for active in self._keys)
-        while len(words) > last and sum(word.width for word in words) > self.size.width:
+        words, last = [*map(self._word, keys)], sum(active.binding.action in ALWAYS for active in keys)
+        while len(words) > last and sum(word.cell_len for word in words) > self.size.width:
             words.pop(-1 - last)
-        return words
+        self.update(Text().join(words), layout=False)
 
-    async def action_press(self, number: int) -> None:
-        """Run the action of a key on the widget that binds it."""
-        active = self._keys[number]
-        await self.app.run_action(active.binding.action, active.node)
+    def _word(self, active: ActiveBinding) -> Text:
+        key = f" {self.app.get_key_display(active.binding)} ", self.get_component_rich_style("key-bar--key")
+        action = f"app.simulate_key('{active.binding.key}')"
+        return word(Text.assemble(key, f"{active.binding.description} "), action, active.tooltip)
 
 
 Tab = tuple[str, str, str, str]
@@ -201,35 +146,16 @@ Tab = tuple[str, str, str, str]
 class ViewTabs(WordLine):
     """A key and a title for each view, the current one marked; a click shows a view."""
 
-    def __init__(self, tabs: list[Tab], current: str, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._tabs = tabs
-        self._current = current
-
-    def show(self, current: str) -> None:
-        """Mark the current view."""
-        self._current = current
-        self.refresh(layout=self.is_narrow)
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether only the current view has its title: the verdict has room for its words in any case."""
-        whole = sum(len(f" {key} {title}") for _, key, title, _ in self._tabs)
-        return whole > self.app.size.width - FOR_VERDICT
-
-    def words(self) -> list[Word]:
-        """Return one word per view."""
-        is_narrow = self.is_narrow
-        return [
-            Word(
-                (Segment(f" {key} " if is_narrow and not is_current else f" {key} {title}{' ' * is_current}", style),),
-                f"app.show_view('{name}')",
-                f"{title}: {tooltip}" if is_narrow else tooltip,
-            )
-            for name, key, title, tooltip in self._tabs
-            for is_current in (name == self._current,)
-            for style in (CHOSEN if is_current else DIM,)
-        ]
+    def show(self, tabs: Sequence[Tab], current: str) -> None:
+        """Mark the current view; where it is narrow, only that one has its title, for the verdict to have room."""
+        whole = sum(len(f" {key} {title}") for _, key, title, _ in tabs)
+        is_narrow, words = whole > self.app.size.width - FOR_VERDICT, []
+        for name, key, title, tooltip in tabs:
+            is_current = name == current
+            text = f" {key} " if is_narrow and not is_current else f" {key} {title}{' ' * is_current}"
+            about = f"{title}: {tooltip}" if is_narrow else tooltip
+            words.append(word(text, f"app.show_view('{name}')", about, CHOSEN if is_current else DIM))
+        self.update(Text().join(words))
 
 
 class Title(Static):
