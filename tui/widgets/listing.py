@@ -17,7 +17,7 @@ from ..colors import verdict_style
 from ..keys import keys
 from ..model.names import LEAST_NAME, shortened
 from ..model.selection import TensorChosen, TensorOpened
-from ..model.tree import Filters, Node, TreeLines, errors_first, layer_of, tree_of
+from ..model.tree import Filters, Node, errors_first, layer_of, lines_of, tree_of, visible
 from .frame import Box
 from .grid import Lines
 
@@ -52,7 +52,6 @@ class ModuleTree(Lines):
         super().__init__(id=id)
         self.order: Callable[[Sequence[Node]], float] | None = None
         self._root = Node()
-        self._known = TreeLines(self._root)
         self._every: list[TreeLine] = []
         self._visible: list[TreeLine] = []
         self._opened: dict[ModulePath, bool] = {}
@@ -76,8 +75,7 @@ class ModuleTree(Lines):
 
     def _arrange(self) -> None:
         before = self.at_cursor
-        self._known = TreeLines(self._root, self._apart, self.order)
-        self._every = self._known.listed(lambda _: True)
+        self._every = lines_of(self._root, self._apart, self.order)
         self._list(before)
 
     @property
@@ -108,7 +106,7 @@ class ModuleTree(Lines):
 
     def _list(self, current: TreeLine | None) -> None:
         """List the lines in open modules, with the cursor on one of them, or on the closed module around it."""
-        self._visible = self._known.listed(self._is_open)
+        self._visible = visible(self._every, self._is_open)
         places = {row.path: at for at, row in reversed([*enumerate(self._visible)])}
         row = self._same(current) if current is not None and current.path not in places else current
         around = (row.path[:depth] for depth in range(len(row.path), 0, -1)) if row else ()
