@@ -23,7 +23,7 @@ from shardviz.text import counted, printable
 
 from .colors import verdict_style
 from .keys import keys
-from .model.names import shortened
+from .model.names import fitted
 from .model.selection import Selection, TensorOpened, carried_over, next_plane, of_entry
 from .model.stored import StoredDocument, file_line, named, where
 from .viewer import Viewer, run
@@ -148,7 +148,7 @@ listed below with their sizes, each beside the largest one's. Beside them is wha
         """Write the name, the verdict, when it changed, and the sum; or why it cannot be read."""
         checkpoint, note = self._document.checkpoint, f" · changed {self.changed}" if self.changed else ""
         verdict = Text.assemble(verdict_text(self._document), (f"{note} · {total(checkpoint)}", "dim"))
-        title = Text.assemble((shortened(printable(checkpoint.path.name), MOST_NAME), "bold"), "  ", no_wrap=True)
+        title = Text.assemble((fitted(printable(checkpoint.path.name), MOST_NAME), "bold"), "  ", no_wrap=True)
         title.append_text(Text(self.note, verdict_style("warning")) if self.note else verdict)
         for static in self.query("#stored-title").results(Static):
             static.update(title)
@@ -164,7 +164,7 @@ listed below with their sizes, each beside the largest one's. Beside them is wha
         if not document.entries:
             return
         tensor_map, plane = self.query_one("#map", TensorMap), self.selection.plane
-        title = f"{shortened(document.entries[entry].title)}  {document.entries[entry].layout}"
+        title = f"{fitted(document.entries[entry].title)}  {document.entries[entry].layout}"
         self.query_one("#map-panel", Box).set_titles(title)
         text = Text("nothing to draw: the tensor has no elements", "dim")
         try:

@@ -126,4 +126,4 @@ def test_what_cannot_be_opened_says_why(
 
 def test_a_long_name_leaves_room_for_the_verdict() -> None:
     text = title_text(Path("x" * 300), room=50).plain
-    assert re.fullmatch(r"x{21}…  ◌", text)
+    assert re.fullmatch(r"x{7}…x{14}  ◌", text)

@@ -33,7 +33,7 @@ from shardviz.picture.text.report import listed_rows
 from shardviz.tui import web
 from shardviz.tui.loading import checked
 from shardviz.tui.model.document import MOST_KEPT, Document
-from shardviz.tui.model.names import fitted, shortened
+from shardviz.tui.model.names import fitted
 from shardviz.tui.model.pairs import RELATIONS, pairs
 from shardviz.tui.model.rank import ids_beside, ids_in_memory, part_text, rank_lines, values_beside
 from shardviz.tui.model.selection import Selection, carried_over, of_entry
@@ -144,10 +144,6 @@ def test_a_tensor_has_the_same_verdict_as_in_text_and_on_the_page(tmp_path: Path
     verdicts = {entry.title: entry.verdict for entry in changed.entries}
     assert verdicts == {"good": "good", "wrong": "error", "warned": "warning", "unseen": "unknown"}
     assert verdicts == {name: row.verdict for name, row in listed_rows(doc.dump, report)}
-
-
-def test_a_name_that_is_cut_ends_in_an_ellipsis_and_one_that_fits_is_whole() -> None:
-    assert (shortened("weight", 6), shortened("weights", 6), len(shortened("x" * 99))) == ("weight", "weigh…", 48)
 
 
 def test_layers_in_one_line_are_counted_together_and_what_shares_storage_once(tmp_path: Path) -> None:
@@ -379,9 +375,9 @@ def test_a_name_that_does_not_fit_keeps_both_of_its_ends() -> None:
 @pytest.mark.parametrize("room", range(1, 24))
 def test_names_with_wide_characters_are_cut_to_columns(room: int) -> None:
     for name in ("层.注意力.weight", "层" * 30, "ab层" * 9, "layers.0.weight" * 3):
-        for text in (fitted(name, room), shortened(name, room)):
-            assert cell_len(text) <= room
-            assert ("…" in text) == (cell_len(name) > room)
+        text = fitted(name, room)
+        assert cell_len(text) <= room
+        assert ("…" in text) == (cell_len(name) > room)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from shardviz.picture.model.sides import first_difference
 from shardviz.picture.model.subjects.subject import IN_PLACE, OF_PLACES
 from shardviz.text import counted, nearest, printable
 
-from .names import shortened
+from .names import fitted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -357,7 +357,7 @@ def about(document: AnyDocument, target: Target) -> str:
         return f"rank {target.rank}: {document.mesh.label(target.rank)}{lost}"
     if target.entry is None:
         return ""
-    title = f"{shortened(printable(target.name))}  {document.entries[target.entry].layout}"
+    title = f"{fitted(printable(target.name))}  {document.entries[target.entry].layout}"
     if target.place is None:
         others = f"\nand {counted(target.others, 'more tensor')} with this in the name" if target.others else ""
         return title + others

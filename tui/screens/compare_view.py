@@ -14,7 +14,7 @@ from shardviz.picture.text.table import padded
 
 from ..colors import ink
 from ..keys import keys
-from ..model.names import shortened
+from ..model.names import fitted
 from ..model.selection import Picked, Zoomed, of_entry
 from ..widgets.frame import Box, ScrollBox
 from ..widgets.grid import Lines
@@ -163,5 +163,5 @@ what it claims.
 def pair_text(pair: Pair) -> Text:
     """Write a line of the list: how a pair compares as a sign, its name, and what differs."""
     style = ink(GREY if pair.sign in "=?" else VERMILLION, bold=True)
-    name = padded(shortened(pair.title), 32) + "  "
+    name = padded(fitted(pair.title), 32) + "  "
     return Text.assemble((f" {pair.sign} ", style), name, (pair.what, "dim"), no_wrap=True)

@@ -16,7 +16,7 @@ from shardviz.text import printable
 
 from ..colors import verdict_style
 from ..keys import keys
-from ..model.names import shortened
+from ..model.names import fitted
 from ..model.selection import Picked, Selection, TensorOpened, name_of, next_plane, next_slice, of_finding
 from ..model.tree import after
 from ..widgets.finding_card import (
@@ -328,7 +328,7 @@ one is to go to its place on the map.
 
 def _line(document: Document, index: int) -> Text:
     finding = document.findings[index]
-    name = shortened(printable(finding.title)) or "(the dump)"
+    name = fitted(printable(finding.title)) or "(the dump)"
     return Text.assemble(
         (f" {UNICODE.of(finding.severity)} ", verdict_style(finding.severity)),
         (f"{name:<28}", "bold"),

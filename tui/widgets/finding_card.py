@@ -19,7 +19,7 @@ from shardviz.picture.text.terminal import BAD, GOOD, UNICODE, Terminal
 from shardviz.text import counted, printable
 
 from ..colors import ink, verdict_style
-from ..model.names import shortened
+from ..model.names import fitted
 from .frame import ScrollBox
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def finding_head(document: Document, index: int) -> Text:
     if not document.findings:
         return Text()
     finding = document.findings[index]
-    name = shortened(printable(finding.title), MOST_NAME)
+    name = fitted(printable(finding.title), MOST_NAME)
     kind = f"{UNICODE.of(finding.severity)} {finding.kind}"
     entry = document.by_finding.get(index)
     beside = len(document.entries[entry].findings) if entry is not None else 0

@@ -17,7 +17,7 @@ from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, printable
 
 from ..colors import verdict_style
-from ..model.names import LEAST_NAME, fitted, shortened
+from ..model.names import LEAST_NAME, fitted
 from .grid import CHOSEN, DIM, PLAIN
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def title_text(
     for_name = max(room - FOR_VERDICT, min(room - 2 - state.cell_len, LEAST_NAME))
     text = Text(no_wrap=True, overflow="ellipsis")
     if for_name >= min(LEAST_NAME, len(name)):
-        text.append(f"{shortened(name, for_name)}  ", "bold")
+        text.append(f"{fitted(name, for_name)}  ", "bold")
     text.append_text(state)
     entries = document.entries if document is not None else ()
     weights = len({name for entry in entries if entry.tensor.role in WEIGHTS for name in entry.names})

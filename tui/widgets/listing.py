@@ -15,7 +15,7 @@ from shardviz.picture.text.terminal import UNICODE
 
 from ..colors import verdict_style
 from ..keys import keys
-from ..model.names import LEAST_NAME, shortened
+from ..model.names import LEAST_NAME, fitted
 from ..model.selection import TensorChosen, TensorOpened
 from ..model.tree import Filters, Node, errors_first, layer_of, lines_of, tree_of, visible
 from .frame import Box
@@ -127,7 +127,7 @@ class ModuleTree(Lines):
         is_nested = any(line.entry is None for line in self._every)
         mark = "  " * (is_nested and not depth) if row.entry is not None else "▾ " if self._is_open(row) else "▸ "
         line = Text.assemble(("│ " * depth, "dim"), mark, self.sign(row), no_wrap=True)
-        line.append(shortened(row.path[-1].rstrip(), self.room_for_name(line.cell_len)))
+        line.append(fitted(row.path[-1].rstrip(), self.room_for_name(line.cell_len)))
         return line.append_text(self.about(row, line.cell_len))
 
     def room_for_name(self, column: int) -> int:
@@ -215,8 +215,8 @@ them, and so does one that you search for or go to.
         entry = self.entries[row.entry]
         layout, facts = f"  {entry.short_layout}", f"  {entry.facts}"
         room = self.text_width - column
-        if len(layout) > room:
-            return Text(shortened(layout, room) if room > len(layout) * LEAST_LAYOUT else "", "dim")
+        if room <= len(layout) * LEAST_LAYOUT:
+            return Text()
         return Text(layout + facts * (len(layout) + len(facts) <= room), "dim")
 
     def room_for_name(self, column: int) -> int:
