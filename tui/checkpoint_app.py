@@ -27,7 +27,7 @@ from .model.names import fitted
 from .model.selection import Selection, TensorOpened, carried_over, next_plane, of_entry
 from .model.stored import StoredDocument, file_line, named, where
 from .viewer import Viewer, run
-from .widgets.finding_card import Room, finding_body
+from .widgets.finding_card import finding_body
 from .widgets.frame import Box, KeyBar, ScrollBox, verdict_text
 from .widgets.grid import Lines
 from .widgets.listing import SEARCHING, TO_TREE, Listing, Searching
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 
 
 MOST_NAME = 60
-
-FIX_FIRST = 1
-"""Lines of a card that is too small for a finding's layouts above its fix."""
 
 
 class CheckpointApp(Viewer[StoredDocument], Searching):
@@ -220,7 +217,7 @@ def findings_text(report: Report, width: int) -> RenderableType:
         kind = (f"{UNICODE.of(finding.severity)} {finding.kind}", verdict_style(finding.severity))
         parts += [Text("")] * bool(parts)
         parts += [Text.assemble(kind, (f"  {printable(finding.title)}", "bold"))]
-        parts += [finding_body(finding, room=Room(width, FIX_FIRST))]
+        parts += [finding_body(finding, width=width)]
     parts += not_checked_lines(report, Terminal(width=width))
     if not parts:
         return Text(f"✓ the files have all of {counted(report.num_tensors, 'tensor')}", verdict_style("good"))

@@ -19,17 +19,7 @@ from ..keys import keys
 from ..model.names import fitted
 from ..model.selection import Picked, Selection, TensorOpened, name_of, next_plane, next_slice, of_finding
 from ..model.tree import after
-from ..widgets.finding_card import (
-    BESIDE,
-    BESIDE_SHORT,
-    MOST_COLUMNS,
-    CardBox,
-    FindingCard,
-    Room,
-    finding_head,
-    lines_to_fix,
-    most_of_card,
-)
+from ..widgets.finding_card import BESIDE, CardBox, FindingCard, finding_head, lines_to_fix
 from ..widgets.frame import Box, WordLine, word
 from ..widgets.grid import CHOSEN, DIM, Lines
 from ..widgets.listing import SEARCHING, TO_TREE, Listing, Searching
@@ -189,11 +179,15 @@ class MapPanel(Box):
             tensor_map.go(place)
 
 
-EDGE = 1
-"""Lines of a border above or below a card."""
-
 FINDINGS_KEY = "4"
 """The key of the screen with all findings."""
+
+
+MAP, SMALL_MAP = 15, 8
+"""Lines of a map's box beside the finding that it shows, and beside one that a table shows."""
+
+MOST = 0.6
+"""The part of the lines that a finding gets at most: the list of tensors needs the others."""
 
 
 class ExploreView(View, Searching):
@@ -232,33 +226,24 @@ class ExploreView(View, Searching):
             self.query_one(MapPanel).show(document, selection)
 
     def on_resize(self) -> None:
-        """Share the lines again."""
+        """Write the finding in the columns that there are now."""
         if self.display and self.state.document is not None:
             self._show_finding(self.state.document, self.state.selection)
 
     def _show_finding(self, document: Document, selection: Selection) -> None:
-        """Show the finding of the chosen tensor in the lines that map and list can do without."""
+        """Show the finding of the chosen tensor."""
         box, card, finding = self.query_one(CardBox), self.query_one(FindingCard), selection.finding
         if document.findings and not document.is_about(finding, selection.entry):
             card.show_other(document, selection.entry, finding)
             box.head(Text())
             return
-        room = self._room(document, finding)
-        box.styles.max_height = room.height + (EDGE if self.screen.has_class("-short") else 2 * EDGE)
-        card.show(document, finding, room)
+        card.show(document, finding, self.room.width)
+        if document.findings:
+            height, has_table = self.room.height, document.exhibit(finding) is not None
+            most = min(height - (SMALL_MAP if has_table else MAP), int(height * MOST))
+            least = lines_to_fix(document.findings[finding], self.room.width - BESIDE)
+            box.styles.max_height = max(most, least + (1 if self.screen.has_class("-short") else 2))
         box.head(finding_head(document, finding), f"{FINDINGS_KEY} shows all")
-
-    def _room(self, document: Document, finding: int) -> Room:
-        """Return the lines and columns of the finding's card."""
-        width, height = self.room
-        is_short = self.screen.has_class("-short")
-        borders = EDGE if is_short else 2 * EDGE
-        listed = sum(len(entry.names) for entry in document.entries if entry.listed)
-        has_table = finding < len(document.findings) and document.exhibit(finding) is not None
-        columns = max(width - (BESIDE_SHORT if is_short else BESIDE), 1)
-        least = lines_to_fix(document.findings[finding], columns) if document.findings else 0
-        lines = most_of_card(height, listed, borders=borders, has_table=has_table, least=least) - borders
-        return Room(columns, max(lines, 1))
 
     @on(TensorOpened)
     def focus_map(self) -> None:
@@ -309,7 +294,7 @@ one is to go to its place on the map.
 
     def show(self, document: Document, selection: Selection) -> None:
         """Show the findings, with the cursor on the chosen one."""
-        self.query_one(FindingCard).show(document, selection.finding, Room(max(self.room.width - BESIDE, MOST_COLUMNS)))
+        self.query_one(FindingCard).show(document, selection.finding, self.room.width)
         self.query_one(CardBox).head(finding_head(document, selection.finding), "tab, down")
         count = len(document.findings)
         self.query_one("#findings-box").display = count > 0
