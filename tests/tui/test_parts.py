@@ -167,7 +167,7 @@ def test_a_reason_for_not_checking_is_listed_once_for_identical_layers_and_witho
 
 def test_tensors_that_were_not_looked_at_are_not_said_to_match(tmp_path: Path) -> None:
     doc = document(tmp_path / "a.shardviz", "tp=2", {"w": "[4/tp]", "b": "[2]"})
-    assert verdict_text(doc).plain.startswith("✓ no findings: all 2 tensors match their placements")
+    assert verdict_text(doc).plain.startswith("✓ no findings: each of 2 tensors matches its placements")
     changed = replace(doc, report=replace(doc.report, not_checked=(NotChecked("w", "no values", "values"),)))
     assert verdict_text(changed).plain.startswith("? no findings: 1 of 2 tensors not checked")
 

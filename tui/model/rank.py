@@ -19,7 +19,7 @@ from shardviz.layout.region import Region, indices
 from shardviz.picture.model.holders import ranks_of, ranks_text
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import CLAIMED_AND_HELD
-from shardviz.text import bytes_text, natural_key, printable
+from shardviz.text import bytes_text, cut_at_comma, natural_key, printable
 
 from .selection import index_of
 
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 SAMPLE = 16
 """How many rows and columns decide the width of a column of values."""
+
+MOST_HOVERED = 40
+"""Characters of the ranks in a tooltip."""
 
 MOST_LOOKED_AT = 32
 """Ranks whose own parts are looked into while a key is typed."""
@@ -273,6 +276,14 @@ def named(mask: int, mesh: Mesh | None) -> str:
     if mesh is not None and len(ranks) == 1 and ranks[0] in mesh:
         return f"{ranks[0]} ({mesh.label(ranks[0]).replace(',', '')})"
     return ranks_text(mask) if ranks else "nobody"
+
+
+def hovered(sides: Sides, place: Sequence[int], shape: Sequence[int]) -> str:
+    """Say in a few words who holds an element, by its index in the holders' shape; a tensor may have fewer dims."""
+    cell = sides.at(place)
+    lines = [f"[{', '.join(map(str, place[len(place) - len(shape) :]))}]"]
+    lines += [f"{title} by {cut_at_comma(named(mask, None), MOST_HOVERED)}" for title, mask in holders_at(sides, cell)]
+    return "\n".join(lines) + (f" {WRONG}" if sides.has_held and cell.is_wrong else "")
 
 
 def who_has(dump: Dump, tensor: Tensor, sides: Sides, place: Sequence[int], name: str = "") -> list[str]:

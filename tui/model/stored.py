@@ -11,7 +11,7 @@ from rich.text import Text
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import rank_color
 from shardviz.picture.model.subjects.stored import numbered, stored
-from shardviz.picture.text.checkpoint import in_order
+from shardviz.picture.text.checkpoint import in_order, total
 from shardviz.text import bytes_text, nearest, printable
 
 from ..colors import rank_style, verdict_style
@@ -46,6 +46,8 @@ class StoredEntry:
     role: ClassVar[str] = "param"
     listed: ClassVar[bool] = True
     has_claim: ClassVar[bool] = True
+    mesh: ClassVar[None] = None
+    pending: ClassVar[str] = ""
     axes: ClassVar[frozenset[str]] = frozenset()
 
     @property
@@ -72,6 +74,10 @@ class StoredEntry:
     def facts(self) -> str:
         """Its bytes."""
         return bytes_text(self.tensor.num_bytes)
+
+    def title_of(self, name: str) -> str:
+        """Return its name, safe to print."""
+        return self.title
 
     def verdict_of(self, name: str) -> Verdict:
         """Return the verdict on it."""
@@ -119,9 +125,22 @@ class StoredDocument(Judged):
         """Return which file holds what of a tensor."""
         return self.stored(entry).sides
 
+    @property
+    def counts(self) -> str:
+        """Its tensors, their bytes and its files."""
+        return total(self.checkpoint)
+
+    def find(self, text: str) -> str:
+        """Return the tensor that a text names."""
+        return named(self.checkpoint, text)
+
+    def describe(self, entry: int, place: Sequence[int], name: str = "") -> str:
+        """Say which bytes of which file have an element."""
+        return where(self.stored(entry), place).plain
+
     def who(self, entry: int, place: Sequence[int], name: str = "") -> list[str]:
         """Say which bytes of which file have an element."""
-        return where(self.stored(entry), place).plain.splitlines()
+        return self.describe(entry, place).splitlines()
 
 
 def parts_at(tensor: Stored, place: Sequence[int]) -> list[StoredPart]:

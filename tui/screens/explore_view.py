@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
 from textual import on
+from textual.containers import Horizontal
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import WRONG
@@ -18,23 +19,24 @@ from ..colors import verdict_style
 from ..keys import keys
 from ..model.names import fitted
 from ..model.selection import Picked, Selection, TensorOpened, name_of, next_plane, next_slice, of_finding
+from ..model.stored import StoredDocument, file_line
 from ..model.tree import after
 from ..widgets.finding_card import BESIDE, CardBox, FindingCard, finding_head, lines_to_fix
 from ..widgets.frame import Box, WordLine, word
 from ..widgets.grid import CHOSEN, DIM, Lines
 from ..widgets.listing import SEARCHING, TO_TREE, Listing, Searching
 from ..widgets.mesh_grid import LEGEND, MeshGrid, drawn_side, lights_of
-from ..widgets.tensor_map import Inspector, TensorMap, hovered
+from ..widgets.tensor_map import Inspector, TensorMap
 from .view import SIDES, View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
 
+    from shardviz.checkpoint.records import Checkpoint
     from shardviz.picture.text.paint import Side
 
-    from ..app import ShardvizApp
-    from ..model.document import Document
-    from ..model.selection import Target
+    from ..model.selection import AnyDocument, Target
+    from ..viewer import Viewer
 
 
 GAP = "  "
@@ -99,7 +101,7 @@ class SideBar(WordLine):
 class MapPanel(Box):
     """A tensor's map below the choice of its sides, with a small mesh, and the element under the cursor in words."""
 
-    _document: Document | None = None
+    _document: AnyDocument | None = None
     _selection = Selection()
 
     BINDINGS = keys(
@@ -121,7 +123,7 @@ class MapPanel(Box):
         yield MeshGrid(id="small-mesh")
         yield Inspector(id="inspector")
 
-    def show(self, document: Document, selection: Selection) -> None:
+    def show(self, document: AnyDocument, selection: Selection) -> None:
         """Show the chosen tensor."""
         self._document, self._selection = document, selection
         entry, sides, why = document.entries[selection.entry], None, ""
@@ -139,14 +141,17 @@ class MapPanel(Box):
         self.set_name_title(entry.title_of(selection.name), after=layouts)
         side = drawn_side(sides, selection.side) if sides else selection.side
         titles, reasons = (sides.titles, "; ".join(sides.reasons)) if sides else (CLAIMED_AND_HELD, "")
-        self.query_one(SideBar).show(selection.side, titles, side, reasons)
-        tensor_map, claimed = self.query_one(TensorMap), entry.tensor.claimed
-        pending = " ".join(f"+{axis}" for axis, _ in claimed.partial) if claimed else ""
-        tensor_map.show(sides, side, plane, pending)
-        tensor_map.describe = (lambda place: hovered(sides, place, entry.tensor.shape)) if sides else None
+        tensor_map = self.query_one(TensorMap)
+        tensor_map.show(sides, side, plane, entry.pending)
+        tensor_map.describe = lambda place: document.describe(selection.entry, place, selection.name)
         self.query_one(Inspector).show(document, selection, sides, why)
-        grid, mesh = self.query_one("#small-mesh", MeshGrid), claimed.mesh if claimed else document.mesh
-        grid.show(mesh, selection.rank, lights_of(document, selection), sides.coloring if sides else None)
+        bar, grid = self.query_one(SideBar), self.query_one("#small-mesh", MeshGrid)
+        if isinstance(document, StoredDocument):
+            bar.display = grid.display = False
+            return
+        bar.show(selection.side, titles, side, reasons)
+        mesh, coloring = entry.mesh or document.mesh, sides.coloring if sides else None
+        grid.show(mesh, selection.rank, lights_of(document, selection), coloring)
         grid.tooltip = LEGEND
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -164,7 +169,7 @@ class MapPanel(Box):
         tensor, block = self._document.entries[self._selection.entry].tensor, zoom.block()
         inside = block[len(block) - len(tensor.shape) :]
         text = f"{name_of(self._document, self._selection)}[{', '.join(f'{start}:{stop}' for start, stop in inside)}]"
-        cast("ShardvizApp", self.app).copy(text)
+        cast("Viewer[AnyDocument]", self.app).copy(text)
 
     def action_next_dims(self) -> None:
         """Draw the next two dims."""
@@ -179,10 +184,6 @@ class MapPanel(Box):
             tensor_map.go(place)
 
 
-FINDINGS_KEY = "4"
-"""The key of the screen with all findings."""
-
-
 MAP, SMALL_MAP = 15, 8
 """Lines of a map's box beside the finding that it shows, and beside one that a table shows."""
 
@@ -190,7 +191,7 @@ MOST = 0.6
 """The part of the lines that a finding gets at most: the list of tensors needs the others."""
 
 
-class ExploreView(View, Searching):
+class ExploreView(View["AnyDocument"], Searching):
     """A tree of tensors, the map of the chosen one, and its finding."""
 
     NAME = "explore"
@@ -218,7 +219,7 @@ class ExploreView(View, Searching):
         with CardBox(id="finding"):
             yield FindingCard(id="card")
 
-    def show(self, document: Document, selection: Selection) -> None:
+    def show(self, document: AnyDocument, selection: Selection) -> None:
         """Show the chosen tensor and finding."""
         self.query_one(Listing).show(document.entries, selection.entry, selection.name)
         self._show_finding(document, selection)
@@ -230,11 +231,11 @@ class ExploreView(View, Searching):
         if self.display and self.state.document is not None:
             self._show_finding(self.state.document, self.state.selection)
 
-    def _show_finding(self, document: Document, selection: Selection) -> None:
+    def _show_finding(self, document: AnyDocument, selection: Selection) -> None:
         """Show the finding of the chosen tensor."""
         box, card, finding = self.query_one(CardBox), self.query_one(FindingCard), selection.finding
         if document.findings and not document.is_about(finding, selection.entry):
-            card.show_other(document, selection.entry, finding)
+            card.show_other(document, selection.entry, finding, self.state.numbers["findings"])
             box.head(Text())
             return
         card.show(document, finding, self.room.width)
@@ -243,7 +244,11 @@ class ExploreView(View, Searching):
             most = min(height - (SMALL_MAP if has_table else MAP), int(height * MOST))
             least = lines_to_fix(document.findings[finding], self.room.width - BESIDE)
             box.styles.max_height = max(most, least + (1 if self.screen.has_class("-short") else 2))
-        box.head(finding_head(document, finding), f"{FINDINGS_KEY} shows all")
+        box.head(finding_head(document, finding), f"{self.state.numbers['findings']} shows all")
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A checkpoint has one side, no roles and no axes."""
+        return action not in ("next_side", "next") or not isinstance(self.state.document, StoredDocument)
 
     @on(TensorOpened)
     def focus_map(self) -> None:
@@ -265,7 +270,44 @@ class ExploreView(View, Searching):
             listing.filter(**{name: after(choices, getattr(listing.filters, name))})
 
 
-class FindingsView(View):
+class StoredView(ExploreView):
+    """The same of a checkpoint, with its files beside the finding."""
+
+    HELP = """\
+## The checkpoint
+
+Its tensors on the left; the map of the chosen one shows which part of it is in which file. The files are numbered, and
+listed below with their sizes, each beside the largest one's. Beside them is what is wrong.
+"""
+
+    _checkpoint: Checkpoint | None = None
+
+    def compose(self) -> ComposeResult:
+        """Put the files and the finding below the tree and the map."""
+        yield Listing(id="tree-box")
+        yield MapPanel(id="map-panel")
+        with Horizontal(id="stored-below"):
+            with Box(id="files-box"):
+                yield Lines(id="files")
+            with CardBox(id="finding"):
+                yield FindingCard(id="card")
+
+    def show(self, document: AnyDocument, selection: Selection) -> None:
+        """Show the chosen tensor, its finding, and the files once they are read."""
+        super().show(document, selection)
+        assert isinstance(document, StoredDocument), "it shows nothing else"
+        if document.checkpoint is not self._checkpoint:
+            self._checkpoint = document.checkpoint
+            names, sizes, lines = [*document.numbers], document.checkpoint.file_sizes, self.query_one("#files", Lines)
+            most = max((size or 0 for size in sizes.values()), default=0)
+            lines.show(
+                len(names),
+                lambda at: file_line(at, names[at], sizes[names[at]], most, lines.palette, lines.text_width),
+            )
+            self.query_one("#files-box", Box).set_titles(f"Files: {len(names):,}")
+
+
+class FindingsView(View["AnyDocument"]):
     """A list of all findings, with the one under the cursor in full."""
 
     NAME = "findings"
@@ -292,7 +334,7 @@ one is to go to its place on the map.
         """Return the chosen finding."""
         return selection.finding
 
-    def show(self, document: Document, selection: Selection) -> None:
+    def show(self, document: AnyDocument, selection: Selection) -> None:
         """Show the findings, with the cursor on the chosen one."""
         self.query_one(FindingCard).show(document, selection.finding, self.room.width)
         self.query_one(CardBox).head(finding_head(document, selection.finding), "tab, down")
@@ -311,7 +353,7 @@ one is to go to its place on the map.
             self.state.action_show_view("explore")
 
 
-def _line(document: Document, index: int) -> Text:
+def _line(document: AnyDocument, index: int) -> Text:
     finding = document.findings[index]
     name = fitted(printable(finding.title)) or "(the dump)"
     return Text.assemble(

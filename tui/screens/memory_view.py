@@ -115,7 +115,7 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
             self.fill(self._usage)
 
 
-class MemoryView(View):
+class MemoryView(View["Document"]):
     """Modules with their bytes above, ranks as bars below."""
 
     NAME = "memory"

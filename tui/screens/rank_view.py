@@ -189,7 +189,7 @@ def rank_text(document: Document, rank: int) -> Text:
     return text
 
 
-class MeshView(View):
+class MeshView(View["Document"]):
     """Every rank in a grid of axes; the groups of the chosen one and its part of the chosen tensor."""
 
     NAME = "mesh"
@@ -262,7 +262,7 @@ LEAST_PART = 6
 """Characters that are shown of the part behind a name, if anything is."""
 
 
-class RankView(View):
+class RankView(View["Document"]):
     """A rank's card, a line for every tensor that it holds, and the numbers of one of them, or where its part is."""
 
     NAME = "rank"

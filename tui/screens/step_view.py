@@ -243,7 +243,7 @@ together, and the chosen one's is underlined on the mesh.
 """
 
 
-class StepView(View):
+class StepView(View["Document"]):
     """The step's modules, or its collectives with the chosen one in full, and a pipeline's schedule if one ran."""
 
     NAME = "step"

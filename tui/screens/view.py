@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, get_args
+from typing import TYPE_CHECKING, ClassVar, Generic, get_args
 
 from textual.containers import Vertical
 from textual.widget import Widget
 
 from shardviz.picture.text.paint import Side
 
+from ..model.selection import Opened
 from ..model.tree import after
 
 if TYPE_CHECKING:
     from textual.geometry import Size
 
-    from ..app import ShardvizApp
-    from ..model.document import Document
     from ..model.selection import Selection
+    from ..viewer import Viewer
 
 
 SIDES: tuple[Side, ...] = get_args(Side)
 
 
-class View(Vertical):
-    """A view of the dump. Subclasses define `compose` and `show`; they set `state.selection`, and all views follow.
+class View(Vertical, Generic[Opened]):
+    """A view of a document. Subclasses define `compose` and `show`; they set `state.selection`, and all views follow.
 
     `NAME` is its id, `TITLE` and `TOOLTIP` are shown in the tabs, `FOCUS` selects the widget that is focused at first.
     """
@@ -34,13 +34,13 @@ class View(Vertical):
     TOOLTIP: ClassVar[str]
     FOCUS: ClassVar[str]
 
-    def __init__(self, state: ShardvizApp) -> None:
+    def __init__(self, state: Viewer[Opened]) -> None:
         super().__init__(id=self.NAME)
         self.state = state
-        self._shown: tuple[Document | None, object] | None = None
+        self._shown: tuple[Opened | None, object] | None = None
         self._focused: Widget | None = None
 
-    def show(self, document: Document, selection: Selection) -> None:
+    def show(self, document: Opened, selection: Selection) -> None:
         """Show a document and the selection in it."""
         raise NotImplementedError
 

@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Span, Text
 from textual.widgets import Static
 
-from shardviz.check.verdicts import not_compared
 from shardviz.picture.model.palette import GREEN, VERMILLION
 from shardviz.picture.text.ranks import exhibit_lines
 from shardviz.picture.text.report import uncompared_text
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
     from shardviz.picture.exhibits.exhibit import Exhibit
 
-    from ..model.document import Document
+    from ..model.selection import AnyDocument
 
 
 MOST_NAME = 40
@@ -40,9 +39,9 @@ class FindingCard(Static):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(Text("reading …", "dim"), id=id)
 
-    _shown: tuple[Document, int, int] | None = None
+    _shown: tuple[AnyDocument, int, int] | None = None
 
-    def show(self, document: Document, finding: int, width: int) -> None:
+    def show(self, document: AnyDocument, finding: int, width: int) -> None:
         """Show one finding of a document, in so many columns."""
         if self._shown is not None and self._shown[0] is document and self._shown[1:] == (finding, width):
             return
@@ -52,11 +51,11 @@ class FindingCard(Static):
         else:
             self.update(finding_body(document.findings[finding], document.exhibit(finding), width - BESIDE))
 
-    def show_other(self, document: Document, entry: int, finding: int) -> None:
+    def show_other(self, document: AnyDocument, entry: int, finding: int, key: str) -> None:
         """Say that the findings are about other tensors than the chosen one, and which keys lead there."""
         self._shown, verdict = None, document.entries[entry].verdict
         words = {"good": "no finding on this tensor", "unknown": "not checked"}.get(verdict, "")
-        ways = f"n: finding {finding + 1} of {len(document.findings)}; 4: all of them"
+        ways = f"n: finding {finding + 1} of {len(document.findings)}; {key}: all of them"
         self.update(Text.assemble((f"{UNICODE.of(verdict)} {words}", verdict_style(verdict)), (f"  {ways}", "dim")))
 
 
@@ -95,7 +94,7 @@ class CardBox(ScrollBox):
             self.set_titles(self._head, more)
 
 
-def finding_head(document: Document, index: int) -> Text:
+def finding_head(document: AnyDocument, index: int) -> Text:
     """Write the kind of a finding, its tensor, how many findings there are, and how many the tensor has."""
     if not document.findings:
         return Text()
@@ -149,7 +148,7 @@ def _rows(rows: list[tuple[str, str]], width: int) -> Table:
     return table
 
 
-def verdict_text(document: Document) -> Text:
+def verdict_text(document: AnyDocument) -> Text:
     """Write the result of a check without findings, and what was not checked: identical layers once."""
     if document.failed:
         return Text.assemble(("? not checked: ", verdict_style("unknown")), printable(document.failed))
@@ -161,9 +160,10 @@ def verdict_text(document: Document) -> Text:
         what = f": {unchecked:,} of {counted(count, 'tensor')} not checked" if count else ": the dump has no tensors"
         text = Text.assemble(("? no findings", verdict_style("unknown")), what)
     else:
-        what = f"all {count:,} tensors match their placements" if count > 1 else "the tensor matches its placements"
-        text = Text.assemble(("✓ no findings", verdict_style("good")), f": {what}")
-    text.append(uncompared_text(not_compared(document.dump)), "dim")
+        what = "matches its placements" if document.mesh is not None else "is whole"
+        which = "the tensor" if count == 1 else f"each of {count:,} tensors"
+        text = Text.assemble(("✓ no findings", verdict_style("good")), f": {which} {what}")
+    text.append(uncompared_text(document.uncompared), "dim")
     for reason in document.report.reasons:
         text.append(f"\n? not checked: {printable(reason)}", "dim")
     return text

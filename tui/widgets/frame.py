@@ -12,7 +12,6 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from shardviz.dump.read import mesh_of
-from shardviz.dump.records.base import WEIGHTS
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, printable
 
@@ -30,8 +29,9 @@ if TYPE_CHECKING:
     from shardviz.check.verdicts import Verdict
     from shardviz.dump.records.files import RunRecord
 
-    from ..app import ShardvizApp
-    from ..model.document import Document, Judged
+    from ..model.document import Judged
+    from ..model.selection import AnyDocument
+    from ..viewer import Viewer
 
 
 CORNERS = 6
@@ -168,7 +168,7 @@ class Title(Static):
 
     def on_resize(self) -> None:
         """Describe the dump, its name cut to the room there is: the verdict is always in view."""
-        state = cast("ShardvizApp", self.app)
+        state = cast("Viewer[AnyDocument]", self.app)
         note = state.note or (f"changed {state.changed}" if state.changed else "")
         room = self.size.width or MOST_NAME
         self.update(title_text(state.path, state.run_record, state.document, note, room), layout=False)
@@ -182,7 +182,7 @@ SHORT = 40
 
 
 def title_text(
-    path: Path, run: RunRecord | None = None, document: Document | None = None, note: str = "", room: int = MOST_NAME
+    path: Path, run: RunRecord | None = None, document: AnyDocument | None = None, note: str = "", room: int = MOST_NAME
 ) -> Text:
     """Write the name, the verdict and the counts, as far as they are known, for a line of so many columns.
 
@@ -199,11 +199,9 @@ def title_text(
     if for_name >= min(LEAST_NAME, len(name)):
         text.append(f"{fitted(name, for_name)}  ", "bold")
     text.append_text(state)
-    entries = document.entries if document is not None else ()
-    weights = len({name for entry in entries if entry.tensor.role in WEIGHTS for name in entry.names})
     counts = [f" · {counted(run.num_ranks, 'rank')}"] if run is not None else []
     counts += [f" {mesh_of(run.mesh)}"] if run is not None and run.mesh else []
-    counts += [f" · {counted(weights, 'tensor')}"] if weights else []
+    counts += [f" · {document.counts}"] if document is not None and document.counts else []
     for part in counts:  # what matters most comes first, and only whole parts are shown
         if text.cell_len + len(part) > room:
             break
