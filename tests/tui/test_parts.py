@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ from shardviz.tui.loading import checked
 from shardviz.tui.model.document import MOST_KEPT, Document
 from shardviz.tui.model.names import fitted
 from shardviz.tui.model.pairs import RELATIONS, pairs
-from shardviz.tui.model.rank import ids_beside, ids_in_memory, part_text, rank_lines, values_beside
+from shardviz.tui.model.rank import ids_beside, ids_in_memory, part_text, values_beside
 from shardviz.tui.model.selection import Selection, carried_over, of_entry
 from shardviz.tui.screens.rank_view import rank_text
 from shardviz.tui.screens.view import SIDES
@@ -44,7 +45,7 @@ from shardviz.tui.widgets.mesh_grid import MeshPlan, drawn_side
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
 from tests.plans import make_plan
-from tests.tui.driving import PATIENCE, walk
+from tests.tui.driving import PATIENCE, walk, walk_on
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
@@ -251,21 +252,24 @@ def test_values_lie_beside_those_of_a_copy_that_differs(tmp_path: Path) -> None:
 def test_a_ranks_lines_speak_of_one_of_several_alike_and_are_sorted_and_found(tmp_path: Path) -> None:
     layers = {f"layers.{layer}.w": "[4/tp]" for layer in range(12)}
     wrong = {"big": "[64/tp]", "odd": Made("[4/tp, 4]", "[4, 4/tp]")}
-    doc = document(tmp_path / "a.shardviz", "tp=2", {**layers, **wrong})
-    lines = rank_lines(doc, 1)
-    assert [(line.title, line.size, line.part) for line in lines[:2]] == [
-        ("layers.[0-11].w", "12 × 8 B", "[2:4]"),
-        ("big", "128 B", "[32:64]"),
-    ]
-    assert [line.title for line in rank_lines(doc, 1, order="most bytes first")] == ["big", "layers.[0-11].w", "odd"]
-    assert rank_lines(doc, 1, order="wrong first")[0].title == "odd"
-    assert [line.title for line in rank_lines(doc, 1, order="by name")] == ["big", "layers.[0-11].w", "odd"]
-    assert [line.title for line in rank_lines(doc, 1, text="rs.7")] == ["layers.[0-11].w"]
-    assert [line.name for line in rank_lines(doc, 1, text="rs.7", each_layer=True)] == ["layers.7.w"]
-    each = rank_lines(doc, 1, order="by name", each_layer=True)
-    assert [line.title for line in each[1:4]] == ["layers.0.w", "layers.1.w", "layers.2.w"]
-    assert {line.size for line in each[1:13]} == {"8 B"}
-    assert rank_lines(doc, 1, text="nothing has this") == []
+    path = make_dump(tmp_path / "a.shardviz", parse_mesh("tp=2"), {**layers, **wrong})
+    walks = {
+        "": ("3", "]"),
+        "largest": "o",
+        "wrong": "o",
+        "found": ("slash", "type rs.7", "enter"),
+        "none": ("slash", "type x"),
+    }
+    listed = {
+        name: re.findall(r"│ ((?:[│▾ ] )*[✓✗] .*?) *││", shown.text)
+        for name, shown in walk_on(path, walks, size=(160, 40)).items()
+    }
+    layer = ["▾ ✓ layers.[0-11]  12 × 8 B", "│ ✓ w  12 × 8 B  [2:4]"]
+    assert listed[""] == [*layer, "  ✓ big  128 B  [32:64]", "  ✗ odd  32 B  [0:4, 2:4]"]
+    assert [line.split()[1] for line in listed["largest"]] == ["big", "✓", "✓", "odd"]
+    assert [line.split()[1] for line in listed["wrong"]] == ["odd", "✓", "✓", "big"]
+    assert listed["found"] == ["▾ ✓ layers.7  8 B", "│ ✓ w  8 B  [2:4]"]
+    assert not listed["none"]
 
 
 def test_a_model_that_was_stamped_in_float64_is_shown_in_its_own_type_and_counted_as_show_does(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_what_a_step_left_is_listed_when_asked_for(stepped: Path) -> None:
 
 
 def test_the_name_of_the_chosen_tensor_is_copied_from_every_view(healthy: Path) -> None:
-    walks = walk_on(healthy, {"tensors": "y", "mesh": ("down", "2", "y"), "rank": ("3", "down", "y")})
+    walks = walk_on(healthy, {"tensors": "y", "mesh": ("down", "2", "y"), "rank": ("3", "down", "down", "y")})
     assert [shown.clipboard for shown in walks.values()] == ["up.weight", "up.bias", "down.weight"]
 
 
@@ -116,7 +116,7 @@ def test_the_mesh_shows_who_holds_the_first_wrong_element_and_heat_in_turn(even_
 def test_a_rank_of_the_mesh_opens_with_all_that_it_holds(healthy: Path) -> None:
     shown = walk(healthy, "2", "down", "right", "enter")
     assert "rank 5 of 8" in shown.text
-    assert "up.weight  [9:12, 0:12]" in shown.text
+    assert "weight  144 B  [9:12, 0:12]" in shown.text
     assert re.search(r"│ +0 +9,0 +9,1 .*│ +9,0 +9,1 ", shown.text)
 
 
@@ -131,7 +131,7 @@ def test_until_a_rank_was_chosen_every_view_is_of_the_first_one_of_the_mesh(tmp_
     walks = walk_on(path, {"mesh": "2", "rank": "3", "down": ("down",), "next": "]"})
     assert "rank 1 of 2" in walks["mesh"].text
     assert "rank 1 of 2" in walks["rank"].text
-    assert "first.bias on rank 1" in walks["down"].text
+    assert "first.weight on rank 1" in walks["down"].text
     assert "rank 0 of 2" in walks["next"].text
 
 

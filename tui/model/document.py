@@ -84,6 +84,10 @@ class TensorEntry:
         """What it is to the model."""
         return self.tensor.role
 
+    def is_on(self, rank: int) -> bool:
+        """Whether a rank has a part of it."""
+        return rank in self.tensor.shards
+
     @property
     def mesh(self) -> Mesh | None:
         """The mesh of its placements."""
@@ -249,10 +253,10 @@ class Document(Judged):
     def _counted_of(self) -> dict[tuple[str, str], Counted]:
         return {(item.tensor.role, name): item for item in self.counted for name in item.widths}
 
-    def sizes_of(self, entry: int, rank: int) -> list[int]:
+    def sizes_of(self, entry: int, rank: int, names: Sequence[str] = ()) -> list[int]:
         """Return the bytes of each of an entry's names on a rank; names that take no memory are left out."""
         tensor = self.entries[entry].tensor
-        known = ((self._counted_of.get((tensor.role, name)), name) for name in tensor.names)
+        known = ((self._counted_of.get((tensor.role, name)), name) for name in names or tensor.names)
         return [item.on(rank, name) for item, name in known if item is not None]
 
     @cached_property

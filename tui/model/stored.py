@@ -75,6 +75,10 @@ class StoredEntry:
         """Its bytes."""
         return bytes_text(self.tensor.num_bytes)
 
+    def is_on(self, rank: int) -> bool:
+        """Return that no rank has a part of it: files have."""
+        return False
+
     def title_of(self, name: str) -> str:
         """Return its name, safe to print."""
         return self.title

@@ -43,12 +43,14 @@ class Filters:
             results that have findings: a gradient, a state and an output for every layer would bury the rest. With a
             text all roles are searched.
         axis: The mesh axis that must split it, or over which a sum must be pending.
+        rank: The rank that must have a part of it.
     """
 
     text: str = ""
     findings: bool = False
     role: str = ""
     axis: str = ""
+    rank: int | None = None
 
     def passes(self, entry: Entry) -> bool:
         """Whether an entry is listed."""
@@ -56,6 +58,7 @@ class Filters:
             (not self.findings or bool(entry.findings))
             and (self.role in ("all", entry.role) if self.role else entry.listed or bool(self.text))
             and (not self.axis or self.axis in entry.axes)
+            and (self.rank is None or entry.is_on(self.rank))
             and (
                 not self.text
                 or self.is_in(entry.title)
@@ -101,7 +104,7 @@ None instead of a number is all of them.
 """
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
     """A module, or a tensor with its entry.
 

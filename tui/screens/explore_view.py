@@ -24,7 +24,7 @@ from ..model.tree import after
 from ..widgets.finding_card import BESIDE, CardBox, FindingCard, finding_head, lines_to_fix
 from ..widgets.frame import Box, WordLine, word
 from ..widgets.grid import CHOSEN, DIM, Lines
-from ..widgets.listing import SEARCHING, TO_TREE, Listing, Searching
+from ..widgets.listing import SEARCHING, TO_TREE, Listing, Searching, TensorTree
 from ..widgets.mesh_grid import LEGEND, MeshGrid, drawn_side, lights_of
 from ..widgets.tensor_map import Inspector, TensorMap
 from .view import SIDES, View
@@ -214,7 +214,7 @@ class ExploreView(View["AnyDocument"], Searching):
 
     def compose(self) -> ComposeResult:
         """Put the tree on the left, the map on the right, the finding below both."""
-        yield Listing(id="tree-box")
+        yield Listing(TensorTree(id="tree"), id="tree-box")
         yield MapPanel(id="map-panel")
         with CardBox(id="finding"):
             yield FindingCard(id="card")
@@ -284,7 +284,7 @@ listed below with their sizes, each beside the largest one's. Beside them is wha
 
     def compose(self) -> ComposeResult:
         """Put the files and the finding below the tree and the map."""
-        yield Listing(id="tree-box")
+        yield Listing(TensorTree(id="tree"), id="tree-box")
         yield MapPanel(id="map-panel")
         with Horizontal(id="stored-below"):
             with Box(id="files-box"):

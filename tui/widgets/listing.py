@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ..keys import KeySpec
-    from ..model.tree import Apart, Entry, Kept, ModulePath, TreeLine
+    from ..model.tree import Apart, Entry, ModulePath, TreeLine
 
 
 MOST_NAME = 60
@@ -253,8 +253,8 @@ class Search(Input):
         ],
     )
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(placeholder="part of a name", compact=True, id=id, select_on_focus=False)
+    def __init__(self) -> None:
+        super().__init__(placeholder="part of a name", compact=True, select_on_focus=False)
         self.display = False
 
     def open(self) -> None:
@@ -284,25 +284,25 @@ TO_TREE: KeySpec = ("escape", "to_tree", "To the tensors", "Go back to the tenso
 class Listing(Box):
     """A search line above the tree of the tensors that pass the filters."""
 
-    filters = Filters()
     _entries: Sequence[Entry] = ()
     _listed: tuple[Sequence[Entry], Filters] | None = None
     _chosen = (0, "")
 
-    def __init__(self, *, id: str | None = None) -> None:
+    def __init__(self, tree: TensorTree, *, role: str = "", id: str | None = None) -> None:
         super().__init__(id=id)
-        self._trees: dict[Filters, tuple[Kept, Node]] = {}
-        """The trees of the entries that were listed, by their filters: clearing a filter shows one again."""
+        self._tree = tree
+        self.base = self.filters = Filters(role=role)
 
     def compose(self) -> ComposeResult:
         """Put the search line above the tree."""
         self.set_titles("Tensors")
-        yield Search(id="search")
-        yield TensorTree(id="tree")
+        yield Search()
+        yield self._tree
 
-    def show(self, entries: Sequence[Entry], entry: int, name: str = "") -> None:
-        """List the entries that pass the filters, with the cursor on the chosen one."""
+    def show(self, entries: Sequence[Entry], entry: int, name: str = "", rank: int | None = None) -> None:
+        """List the entries that pass the filters, of a rank if given, with the cursor on the chosen one."""
         self._entries, self._chosen = entries, (entry, name)
+        self.base, self.filters = replace(self.base, rank=rank), replace(self.filters, rank=rank)
         every = replace(self.filters, role="all")
         if entries and every.passes(entries[entry]) and not self.filters.passes(entries[entry]):
             self.filters = every
@@ -313,31 +313,28 @@ class Listing(Box):
         self.filters = replace(self.filters, **changes)
         if self._listed is None or self._listed[0] is not self._entries or self._listed[1] != self.filters:
             self._list()
-        self.query_one(TensorTree).choose(*self._chosen)
+        self._tree.choose(*self._chosen)
 
     def _list(self) -> None:
         entries, filters = self._entries, self.filters
-        if self._listed is None or self._listed[0] is not entries:
-            self._trees.clear()
         self._listed = (entries, filters)
-        if filters not in self._trees:
-            kept = filters.kept(entries)
-            self._trees[filters] = (kept, tree_of(entries, kept))
-        (kept, root), tree = self._trees[filters], self.query_one(TensorTree)
-        tree.entries = entries
-        tree.show_tree(root, tree.order)
-        self._entitle(sum(map(len, kept.values())), sum(len(entry.names) for entry in entries))
+        kept = filters.kept(entries)
+        self._tree.entries = entries
+        self._tree.show_tree(tree_of(entries, kept), self._tree.order)
+        rank = filters.rank
+        every = sum(len(entry.names) for entry in entries if rank is None or entry.is_on(rank))
+        self._entitle(sum(map(len, kept.values())), every)
         chosen, name = self._chosen
-        if kept and (chosen not in kept or (filters.text and name not in kept[chosen])):
+        if kept and filters != self.base and (chosen not in kept or (filters.text and name not in kept[chosen])):
             chosen = chosen if chosen in kept else next(iter(kept))
             self._chosen = (chosen, kept[chosen][0])
             self.post_message(TensorChosen(*self._chosen))  # the tree comes to it in this frame, all else in the next
 
     def _entitle(self, shown: int, of: int) -> None:
         """Write how many tensors are listed, and what leaves out the others."""
-        hidden, is_asked_for = of - shown, self.filters != Filters()
+        hidden, is_asked_for = of - shown, self.filters != self.base
         title = f"Tensors: {shown:,} of {of:,}" if hidden and is_asked_for else "Tensors"
-        below = str(self.filters)
+        below = str(self.filters) if is_asked_for else ""
         if is_asked_for and not shown:
             below = f"esc: clear the filters ({below or 'by name'})"
         elif hidden and not is_asked_for:
@@ -351,21 +348,20 @@ class Listing(Box):
     @on(Search.Closed)
     def _search_closed(self) -> None:
         """Go to the tensors; the layer that was searched for stays on its own when all are shown again."""
-        tree = self.query_one(TensorTree)
         if self.filters.text and self._chosen[1]:
-            tree.set_apart(self._chosen[1])
-        tree.focus()
+            self._tree.set_apart(self._chosen[1])
+        self._tree.focus()
 
     def set_apart(self, name: str) -> None:
         """Let the layer that a name is in stand on its own, and show all tensors if it is not listed."""
         if not any(name in names for names in self.filters.kept(self._entries).values()):
             self.clear()
-        self.query_one(TensorTree).set_apart(name)
+        self._tree.set_apart(name)
 
     def clear(self) -> None:
         """Show all tensors again."""
         self.query_one(Search).action_clear_and_close()
-        self.filters = Filters()
+        self.filters = self.base
         self.filter()
 
 
@@ -385,6 +381,6 @@ class Searching(DOMNode):
         """Go back to the tensors; if they have the focus, clear the filters."""
         listing = self.query_one(Listing)
         tree = listing.query_one(TensorTree)
-        if tree.has_focus and listing.filters != Filters():
+        if tree.has_focus and listing.filters != listing.base:
             listing.clear()
         tree.focus()
