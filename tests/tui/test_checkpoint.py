@@ -204,7 +204,7 @@ def test_shapes_beyond_belief_are_shown(tmp_path: Path) -> None:
     walks = {name: (*("home", *["down"] * at), "enter", "end", "x", "escape") for at, name in enumerate(tensors)}
     for name, shown in walk_on(Checkpoint(tmp_path, "DCP", tensors), walks).items():
         assert shown.exited is None
-        assert re.search(rf"─ {name}  (float32)?\[", shown.text)
+        assert f"─ {name}  float32[" in shown.text
         assert "missing" in shown.text
 
 

@@ -137,8 +137,7 @@ class MapPanel(Box):
                 "↓" if dim == plane.rows else "→" if dim == plane.cols else str(at) for dim, at in enumerate(plane.at)
             ]
             shown = f"  at [{', '.join(at)}]"
-        layouts = f"  {entry.layout}{shown}", f"  {entry.short_layout}{shown}"
-        self.set_name_title(entry.title_of(selection.name), after=layouts)
+        self.set_titles(f"{fitted(entry.title_of(selection.name))}  {entry.layout}{shown}")
         side = drawn_side(sides, selection.side) if sides else selection.side
         titles, reasons = (sides.titles, "; ".join(sides.reasons)) if sides else (CLAIMED_AND_HELD, "")
         tensor_map = self.query_one(TensorMap)

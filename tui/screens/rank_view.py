@@ -21,7 +21,7 @@ from shardviz.text import bytes_text, counted, printable
 
 from ..colors import ink, verdict_style
 from ..keys import keys
-from ..model.names import LEAST_NAME
+from ..model.names import LEAST_NAME, fitted
 from ..model.rank import ids_beside, part_text, size_text, values_beside
 from ..model.selection import TensorOpened, name_of, rank_of
 from ..model.tree import after, errors_first
@@ -156,16 +156,6 @@ differs, if any does.
         return [*segments, Segment(" " * room, self.base)]
 
 
-class RankCard(Static):
-    """A rank's host, the bytes that it holds, and for each axis its position and its group."""
-
-    def show(self, document: Document, rank: int) -> None:
-        """Show a rank."""
-        text = rank_text(document, rank)
-        if text != self.content:
-            self.update(text)
-
-
 def rank_text(document: Document, rank: int) -> Text:
     """Write the lines of a rank."""
     files = document.dump.files
@@ -216,7 +206,7 @@ class MeshView(View["Document"]):
             yield Static(LEGEND, classes="legend", markup=False)
         with Vertical(id="mesh-side"):
             with ScrollBox(classes="boxed short", can_focus=False):
-                yield RankCard(id="rank-card")
+                yield Static(id="rank-card", classes="rank-card")
             with Box(id="mesh-map-box"):
                 yield TensorMap(id="mesh-map")
 
@@ -229,7 +219,7 @@ class MeshView(View["Document"]):
         self.query_one(MeshGrid).show(mesh, rank, lights, coloring, heat)
         below = f"underlined: the group along {axis}" if axis else ""
         self.query_one("#mesh-box", Box).set_titles(f"mesh {mesh}", str(heat) if heat else below)
-        self.query_one(RankCard).show(document, rank)
+        self.query_one(".rank-card", Static).update(rank_text(document, rank))
         if document.entries:
             self._show_map(document, selection, rank)
 
@@ -239,7 +229,7 @@ class MeshView(View["Document"]):
         shown_side = drawn_side(sides, side) if sides is not None else side
         self.query_one(TensorMap).show(sides, shown_side, selection.plane, lit=rank)
         name = document.entries[selection.entry].title_of(selection.name)
-        self.query_one("#mesh-map-box", Box).set_name_title(name, before=f"rank {rank}'s part of ")
+        self.query_one("#mesh-map-box", Box).set_titles(f"rank {rank}'s part of {fitted(name)}")
 
     def action_next_axis(self) -> None:
         """Underline the group along the next axis, or none."""
@@ -273,7 +263,7 @@ line, `32 × 128 KiB`: the bytes and the part are those of one of them. `-` mean
 is a result of the step, or is counted with the tensor that it shares storage with.
 """
 
-    BINDINGS = keys("held", hidden=[("o", "sort", "Sort", "Sort as in the model, largest first, or wrong first")])
+    BINDINGS = keys("held", [("o", "sort", "Sort", "Sort as in the model, largest first, or wrong first")])
 
     _document: Document | None = None
     _rank = 0
@@ -338,7 +328,7 @@ class RankView(View["Document"], Searching):
         """Put the card over the tensors on the left, the numbers on the right."""
         with Vertical(id="rank-left"):
             with Box(classes="boxed short"):
-                yield RankCard(id="rank-of")
+                yield Static(id="rank-of", classes="rank-card")
             yield Listing(RankTree(id="held"), role="all", id="held-box")
         with Box(id="memory-box"):
             yield ValuesGrid(id="memory")
@@ -348,7 +338,7 @@ class RankView(View["Document"], Searching):
     def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen rank and tensor."""
         rank = rank_of(document, selection)
-        self.query_one(RankCard).show(document, rank)
+        self.query_one(".rank-card", Static).update(rank_text(document, rank))
         self.query_one(RankTree).show_rank(document, rank)
         self.query_one(Listing).show(document.entries, selection.entry, name_of(document, selection), rank)
         self._show_memory(document, selection, rank)
@@ -363,7 +353,7 @@ class RankView(View["Document"], Searching):
         box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Static)
         if document.entries:
             name = printable(name_of(document, selection))
-            box.set_name_title(name, after=(f" on rank {rank}",))
+            box.set_titles(f"{fitted(name)} on rank {rank}")
         note.update(why or (f"local shape {list(beside.memory.shape)}" if beside else ""), layout=False)
 
     @on(TensorOpened)
