@@ -9,7 +9,6 @@ from textual.reactive import var
 
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.dump.read import read_run
-from shardviz.dump.records.files import RunRecord
 from shardviz.errors import ShardvizError
 
 from .keys import keys
@@ -60,24 +59,9 @@ class ShardvizApp(Viewer[Document]):
     def read_again(self) -> None:
         """Read and check the dumps in threads."""
         show = self.showing()
-        self._work("load", load, self.path, partial(show, self._show_read))
+        self.read_in_thread("load", load, self.path, partial(show, self.show_read))
         if self.other is not None and not is_checkpoint(self.other):
-            self._work("load other", load, self.other, partial(show, self._show_other))
-
-    def _work(self, group: str, work: Callable[..., object], *args: object) -> None:
-        """Do something in a thread, instead of what the group did before."""
-        self.run_worker(partial(work, *args), thread=True, exclusive=True, group=group)
-
-    def _show_read(self, item: object) -> None:
-        """Show what a thread has read: what the run is comes before any rank of it."""
-        if isinstance(item, Document):
-            self.show_document(item)
-        elif isinstance(item, RunRecord):
-            self.run_record = item
-        elif isinstance(item, str):
-            self.note = item
-        elif isinstance(item, ShardvizError):
-            self.show_failure(item)
+            self.read_in_thread("load other", load, self.other, partial(show, self._show_other))
 
     def _show_other(self, item: object) -> None:
         """Compare with the second dump once it is read, and show what differs once they are compared."""
@@ -114,9 +98,9 @@ class ShardvizApp(Viewer[Document]):
             return
         show = partial(self.call_later, self._show_other)
         if there is not None and there.report is not None:
-            self._work("compare", load_difference, here, there, show)
+            self.read_in_thread("compare", load_difference, here, there, show)
         elif is_checkpoint(other):
-            self._work("compare", load_compared, here, other, show)
+            self.read_in_thread("compare", load_compared, here, other, show)
 
 
 def view(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import ShardvizError
 
 from .keys import keys
-from .model.selection import opened_on
+from .loading import load_checkpoint
 from .model.stored import StoredDocument, named
 from .screens.explore_view import FindingsView, StoredView
 from .viewer import Viewer, run, view_keys
@@ -35,54 +34,27 @@ class CheckpointApp(Viewer[StoredDocument]):
 
     def __init__(self, checkpoint: Checkpoint, tensor: str | None = None) -> None:
         super().__init__(checkpoint.path, tensor=tensor)
-        document = StoredDocument(checkpoint)
-        self._opened_on = opened_on(document, tensor, None)
-        self.set_reactive(CheckpointApp.document, document)  # type: ignore[misc]
-        self.set_reactive(CheckpointApp.selection, self._opened_on)
+        self._checkpoint = checkpoint
 
     def on_mount(self) -> None:
-        """Check what is opened already."""
-        self._read(is_opened=True)
+        """Show what is opened already, and check it."""
+        self._show_document(StoredDocument(self._checkpoint))
+        self._read(lambda: self._checkpoint)
 
     def read_again(self) -> None:
         """Open the checkpoint again, and check it."""
-        self._read(is_opened=False)
+        self._read(partial(open_checkpoint, self.path))
 
-    def _read(self, *, is_opened: bool) -> None:
-        reading = partial(_read, self._document, is_opened, partial(self.showing(), self._show_read))
-        self.run_worker(reading, thread=True, exclusive=True, group="load")
-
-    @property
-    def _document(self) -> StoredDocument:
-        assert self.document is not None, "it is there from the start"
-        return self.document
-
-    def _show_read(self, item: object) -> None:
-        """Show what a thread has read, or why it could not be read again."""
-        if isinstance(item, StoredDocument):
-            self.show_document(item)
-        elif isinstance(item, ShardvizError):
-            self.show_failure(item)
+    def _read(self, opened: Callable[[], Checkpoint]) -> None:
+        self.read_in_thread("load", load_checkpoint, opened, partial(self.showing(), self.show_read))
 
     def picture(self) -> str:
         """Draw which file holds which part of the chosen tensor, as `shardviz show` does."""
         from shardviz.picture.svg.stored import stored_svg
 
-        if not self._document.entries:
+        if self.document is None or not self.document.entries:
             raise ShardvizError("the checkpoint has no tensors")
-        return stored_svg(self._document.stored(self.selection.entry))
-
-
-def _read(document: StoredDocument, is_opened: bool, show: Callable[[object], object]) -> None:
-    from shardviz.checkpoint.findings import check_checkpoint
-
-    try:
-        if not is_opened:
-            document = StoredDocument(open_checkpoint(document.checkpoint.path))
-            show(document)
-        show(replace(document, report=check_checkpoint(document.checkpoint)))
-    except ShardvizError as error:
-        show(error)
+        return stored_svg(self.document.stored(self.selection.entry))
 
 
 def view_checkpoint(path: Path, *, tensor: str | None = None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
 from textual import on
 from textual.app import App, SystemCommand
@@ -18,6 +18,7 @@ from textual.reactive import var
 from textual.screen import ModalScreen
 from textual.widgets import ContentSwitcher
 
+from shardviz.dump.records.files import RunRecord
 from shardviz.errors import ShardvizError
 from shardviz.text import printable
 
@@ -25,6 +26,7 @@ from .colors import ON_DARK_16, ON_LIGHT, THEMES, Inks, PlainCharacters, shows_u
 from .export import copy, remember_theme, remembered_theme, save, screen_svg, screen_text
 from .keys import AT_CURSOR, keys
 from .loading import Stamps, stamps_of
+from .model.document import Judged
 from .model.selection import (
     Opened,
     Picked,
@@ -49,8 +51,6 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.filter import LineFilter
     from textual.screen import Screen
-
-    from shardviz.dump.records.files import RunRecord
 
     from .keys import KeySpec
     from .model.selection import Target
@@ -188,7 +188,22 @@ class Viewer(App[None], Generic[Opened]):
         for line in self.query(ViewTabs):
             line.show([(name, key, view.TITLE, view.TOOLTIP) for name, key, view in tabs], self.view_name)
 
-    def show_document(self, document: Opened) -> None:
+    def read_in_thread(self, group: str, read: Callable[..., object], *args: object) -> None:
+        """Read in a thread, instead of what the group read before."""
+        self.run_worker(partial(read, *args), thread=True, exclusive=True, group=group)
+
+    def show_read(self, item: object) -> None:
+        """Show what a thread has read: what a run is comes before any rank of it."""
+        if isinstance(item, Judged):
+            self._show_document(cast("Opened", item))
+        elif isinstance(item, RunRecord):
+            self.run_record = item
+        elif isinstance(item, str):
+            self.note = item
+        elif isinstance(item, ShardvizError):
+            self.show_failure(item)
+
+    def _show_document(self, document: Opened) -> None:
         """Show a document; a user who has not moved yet is taken to its first finding."""
         if document.is_partial and self.document is not None:
             return  # it is read again: what was read before says more

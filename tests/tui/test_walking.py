@@ -215,7 +215,7 @@ def test_what_was_read_while_the_viewer_closes_is_left_unread(healthy: Path) -> 
         document = app.document
         assert document is not None
         show = app.showing()
-        show(app._show_read, replace(document, failed="read again"))
+        show(app.show_read, replace(document, failed="read again"))
         return app.document is document
 
     assert asyncio.run(run())

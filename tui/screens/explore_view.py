@@ -329,14 +329,10 @@ one is to go to its place on the map.
         with CardBox(id="full"):
             yield FindingCard(id="full-card")
 
-    def chosen(self, selection: Selection) -> object:
-        """Return the chosen finding."""
-        return selection.finding
-
     def show(self, document: AnyDocument, selection: Selection) -> None:
         """Show the findings, with the cursor on the chosen one."""
         self.query_one(FindingCard).show(document, selection.finding, self.room.width)
-        self.query_one(CardBox).head(finding_head(document, selection.finding), "tab, down")
+        self.query_one(CardBox).head(finding_head(document, selection.finding))
         count = len(document.findings)
         self.query_one("#findings-box").display = count > 0
         self.query_one(Lines).show(count, lambda index: _line(document, index), selection.finding)

@@ -152,10 +152,6 @@ to see all tensors of its first rank, or of the one that was chosen before.
         with Box(id="bars-box"):
             yield Lines(id="bars")
 
-    def chosen(self, selection: Selection) -> object:
-        """Return the chosen rank."""
-        return selection.rank
-
     def show(self, document: Document, selection: Selection) -> None:
         """Show the memory of a dump, with the cursor on the chosen rank."""
         usage = document.usage

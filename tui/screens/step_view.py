@@ -301,10 +301,6 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
                 yield MeshGrid(id="part")
         yield Static(id="step-note", markup=False)
 
-    def chosen(self, selection: Selection) -> object:
-        """Return the chosen rank."""
-        return selection.rank
-
     def show(self, document: Document, selection: Selection) -> None:
         """Show the step, and the chosen collective with the ranks that take part."""
         step = document.step if not document.is_partial else Step(has_run=True)

@@ -37,16 +37,12 @@ class View(Vertical, Generic[Opened]):
     def __init__(self, state: Viewer[Opened]) -> None:
         super().__init__(id=self.NAME)
         self.state = state
-        self._shown: tuple[Opened | None, object] | None = None
+        self._shown: tuple[Opened | None, Selection] | None = None
         self._focused: Widget | None = None
 
     def show(self, document: Opened, selection: Selection) -> None:
         """Show a document and the selection in it."""
         raise NotImplementedError
-
-    def chosen(self, selection: Selection) -> object:
-        """Return what of a selection the view shows: it is shown again when that changes."""
-        return selection
 
     def on_mount(self) -> None:
         """Follow the shared state."""
@@ -55,12 +51,12 @@ class View(Vertical, Generic[Opened]):
 
     def follow(self) -> None:
         """Show the shared state, if it changed; a view that is not on screen waits until it is."""
-        document, chosen = self.state.document, self.chosen(self.state.selection)
-        is_new = self._shown is None or document is not self._shown[0] or chosen != self._shown[1]
+        document, selection = self.state.document, self.state.selection
+        is_new = self._shown is None or document is not self._shown[0] or selection != self._shown[1]
         if self.display and is_new:
-            self._shown = (document, chosen)
+            self._shown = (document, selection)
             if document is not None:
-                self.show(document, self.state.selection)
+                self.show(document, selection)
 
     def show_again(self) -> None:
         """Show the shared state after something else changed that the view depends on."""

@@ -64,34 +64,14 @@ BESIDE = 6
 
 
 class CardBox(ScrollBox):
-    """The box around a card: its border says how many lines are out of view, and the key that shows them."""
-
-    _head = Text()
-    _key = ""
+    """The box around a card; in a short window it has no border below."""
 
     def head(self, head: Text, key: str = "") -> None:
-        """Write a finding's kind and name above; the key leads to where there is more room."""
-        self._head, self._key = head, key
-        self.call_after_refresh(self._entitle)  # how long the card is shows when it is laid out
-        self._entitle()
-
-    def on_resize(self) -> None:
-        """Count again what is out of view."""
-        self._entitle()
-
-    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Count again what is out of view."""
-        super().watch_scroll_y(old_value, new_value)
-        self._entitle()
-
-    def _entitle(self) -> None:
-        below = int(self.max_scroll_y - self.scroll_y)
-        more = f"▾ {counted(below, 'more line')}: {self._key}" if below > 0 and self._key else ""
-        if self.screen.has_class("-short"):  # it has no border below
-            joined = f" · {more}" if self._head else more
-            self.set_titles(Text.assemble(self._head, (joined, "bold") if more else ""))
+        """Write a finding's kind and name above, and which key shows all findings."""
+        if self.screen.has_class("-short"):
+            self.set_titles(Text.assemble(head, f" · {key}" if head and key else ""))
         else:
-            self.set_titles(self._head, more)
+            self.set_titles(head, key)
 
 
 def finding_head(document: AnyDocument, index: int) -> Text:

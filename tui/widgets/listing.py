@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 from textual import on
 from textual.dom import DOMNode
-from textual.message import Message
 from textual.widgets import Input
 
 from shardviz.picture.text.terminal import UNICODE
@@ -240,49 +239,23 @@ them, and so does one that you search for or go to.
 
 
 class Search(Input):
-    """An input for part of a name; enter keeps the tensors found, escape shows all again."""
+    """An input for part of a name; down leads to the tensors found, as enter does."""
 
-    class Closed(Message):
-        """The search is over."""
-
-    BINDINGS = keys(
-        "search",
-        [
-            ("escape", "clear_and_close", "All tensors", "Show all tensors again"),
-            ("enter,down", "close", "To the tensors", "Keep the tensors found"),
-        ],
-    )
-
-    def __init__(self) -> None:
-        super().__init__(placeholder="part of a name", compact=True, select_on_focus=False)
-        self.display = False
-
-    def open(self) -> None:
-        """Show the line and type into it."""
-        self.display = True
-        self.focus()
-
-    def action_close(self) -> None:
-        """Keep the tensors found; without a text, hide the line."""
-        self.display = bool(self.value)
-        self.post_message(self.Closed())
-
-    def action_clear_and_close(self) -> None:
-        """Show all tensors again."""
-        self.value = ""
-        self.action_close()
+    BINDINGS = keys("search", [("enter,down", "submit", "To the tensors", "Keep the tensors found")])
 
 
 SEARCHING: tuple[KeySpec, ...] = (
     ("slash", "search", "Search", "Find tensors by name"),
     ("f", "only_findings", "Wrong", "Show only tensors with findings, or all"),
 )
-TO_TREE: KeySpec = ("escape", "to_tree", "To the tensors", "Go back to the tensors; there, clear the filters")
+TO_TREE: KeySpec = ("escape", "to_tree", "To the tensors", "Go back to the tensors")
 """Keys that a viewer binds around the listing, so that they work beside it too."""
 
 
 class Listing(Box):
     """A search line above the tree of the tensors that pass the filters."""
+
+    BINDINGS = keys("listing", [("escape", "clear", "All tensors", "Show all tensors again")])
 
     _entries: Sequence[Entry] = ()
     _listed: tuple[Sequence[Entry], Filters] | None = None
@@ -291,12 +264,14 @@ class Listing(Box):
     def __init__(self, tree: TensorTree, *, role: str = "", id: str | None = None) -> None:
         super().__init__(id=id)
         self._tree = tree
+        self._search = Search(placeholder="part of a name", compact=True, select_on_focus=False)
+        self._search.display = False
         self.base = self.filters = Filters(role=role)
 
     def compose(self) -> ComposeResult:
         """Put the search line above the tree."""
         self.set_titles("Tensors")
-        yield Search()
+        yield self._search
         yield self._tree
 
     def show(self, entries: Sequence[Entry], entry: int, name: str = "", rank: int | None = None) -> None:
@@ -341,26 +316,37 @@ class Listing(Box):
             below = f"r: show {hidden:,} of the step"
         self.set_titles(title, below)
 
-    @on(Search.Changed)
+    @on(Input.Changed)
     def _searched(self, message: Input.Changed) -> None:
         self.filter(text=message.value.strip())
 
-    @on(Search.Closed)
-    def _search_closed(self) -> None:
+    @on(Input.Submitted)
+    def _close(self) -> None:
         """Go to the tensors; the layer that was searched for stays on its own when all are shown again."""
         if self.filters.text and self._chosen[1]:
             self._tree.set_apart(self._chosen[1])
+        self._search.display = bool(self._search.value)
         self._tree.focus()
 
     def set_apart(self, name: str) -> None:
         """Let the layer that a name is in stand on its own, and show all tensors if it is not listed."""
         if not any(name in names for names in self.filters.kept(self._entries).values()):
-            self.clear()
+            self.action_clear()
         self._tree.set_apart(name)
 
-    def clear(self) -> None:
+    def search(self) -> None:
+        """Show the search line and type into it."""
+        self._search.display = True
+        self._search.focus()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer to go back to all tensors where that changes anything."""
+        return action != "clear" or self.filters != self.base or self.screen.focused is self._search
+
+    def action_clear(self) -> None:
         """Show all tensors again."""
-        self.query_one(Search).action_clear_and_close()
+        self._search.value = ""
+        self._close()
         self.filters = self.base
         self.filter()
 
@@ -370,7 +356,7 @@ class Searching(DOMNode):
 
     def action_search(self) -> None:
         """Open the search line."""
-        self.query_one(Listing).query_one(Search).open()
+        self.query_one(Listing).search()
 
     def action_only_findings(self) -> None:
         """List only tensors with findings, or all again."""
@@ -378,9 +364,5 @@ class Searching(DOMNode):
         listing.filter(findings=not listing.filters.findings)
 
     def action_to_tree(self) -> None:
-        """Go back to the tensors; if they have the focus, clear the filters."""
-        listing = self.query_one(Listing)
-        tree = listing.query_one(TensorTree)
-        if tree.has_focus and listing.filters != listing.base:
-            listing.clear()
-        tree.focus()
+        """Go back to the tensors."""
+        self.query_one(TensorTree).focus()
