@@ -10,7 +10,7 @@ from shardviz.errors import ShardvizError
 
 from .keys import keys
 from .loading import load_checkpoint
-from .model.stored import StoredDocument, named
+from .model.stored import StoredDocument
 from .screens.explore_view import FindingsView, StoredView
 from .viewer import Viewer, run, view_keys
 
@@ -65,4 +65,6 @@ def view_checkpoint(path: Path, *, tensor: str | None = None) -> None:
         SystemExit: The viewer failed, and has printed why.
     """
     checkpoint = open_checkpoint(path)
-    run(CheckpointApp(checkpoint, named(checkpoint, tensor) if tensor is not None else None))
+    if tensor is not None:
+        StoredDocument(checkpoint).find(tensor)  # so that what is not there is said before there is a screen
+    run(CheckpointApp(checkpoint, tensor))

@@ -18,7 +18,7 @@ from shardviz.tui import viewer
 from shardviz.tui.checkpoint_app import CheckpointApp
 from shardviz.tui.export import screen_text, text_of
 from shardviz.tui.model.selection import Selection, of_entry
-from shardviz.tui.model.stored import StoredDocument, named
+from shardviz.tui.model.stored import StoredDocument
 from tests.picture.test_html import HOSTILE
 from tests.picture.test_stored import GRID, ROWS, made
 from tests.tui.driving import Shown, assert_golden, press, rest, settle, settled, until
@@ -142,9 +142,9 @@ def test_help_names_are_copied_and_pictures_saved(tmp_path: Path, monkeypatch: p
 
 def test_a_link_opens_on_a_tensor_and_one_to_nothing_says_what_there_is(tmp_path: Path) -> None:
     checkpoint = whole(tmp_path)
-    assert named(checkpoint, "norm") == "norm.weight"
+    assert StoredDocument(checkpoint).find("norm") == "norm.weight"
     with pytest.raises(ShardvizError, match=r"has no tensor nrom\.weight") as raised:
-        named(checkpoint, "nrom.weight")
+        StoredDocument(checkpoint).find("nrom.weight")
     assert raised.value.hint == "did you mean norm.weight?"
 
 

@@ -135,8 +135,17 @@ class StoredDocument(Judged):
         return total(self.checkpoint)
 
     def find(self, text: str) -> str:
-        """Return the tensor that a text names."""
-        return named(self.checkpoint, text)
+        """Return the tensor that a text names, by its name, the end of it or a part of it.
+
+        Raises:
+            ShardvizError: No tensor has it in its name.
+        """
+        target = parse_target(text, self)
+        if isinstance(target, Target) and target.name and target.place is None:
+            return target.name
+        close, path = nearest(text, self.checkpoint.tensors), self.checkpoint.path
+        hint = f"did you mean {printable(close)}?" if close else f"`shardviz show {path}` lists them"
+        raise ShardvizError(f"{path} has no tensor {printable(text)}", hint)
 
     def describe(self, entry: int, place: Sequence[int], name: str = "") -> str:
         """Say which bytes of which file have an element."""
@@ -158,20 +167,6 @@ def parts_at(tensor: Stored, place: Sequence[int]) -> list[StoredPart]:
             for ranges, at in zip(part.region.dims, index, strict=True)
         )
     ]
-
-
-def named(checkpoint: Checkpoint, text: str) -> str:
-    """Return the tensor that a text names, by its name, the end of it or a part of it.
-
-    Raises:
-        ShardvizError: No tensor has it in its name.
-    """
-    target = parse_target(text, StoredDocument(checkpoint))
-    if isinstance(target, Target) and target.name and target.place is None:
-        return target.name
-    close = nearest(text, checkpoint.tensors)
-    hint = f"did you mean {printable(close)}?" if close else f"`shardviz show {checkpoint.path}` lists them"
-    raise ShardvizError(f"{checkpoint.path} has no tensor {printable(text)}", hint)
 
 
 WITH_BAR = 26

@@ -18,7 +18,7 @@ from shardviz.text import printable
 from ..colors import verdict_style
 from ..keys import keys
 from ..model.names import fitted
-from ..model.selection import Picked, Selection, TensorOpened, name_of, next_plane, next_slice, of_finding
+from ..model.selection import Picked, Selection, TensorOpened, next_plane, next_slice, of_finding
 from ..model.stored import StoredDocument, file_line
 from ..model.tree import after
 from ..widgets.finding_card import BESIDE, CardBox, FindingCard, finding_head, lines_to_fix
@@ -101,9 +101,6 @@ class SideBar(WordLine):
 class MapPanel(Box):
     """A tensor's map below the choice of its sides, with a small mesh, and the element under the cursor in words."""
 
-    _document: AnyDocument | None = None
-    _selection = Selection()
-
     BINDINGS = keys(
         "panel",
         [
@@ -125,7 +122,6 @@ class MapPanel(Box):
 
     def show(self, document: AnyDocument, selection: Selection) -> None:
         """Show the chosen tensor."""
-        self._document, self._selection = document, selection
         entry, sides, why = document.entries[selection.entry], None, ""
         try:
             sides = document.sides(selection.entry, selection.name)
@@ -153,28 +149,29 @@ class MapPanel(Box):
         grid.show(mesh, selection.rank, lights_of(document, selection), coloring)
         grid.tooltip = LEGEND
 
+    @property
+    def _state(self) -> Viewer[AnyDocument]:
+        return cast("Viewer[AnyDocument]", self.app)
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Dims are chosen where there are more than two."""
-        plane = self._selection.plane
+        plane = self._state.selection.plane
         if action in ("next_dims", "step"):
             return plane is not None and len(plane.at) > 2
         return plane is not None or action != "copy_block"
 
     def action_copy_block(self) -> None:
         """Copy the block under the cursor, as Python would slice it."""
-        zoom = self.query_one(TensorMap).zoom
-        if self._document is None or zoom is None:
-            return
-        tensor, block = self._document.entries[self._selection.entry].tensor, zoom.block()
-        inside = block[len(block) - len(tensor.shape) :]
-        text = f"{name_of(self._document, self._selection)}[{', '.join(f'{start}:{stop}' for start, stop in inside)}]"
-        cast("Viewer[AnyDocument]", self.app).copy(text)
+        document, zoom = self._state.document, self.query_one(TensorMap).zoom
+        if document is not None and zoom is not None:
+            ndim = len(document.entries[self._state.selection.entry].tensor.shape)
+            inside = ", ".join(f"{start}:{stop}" for start, stop in zoom.block()[-ndim:] if ndim)
+            self._state.copy(f"{self._state.chosen_name}[{inside}]")
 
     def action_next_dims(self) -> None:
         """Draw the next two dims."""
-        if (plane := self._selection.plane) is not None:
-            self._selection = replace(self._selection, plane=next_plane(plane))
-            self.post_message(Picked(plane=self._selection.plane))
+        if (plane := self._state.selection.plane) is not None:
+            self.post_message(Picked(plane=next_plane(plane)))
 
     def action_step(self, step: int) -> None:
         """Go to the next or the previous slice."""

@@ -326,6 +326,7 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
             self._of, self._modules = document, modules_of(document)
             self._by_module = self._modules.tree.finding is not None and bool(self._modules.tree.num_calls)
         self.query_one("#modules").display = self._by_module
+        self.FOCUS = "#module-lines" if self._by_module else "#collectives"
         if self._by_module and self._modules is not None:
             lines.show(len(self._modules.lines), self._modules.line, None if lines.count else self._modules.first)
             title = f"{counted(self._modules.tree.num_calls, 'call')} of modules, as they ran"
@@ -392,16 +393,11 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
         is_listed = bool(document and document.step.collectives and not self._by_module)
         return action not in ("next_axis", "toggle") or is_listed
 
-    @property
-    def focus_first(self) -> str:
-        """Selects the list that is shown."""
-        return "#module-lines" if self._by_module else self.FOCUS
-
     def action_modules(self) -> None:
         """Show the step by module, or its collectives again."""
         self._by_module = not self._by_module
         self.show_again()
-        self.query_one(self.focus_first).focus()
+        self.query_one(self.FOCUS).focus()
         self.refresh_bindings()
 
     @on(Lines.Chosen, "#module-lines")

@@ -32,7 +32,7 @@ class View(Vertical, Generic[Opened]):
     NAME: ClassVar[str]
     TITLE: ClassVar[str]
     TOOLTIP: ClassVar[str]
-    FOCUS: ClassVar[str]
+    FOCUS: str
 
     def __init__(self, state: Viewer[Opened]) -> None:
         super().__init__(id=self.NAME)
@@ -68,15 +68,10 @@ class View(Vertical, Generic[Opened]):
         """The lines and columns that a view has, on screen or not."""
         return self.parent.size if isinstance(self.parent, Widget) else self.size
 
-    @property
-    def focus_first(self) -> str:
-        """Selects the widget that is focused at first, with what is shown now."""
-        return self.FOCUS
-
     def enter(self) -> None:
         """Come on screen: show changes made meanwhile, and focus the widget that was focused here before."""
         self.follow()
-        self.screen.set_focus(self._focused or self.query_one(self.focus_first))
+        self.screen.set_focus(self._focused or self.query_one(self.FOCUS))
 
     def leave(self) -> None:
         """Remember the focused widget before another view is shown."""
