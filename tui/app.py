@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from textual.reactive import var
@@ -58,10 +57,9 @@ class ShardvizApp(Viewer[Document]):
 
     def read_again(self) -> None:
         """Read and check the dumps in threads."""
-        show = self.showing()
-        self.read_in_thread("load", load, self.path, partial(show, self.show_read))
+        self.read_in_thread("load", self.show_read, load, self.path)
         if self.other is not None and not is_checkpoint(self.other):
-            self.read_in_thread("load other", load, self.other, partial(show, self._show_other))
+            self.read_in_thread("load other", self._show_other, load, self.other)
 
     def _show_other(self, item: object) -> None:
         """Compare with the second dump once it is read, and show what differs once they are compared."""
@@ -96,11 +94,10 @@ class ShardvizApp(Viewer[Document]):
         here, there, other = self.document, self.other_document, self.other
         if here is None or here.report is None or other is None:
             return
-        show = partial(self.call_later, self._show_other)
         if there is not None and there.report is not None:
-            self.read_in_thread("compare", load_difference, here, there, show)
+            self.read_in_thread("compare", self._show_other, load_difference, here, there)
         elif is_checkpoint(other):
-            self.read_in_thread("compare", load_compared, here, other, show)
+            self.read_in_thread("compare", self._show_other, load_compared, here, other)
 
 
 def view(

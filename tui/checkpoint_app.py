@@ -46,7 +46,7 @@ class CheckpointApp(Viewer[StoredDocument]):
         self._read(partial(open_checkpoint, self.path))
 
     def _read(self, opened: Callable[[], Checkpoint]) -> None:
-        self.read_in_thread("load", load_checkpoint, opened, partial(self.showing(), self.show_read))
+        self.read_in_thread("load", self.show_read, load_checkpoint, opened)
 
     def picture(self) -> str:
         """Draw which file holds which part of the chosen tensor, as `shardviz show` does."""

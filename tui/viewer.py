@@ -17,6 +17,7 @@ from textual.containers import Horizontal
 from textual.reactive import var
 from textual.screen import ModalScreen
 from textual.widgets import ContentSwitcher
+from textual.worker import get_current_worker
 
 from shardviz.dump.records.files import RunRecord
 from shardviz.errors import ShardvizError
@@ -128,7 +129,6 @@ class Viewer(App[None], Generic[Opened]):
         self.numbers = {view.NAME: str(at) for at, view in enumerate(self.VIEWS, 1) if without != view.NAME}
         self.view_name = first
         self._stamps: Stamps = {}
-        self._reading = 0
         gc.set_threshold(*COLLECT)
         self.animation_level = "none"  # a page down would be painted a dozen times, and over ssh be late
         self._plain = PlainCharacters(enabled=not shows_unicode())
@@ -188,9 +188,16 @@ class Viewer(App[None], Generic[Opened]):
         for line in self.query(ViewTabs):
             line.show([(name, key, view.TITLE, view.TOOLTIP) for name, key, view in tabs], self.view_name)
 
-    def read_in_thread(self, group: str, read: Callable[..., object], *args: object) -> None:
-        """Read in a thread, instead of what the group read before."""
-        self.run_worker(partial(read, *args), thread=True, exclusive=True, group=group)
+    def read_in_thread(
+        self, group: str, show: Callable[[object], object], read: Callable[..., object], *args: object
+    ) -> None:
+        """Read in a thread, instead of what the group read before, and show it as long as nothing else is read."""
+
+        def shown(item: object) -> None:
+            if not get_current_worker().is_cancelled:
+                self.call_later(show, item)
+
+        self.run_worker(partial(read, *args, shown), thread=True, exclusive=True, group=group)
 
     def show_read(self, item: object) -> None:
         """Show what a thread has read: what a run is comes before any rank of it."""
@@ -240,17 +247,6 @@ class Viewer(App[None], Generic[Opened]):
         """Offer the way to a finding from a tensor that does not have it, and its fix on one that does."""
         if before.entry != now.entry and self.document is not None and self.document.findings:
             self.refresh_bindings()
-
-    def showing(self) -> Callable[[Callable[[object], object], object], object]:
-        """Return how threads show what they read: it is dropped once reading began again, or the viewer closed."""
-        self._reading += 1
-        number = self._reading
-
-        def shown(show: Callable[[object], object], item: object) -> None:
-            if number == self._reading and self.screen_stack and self.return_code is None:
-                show(item)
-
-        return partial(self.call_later, shown)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Add one that writes ASCII if the terminal shows nothing else, and one for the colors of verdicts."""

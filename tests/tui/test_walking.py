@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +19,13 @@ from shardviz.picture.model import sides
 from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp, view
 from tests.dumps import Made, make_dump
-from tests.tui.driving import Driven, rest, until, walk, walk_on
+from tests.tui.driving import PATIENCE, Driven, rest, until, walk, walk_on
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardviz.tui.model.document import Document
     from shardviz.tui.model.selection import Selection
 
 
@@ -208,14 +212,19 @@ def test_a_tensor_that_cannot_be_drawn_says_why_beside_the_one_that_can(
 
 
 def test_what_was_read_while_the_viewer_closes_is_left_unread(healthy: Path) -> None:
+    closed = threading.Event()
+
+    def late(document: Document, show: Callable[[object], object]) -> None:
+        closed.wait(PATIENCE)
+        show(replace(document, failed="read again"))
+
     async def run() -> bool:
         app = ShardvizApp(healthy)
         async with app.run_test() as pilot:
             await rest(pilot)
-        document = app.document
-        assert document is not None
-        show = app.showing()
-        show(app.show_read, replace(document, failed="read again"))
+            document = app.document
+            app.read_in_thread("late", app.show_read, late, document)
+        closed.set()
         return app.document is document
 
     assert asyncio.run(run())
