@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from textual.reactive import var
 
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.dump.read import read_run
-from shardviz.dump.records.files import RunRecord
 from shardviz.errors import ShardvizError
 
 from .keys import keys
 from .loading import load, load_compared, load_difference
 from .model.document import Document
 from .model.pairs import Comparison
-from .model.selection import carried_over, next_finding, opened_on
 from .screens.compare_view import CompareView
-from .screens.explore_view import ExploreView
-from .screens.main import KEYS, VIEWS, MainScreen
-from .viewer import Viewer, run
+from .screens.explore_view import ExploreView, FindingsView
+from .screens.memory_view import MemoryView
+from .screens.rank_view import MeshView, RankView
+from .screens.step_view import StepView
+from .viewer import Viewer, run, view_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from .model.selection import Selection, Target
 
 
 class ShardvizApp(Viewer[Document]):
@@ -39,38 +36,20 @@ class ShardvizApp(Viewer[Document]):
         rank: The rank that it opens on.
     """
 
-    BINDINGS = keys(
-        "app",
-        [
-            ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
-            ("n", "next_finding(1)", "Next finding", "Go to the next finding"),
-        ],
-        hidden=[
-            *[(KEYS[name], f"show_view('{name}')", view.TITLE, view.TOOLTIP) for name, view in VIEWS.items()],
-            ("N", "next_finding(-1)", "Previous finding", "Go to the previous finding"),
-        ],
-    )
+    VIEWS = (ExploreView, MeshView, RankView, FindingsView, StepView, MemoryView, CompareView)
+    BINDINGS = keys("app", hidden=view_keys(VIEWS))
 
     compared: var[Comparison | None] = var(None)
-    run_record: var[RunRecord | None] = var(None)
 
     def __init__(
         self, path: Path, other: Path | None = None, *, tensor: str | None = None, rank: int | None = None
     ) -> None:
-        self.path = path
+        first = CompareView if other is not None else RankView if rank is not None else ExploreView
+        without = "" if other is not None else CompareView.NAME
+        watched = [path] if other is None else [path, other]
+        super().__init__(*watched, tensor=tensor, rank=rank, first=first.NAME, without=without)
         self.other = other
         self.other_document: Document | None = None
-        self._tensor, self._rank = tensor, rank
-        super().__init__(*(path for path in (path, other) if path is not None))
-        self.failure: ShardvizError | None = None
-        self.view_names = [name for name in VIEWS if name != "compare" or other is not None]
-        first = "compare" if other is not None else "rank" if rank is not None else "explore"
-        self._main = MainScreen(self, self.view_names, first)
-        self._opened_on = self.selection
-
-    def get_default_screen(self) -> MainScreen:
-        """Return the screen that has the views."""
-        return self._main
 
     def on_mount(self) -> None:
         """Start reading."""
@@ -78,29 +57,9 @@ class ShardvizApp(Viewer[Document]):
 
     def read_again(self) -> None:
         """Read and check the dumps in threads."""
-        show = self.showing()
-        self._work("load", load, self.path, partial(show, self._show_read))
+        self.read_in_thread("load", self.show_read, load, self.path)
         if self.other is not None and not is_checkpoint(self.other):
-            self._work("load other", load, self.other, partial(show, self._show_other))
-
-    def _work(self, group: str, work: Callable[..., object], *args: object) -> None:
-        """Do something in a thread, instead of what the group did before."""
-        self.run_worker(partial(work, *args), thread=True, exclusive=True, group=group)
-
-    async def action_show_view(self, name: str) -> None:
-        """Show another view."""
-        await self._main.show_view(name)
-
-    def _show_read(self, item: object) -> None:
-        """Show what a thread has read: what the run is comes before any rank of it."""
-        if isinstance(item, Document):
-            self._show_document(item)
-        elif isinstance(item, RunRecord):
-            self.run_record = item
-        elif isinstance(item, str):
-            self.note = item
-        elif isinstance(item, ShardvizError):
-            self._show_failure(item)
+            self.read_in_thread("load other", self._show_other, load, self.other)
 
     def _show_other(self, item: object) -> None:
         """Compare with the second dump once it is read, and show what differs once they are compared."""
@@ -110,73 +69,7 @@ class ShardvizApp(Viewer[Document]):
         elif isinstance(item, Comparison):
             self.compared = item
         elif isinstance(item, ShardvizError):
-            self._show_failure(item)
-
-    def _show_failure(self, why: ShardvizError) -> None:
-        """Exit if there is nothing to show; otherwise keep what there is, and note the failure."""
-        if self.document is None:
-            self._leave(why)
-        else:
-            self.note = why.message
-
-    def _show_document(self, document: Document) -> None:
-        """Show the document; a user who has not moved yet is taken to the first finding."""
-        if document.is_partial and self.document is not None:
-            return  # it is read again: what was read before says more
-        if self.document is None or self.selection == self._opened_on:
-            try:
-                selection = self._opened_on = opened_on(document, self._tensor, self._rank)
-            except ShardvizError as error:
-                self._leave(error)
-                return
-        else:
-            selection = carried_over(self.document, document, self.selection)
-        if not document.is_partial:
-            self.note = ""
-        self.set_reactive(ShardvizApp.selection, selection)
-        self.document = document
-
-    def _leave(self, why: ShardvizError) -> None:
-        """Exit with an error that the terminal shows when the screen is gone."""
-        self.failure = why
-        self.exit()
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer only the actions that work now."""
-        if action == "copy_fix":
-            chosen, is_listed = self.selection, self._main.view_name == "findings"
-            return self.document is not None and bool(
-                self.document.findings if is_listed else self.document.is_about(chosen.finding, chosen.entry)
-            )
-        if action == "next_finding":
-            return self._has_next_finding
-        if action == "show_view" and parameters not in [(name,) for name in self.view_names]:
-            return False
-        return super().check_action(action, parameters)
-
-    @property
-    def _has_next_finding(self) -> bool:
-        """Whether there is a finding to go to: another one, or the only one from a tensor that does not have it."""
-        if self.document is None or not self.document.findings:
-            return False
-        only = self.document.by_finding.get(0)
-        return len(self.document.findings) > 1 or (only is not None and only != self.selection.entry)
-
-    def watch_selection(self, before: Selection, now: Selection) -> None:
-        """Offer the way to a finding from a tensor that does not have it, and its fix on one that does."""
-        if before.entry != now.entry and self.document is not None and self.document.findings:
-            self.refresh_bindings()
-
-    async def go(self, target: Target) -> None:
-        """Go to a rank, a tensor or an element, in a view that shows it."""
-        await super().go(target)
-        view = self._main.view_name
-        if target.rank is not None and view not in ("mesh", "rank"):
-            await self.action_show_view("rank")
-        elif target.rank is None and view not in ("rank", "compare"):
-            await self.action_show_view("explore")
-        if target.rank is None and self._main.view_name == "explore":
-            self._main.query_one(ExploreView).show_target(target)
+            self.show_failure(item)
 
     def picture(self) -> str:
         """Draw the chosen tensor as `shardviz show` does."""
@@ -184,7 +77,7 @@ class ShardvizApp(Viewer[Document]):
         from shardviz.picture.svg.page import svg
 
         document = self.document
-        if self._main.view_name == "compare" and (drawn := self._main.query_one(CompareView).picture()):
+        if self.view_name == "compare" and (drawn := self.query_one(CompareView).picture()):
             return drawn
         if document is None or not document.entries or document.report is None:
             raise ShardvizError("the dump is not checked yet")
@@ -193,7 +86,7 @@ class ShardvizApp(Viewer[Document]):
 
     def watch_document(self) -> None:
         """Offer the keys that need a report, and compare."""
-        self.refresh_bindings()
+        super().watch_document()
         self._compare()
 
     def _compare(self) -> None:
@@ -201,22 +94,10 @@ class ShardvizApp(Viewer[Document]):
         here, there, other = self.document, self.other_document, self.other
         if here is None or here.report is None or other is None:
             return
-        show = partial(self.call_later, self._show_other)
         if there is not None and there.report is not None:
-            self._work("compare", load_difference, here, there, show)
+            self.read_in_thread("compare", self._show_other, load_difference, here, there)
         elif is_checkpoint(other):
-            self._work("compare", load_compared, here, other, show)
-
-    def action_copy_fix(self) -> None:
-        """Copy the fix of the chosen finding."""
-        assert self.document is not None
-        finding = self.document.findings[self.selection.finding]
-        self.copy(finding.fix or finding.summary, "Copied the fix")
-
-    def action_next_finding(self, step: int) -> None:
-        """Go to another finding and its place on the map."""
-        assert self.document is not None
-        self.selection = next_finding(self.document, self.selection, step)
+            self.read_in_thread("compare", self._show_other, load_compared, here, other)
 
 
 def view(
@@ -252,5 +133,3 @@ def view(
     if started is not None:
         started(app)
     run(app)
-    if app.failure is not None:
-        raise app.failure

@@ -13,20 +13,6 @@ if TYPE_CHECKING:
 KeySpec = tuple[str, str, str, str]
 """The key, or several separated by commas; the action; its name; its tooltip."""
 
-DISPLAYS = {
-    "left_square_bracket": "[",
-    "right_square_bracket": "]",
-    "slash": "/",
-    "plus": "+",
-    "equals_sign": "=",
-    "minus": "-",
-    "question_mark": "?",
-    "less_than_sign": "<",
-    "q": "q",
-    "f1": "F1",
-}
-"""How keys are shown, where Textual would write something longer."""
-
 
 def keys(place: str, shown: Sequence[KeySpec] = (), hidden: Sequence[KeySpec] = ()) -> list[BindingType]:
     """Return bindings whose ids are `place.name`: those that the key bar shows, and those that only the help lists."""
@@ -36,7 +22,6 @@ def keys(place: str, shown: Sequence[KeySpec] = (), hidden: Sequence[KeySpec] = 
             action,
             name,
             show=rows is shown,
-            key_display=DISPLAYS.get(key),
             id=f"{place}.{name.lower().replace(' ', '_')}",
             tooltip=tooltip,
         )

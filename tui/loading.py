@@ -16,12 +16,14 @@ from shardviz.errors import ShardvizError
 from shardviz.picture.model.nest import nest
 
 from .model.document import Document
+from .model.stored import StoredDocument
 from .model.tree import lines_of, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from shardviz.checkpoint.records import Checkpoint
     from shardviz.dump.read import DumpFiles
 
     Show = Callable[[object], object]
@@ -138,6 +140,18 @@ def load_compared(document: Document, path: Path, show: Show) -> None:
     try:
         job, checkpoint = job_of(document.dump), open_checkpoint(path)
         show(compared_with_checkpoint(document, job, checkpoint, compare_with_job(job, checkpoint)))
+    except ShardvizError as error:
+        show(error)
+
+
+def load_checkpoint(opened: Callable[[], Checkpoint], show: Show) -> None:
+    """Open a checkpoint and check it; show it after each."""
+    from shardviz.checkpoint.findings import check_checkpoint
+
+    try:
+        document = StoredDocument(opened())
+        show(document)
+        show(replace(document, report=check_checkpoint(document.checkpoint)))
     except ShardvizError as error:
         show(error)
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.base import Held, Role
+    from shardviz.dump.records.base import Role
+    from shardviz.dump.records.tensors import Held
 
 SHAPE = (4, 2)
 OWN: Held = (((0, 4),), ((0, 2),))

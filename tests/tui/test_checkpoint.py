@@ -18,7 +18,7 @@ from shardviz.tui import viewer
 from shardviz.tui.checkpoint_app import CheckpointApp
 from shardviz.tui.export import screen_text, text_of
 from shardviz.tui.model.selection import Selection, of_entry
-from shardviz.tui.model.stored import StoredDocument, named
+from shardviz.tui.model.stored import StoredDocument
 from tests.picture.test_html import HOSTILE
 from tests.picture.test_stored import GRID, ROWS, made
 from tests.tui.driving import Shown, assert_golden, press, rest, settle, settled, until
@@ -81,12 +81,15 @@ def whole(folder: Path) -> Checkpoint:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=str)
-def test_a_checkpoint_opens_on_its_first_tensor(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_a_checkpoint_opens_on_its_first_finding(tmp_path: Path, size: tuple[int, int]) -> None:
     assert_golden(walk(whole(tmp_path), size=size), f"checkpoint_{size[0]}x{size[1]}")
 
 
 def test_the_line_below_the_map_names_file_and_bytes_or_that_no_file_has_it(tmp_path: Path) -> None:
-    walks = {"held": ("down", "down", "enter", "end"), "lost": ("escape", "end", "up", "up", "enter", "end")}
+    walks = {
+        "held": ("slash", "type 0.wq", "enter", "enter", "end"),
+        "lost": ("escape", "escape", "n", "enter", "end"),
+    }
     shown = walk_on(whole(tmp_path), walks)
     assert re.search(r"\[7, 7\]  file 0 a-2 .*\n.*bytes 128 to 160: part", shown["held"].text)
     assert "part [6:8, 0:8]" in shown["held"].text
@@ -130,7 +133,7 @@ def test_a_tensor_and_an_element_are_gone_to_and_shown_while_typed(tmp_path: Pat
 def test_help_names_are_copied_and_pictures_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = whole(tmp_path)
     monkeypatch.chdir(tmp_path)
-    walks = walk_on(checkpoint, {"help": ("f1",), "saved": ("escape", *"jjjsS")}, (120, 60))
+    walks = walk_on(checkpoint, {"help": ("f1",), "saved": ("escape", "slash", "type 0.wq", "enter", *"sS")}, (120, 60))
     assert "Every tensor of the model under its module" in walks["help"].text
     assert "Find tensors by name" in walks["help"].text
     assert walks["saved"].exited is None
@@ -140,9 +143,9 @@ def test_help_names_are_copied_and_pictures_saved(tmp_path: Path, monkeypatch: p
 
 def test_a_link_opens_on_a_tensor_and_one_to_nothing_says_what_there_is(tmp_path: Path) -> None:
     checkpoint = whole(tmp_path)
-    assert named(checkpoint, "norm") == "norm.weight"
+    assert StoredDocument(checkpoint).find("norm") == "norm.weight"
     with pytest.raises(ShardvizError, match=r"has no tensor nrom\.weight") as raised:
-        named(checkpoint, "nrom.weight")
+        StoredDocument(checkpoint).find("nrom.weight")
     assert raised.value.hint == "did you mean norm.weight?"
 
 
@@ -164,7 +167,7 @@ def test_a_file_that_changes_is_read_again_and_one_that_is_damaged_is_reported(
             await pilot.press("down")
             for change, wanted in (
                 (lambda: write(second=[1.0], third=[4.0]), "changed.*third"),
-                (lambda: path.write_bytes(b"x" * 20), f"^ {path.name} +{re.escape(str(path)[:40])}"),
+                (lambda: path.write_bytes(b"x" * 20), f"no findings · {re.escape(str(path)[:40])}"),
             ):
                 change()
                 await until(pilot, lambda wanted=wanted: re.search(wanted, screen_text(app), re.DOTALL))
@@ -175,7 +178,7 @@ def test_a_file_that_changes_is_read_again_and_one_that_is_damaged_is_reported(
     assert "first" not in changed
     assert re.search(r"changed \d\d:\d\d", changed)
     assert "second  float32[1]" in changed
-    assert re.search(r"^ model\.safetensors +.*model\.safetensors", damaged)
+    assert re.search(r"^ model\.safetensors  ✓ no findings · /", damaged)
     assert "third" in damaged
 
 
@@ -204,7 +207,7 @@ def test_shapes_beyond_belief_are_shown(tmp_path: Path) -> None:
     walks = {name: (*("home", *["down"] * at), "enter", "end", "x", "escape") for at, name in enumerate(tensors)}
     for name, shown in walk_on(Checkpoint(tmp_path, "DCP", tensors), walks).items():
         assert shown.exited is None
-        assert f"─ {name}  float32" in shown.text
+        assert f"─ {name}  float32[" in shown.text
         assert "missing" in shown.text
 
 

@@ -114,7 +114,7 @@ def test_a_tensor_without_elements_and_a_scalar() -> None:
 
 def where(app: ShardvizApp) -> tuple[object, ...]:
     chosen = app.selection
-    return app.screen.view_name, app.chosen_name, chosen.plane and chosen.plane.at, chosen.rank
+    return app.view_name, app.chosen_name, chosen.plane and chosen.plane.at, chosen.rank
 
 
 def test_ranks_tensors_and_elements_are_reached_from_every_view(even_bug: Path) -> None:

@@ -70,7 +70,7 @@ def test_help_lists_each_key_once_in_every_part(files: str, request: pytest.Fixt
     asyncio.run(run(request.getfixturevalue(files)))
     for name, screen in found.items():
         listed = [key for part in screen.keys.values() for keys in part.values() for key in keys.split()]
-        assert {"F1", "q", "g", "R", "tab"} <= set(listed), name
+        assert {"f1", "q", "g", "R", "tab"} <= set(listed), name
         assert {key: count for key, count in Counter(listed).items() if count > 1} == {}, name
         assert not re.search(r"\*\*", screen.text), name
 

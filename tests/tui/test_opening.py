@@ -74,7 +74,7 @@ def test_a_link_opens_on_a_tensor_and_a_rank(even_bug: Path) -> None:
                 texts.append(await settle(pilot))
 
         asyncio.run(run())
-        return app._main.view_name, app.chosen_name, app.selection.rank
+        return app.view_name, app.chosen_name, app.selection.rank
 
     assert opened(tensor="embedding") == ("explore", "embedding", 1)
     assert opened(tensor="layers.2.weight", rank=3) == ("rank", "layers.2.weight", 3)
@@ -126,4 +126,4 @@ def test_what_cannot_be_opened_says_why(
 
 def test_a_long_name_leaves_room_for_the_verdict() -> None:
     text = title_text(Path("x" * 300), room=50).plain
-    assert re.fullmatch(r"x{21}…  ◌", text)
+    assert re.fullmatch(r"x{7}…x{14}  ◌", text)

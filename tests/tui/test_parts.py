@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -33,18 +34,18 @@ from shardviz.picture.text.report import listed_rows
 from shardviz.tui import web
 from shardviz.tui.loading import checked
 from shardviz.tui.model.document import MOST_KEPT, Document
-from shardviz.tui.model.names import fitted, shortened
+from shardviz.tui.model.names import fitted
 from shardviz.tui.model.pairs import RELATIONS, pairs
-from shardviz.tui.model.rank import ids_beside, ids_in_memory, part_text, rank_lines, values_beside
+from shardviz.tui.model.rank import ids_beside, ids_in_memory, part_text, values_beside
 from shardviz.tui.model.selection import Selection, carried_over, of_entry
 from shardviz.tui.screens.rank_view import rank_text
 from shardviz.tui.screens.view import SIDES
-from shardviz.tui.widgets.finding_card import Room, finding_body, most_of_card, verdict_text
+from shardviz.tui.widgets.finding_card import finding_body, verdict_text
 from shardviz.tui.widgets.mesh_grid import MeshPlan, drawn_side
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
 from tests.plans import make_plan
-from tests.tui.driving import PATIENCE, walk
+from tests.tui.driving import PATIENCE, walk, walk_on
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
@@ -146,10 +147,6 @@ def test_a_tensor_has_the_same_verdict_as_in_text_and_on_the_page(tmp_path: Path
     assert verdicts == {name: row.verdict for name, row in listed_rows(doc.dump, report)}
 
 
-def test_a_name_that_is_cut_ends_in_an_ellipsis_and_one_that_fits_is_whole() -> None:
-    assert (shortened("weight", 6), shortened("weights", 6), len(shortened("x" * 99))) == ("weight", "weigh…", 48)
-
-
 def test_layers_in_one_line_are_counted_together_and_what_shares_storage_once(tmp_path: Path) -> None:
     path = make_dump(tmp_path / "a.shardviz", parse_mesh("tp=2"), dict.fromkeys(("layers.0.w", "layers.1.w"), "[4/tp]"))
     doc = Document(path, dump_of(read_files(path)))
@@ -171,7 +168,7 @@ def test_a_reason_for_not_checking_is_listed_once_for_identical_layers_and_witho
 
 def test_tensors_that_were_not_looked_at_are_not_said_to_match(tmp_path: Path) -> None:
     doc = document(tmp_path / "a.shardviz", "tp=2", {"w": "[4/tp]", "b": "[2]"})
-    assert verdict_text(doc).plain.startswith("✓ no findings: all 2 tensors match their placements")
+    assert verdict_text(doc).plain.startswith("✓ no findings: each of 2 tensors matches its placements")
     changed = replace(doc, report=replace(doc.report, not_checked=(NotChecked("w", "no values", "values"),)))
     assert verdict_text(changed).plain.startswith("? no findings: 1 of 2 tensors not checked")
 
@@ -255,21 +252,24 @@ def test_values_lie_beside_those_of_a_copy_that_differs(tmp_path: Path) -> None:
 def test_a_ranks_lines_speak_of_one_of_several_alike_and_are_sorted_and_found(tmp_path: Path) -> None:
     layers = {f"layers.{layer}.w": "[4/tp]" for layer in range(12)}
     wrong = {"big": "[64/tp]", "odd": Made("[4/tp, 4]", "[4, 4/tp]")}
-    doc = document(tmp_path / "a.shardviz", "tp=2", {**layers, **wrong})
-    lines = rank_lines(doc, 1)
-    assert [(line.title, line.size, line.part) for line in lines[:2]] == [
-        ("layers.[0-11].w", "12 × 8 B", "[2:4]"),
-        ("big", "128 B", "[32:64]"),
-    ]
-    assert [line.title for line in rank_lines(doc, 1, order="most bytes first")] == ["big", "layers.[0-11].w", "odd"]
-    assert rank_lines(doc, 1, order="wrong first")[0].title == "odd"
-    assert [line.title for line in rank_lines(doc, 1, order="by name")] == ["big", "layers.[0-11].w", "odd"]
-    assert [line.title for line in rank_lines(doc, 1, text="rs.7")] == ["layers.[0-11].w"]
-    assert [line.name for line in rank_lines(doc, 1, text="rs.7", each_layer=True)] == ["layers.7.w"]
-    each = rank_lines(doc, 1, order="by name", each_layer=True)
-    assert [line.title for line in each[1:4]] == ["layers.0.w", "layers.1.w", "layers.2.w"]
-    assert {line.size for line in each[1:13]} == {"8 B"}
-    assert rank_lines(doc, 1, text="nothing has this") == []
+    path = make_dump(tmp_path / "a.shardviz", parse_mesh("tp=2"), {**layers, **wrong})
+    walks = {
+        "": ("3", "]"),
+        "largest": "o",
+        "wrong": "o",
+        "found": ("slash", "type rs.7", "enter"),
+        "none": ("slash", "type x"),
+    }
+    listed = {
+        name: re.findall(r"│ ((?:[│▾ ] )*[✓✗] .*?) *││", shown.text)
+        for name, shown in walk_on(path, walks, size=(160, 40)).items()
+    }
+    layer = ["▾ ✓ layers.[0-11]  12 × 8 B", "│ ✓ w  12 × 8 B  [2:4]"]
+    assert listed[""] == [*layer, "  ✓ big  128 B  [32:64]", "  ✗ odd  32 B  [0:4, 2:4]"]
+    assert [line.split()[1] for line in listed["largest"]] == ["big", "✓", "✓", "odd"]
+    assert [line.split()[1] for line in listed["wrong"]] == ["odd", "✓", "✓", "big"]
+    assert listed["found"] == ["▾ ✓ layers.7  8 B", "│ ✓ w  8 B  [2:4]"]
+    assert not listed["none"]
 
 
 def test_a_model_that_was_stamped_in_float64_is_shown_in_its_own_type_and_counted_as_show_does(tmp_path: Path) -> None:
@@ -354,18 +354,14 @@ def test_a_card_has_the_whole_sentence_first_and_what_else_fits_behind_the_fix(a
     assert (first, rows) == (sentence, ["fix   mend it", *(f"or    {text}" for text in also), "more  an example"])
 
 
-def test_a_table_leaves_room_for_the_whole_fix_and_the_map_for_the_card() -> None:
+def test_the_fix_stands_between_the_sentence_and_the_table_of_ranks() -> None:
     rows = [Row(f"rank {rank}", plain([rank])) for rank in range(8)]
     found = finding_of("misordered", "error", "w", (0,), "the order is odd", fix="mend it " * 15, cause="unknown")
     printed = io.StringIO()
-    room = Room(60, 12)
-    Console(file=printed, width=60).print(finding_body(found, exhibit("its rows", ("rank", "is"), rows), room))
-    lines = [row.rstrip() for row in printed.getvalue().splitlines()]
-    assert sum("mend it" in line for line in lines[: room.height]) == sum("mend it" in line for line in lines) == 3
-    assert any("rank 4" in line for line in lines)
-    assert not any("rank 5" in line for line in lines)
-    assert most_of_card(22, 1, borders=1, has_table=True) == 22 - 1 - 7
-    assert most_of_card(38, 300, borders=2, has_table=True) < most_of_card(38, 2, borders=2, has_table=True)
+    Console(file=printed, width=60).print(finding_body(found, exhibit("its rows", ("rank", "is"), rows), 60))
+    starts = [row.split()[0] for row in printed.getvalue().splitlines() if row.strip()]
+    assert starts[:4] == ["the", "fix", "it", "mend"]
+    assert starts[-2:] == ["rank", "cause"]
 
 
 def test_a_name_that_does_not_fit_keeps_both_of_its_ends() -> None:
@@ -379,9 +375,9 @@ def test_a_name_that_does_not_fit_keeps_both_of_its_ends() -> None:
 @pytest.mark.parametrize("room", range(1, 24))
 def test_names_with_wide_characters_are_cut_to_columns(room: int) -> None:
     for name in ("层.注意力.weight", "层" * 30, "ab层" * 9, "layers.0.weight" * 3):
-        for text in (fitted(name, room), shortened(name, room)):
-            assert cell_len(text) <= room
-            assert ("…" in text) == (cell_len(name) > room)
+        text = fitted(name, room)
+        assert cell_len(text) <= room
+        assert ("…" in text) == (cell_len(name) > room)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shardviz.tui.model.names import place_of
-from shardviz.tui.model.tree import TreeLines, errors_first, layer_of, lines_of, tree_of
-from tests.lanes import cases
+from shardviz.tui.model.tree import errors_first, layer_of, lines_of, tree_of, visible
 from tests.tui.driving import walk, walk_on
 
 if TYPE_CHECKING:
@@ -108,35 +105,11 @@ def test_what_is_wrong_comes_first_when_asked_for_in_every_module() -> None:
     assert paths(shown(entries, order=errors_first)) == ["m", "m/y", "m/x", "b", "a"]
 
 
-NAMES = [
-    f"{outer}.{layer}.{part}" for outer in ("a", "a.0.b", "c") for layer in range(3) for part in ("x.w", "x.v", "y")
-]
-TURNS = st.lists(st.frozensets(st.integers(0, 40)), min_size=1, max_size=6)
-"""The lines, by their place in the whole tree, that are open from one key to the next."""
-
-
-@cases(200)
-@given(
-    st.lists(st.sets(st.sampled_from(NAMES), min_size=1), min_size=1, max_size=5),
-    st.sets(st.sampled_from(NAMES)),
-    st.frozensets(st.tuples(st.sampled_from([("a",), ("c",)]), st.sampled_from([None, 0, 1, 2]))),
-    st.sampled_from([None, errors_first]),
-    TURNS,
-)
-def test_lines_are_the_same_whatever_was_open_before(
-    tensors: list[set[str]],
-    wrong: set[str],
-    apart: Apart,
-    order: Callable[[Sequence[Node]], float] | None,
-    turns: list[frozenset[int]],
-) -> None:
-    root = tree_of([Entry(tuple(sorted(names)), dict.fromkeys(wrong, "error")) for names in tensors])
-    known, every = TreeLines(root, apart, order), [line.path for line in lines_of(root, apart, order)]
-    for turn in turns:
-        is_open = {path for at, path in enumerate(every) if at in turn}.__contains__
-        found = known.listed(lambda line, is_open=is_open: is_open(line.path))
-        alone = lines_of(root, apart, order, lambda line, is_open=is_open: is_open(line.path))
-        assert [(line, [*map(id, line.nodes)]) for line in found] == [(line, [*map(id, line.nodes)]) for line in alone]
+def test_what_is_in_a_closed_module_is_not_visible() -> None:
+    lines = shown([Entry(("a.b.x", "a.c", "d.e"))])
+    assert paths(visible(lines, lambda line: line.path != ("a",))) == ["a", "d", "d/e"]
+    assert paths(visible(lines, lambda line: line.path != ("a", "b"))) == ["a", "a/b", "a/c", "d", "d/e"]
+    assert visible(lines, lambda _: True) == lines
 
 
 @pytest.mark.parametrize(

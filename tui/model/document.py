@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.verdicts import captured, is_listed, verdict_on
+from shardviz.check.verdicts import captured, is_listed, not_compared, verdict_on
 from shardviz.dump.costs.memory import CountedTensor, counted_tensors
+from shardviz.dump.find import find_tensors
+from shardviz.dump.records.base import WEIGHTS
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.by_layout import only_layout
@@ -17,8 +19,9 @@ from shardviz.picture.model.palette import Coloring
 from shardviz.picture.model.subjects.subject import drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
+from shardviz.text import counted as counted_in_words
 
-from .rank import who_has
+from .rank import hovered, who_has
 from .step import Step, step_of
 from .usage import Usage, usage_of
 
@@ -81,6 +84,20 @@ class TensorEntry:
         """What it is to the model."""
         return self.tensor.role
 
+    def is_on(self, rank: int) -> bool:
+        """Whether a rank has a part of it."""
+        return rank in self.tensor.shards
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh of its placements."""
+        return self.tensor.claimed.mesh if self.tensor.claimed else None
+
+    @property
+    def pending(self) -> str:
+        """The axes over which a sum is pending: `+tp`."""
+        return " ".join(f"+{axis}" for axis, _ in self.tensor.claimed.partial) if self.tensor.claimed else ""
+
     @property
     def has_claim(self) -> bool:
         """Whether it has placements on any rank."""
@@ -121,6 +138,26 @@ class Judged:
     entries: Sequence[Entry]
     is_partial = False
     failed = ""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether all is read and checked, so that nothing that is shown as wrong goes away."""
+        return self.report is not None or bool(self.failed)
+
+    def is_about(self, finding: int, entry: int) -> bool:
+        """Whether a finding is about an entry, or about the whole dump."""
+        if finding not in self.by_finding:
+            return finding < len(self.findings)
+        return finding in self.entries[entry].findings
+
+    def exhibit(self, finding: int) -> Exhibit | None:
+        """Return what a finding is seen by, if that is a table."""
+        return None
+
+    @property
+    def uncompared(self) -> Sequence[str]:
+        """What nothing was compared with, for a run without findings."""
+        return ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -172,11 +209,6 @@ class Document(Judged):
         """The ranks without a readable file, once all are read."""
         return frozenset() if self.is_partial else frozenset(self.dump.files.missing_ranks)
 
-    @property
-    def is_judged(self) -> bool:
-        """Whether all is read and checked, so that nothing that is shown as wrong goes away."""
-        return self.report is not None or bool(self.failed)
-
     @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:  # type: ignore[override]
         """The tensors in model order, each once."""
@@ -193,11 +225,24 @@ class Document(Judged):
         verdicts = {name: verdict_on(dump, tensor, [name], report) for name in names} if is_mixed else {}
         return TensorEntry(tensor, dtype, verdict, listed, indices, verdicts)
 
-    def is_about(self, finding: int, entry: int) -> bool:
-        """Whether a finding is about an entry, or about the whole dump."""
-        if finding not in self.by_finding:
-            return finding < len(self.findings)
-        return finding in self.entries[entry].findings
+    @property
+    def uncompared(self) -> Sequence[str]:
+        """What nothing was compared with, for a run without findings."""
+        return not_compared(self.dump)
+
+    @property
+    def counts(self) -> str:
+        """How many tensors the model has; empty if none."""
+        weights = len({name for entry in self.entries if entry.role in WEIGHTS for name in entry.names})
+        return counted_in_words(weights, "tensor") if weights else ""
+
+    def find(self, text: str) -> str:
+        """Return the tensor that a text names, as `shardviz show` finds it.
+
+        Raises:
+            ShardvizError: There is none.
+        """
+        return find_tensors(self.dump, text)[0][0]
 
     @cached_property
     def counted(self) -> list[CountedTensor]:
@@ -208,10 +253,10 @@ class Document(Judged):
     def _counted_of(self) -> dict[tuple[str, str], CountedTensor]:
         return {(item.tensor.role, name): item for item in self.counted for name in item.widths}
 
-    def sizes_of(self, entry: int, rank: int) -> list[int]:
+    def sizes_of(self, entry: int, rank: int, names: Sequence[str] = ()) -> list[int]:
         """Return the bytes of each of an entry's names on a rank; names that take no memory are left out."""
         tensor = self.entries[entry].tensor
-        known = ((self._counted_of.get((tensor.role, name)), name) for name in tensor.names)
+        known = ((self._counted_of.get((tensor.role, name)), name) for name in names or tensor.names)
         return [item.on(rank, name) for item, name in known if item is not None]
 
     @cached_property
@@ -284,6 +329,10 @@ class Document(Judged):
         except ShardvizError:
             return None
 
+    def describe(self, entry: int, place: Sequence[int], name: str = "") -> str:
+        """Say in a few words who holds an element."""
+        return hovered(self.sides(entry, name), place, self.entries[entry].tensor.shape)
+
     def who(self, entry: int, place: Sequence[int], name: str = "") -> list[str]:
         """Say who should hold an element and who does.
 
@@ -292,9 +341,12 @@ class Document(Judged):
         """
         return who_has(self.dump, self.entries[entry].tensor, self.sides(entry, name), place, name)
 
+    def exhibit(self, finding: int) -> Exhibit | None:
+        """Return what a finding is seen by, if that is a table."""
+        return self._exhibit(finding)
+
     @cached_property
-    def exhibit(self) -> Callable[[int], Exhibit | None]:
-        """Returns what a finding is seen by, made once."""
+    def _exhibit(self) -> Callable[[int], Exhibit | None]:
         from shardviz.picture.exhibits.of_finding import exhibit_of
 
         laid_out = self.report.laid_out if self.report else None

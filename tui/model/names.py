@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from itertools import accumulate
 
 from rich.cells import cell_len, set_cell_size
 
@@ -26,8 +25,8 @@ _PARTS = re.compile(r"[^.\[]*\[[^\]]*\][^.]*|[^.]+")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
-def fitted(name: str, room: int) -> str:
-    """Return the name in so many columns, cut in its middle: the ends tell tensors apart."""
+def fitted(name: str, room: int = MOST_NAME) -> str:
+    """Return the name in at most so many columns, cut in its middle: the ends tell tensors apart."""
     if cell_len(name) <= room:
         return name
     first, *words = _WORDS.split(name)
@@ -38,15 +37,6 @@ def fitted(name: str, room: int) -> str:
     start = room // 3
     end = set_cell_size(name[::-1], max(room - start - 1, 0))[::-1]
     return f"{set_cell_size(name, start).rstrip()}…{end.lstrip()}"
-
-
-def shortened(name: str, most: int = MOST_NAME) -> str:
-    """Return the name in at most so many columns; one that is cut ends in an ellipsis, after a word if it can."""
-    if cell_len(name) <= most:
-        return name
-    wholes = (text for text in accumulate(_WORDS.split(name)) if cell_len(text) < most)
-    whole = max(wholes, key=cell_len, default="")
-    return f"{whole if cell_len(whole) > most // 2 else set_cell_size(name, most - 1).rstrip()}…"
 
 
 @lru_cache(maxsize=1 << 16)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardviz.check.order.cases import claimed_dims
 from shardviz.check.values.copies import copies_of
-from shardviz.check.verdicts import WORDS
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.dump.content import leaves
 from shardviz.errors import DumpError, ShardvizError
@@ -19,7 +18,7 @@ from shardviz.layout.region import Region, indices
 from shardviz.picture.model.holders import ranks_of, ranks_text
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import CLAIMED_AND_HELD
-from shardviz.text import bytes_text, natural_key, printable
+from shardviz.text import bytes_text, cut_at_comma
 
 from .selection import index_of
 
@@ -28,18 +27,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.verdicts import Verdict
     from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.sides import Cell, Sides
-
-    from .document import Document
 
     Numbers = NDArray[Any]
 
 
 SAMPLE = 16
 """How many rows and columns decide the width of a column of values."""
+
+MOST_HOVERED = 40
+"""Characters of the ranks in a tooltip."""
 
 MOST_LOOKED_AT = 32
 """Ranks whose own parts are looked into while a key is typed."""
@@ -275,6 +274,14 @@ def named(mask: int, mesh: Mesh | None) -> str:
     return ranks_text(mask) if ranks else "nobody"
 
 
+def hovered(sides: Sides, place: Sequence[int], shape: Sequence[int]) -> str:
+    """Say in a few words who holds an element, by its index in the holders' shape; a tensor may have fewer dims."""
+    cell = sides.at(place)
+    lines = [f"[{', '.join(map(str, place[len(place) - len(shape) :]))}]"]
+    lines += [f"{title} by {cut_at_comma(named(mask, None), MOST_HOVERED)}" for title, mask in holders_at(sides, cell)]
+    return "\n".join(lines) + (f" {WRONG}" if sides.has_held and cell.is_wrong else "")
+
+
 def who_has(dump: Dump, tensor: Tensor, sides: Sides, place: Sequence[int], name: str = "") -> list[str]:
     """Say who should hold an element and who does, in a line each, with its index in their own part."""
     cell = sides.at((*(0,) * (len(sides.holders.shape) - len(place)), *place))
@@ -304,82 +311,8 @@ def who_has(dump: Dump, tensor: Tensor, sides: Sides, place: Sequence[int], name
     return [*lines, *(f"{WRONG} {words}" for _, words in sides.reasons_at(cell) if cell.guilty)]
 
 
-Order = Literal["", "most bytes first", "wrong first", "by name"]
-ORDERS: tuple[Order, ...] = get_args(Order)
-"""The ways to sort; the first is the model's own order."""
-
-
-@dataclass(frozen=True)
-class RankLine:
-    """A tensor on a rank, or several that are alike.
-
-    Attributes:
-        entry: Its entry.
-        name: Its name, or the first of several.
-        title: The name, or the names folded, safe to print.
-        verdict: The worst that was found of it.
-        count: How many take memory on the rank.
-        each: The bytes of each; None if they take no memory of their own.
-        part: The rank's part of one of them.
-    """
-
-    entry: int
-    name: str
-    title: str
-    verdict: Verdict
-    count: int
-    each: int | None
-    part: str
-
-    @property
-    def size(self) -> str:
-        """The bytes of one, and how many there are: `32 × 128 KiB`."""
-        if self.each is None:
-            return "-"
-        return f"{self.count} × {bytes_text(self.each)}" if self.count > 1 else bytes_text(self.each)
-
-
-def rank_lines(
-    document: Document, rank: int, order: Order = "", text: str = "", each_layer: bool = False
-) -> list[RankLine]:
-    """Return the lines of a rank.
-
-    Args:
-        document: The dump.
-        rank: The rank.
-        order: How they are sorted.
-        text: A part of the names that are listed.
-        each_layer: Whether layers that are alike have a line each.
-    """
-    lines: list[RankLine] = []
-    for index, entry in enumerate(document.entries):
-        if rank in entry.tensor.shards:
-            lines += _lines(document, index, rank, each_layer=each_layer)
-    text = text.lower()
-    lines = [line for line in lines if any(text in name.lower() for name in (line.title, *_names(document, line)))]
-    match order:
-        case "most bytes first":
-            lines.sort(key=lambda line: -(line.each or 0) * line.count)
-        case "wrong first":
-            lines.sort(key=lambda line: list(WORDS).index(line.verdict))
-        case "by name":
-            lines.sort(key=lambda line: natural_key(line.title))
-    return lines
-
-
-def _names(document: Document, line: RankLine) -> list[str]:
-    return [printable(name) for name in document.entries[line.entry].names] if line.count > 1 else []
-
-
-def _lines(document: Document, index: int, rank: int, *, each_layer: bool) -> list[RankLine]:
-    entry = document.entries[index]
-    part, sizes, names = part_text(entry.tensor.shards[rank]), document.sizes_of(index, rank), entry.names
-    if each_layer and len(names) > 1:
-        each = sizes if len(sizes) == len(names) else [None] * len(names)
-        return [
-            RankLine(index, name, entry.title_of(name), entry.verdict_of(name), 1, size, part)
-            for name, size in zip(names, each, strict=True)
-        ]
-    alike = len(set(sizes)) == 1
-    size, count = (sizes[0], len(sizes)) if alike else (sum(sizes) if sizes else None, 1)
-    return [RankLine(index, names[0], entry.title, entry.verdict, count, size, part)]
+def size_text(sizes: Sequence[int]) -> str:
+    """Write bytes; of several that are alike, how many: `32 × 128 KiB`; `-` for what takes no memory of its own."""
+    if len(sizes) > 1 and len(set(sizes)) == 1:
+        return f"{len(sizes)} × {bytes_text(sizes[0])}"
+    return bytes_text(sum(sizes)) if sizes else "-"

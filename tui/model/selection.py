@@ -7,11 +7,10 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from textual.message import Message
 
-from shardviz.dump.find import find_tensors
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane
@@ -19,7 +18,7 @@ from shardviz.picture.model.sides import first_difference
 from shardviz.picture.model.subjects.subject import IN_PLACE, OF_PLACES
 from shardviz.text import counted, nearest, printable
 
-from .names import shortened
+from .names import fitted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +31,9 @@ if TYPE_CHECKING:
 
     AnyDocument: TypeAlias = Document | StoredDocument
 
+
+Opened = TypeVar("Opened", bound="AnyDocument")
+"""A dump or a checkpoint."""
 
 Place = tuple[int, ...]
 
@@ -270,7 +272,7 @@ def of_finding(document: AnyDocument, selection: Selection, finding: int) -> Sel
     return replace(selection, finding=finding, rank=ranks[0] if ranks else selection.rank, plane=plane)
 
 
-def next_finding(document: Document, selection: Selection, step: int) -> Selection:
+def next_finding(document: AnyDocument, selection: Selection, step: int) -> Selection:
     """Return the selection with the finding `step` further on, round and round; another tensor's comes first."""
     step = step if document.is_about(selection.finding, selection.entry) else 0
     return of_finding(document, selection, (selection.finding + step) % len(document.findings))
@@ -316,7 +318,7 @@ def next_slice(plane: Plane, shape: Sequence[int], step: int) -> tuple[int, ...]
     return None if left else tuple(place)
 
 
-def opened_on(document: Document, tensor: str | None, rank: int | None) -> Selection:
+def opened_on(document: AnyDocument, tensor: str | None, rank: int | None) -> Selection:
     """Return the selection that a document opens with: a tensor and a rank that are asked for, or its first finding.
 
     Raises:
@@ -325,13 +327,14 @@ def opened_on(document: Document, tensor: str | None, rank: int | None) -> Selec
     selection = first_selection(document)
     if tensor is not None:
         try:
-            name, _ = find_tensors(document.dump, tensor)[0]
+            name = document.find(tensor)
         except ShardvizError:
             if not document.is_partial:
                 raise
         else:
-            entries = (index for index, entry in enumerate(document.entries) if name in entry.names)
-            selection = at_target(document, selection, Target(next(entries, None), name))
+            entries: Sequence[Entry] = document.entries
+            entry = next((index for index, known in enumerate(entries) if name in known.names), None)
+            selection = at_target(document, selection, Target(entry, name))
     return selection if rank is None else replace(selection, rank=rank)
 
 
@@ -357,7 +360,7 @@ def about(document: AnyDocument, target: Target) -> str:
         return f"rank {target.rank}: {document.mesh.label(target.rank)}{lost}"
     if target.entry is None:
         return ""
-    title = f"{shortened(printable(target.name))}  {document.entries[target.entry].layout}"
+    title = f"{fitted(printable(target.name))}  {document.entries[target.entry].layout}"
     if target.place is None:
         others = f"\nand {counted(target.others, 'more tensor')} with this in the name" if target.others else ""
         return title + others

@@ -11,7 +11,7 @@ from rich.text import Text
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import rank_color
 from shardviz.picture.model.subjects.stored import checkpoint_subject, number_files
-from shardviz.picture.text.checkpoint import in_order
+from shardviz.picture.text.checkpoint import in_order, total
 from shardviz.text import bytes_text, nearest, printable
 
 from ..colors import rank_style, verdict_style
@@ -46,6 +46,8 @@ class StoredEntry:
     role: ClassVar[str] = "param"
     listed: ClassVar[bool] = True
     has_claim: ClassVar[bool] = True
+    mesh: ClassVar[None] = None
+    pending: ClassVar[str] = ""
     axes: ClassVar[frozenset[str]] = frozenset()
 
     @property
@@ -72,6 +74,14 @@ class StoredEntry:
     def facts(self) -> str:
         """Its bytes."""
         return bytes_text(self.tensor.num_bytes)
+
+    def is_on(self, rank: int) -> bool:
+        """Return that no rank has a part of it: files have."""
+        return False
+
+    def title_of(self, name: str) -> str:
+        """Return its name, safe to print."""
+        return self.title
 
     def verdict_of(self, name: str) -> Verdict:
         """Return the verdict on it."""
@@ -119,9 +129,31 @@ class StoredDocument(Judged):
         """Return which file holds what of a tensor."""
         return self.stored(entry).sides
 
+    @property
+    def counts(self) -> str:
+        """Its tensors, their bytes and its files."""
+        return total(self.checkpoint)
+
+    def find(self, text: str) -> str:
+        """Return the tensor that a text names, by its name, the end of it or a part of it.
+
+        Raises:
+            ShardvizError: No tensor has it in its name.
+        """
+        target = parse_target(text, self)
+        if isinstance(target, Target) and target.name and target.place is None:
+            return target.name
+        close, path = nearest(text, self.checkpoint.tensors), self.checkpoint.path
+        hint = f"did you mean {printable(close)}?" if close else f"`shardviz show {path}` lists them"
+        raise ShardvizError(f"{path} has no tensor {printable(text)}", hint)
+
+    def describe(self, entry: int, place: Sequence[int], name: str = "") -> str:
+        """Say which bytes of which file have an element."""
+        return where(self.stored(entry), place).plain
+
     def who(self, entry: int, place: Sequence[int], name: str = "") -> list[str]:
         """Say which bytes of which file have an element."""
-        return where(self.stored(entry), place).plain.splitlines()
+        return self.describe(entry, place).splitlines()
 
 
 def parts_at(tensor: CheckpointSubject, place: Sequence[int]) -> list[StoredPart]:
@@ -135,20 +167,6 @@ def parts_at(tensor: CheckpointSubject, place: Sequence[int]) -> list[StoredPart
             for ranges, at in zip(part.region.dims, index, strict=True)
         )
     ]
-
-
-def named(checkpoint: Checkpoint, text: str) -> str:
-    """Return the tensor that a text names, by its name, the end of it or a part of it.
-
-    Raises:
-        ShardvizError: No tensor has it in its name.
-    """
-    target = parse_target(text, StoredDocument(checkpoint))
-    if isinstance(target, Target) and target.name and target.place is None:
-        return target.name
-    close = nearest(text, checkpoint.tensors)
-    hint = f"did you mean {printable(close)}?" if close else f"`shardviz show {checkpoint.path}` lists them"
-    raise ShardvizError(f"{checkpoint.path} has no tensor {printable(text)}", hint)
 
 
 WITH_BAR = 26

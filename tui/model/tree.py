@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -42,12 +43,14 @@ class Filters:
             results that have findings: a gradient, a state and an output for every layer would bury the rest. With a
             text all roles are searched.
         axis: The mesh axis that must split it, or over which a sum must be pending.
+        rank: The rank that must have a part of it.
     """
 
     text: str = ""
     findings: bool = False
     role: str = ""
     axis: str = ""
+    rank: int | None = None
 
     def passes(self, entry: Entry) -> bool:
         """Whether an entry is listed."""
@@ -55,6 +58,7 @@ class Filters:
             (not self.findings or bool(entry.findings))
             and (self.role in ("all", entry.role) if self.role else entry.listed or bool(self.text))
             and (not self.axis or self.axis in entry.axes)
+            and (self.rank is None or entry.is_on(self.rank))
             and (
                 not self.text
                 or self.is_in(entry.title)
@@ -100,7 +104,7 @@ None instead of a number is all of them.
 """
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
     """A module, or a tensor with its entry.
 
@@ -228,17 +232,9 @@ def errors_first(alike: Sequence[Node]) -> int:
 
 
 def lines_of(
-    root: Node,
-    apart: Apart = frozenset(),
-    order: Callable[[Sequence[Node]], float] | None = None,
-    is_open: Callable[[TreeLine], bool] = lambda _: True,
+    root: Node, apart: Apart = frozenset(), order: Callable[[Sequence[Node]], float] | None = None
 ) -> list[TreeLine]:
-    """Return the lines of a tree, each module before its parts; the arguments are those of `TreeLines`."""
-    return TreeLines(root, apart, order).listed(is_open)
-
-
-class TreeLines:
-    """The lines of a tree, which are listed again for each module that opens or closes, and made once.
+    """Return all lines of a tree, each module before its parts.
 
     Args:
         root: The tree.
@@ -246,37 +242,30 @@ class TreeLines:
         order: What the lines in every module are sorted by, each of one part or of several that are alike; they are in
             the model's own order by default.
     """
+    lines: list[TreeLine] = []
 
-    def __init__(
-        self, root: Node, apart: Apart = frozenset(), order: Callable[[Sequence[Node]], float] | None = None
-    ) -> None:
-        self._root, self._apart, self._order = root, apart, order
-        self._made: dict[int, list[TreeLine]] = {}
+    def add(modules: Sequence[Node], path: ModulePath) -> None:
+        parts = modules[0].parts
+        groups = _groups(modules[0], path, apart)
+        if order is not None:
+            groups.sort(key=lambda group: order([parts[part] for part in group]))
+        for group in groups:
+            line = _line([module.parts[part] for module in modules for part in group], path, group)
+            lines.append(line)
+            add(line.nodes, line.path)
 
-    def listed(self, is_open: Callable[[TreeLine], bool]) -> list[TreeLine]:
-        """Return the lines, each module before its parts; `is_open` says which modules' parts are wanted."""
-        listed_lines: list[TreeLine] = []
+    add((root,), ())
+    return lines
 
-        def add(lines: list[TreeLine]) -> None:
-            for line in lines:
-                listed_lines.append(line)
-                if line.entry is None and is_open(line):
-                    add(self._inside(line.nodes, line.path))
 
-        add(self._inside((self._root,), ()))
-        return listed_lines
-
-    def _inside(self, modules: Sequence[Node], path: ModulePath) -> list[TreeLine]:
-        """Return the lines in modules that are alike; no module is of two lines."""
-        first, order = modules[0], self._order
-        if id(first) not in self._made:
-            groups = _groups(first, path, self._apart)
-            if order is not None and len(groups) > 1:
-                groups.sort(key=lambda group: order([first.parts[part] for part in group]))
-            self._made[id(first)] = [
-                _line([module.parts[part] for module in modules for part in group], path, group) for group in groups
-            ]
-        return self._made[id(first)]
+def visible(lines: Sequence[TreeLine], is_open: Callable[[TreeLine], bool]) -> list[TreeLine]:
+    """Return the lines that are not in a closed module."""
+    shown, deepest = [], math.inf
+    for line in lines:
+        if len(line.path) <= deepest:
+            shown.append(line)
+            deepest = math.inf if line.entry is not None or is_open(line) else len(line.path)
+    return shown
 
 
 def _line(inside: list[Node], path: ModulePath, group: list[Part]) -> TreeLine:

@@ -61,15 +61,13 @@ class UsageEntry:
     Attributes:
         names: Its names.
         role: What it is to the model.
-        widths: For each name the bytes of an element.
-        taken: By the bytes of an element, the bytes of one name on a rank of each group.
+        taken: For each name its bytes on a rank of each group.
         has: Which groups have a part, be it an empty one: ranks of another pipeline stage have none.
     """
 
     names: tuple[str, ...]
     role: str
-    widths: dict[str, int]
-    taken: dict[int, Bytes] = field(compare=False, repr=False)
+    taken: dict[str, Bytes] = field(compare=False, repr=False)
     has: NDArray[np.bool_] = field(compare=False, repr=False)
 
     def verdict_of(self, name: str) -> Verdict:
@@ -90,8 +88,6 @@ class Usage:
     groups: tuple[tuple[int, ...], ...]
     entries: Sequence[UsageEntry]
     table: MemoryTable
-    _sums: dict[int, Bytes] = field(default_factory=dict, compare=False, repr=False)
-    _flags: dict[int, NDArray[np.bool_]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def tree(self) -> Node:
@@ -115,15 +111,17 @@ class Usage:
         lines = [(tuple(ranks), self.total[ranks[0]]) for ranks in groups.values()]
         return tuple(sorted(lines, key=lambda line: -line[1]) if fullest_first else lines)
 
-    def _of(self, node: Node) -> Bytes:
-        """Return the bytes of a module on a rank of each group, worked out once."""
-        if id(node) not in self._sums:
+    @cached_property
+    def _of(self) -> Callable[[Node], Bytes]:
+        """Returns the bytes of a module on a rank of each group, worked out once."""
+
+        def summed(node: Node) -> Bytes:
             taken = [self._of(part) for part in node.parts.values()]
             if node.entry is not None:
-                entry = self.entries[node.entry]
-                taken += [entry.taken[entry.widths[name]] for name in node.names]
-            self._sums[id(node)] = sum(taken, start=np.zeros(len(self.groups), np.int64))
-        return self._sums[id(node)]
+                taken += [self.entries[node.entry].taken[name] for name in node.names]
+            return sum(taken, start=np.zeros(len(self.groups), np.int64))
+
+        return cache(summed)
 
     def spread(self, line: TreeLine | None = None) -> Spread:
         """Sum up the bytes of a line over the ranks that have a part of it, or of all over all ranks."""
@@ -135,13 +133,17 @@ class Usage:
             return Spread(0, 0.0, 0)
         return Spread(int(held.max()), float(np.average(held, weights=sizes)), int(held.min()))
 
-    def _has(self, node: Node) -> NDArray[np.bool_]:
-        """Return which groups have a part of a module; those of alike ones are the same."""
-        if id(node) not in self._flags:
+    @cached_property
+    def _has(self) -> Callable[[Node], NDArray[np.bool_]]:
+        """Returns which groups have a part of a module; those of alike ones are the same."""
+
+        def any_has(node: Node) -> NDArray[np.bool_]:
             parts = [self._has(part) for part in node.parts.values()]
             parts += [self.entries[node.entry].has] if node.entry is not None else []
-            self._flags[id(node)] = np.any([*parts, np.zeros(len(self.groups), np.bool_)], axis=0)
-        return self._flags[id(node)]
+            flags: NDArray[np.bool_] = np.any([*parts, np.zeros(len(self.groups), np.bool_)], axis=0)
+            return flags
+
+        return cache(any_has)
 
     def largest_first(self, alike: Sequence[Node]) -> float:
         """Return a key that sorts modules by the bytes of their fullest rank, those that are alike together."""
@@ -157,8 +159,7 @@ def usage_of(document: Document) -> Usage:
 
 def _entry(item: CountedTensor, ranks: Sequence[int]) -> UsageEntry:
     by_width = {width: name for name, width in item.widths.items()}
-    taken = {
-        width: np.array([item.on(rank, name) for rank in ranks], dtype=np.int64) for width, name in by_width.items()
-    }
+    taken = {width: np.array([item.on(rank, name) for rank in ranks], np.int64) for width, name in by_width.items()}
     has = np.array([rank in item.tensor.shards for rank in ranks], dtype=np.bool_)
-    return UsageEntry(tuple(item.widths), item.tensor.role, dict(item.widths), taken, has)
+    by_name = {name: taken[width] for name, width in item.widths.items()}
+    return UsageEntry(tuple(item.widths), item.tensor.role, by_name, has)

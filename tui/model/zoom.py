@@ -166,17 +166,10 @@ def _deepest(sides: Sides, down: int, right: int, side: Side, height: int, width
 
 
 def row_name(frame: Frame, at: int, row: int, span: tuple[int, int], *, every: bool) -> tuple[str, bool]:
-    """Name a row of the screen: a block at its first row, the end on the last line, and all rows where that is asked.
+    """Name a row of the screen, and say whether the cursor, which is `at` a row of the tensor, is on it.
 
-    Args:
-        frame: What is drawn.
-        at: The row of the tensor that the cursor is on.
-        row: The row of the map's cells.
-        span: What it covers; start and stop are equal on a line.
-        every: Whether all rows are named.
-
-    Returns:
-        The name, and whether it is the cursor's.
+    A block is named at its first row, the end on the last line, and `every` row where that is asked. What the row
+    covers is its span; start and stop are equal on a line.
     """
     start, stop = span
     size = frame.rows.size

@@ -1,1 +1,1 @@
-"""The screens: `main` shows a view at a time, the others are dialogs over it."""
+"""The views, of which the app shows one at a time, and the dialogs over them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
 from textual import on
@@ -14,7 +14,7 @@ from shardviz.picture.text.table import pad
 
 from ..colors import ink
 from ..keys import keys
-from ..model.names import shortened
+from ..model.names import fitted
 from ..model.selection import Picked, Zoomed, of_entry
 from ..widgets.frame import Box, ScrollBox
 from ..widgets.grid import Lines
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
     from shardviz.picture.model.holders import Plane
 
+    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.pairs import Comparison, Pair
     from ..model.selection import Selection
 
 
-class CompareView(View):
+class CompareView(View["Document"]):
     """The tensors of two sides in a list, the maps of the chosen one, and of a checkpoint what ranks hold in words."""
 
     NAME = "compare"
@@ -76,7 +77,7 @@ what it claims.
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the pair of the chosen tensor."""
-        comparison, lines = self.state.compared, self.query_one("#pairs", Lines)
+        comparison, lines = cast("ShardvizApp", self.app).compared, self.query_one("#pairs", Lines)
         if document is None or comparison is None:
             return
         pairs = comparison.pairs
@@ -163,5 +164,5 @@ what it claims.
 def pair_text(pair: Pair) -> Text:
     """Write a line of the list: how a pair compares as a sign, its name, and what differs."""
     style = ink(GREY if pair.sign in "=?" else VERMILLION, bold=True)
-    name = pad(shortened(pair.title), 32) + "  "
+    name = pad(fitted(pair.title), 32) + "  "
     return Text.assemble((f" {pair.sign} ", style), name, (pair.what, "dim"), no_wrap=True)

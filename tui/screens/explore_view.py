@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from rich.segment import Segment
 from rich.text import Text
 from textual import on
+from textual.containers import Horizontal
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import WRONG
@@ -17,35 +17,26 @@ from shardviz.text import printable
 
 from ..colors import verdict_style
 from ..keys import keys
-from ..model.names import shortened
-from ..model.selection import Picked, Selection, TensorOpened, name_of, next_plane, next_slice, of_finding
+from ..model.names import fitted
+from ..model.selection import Picked, Selection, TensorOpened, next_plane, next_slice, of_finding
+from ..model.stored import StoredDocument, file_line
 from ..model.tree import after
-from ..widgets.finding_card import (
-    BESIDE,
-    BESIDE_SHORT,
-    MOST_COLUMNS,
-    CardBox,
-    FindingCard,
-    Room,
-    finding_head,
-    lines_to_fix,
-    most_of_card,
-)
-from ..widgets.frame import Box, Word, WordLine
+from ..widgets.finding_card import BESIDE, CardBox, FindingCard, finding_head, lines_to_fix
+from ..widgets.frame import Box, WordLine, word
 from ..widgets.grid import CHOSEN, DIM, Lines
-from ..widgets.listing import SEARCHING, TO_TREE, Listing, Searching
+from ..widgets.listing import SEARCHING, TO_TREE, Listing, Searching, TensorTree
 from ..widgets.mesh_grid import LEGEND, MeshGrid, drawn_side, lights_of
-from ..widgets.tensor_map import Inspector, TensorMap, hovered
+from ..widgets.tensor_map import Inspector, TensorMap
 from .view import SIDES, View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
 
+    from shardviz.checkpoint.records import Checkpoint
     from shardviz.picture.text.paint import Side
 
-    from ..app import ShardvizApp
-    from ..model.document import Document
-    from ..model.selection import Target
+    from ..model.selection import AnyDocument, Target
+    from ..viewer import Viewer
 
 
 GAP = "  "
@@ -84,35 +75,31 @@ class SideBar(WordLine):
             drawn: The side that is drawn, as that one may not be known.
             why: What is wrong, where that is not where parts are.
         """
-        if self._shown != (side, titles, drawn, why):
-            self._shown = side, titles, drawn, why
-            self.refresh()
+        self._shown = side, titles, drawn, why
+        self.on_resize()
 
     def action_show_side(self, side: Side) -> None:
         """Ask for another side, after a click."""
         self.post_message(Picked(side=side))
 
-    def words(self) -> list[Word]:
-        """Return one word per side, and the legend."""
+    def on_resize(self) -> None:
+        """Write one word per side, and the legend that there is room for."""
         asked_for, titles, drawn, why = self._shown
         names = dict(zip(SIDES, (*titles, "difference"), strict=True))
-        sides = []
+        line = Text()
         for side, title in names.items():
-            segment = Segment(f"[{title}]", CHOSEN) if side == asked_for else Segment(f" {title} ", DIM)
-            sides.append(Word((segment,), f"show_side('{side}')", TOOLTIPS[title]))
+            text, style = (f"[{title}]", CHOSEN) if side == asked_for else (f" {title} ", DIM)
+            line.append_text(word(text, f"show_side('{side}')", TOOLTIPS[title], style))
         legends = LEGENDS[names[asked_for]] if drawn == asked_for else NOT_KNOWN[drawn]
         if why and drawn == asked_for and names[asked_for] == "difference":
             legends = (f"{WRONG} {why}",)
-        room = self.size.width - sum(word.width for word in sides) - len(GAP)
+        room = self.size.width - line.cell_len - len(GAP)
         legend = next((text for text in legends if not self.size.width or len(text) <= room), "")
-        return [*sides, Word((Segment(GAP + legend, DIM),))]
+        self.update(line.append(GAP + legend, DIM), layout=False)
 
 
 class MapPanel(Box):
     """A tensor's map below the choice of its sides, with a small mesh, and the element under the cursor in words."""
-
-    _document: Document | None = None
-    _selection = Selection()
 
     BINDINGS = keys(
         "panel",
@@ -133,9 +120,8 @@ class MapPanel(Box):
         yield MeshGrid(id="small-mesh")
         yield Inspector(id="inspector")
 
-    def show(self, document: Document, selection: Selection) -> None:
+    def show(self, document: AnyDocument, selection: Selection) -> None:
         """Show the chosen tensor."""
-        self._document, self._selection = document, selection
         entry, sides, why = document.entries[selection.entry], None, ""
         try:
             sides = document.sides(selection.entry, selection.name)
@@ -147,42 +133,45 @@ class MapPanel(Box):
                 "↓" if dim == plane.rows else "→" if dim == plane.cols else str(at) for dim, at in enumerate(plane.at)
             ]
             shown = f"  at [{', '.join(at)}]"
-        layouts = f"  {entry.layout}{shown}", f"  {entry.short_layout}{shown}"
-        self.set_name_title(entry.title_of(selection.name), after=layouts)
+        self.set_titles(f"{fitted(entry.title_of(selection.name))}  {entry.layout}{shown}")
         side = drawn_side(sides, selection.side) if sides else selection.side
         titles, reasons = (sides.titles, "; ".join(sides.reasons)) if sides else (CLAIMED_AND_HELD, "")
-        self.query_one(SideBar).show(selection.side, titles, side, reasons)
-        tensor_map, claimed = self.query_one(TensorMap), entry.tensor.claimed
-        pending = " ".join(f"+{axis}" for axis, _ in claimed.partial) if claimed else ""
-        tensor_map.show(sides, side, plane, pending)
-        tensor_map.describe = (lambda place: hovered(sides, place, entry.tensor.shape)) if sides else None
+        tensor_map = self.query_one(TensorMap)
+        tensor_map.show(sides, side, plane, entry.pending)
+        tensor_map.describe = lambda place: document.describe(selection.entry, place, selection.name)
         self.query_one(Inspector).show(document, selection, sides, why)
-        grid, mesh = self.query_one("#small-mesh", MeshGrid), claimed.mesh if claimed else document.mesh
-        grid.show(mesh, selection.rank, lights_of(document, selection), sides.coloring if sides else None)
+        bar, grid = self.query_one(SideBar), self.query_one("#small-mesh", MeshGrid)
+        if isinstance(document, StoredDocument):
+            bar.display = grid.display = False
+            return
+        bar.show(selection.side, titles, side, reasons)
+        mesh, coloring = entry.mesh or document.mesh, sides.coloring if sides else None
+        grid.show(mesh, selection.rank, lights_of(document, selection), coloring)
         grid.tooltip = LEGEND
+
+    @property
+    def _state(self) -> Viewer[AnyDocument]:
+        return cast("Viewer[AnyDocument]", self.app)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Dims are chosen where there are more than two."""
-        plane = self._selection.plane
+        plane = self._state.selection.plane
         if action in ("next_dims", "step"):
             return plane is not None and len(plane.at) > 2
         return plane is not None or action != "copy_block"
 
     def action_copy_block(self) -> None:
         """Copy the block under the cursor, as Python would slice it."""
-        zoom = self.query_one(TensorMap).zoom
-        if self._document is None or zoom is None:
-            return
-        tensor, block = self._document.entries[self._selection.entry].tensor, zoom.block()
-        inside = block[len(block) - len(tensor.shape) :]
-        text = f"{name_of(self._document, self._selection)}[{', '.join(f'{start}:{stop}' for start, stop in inside)}]"
-        cast("ShardvizApp", self.app).copy(text)
+        document, zoom = self._state.document, self.query_one(TensorMap).zoom
+        if document is not None and zoom is not None:
+            ndim = len(document.entries[self._state.selection.entry].tensor.shape)
+            inside = ", ".join(f"{start}:{stop}" for start, stop in zoom.block()[-ndim:] if ndim)
+            self._state.copy(f"{self._state.chosen_name}[{inside}]")
 
     def action_next_dims(self) -> None:
         """Draw the next two dims."""
-        if (plane := self._selection.plane) is not None:
-            self._selection = replace(self._selection, plane=next_plane(plane))
-            self.post_message(Picked(plane=self._selection.plane))
+        if (plane := self._state.selection.plane) is not None:
+            self.post_message(Picked(plane=next_plane(plane)))
 
     def action_step(self, step: int) -> None:
         """Go to the next or the previous slice."""
@@ -191,14 +180,14 @@ class MapPanel(Box):
             tensor_map.go(place)
 
 
-EDGE = 1
-"""Lines of a border above or below a card."""
+MAP, SMALL_MAP = 15, 8
+"""Lines of a map's box beside the finding that it shows, and beside one that a table shows."""
 
-FINDINGS_KEY = "4"
-"""The key of the screen with all findings."""
+MOST = 0.6
+"""The part of the lines that a finding gets at most: the list of tensors needs the others."""
 
 
-class ExploreView(View, Searching):
+class ExploreView(View["AnyDocument"], Searching):
     """A tree of tensors, the map of the chosen one, and its finding."""
 
     NAME = "explore"
@@ -221,12 +210,12 @@ class ExploreView(View, Searching):
 
     def compose(self) -> ComposeResult:
         """Put the tree on the left, the map on the right, the finding below both."""
-        yield Listing(id="tree-box")
+        yield Listing(TensorTree(id="tree"), id="tree-box")
         yield MapPanel(id="map-panel")
         with CardBox(id="finding"):
             yield FindingCard(id="card")
 
-    def show(self, document: Document, selection: Selection) -> None:
+    def show(self, document: AnyDocument, selection: Selection) -> None:
         """Show the chosen tensor and finding."""
         self.query_one(Listing).show(document.entries, selection.entry, selection.name)
         self._show_finding(document, selection)
@@ -234,33 +223,28 @@ class ExploreView(View, Searching):
             self.query_one(MapPanel).show(document, selection)
 
     def on_resize(self) -> None:
-        """Share the lines again."""
+        """Write the finding in the columns that there are now."""
         if self.display and self.state.document is not None:
             self._show_finding(self.state.document, self.state.selection)
 
-    def _show_finding(self, document: Document, selection: Selection) -> None:
-        """Show the finding of the chosen tensor in the lines that map and list can do without."""
+    def _show_finding(self, document: AnyDocument, selection: Selection) -> None:
+        """Show the finding of the chosen tensor."""
         box, card, finding = self.query_one(CardBox), self.query_one(FindingCard), selection.finding
         if document.findings and not document.is_about(finding, selection.entry):
-            card.show_other(document, selection.entry, finding)
+            card.show_other(document, selection.entry, finding, self.state.numbers["findings"])
             box.head(Text())
             return
-        room = self._room(document, finding)
-        box.styles.max_height = room.height + (EDGE if self.screen.has_class("-short") else 2 * EDGE)
-        card.show(document, finding, room)
-        box.head(finding_head(document, finding), f"{FINDINGS_KEY} shows all")
+        card.show(document, finding, self.room.width)
+        if document.findings:
+            height, has_table = self.room.height, document.exhibit(finding) is not None
+            most = min(height - (SMALL_MAP if has_table else MAP), int(height * MOST))
+            least = lines_to_fix(document.findings[finding], self.room.width - BESIDE)
+            box.styles.max_height = max(most, least + (1 if self.screen.has_class("-short") else 2))
+        box.head(finding_head(document, finding), f"{self.state.numbers['findings']} shows all")
 
-    def _room(self, document: Document, finding: int) -> Room:
-        """Return the lines and columns of the finding's card."""
-        width, height = self.room
-        is_short = self.screen.has_class("-short")
-        borders = EDGE if is_short else 2 * EDGE
-        listed = sum(len(entry.names) for entry in document.entries if entry.listed)
-        has_table = finding < len(document.findings) and document.exhibit(finding) is not None
-        columns = max(width - (BESIDE_SHORT if is_short else BESIDE), 1)
-        least = lines_to_fix(document.findings[finding], columns) if document.findings else 0
-        lines = most_of_card(height, listed, borders=borders, has_table=has_table, least=least) - borders
-        return Room(columns, max(lines, 1))
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A checkpoint has one side, no roles and no axes."""
+        return action not in ("next_side", "next") or not isinstance(self.state.document, StoredDocument)
 
     @on(TensorOpened)
     def focus_map(self) -> None:
@@ -282,7 +266,44 @@ class ExploreView(View, Searching):
             listing.filter(**{name: after(choices, getattr(listing.filters, name))})
 
 
-class FindingsView(View):
+class StoredView(ExploreView):
+    """The same of a checkpoint, with its files beside the finding."""
+
+    HELP = """\
+## The checkpoint
+
+Its tensors on the left; the map of the chosen one shows which part of it is in which file. The files are numbered, and
+listed below with their sizes, each beside the largest one's. Beside them is what is wrong.
+"""
+
+    _checkpoint: Checkpoint | None = None
+
+    def compose(self) -> ComposeResult:
+        """Put the files and the finding below the tree and the map."""
+        yield Listing(TensorTree(id="tree"), id="tree-box")
+        yield MapPanel(id="map-panel")
+        with Horizontal(id="stored-below"):
+            with Box(id="files-box"):
+                yield Lines(id="files")
+            with CardBox(id="finding"):
+                yield FindingCard(id="card")
+
+    def show(self, document: AnyDocument, selection: Selection) -> None:
+        """Show the chosen tensor, its finding, and the files once they are read."""
+        super().show(document, selection)
+        assert isinstance(document, StoredDocument), "it shows nothing else"
+        if document.checkpoint is not self._checkpoint:
+            self._checkpoint = document.checkpoint
+            names, sizes, lines = [*document.numbers], document.checkpoint.file_sizes, self.query_one("#files", Lines)
+            most = max((size or 0 for size in sizes.values()), default=0)
+            lines.show(
+                len(names),
+                lambda at: file_line(at, names[at], sizes[names[at]], most, lines.palette, lines.text_width),
+            )
+            self.query_one("#files-box", Box).set_titles(f"Files: {len(names):,}")
+
+
+class FindingsView(View["AnyDocument"]):
     """A list of all findings, with the one under the cursor in full."""
 
     NAME = "findings"
@@ -305,14 +326,10 @@ one is to go to its place on the map.
         with CardBox(id="full"):
             yield FindingCard(id="full-card")
 
-    def chosen(self, selection: Selection) -> object:
-        """Return the chosen finding."""
-        return selection.finding
-
-    def show(self, document: Document, selection: Selection) -> None:
+    def show(self, document: AnyDocument, selection: Selection) -> None:
         """Show the findings, with the cursor on the chosen one."""
-        self.query_one(FindingCard).show(document, selection.finding, Room(max(self.room.width - BESIDE, MOST_COLUMNS)))
-        self.query_one(CardBox).head(finding_head(document, selection.finding), "tab, down")
+        self.query_one(FindingCard).show(document, selection.finding, self.room.width)
+        self.query_one(CardBox).head(finding_head(document, selection.finding))
         count = len(document.findings)
         self.query_one("#findings-box").display = count > 0
         self.query_one(Lines).show(count, lambda index: _line(document, index), selection.finding)
@@ -322,15 +339,15 @@ one is to go to its place on the map.
         self.state.selection = replace(self.state.selection, finding=message.index)
 
     @on(Lines.Chosen)
-    async def _chosen(self, message: Lines.Chosen) -> None:
+    def _chosen(self, message: Lines.Chosen) -> None:
         if self.state.document is not None:
             self.state.selection = of_finding(self.state.document, self.state.selection, message.index)
-            await self.state.action_show_view("explore")
+            self.state.action_show_view("explore")
 
 
-def _line(document: Document, index: int) -> Text:
+def _line(document: AnyDocument, index: int) -> Text:
     finding = document.findings[index]
-    name = shortened(printable(finding.title)) or "(the dump)"
+    name = fitted(printable(finding.title)) or "(the dump)"
     return Text.assemble(
         (f" {UNICODE.of(finding.severity)} ", verdict_style(finding.severity)),
         (f"{name:<28}", "bold"),

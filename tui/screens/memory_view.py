@@ -115,7 +115,7 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
             self.fill(self._usage)
 
 
-class MemoryView(View):
+class MemoryView(View["Document"]):
     """Modules with their bytes above, ranks as bars below."""
 
     NAME = "memory"
@@ -152,10 +152,6 @@ to see all tensors of its first rank, or of the one that was chosen before.
         with Box(id="bars-box"):
             yield Lines(id="bars")
 
-    def chosen(self, selection: Selection) -> object:
-        """Return the chosen rank."""
-        return selection.rank
-
     def show(self, document: Document, selection: Selection) -> None:
         """Show the memory of a dump, with the cursor on the chosen rank."""
         usage = document.usage
@@ -187,8 +183,8 @@ to see all tensors of its first rank, or of the one that was chosen before.
             self.state.selection = replace(self.state.selection, rank=ranks[0])
 
     @on(Lines.Chosen, "#bars")
-    async def _rank_opened(self) -> None:
-        await self.state.action_show_view("rank")
+    def _rank_opened(self) -> None:
+        self.state.action_show_view("rank")
 
 
 def _title(usage: Usage) -> str:

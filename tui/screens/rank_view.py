@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from rich.segment import Segment
@@ -16,18 +17,17 @@ from textual.widgets import Static
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.palette import VERMILLION, WRONG
-from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import bytes_text, counted, printable
 
 from ..colors import ink, verdict_style
 from ..keys import keys
 from ..model.names import LEAST_NAME, fitted
-from ..model.rank import ORDERS, Order, RankLine, ids_beside, rank_lines, values_beside
-from ..model.selection import name_of, of_entry, rank_of
-from ..model.tree import after
+from ..model.rank import ids_beside, part_text, size_text, values_beside
+from ..model.selection import TensorOpened, name_of, rank_of
+from ..model.tree import after, errors_first
 from ..widgets.frame import Box, ScrollBox
-from ..widgets.grid import CHOSEN, DIM, Grid, Lines
-from ..widgets.listing import Search
+from ..widgets.grid import CHOSEN, DIM, Grid
+from ..widgets.listing import SEARCHING, TO_TREE, Listing, Searching, TensorTree
 from ..widgets.mesh_grid import LEGEND, MeshGrid, drawn_side, lights_of
 from ..widgets.tensor_map import TensorMap
 from .view import View
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from rich.style import Style
     from textual.app import ComposeResult
     from textual.strip import Strip
-    from textual.widgets import Input
 
     from shardviz.picture.text.paint import Side
 
     from ..model.document import Document
     from ..model.rank import Beside, Memory
     from ..model.selection import Selection
+    from ..model.tree import Node, TreeLine
 
 
 SAMPLE = 64
@@ -156,16 +156,6 @@ differs, if any does.
         return [*segments, Segment(" " * room, self.base)]
 
 
-class RankCard(Static):
-    """A rank's host, the bytes that it holds, and for each axis its position and its group."""
-
-    def show(self, document: Document, rank: int) -> None:
-        """Show a rank."""
-        text = rank_text(document, rank)
-        if text != self.content:
-            self.update(text)
-
-
 def rank_text(document: Document, rank: int) -> Text:
     """Write the lines of a rank."""
     files = document.dump.files
@@ -189,7 +179,7 @@ def rank_text(document: Document, rank: int) -> Text:
     return text
 
 
-class MeshView(View):
+class MeshView(View["Document"]):
     """Every rank in a grid of axes; the groups of the chosen one and its part of the chosen tensor."""
 
     NAME = "mesh"
@@ -216,7 +206,7 @@ class MeshView(View):
             yield Static(LEGEND, classes="legend", markup=False)
         with Vertical(id="mesh-side"):
             with ScrollBox(classes="boxed short", can_focus=False):
-                yield RankCard(id="rank-card")
+                yield Static(id="rank-card", classes="rank-card")
             with Box(id="mesh-map-box"):
                 yield TensorMap(id="mesh-map")
 
@@ -229,7 +219,7 @@ class MeshView(View):
         self.query_one(MeshGrid).show(mesh, rank, lights, coloring, heat)
         below = f"underlined: the group along {axis}" if axis else ""
         self.query_one("#mesh-box", Box).set_titles(f"mesh {mesh}", str(heat) if heat else below)
-        self.query_one(RankCard).show(document, rank)
+        self.query_one(".rank-card", Static).update(rank_text(document, rank))
         if document.entries:
             self._show_map(document, selection, rank)
 
@@ -239,7 +229,7 @@ class MeshView(View):
         shown_side = drawn_side(sides, side) if sides is not None else side
         self.query_one(TensorMap).show(sides, shown_side, selection.plane, lit=rank)
         name = document.entries[selection.entry].title_of(selection.name)
-        self.query_one("#mesh-map-box", Box).set_name_title(name, before=f"rank {rank}'s part of ")
+        self.query_one("#mesh-map-box", Box).set_titles(f"rank {rank}'s part of {fitted(name)}")
 
     def action_next_axis(self) -> None:
         """Underline the group along the next axis, or none."""
@@ -253,29 +243,71 @@ class MeshView(View):
             self._heat = (self._heat + 1) % (len(self.state.document.heats) + 1)
             self.show_again()
 
-    async def action_open_rank(self) -> None:
+    def action_open_rank(self) -> None:
         """Show the rank's own view."""
-        await self.state.action_show_view("rank")
+        self.state.action_show_view("rank")
 
 
-LEAST_PART = 6
-"""Characters that are shown of the part behind a name, if anything is."""
+SIZE = 16
+"""Columns behind a name that are kept free for its bytes."""
 
 
-class RankView(View):
-    """A rank's card, a line for every tensor that it holds, and the numbers of one of them, or where its part is."""
+class RankTree(TensorTree):
+    """The modules with the tensors that a rank holds, each with its bytes there and the rank's part of it."""
+
+    HELP = """\
+## One rank
+
+Every tensor that the rank holds: its bytes, and the rank's part of it in global indices. Layers that are alike are one
+line, `32 × 128 KiB`: the bytes and the part are those of one of them. `-` means that it takes no memory of its own: it
+is a result of the step, or is counted with the tensor that it shares storage with.
+"""
+
+    BINDINGS = keys("held", [("o", "sort", "Sort", "Sort as in the model, largest first, or wrong first")])
+
+    _document: Document | None = None
+    _rank = 0
+
+    def show_rank(self, document: Document, rank: int) -> None:
+        """Say whose tensors are listed."""
+        if self._document is not document or self._rank != rank:
+            self._document, self._rank = document, rank
+            self._sizes = cache(self._sizes_in)
+
+    def _sizes_in(self, node: Node) -> list[int]:
+        """Return the bytes of each tensor in a module."""
+        if node.entry is None or self._document is None:
+            return [size for part in node.parts.values() for size in self._sizes(part)]
+        return self._document.sizes_of(node.entry, self._rank, node.names)
+
+    def about(self, row: TreeLine, column: int) -> Text:
+        """Return the bytes of a line, and a tensor's part of the whole where there is room."""
+        sizes = [sum(sizes) for node in row.nodes if (sizes := self._sizes(node))]
+        text = f"  {size_text(sizes)}"
+        if row.entry is not None and self._document is not None:
+            part = f"  {part_text(self._document.entries[row.entry].tensor.shards[self._rank])}"
+            text += part * (column + len(text + part) <= self.text_width)
+        return Text(text, "dim")
+
+    def room_for_name(self, column: int) -> int:
+        """Return the columns that leave room for the bytes."""
+        return max(self.text_width - column - SIZE, LEAST_NAME)
+
+    def _largest_first(self, alike: Sequence[Node]) -> float:
+        return -sum(sum(self._sizes(node)) for node in alike)
+
+    def action_sort(self) -> None:
+        """Sort in another way."""
+        self.show_tree(self._root, after([None, self._largest_first, errors_first], self.order))
+
+
+class RankView(View["Document"], Searching):
+    """A rank's card, the tensors that it holds, and the numbers of one of them, or where its part is."""
 
     NAME = "rank"
     TITLE = "Rank"
     TOOLTIP = "Everything that one rank holds"
     FOCUS = "#held"
-    HELP = """\
-## One rank
-
-Every tensor that the rank holds: its bytes, its name, and the rank's part of it in global indices. Layers that are
-alike are one line, `32 × 128 KiB`: the bytes and the part are those of one of them. `-` means that it takes no memory
-of its own: it is a result of the step, or is counted with the tensor that it shares storage with.
-"""
 
     BINDINGS = keys(
         "rank",
@@ -283,34 +315,21 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
             ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
             ("right_square_bracket", "step(1)", "Next rank", "Go to the next rank"),
             ("v", "toggle('values')", "Ids/values", "Show elements beside those claimed, or values beside a copy's"),
-            ("o", "order", "Sort", "Sort in model order, by bytes, by what is wrong, or by name"),
-            ("slash", "search", "Search", "Find tensors of this rank by name"),
+            *SEARCHING,
         ],
-        hidden=[
-            ("u", "toggle('each_layer')", "Each layer", "Show each layer on a line of its own, or alike ones on one"),
-            ("escape", "to_lines", "To the tensors", "Go back to the tensors, and show all of them"),
-        ],
+        hidden=[TO_TREE],
     )
 
     values = var(False, init=False)
     """Whether values are shown instead of elements."""
-    order: var[Order] = var("", init=False)
-    text = var("", init=False)
-    """A part of the names that are listed."""
-    each_layer = var(False, init=False)
-    """Whether each layer has a line."""
-
-    _lines: Sequence[RankLine] = ()
-    _listed: tuple[Document, object] | None = None
+    watch_values = View.show_again
 
     def compose(self) -> ComposeResult:
-        """Put the card over the lines on the left, the numbers on the right."""
+        """Put the card over the tensors on the left, the numbers on the right."""
         with Vertical(id="rank-left"):
             with Box(classes="boxed short"):
-                yield RankCard(id="rank-of")
-            with Box(id="held-box"):
-                yield Search(id="rank-search")
-                yield Lines(id="held")
+                yield Static(id="rank-of", classes="rank-card")
+            yield Listing(RankTree(id="held"), role="all", id="held-box")
         with Box(id="memory-box"):
             yield ValuesGrid(id="memory")
             yield TensorMap(id="rank-map")
@@ -319,23 +338,10 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
     def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen rank and tensor."""
         rank = rank_of(document, selection)
-        self.query_one(RankCard).show(document, rank)
-        self._list(document, selection, rank)
+        self.query_one(".rank-card", Static).update(rank_text(document, rank))
+        self.query_one(RankTree).show_rank(document, rank)
+        self.query_one(Listing).show(document.entries, selection.entry, name_of(document, selection), rank)
         self._show_memory(document, selection, rank)
-
-    def _list(self, document: Document, selection: Selection, rank: int) -> None:
-        """List the tensors, with the cursor on the chosen one, or on the first."""
-        lines, asked_for = self.query_one(Lines), (rank, self.order, self.text, self.each_layer)
-        if self._listed is None or self._listed[0] is not document or self._listed[1] != asked_for:
-            self._listed = (document, asked_for)
-            self._lines = rank_lines(document, *asked_for)
-            lines.show(len(self._lines), lambda at: _line(self._lines[at], lines.text_width))
-            title = "Tensors on this rank" + (f", {self.order}" if self.order else "")
-            below = f"{len(self._lines):,} found: {printable(self.text)}" if self.text else ""
-            self.query_one("#held-box", Box).set_titles(title, below)
-        name = name_of(document, selection)
-        chosen = [at for at, line in enumerate(self._lines) if line.entry == selection.entry]
-        lines.put_cursor(next((at for at in chosen if self._lines[at].name == name), chosen[0] if chosen else 0))
 
     def _show_memory(self, document: Document, selection: Selection, rank: int) -> None:
         beside, why = _memory(document, selection, rank, values=self.values)
@@ -347,40 +353,12 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
         box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Static)
         if document.entries:
             name = printable(name_of(document, selection))
-            box.set_name_title(name, after=(f" on rank {rank}",))
+            box.set_titles(f"{fitted(name)} on rank {rank}")
         note.update(why or (f"local shape {list(beside.memory.shape)}" if beside else ""), layout=False)
 
-    @on(Lines.Highlighted)
-    def _highlighted(self, message: Lines.Highlighted) -> None:
-        document, selection = self.state.document, self.state.selection
-        if document is not None and message.index < len(self._lines):
-            line = self._lines[message.index]
-            if line.entry != selection.entry:
-                self.state.selection = of_entry(document, selection, line.entry, line.name)
-            else:
-                self.state.selection = replace(selection, name=line.name)
-
-    @on(Lines.Chosen)
-    async def _chosen(self) -> None:
-        await self.state.action_show_view("explore")
-
-    @on(Search.Changed)
-    def _searched(self, message: Input.Changed) -> None:
-        self.text = message.value.strip()
-
-    @on(Search.Closed)
-    def _search_closed(self) -> None:
-        self.query_one(Lines).focus()
-
-    watch_values = View.show_again
-
-    def watch_order(self) -> None:
-        """List the tensors in another way; the numbers beside them stay."""
-        document, selection = self.state.document, self.state.selection
-        if document is not None:
-            self._list(document, selection, rank_of(document, selection))
-
-    watch_text = watch_each_layer = watch_order
+    @on(TensorOpened)
+    def _opened(self) -> None:
+        self.state.action_show_view("explore")
 
     def action_step(self, step: int) -> None:
         """Go to another rank, in the mesh's order; after the last comes the first."""
@@ -388,28 +366,6 @@ of its own: it is a result of the step, or is counted with the tensor that it sh
             ranks, rank = document.mesh.ranks, rank_of(document, self.state.selection)
             at = ranks.index(rank) if rank in ranks else 0
             self.state.selection = replace(self.state.selection, rank=ranks[(at + step) % len(ranks)])
-
-    def action_order(self) -> None:
-        """Sort in another way."""
-        self.order = after(ORDERS, self.order)
-
-    def action_search(self) -> None:
-        """Open the search line."""
-        self.query_one(Search).open()
-
-    def action_to_lines(self) -> None:
-        """Go back to the tensors; if they have the focus, show all of them."""
-        lines = self.query_one(Lines)
-        if lines.has_focus and self.text:
-            self.query_one(Search).action_clear_and_close()
-        lines.focus()
-
-
-def _line(line: RankLine, width: int) -> Text:
-    text = Text.assemble((UNICODE.of(line.verdict), verdict_style(line.verdict)), f" {line.size:>12}  ", no_wrap=True)
-    text.append(fitted(line.title, max(width - text.cell_len, LEAST_NAME)), "bold")
-    part = f"  {line.part}"
-    return text.append(part, "dim") if width - text.cell_len >= min(len(part), LEAST_PART) else text
 
 
 def _memory(document: Document, selection: Selection, rank: int, *, values: bool) -> tuple[Beside | None, str]:

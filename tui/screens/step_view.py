@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.segment import Segment
 from rich.style import Style
-from rich.text import Text
 from textual import on
 from textual.containers import Horizontal
 from textual.geometry import Region, Size
-from textual.message import Message
 from textual.reactive import var
 from textual.widgets import Static
 
@@ -21,7 +19,7 @@ from shardviz.text import bytes_text, counted, printable
 
 from ..colors import rank_style
 from ..keys import arrows, keys
-from ..model.selection import rank_of
+from ..model.selection import Picked, rank_of
 from ..model.step import Collective, Modules, Step, axes_text, modules_of, moment_line, moments, numbers_text
 from ..model.tree import after
 from ..model.usage import bar
@@ -53,9 +51,6 @@ SAME = Style(underline=True, bold=True)
 
 class ScheduleGrid(Grid):
     """Forward and backward passes as cells to scale in time, one line per rank, with a cursor on one pass."""
-
-    class Moved(Message):
-        """The cursor came to a pass."""
 
     HELP = """\
 ## The pipeline
@@ -177,7 +172,7 @@ through the stages is underlined.
             box = Region(chosen[1] * self._cell, self.row, duration(chosen[0]) * self._cell + self._gutter, 1)
             self.bring_into_view(box)
             self.refresh()
-            self.post_message(self.Moved())
+            self.post_message(Picked(self.rank))
 
     def on_click(self, event: events.Click) -> None:
         """Put the cursor under the mouse."""
@@ -212,6 +207,9 @@ def _at(passes: tuple[tuple[StageRecord, int], ...], time: int) -> int:
     return max(sum(begin <= time for _, begin in passes) - 1, 0)
 
 
+COLUMNS_TO_BAR = 20
+"""Columns of the screen for each column of the longest bar."""
+
 MOST_LOOKED_AT = 64
 """Ranks whose numbers are looked at for the width of a column."""
 
@@ -243,7 +241,7 @@ together, and the chosen one's is underlined on the mesh.
 """
 
 
-class StepView(View):
+class StepView(View["Document"]):
     """The step's modules, or its collectives with the chosen one in full, and a pipeline's schedule if one ran."""
 
     NAME = "step"
@@ -291,7 +289,6 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
         with Box(id="comms-box"):
             yield Static(id="comms-head", markup=False, classes="legend")
             yield Lines(id="collectives")
-            yield Static(id="axis-bars", markup=False)
         with Box(id="schedule-box"):
             yield Static(LEGEND, id="schedule-legend", classes="legend", markup=False)
             yield ScheduleGrid(id="schedule")
@@ -303,10 +300,6 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
             with Box(id="part-box"):
                 yield MeshGrid(id="part")
         yield Static(id="step-note", markup=False)
-
-    def chosen(self, selection: Selection) -> object:
-        """Return the chosen rank."""
-        return selection.rank
 
     def show(self, document: Document, selection: Selection) -> None:
         """Show the step, and the chosen collective with the ranks that take part."""
@@ -333,6 +326,7 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
             self._of, self._modules = document, modules_of(document)
             self._by_module = self._modules.tree.finding is not None and bool(self._modules.tree.num_calls)
         self.query_one("#modules").display = self._by_module
+        self.FOCUS = "#module-lines" if self._by_module else "#collectives"
         if self._by_module and self._modules is not None:
             lines.show(len(self._modules.lines), self._modules.line, None if lines.count else self._modules.first)
             title = f"{counted(self._modules.tree.num_calls, 'call')} of modules, as they ran"
@@ -358,9 +352,8 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
         self.query_one("#collectives", Lines).show(len(self._listed), lambda at: self._listed[at].line(width))
         title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
         order = ", most bytes received first" if self.by_bytes else ""
-        self.query_one("#axis-bars", Static).update(axis_bars(step, self.app.size.width // 2))
-        totals = f": {axis_totals(step)}" if self.screen.has_class("-short") else ""
-        self.query_one("#comms-box", Box).set_titles(title + order, f"received per rank, at most{totals}")
+        totals = axis_totals(step, self.app.size.width // COLUMNS_TO_BAR)
+        self.query_one("#comms-box", Box).set_titles(title + order, f"received per rank, at most: {totals}")
 
     def _show_collective(self, document: Document, selection: Selection) -> None:
         if not self._listed:
@@ -400,16 +393,11 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
         is_listed = bool(document and document.step.collectives and not self._by_module)
         return action not in ("next_axis", "toggle") or is_listed
 
-    @property
-    def focus_first(self) -> str:
-        """Selects the list that is shown."""
-        return "#module-lines" if self._by_module else self.FOCUS
-
     def action_modules(self) -> None:
         """Show the step by module, or its collectives again."""
         self._by_module = not self._by_module
         self.show_again()
-        self.query_one(self.focus_first).focus()
+        self.query_one(self.FOCUS).focus()
         self.refresh_bindings()
 
     @on(Lines.Chosen, "#module-lines")
@@ -427,11 +415,11 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
     def _moment_chosen(self, message: Lines.Highlighted) -> None:
         self.state.selection = replace(self.state.selection, rank=self._moments[message.index][0])
 
-    @on(ScheduleGrid.Moved)
-    def _pass_chosen(self) -> None:
+    @on(Picked)
+    def _picked(self) -> None:
+        """Describe the pass under the cursor; the selection follows the rank by itself."""
         if self.state.document is not None:
             self._show_pass(self.state.document.step)
-        self.state.selection = replace(self.state.selection, rank=self.query_one(ScheduleGrid).rank)
 
     def action_next_axis(self) -> None:
         """List only collectives along the next axis, or all again."""
@@ -441,23 +429,11 @@ An axis along which ranks receive 0 B was never used: if gradients should be sum
             self.show_again()
 
 
-def axis_bars(step: Step, width: int) -> Text:
-    """Draw the bytes that the busiest rank receives along each axis."""
-    rows = [(axes_text(axes), bytes_text(count), count) for axes, count in step.received]
-    names, sizes = max((len(row[0]) for row in rows), default=0), max((len(row[1]) for row in rows), default=0)
-    most, text = max((row[2] for row in rows), default=0), Text(no_wrap=True)
-    for name, size, count in rows:
-        line = f"{name:<{names}} {size:>{sizes}} "
-        text.append(line, "bold").append(bar(count / max(most, 1), max(width - len(line), 4)), "dim").append("\n")
-    text.rstrip()
-    return text
-
-
-def axis_totals(step: Step) -> str:
-    """Write each axis's bytes with a short bar, where there is no room for bars of their own."""
+def axis_totals(step: Step, width: int) -> str:
+    """Write the bytes that the busiest rank receives along each axis, to scale, the longest bar in so many columns."""
     most = max((count for _, count in step.received), default=0)
     totals = [
-        f"{axes_text(axes)} {bar(count / max(most, 1), 4).strip()} {bytes_text(count)}".replace("  ", " ")
+        f"{axes_text(axes)} {bar(count / max(most, 1), width).strip()} {bytes_text(count)}".replace("  ", " ")
         for axes, count in step.received
     ]
     return " · ".join(totals)

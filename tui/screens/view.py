@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, get_args
+from typing import TYPE_CHECKING, ClassVar, Generic, get_args
 
 from textual.containers import Vertical
 from textual.widget import Widget
 
 from shardviz.picture.text.paint import Side
 
+from ..model.selection import Opened
 from ..model.tree import after
 
 if TYPE_CHECKING:
     from textual.geometry import Size
 
-    from ..app import ShardvizApp
-    from ..model.document import Document
     from ..model.selection import Selection
+    from ..viewer import Viewer
 
 
 SIDES: tuple[Side, ...] = get_args(Side)
 
 
-class View(Vertical):
-    """A view of the dump. Subclasses define `compose` and `show`; they set `state.selection`, and all views follow.
+class View(Vertical, Generic[Opened]):
+    """A view of a document. Subclasses define `compose` and `show`; they set `state.selection`, and all views follow.
 
     `NAME` is its id, `TITLE` and `TOOLTIP` are shown in the tabs, `FOCUS` selects the widget that is focused at first.
     """
@@ -32,21 +32,17 @@ class View(Vertical):
     NAME: ClassVar[str]
     TITLE: ClassVar[str]
     TOOLTIP: ClassVar[str]
-    FOCUS: ClassVar[str]
+    FOCUS: str
 
-    def __init__(self, state: ShardvizApp) -> None:
+    def __init__(self, state: Viewer[Opened]) -> None:
         super().__init__(id=self.NAME)
         self.state = state
-        self._shown: tuple[Document | None, object] | None = None
+        self._shown: tuple[Opened | None, Selection] | None = None
         self._focused: Widget | None = None
 
-    def show(self, document: Document, selection: Selection) -> None:
+    def show(self, document: Opened, selection: Selection) -> None:
         """Show a document and the selection in it."""
         raise NotImplementedError
-
-    def chosen(self, selection: Selection) -> object:
-        """Return what of a selection the view shows: it is shown again when that changes."""
-        return selection
 
     def on_mount(self) -> None:
         """Follow the shared state."""
@@ -55,12 +51,12 @@ class View(Vertical):
 
     def follow(self) -> None:
         """Show the shared state, if it changed; a view that is not on screen waits until it is."""
-        document, chosen = self.state.document, self.chosen(self.state.selection)
-        is_new = self._shown is None or document is not self._shown[0] or chosen != self._shown[1]
+        document, selection = self.state.document, self.state.selection
+        is_new = self._shown is None or document is not self._shown[0] or selection != self._shown[1]
         if self.display and is_new:
-            self._shown = (document, chosen)
+            self._shown = (document, selection)
             if document is not None:
-                self.show(document, self.state.selection)
+                self.show(document, selection)
 
     def show_again(self) -> None:
         """Show the shared state after something else changed that the view depends on."""
@@ -72,15 +68,10 @@ class View(Vertical):
         """The lines and columns that a view has, on screen or not."""
         return self.parent.size if isinstance(self.parent, Widget) else self.size
 
-    @property
-    def focus_first(self) -> str:
-        """Selects the widget that is focused at first, with what is shown now."""
-        return self.FOCUS
-
     def enter(self) -> None:
         """Come on screen: show changes made meanwhile, and focus the widget that was focused here before."""
         self.follow()
-        self.screen.set_focus(self._focused or self.query_one(self.focus_first))
+        self.screen.set_focus(self._focused or self.query_one(self.FOCUS))
 
     def leave(self) -> None:
         """Remember the focused widget before another view is shown."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -10,8 +9,6 @@ from rich.table import Table
 from rich.text import Span, Text
 from textual.widgets import Static
 
-from shardviz.check.verdicts import not_compared
-from shardviz.picture.exhibits.exhibit import cut_to
 from shardviz.picture.model.palette import GREEN, VERMILLION
 from shardviz.picture.text.ranks import exhibit_lines
 from shardviz.picture.text.report import uncompared_text
@@ -19,57 +16,21 @@ from shardviz.picture.text.terminal import BAD, GOOD, UNICODE, Terminal
 from shardviz.text import counted, printable
 
 from ..colors import ink, verdict_style
-from ..model.names import shortened
+from ..model.names import fitted
 from .frame import ScrollBox
 
 if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
     from shardviz.picture.exhibits.exhibit import Exhibit
 
-    from ..model.document import Document
-
-
-AROUND_MAP = 4
-"""Lines of a map's box that draw nothing of it: the sides, the columns' names, and the element in words."""
-LEAST_MAP = 3
-"""Lines of a map beside a finding that a table shows."""
-LEAST_MAP_SEEN = 10
-"""Lines of a map that shows what is wrong."""
-MOST_FOR_TREE = 0.4
-"""The part of the view that a long list of tensors keeps."""
-
-
-def most_of_card(height: int, tensors: int, *, borders: int, has_table: bool, least: int = 0) -> int:
-    """Return the most lines that the finding's box may take: the map and the list keep what they need.
-
-    Args:
-        height: Lines of the view.
-        tensors: How many tensors are listed, each on a line.
-        borders: Lines of the borders around the map.
-        has_table: Whether the finding is seen by a table, and not by the map alone.
-        least: Lines of the card down to the end of the finding's fix: for these the map gets smaller.
-    """
-    for_map = AROUND_MAP + (LEAST_MAP if has_table else LEAST_MAP_SEEN)
-    for_tree = min(tensors, int(height * MOST_FOR_TREE) - borders)
-    most = height - borders - max(for_map, for_tree)
-    return max(most, min(least + borders, height - borders - AROUND_MAP - LEAST_MAP), 1)
+    from ..model.selection import AnyDocument
 
 
 MOST_NAME = 40
 GAP = 2
 """Columns between the labels of rows and what is behind them."""
-MOST_COLUMNS = 76
+COLUMNS = 74
 """Columns of a card on the smallest terminal."""
-LEAST_ROWS = 2
-"""Rows of a card's table that are shown even where its fix goes out of view for them."""
-
-
-@dataclass(frozen=True)
-class Room:
-    """The lines and columns that a card has; without lines as many as it needs."""
-
-    width: int = MOST_COLUMNS
-    height: int = 0
 
 
 class FindingCard(Static):
@@ -78,67 +39,47 @@ class FindingCard(Static):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(Text("reading …", "dim"), id=id)
 
-    _shown: tuple[Document, int, Room] | None = None
+    _shown: tuple[AnyDocument, int, int] | None = None
 
-    def show(self, document: Document, finding: int, room: Room = Room()) -> None:
-        """Show one finding of a document, its table in as many rows as leave room for the fix."""
-        if self._shown is not None and self._shown[0] is document and self._shown[1:] == (finding, room):
+    def show(self, document: AnyDocument, finding: int, width: int) -> None:
+        """Show one finding of a document, in so many columns."""
+        if self._shown is not None and self._shown[0] is document and self._shown[1:] == (finding, width):
             return
-        self._shown = (document, finding, room)
+        self._shown = (document, finding, width)
         if not document.findings:
             self.update(verdict_text(document))
         else:
-            self.update(finding_body(document.findings[finding], document.exhibit(finding), room))
+            self.update(finding_body(document.findings[finding], document.exhibit(finding), width - BESIDE))
 
-    def show_other(self, document: Document, entry: int, finding: int) -> None:
+    def show_other(self, document: AnyDocument, entry: int, finding: int, key: str) -> None:
         """Say that the findings are about other tensors than the chosen one, and which keys lead there."""
         self._shown, verdict = None, document.entries[entry].verdict
         words = {"good": "no finding on this tensor", "unknown": "not checked"}.get(verdict, "")
-        ways = f"n: finding {finding + 1} of {len(document.findings)}; 4: all of them"
+        ways = f"n: finding {finding + 1} of {len(document.findings)}; {key}: all of them"
         self.update(Text.assemble((f"{UNICODE.of(verdict)} {words}", verdict_style(verdict)), (f"  {ways}", "dim")))
 
 
-BESIDE, BESIDE_SHORT = 6, 4
-"""Columns beside a card's text: its borders, its padding and its scroll bar; in a short window it has fewer."""
+BESIDE = 6
+"""Columns beside a card's text: its borders, its padding and its scroll bar."""
 
 
 class CardBox(ScrollBox):
-    """The box around a card: its border says how many lines are out of view, and the key that shows them."""
-
-    _head = Text()
-    _key = ""
+    """The box around a card; in a short window it has no border below."""
 
     def head(self, head: Text, key: str = "") -> None:
-        """Write a finding's kind and name above; the key leads to where there is more room."""
-        self._head, self._key = head, key
-        self.call_after_refresh(self._entitle)  # how long the card is shows when it is laid out
-        self._entitle()
-
-    def on_resize(self) -> None:
-        """Count again what is out of view."""
-        self._entitle()
-
-    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Count again what is out of view."""
-        super().watch_scroll_y(old_value, new_value)
-        self._entitle()
-
-    def _entitle(self) -> None:
-        below = int(self.max_scroll_y - self.scroll_y)
-        more = f"▾ {counted(below, 'more line')}: {self._key}" if below > 0 and self._key else ""
-        if self.screen.has_class("-short"):  # it has no border below
-            joined = f" · {more}" if self._head else more
-            self.set_titles(Text.assemble(self._head, (joined, "bold") if more else ""))
+        """Write a finding's kind and name above, and which key shows all findings."""
+        if self.screen.has_class("-short"):
+            self.set_titles(Text.assemble(head, f" · {key}" if head and key else ""))
         else:
-            self.set_titles(self._head, more)
+            self.set_titles(head, key)
 
 
-def finding_head(document: Document, index: int) -> Text:
+def finding_head(document: AnyDocument, index: int) -> Text:
     """Write the kind of a finding, its tensor, how many findings there are, and how many the tensor has."""
     if not document.findings:
         return Text()
     finding = document.findings[index]
-    name = shortened(printable(finding.title), MOST_NAME)
+    name = fitted(printable(finding.title), MOST_NAME)
     kind = f"{UNICODE.of(finding.severity)} {finding.kind}"
     entry = document.by_finding.get(index)
     beside = len(document.entries[entry].findings) if entry is not None else 0
@@ -147,53 +88,26 @@ def finding_head(document: Document, index: int) -> Text:
     return Text.assemble((kind, "bold"), f" {name} " if name else " ", count, (more, "bold"))
 
 
-def finding_body(finding: Finding, exhibit: Exhibit | None = None, room: Room = Room()) -> Group:
-    """Write a finding: what is wrong, what it is seen by, the fix right after that, and its other rows.
+def finding_body(finding: Finding, exhibit: Exhibit | None = None, width: int = COLUMNS) -> Group:
+    """Write a finding: what is wrong, the likeliest cause's fix, what it is seen by, and its other rows.
 
-    Args:
-        finding: The finding.
-        exhibit: What it is seen by; without it the layouts come before the fix.
-        room: The lines and columns there are: the table gets what sentence and fix leave of the lines.
+    The fix comes before the cause: on a small terminal little below it is in view.
     """
-    details = [("more", "; ".join(finding.details))] if finding.details else []
-    # The fix before the cause: on a small terminal nothing below it is in view.
-    fix = first_fix(finding)
-    others = [row for row in finding.advice if row not in fix]
-    label = max(len(title) for title, _ in [*finding.layouts, *finding.advice, *details]) if details or fix else 0
-    layouts = [(title, text) for title, text in finding.layouts if text not in finding.sentence]
-    taken = lines_to_fix(finding, room.width)
-    seen_by = _table(exhibit, room, taken) if exhibit else []
-    is_full = bool(room.height) and taken + len(layouts) > room.height
-    above = [*fix, *layouts] if seen_by or is_full else [*layouts, *fix]
-    rows = _rows([*above, *others, *details], label)
-    return Group(Text(printable(finding.sentence)), *seen_by, rows)
-
-
-def first_fix(finding: Finding) -> list[tuple[str, str]]:
-    """Return the row of the likeliest cause's fix, if there is one."""
-    return [row for row in finding.advice if row[0] == "fix"][:1]
+    fix = [row for row in finding.advice if row[0] == "fix"][:1]
+    above = [*fix, *((title, text) for title, text in finding.layouts if text not in finding.sentence)]
+    below = [row for row in finding.advice if row not in fix]
+    below += [("more", "; ".join(finding.details))] if finding.details else []
+    labels = max((len(label) for label, _ in (*above, *below)), default=0)
+    seen_by = [_inked(line) for line in exhibit_lines(exhibit, Terminal(max(width, 1)))] if exhibit else []
+    return Group(Text(printable(finding.sentence)), _rows(above, labels), *seen_by, _rows(below, labels))
 
 
 def lines_to_fix(finding: Finding, width: int) -> int:
-    """Return the lines that a finding's sentence and fix take."""
-    label = max((len(title) for title, _ in [*finding.layouts, *finding.advice]), default=0)
-    fix = sum(_height(Text(printable(text)), width - label - GAP) for _, text in first_fix(finding))
-    return _height(Text(printable(finding.sentence)), width) + fix
-
-
-def _height(text: Text, width: int) -> int:
-    """Return how many lines a text takes."""
-    return len(text.wrap(Console(width=width), max(width, 1)))
-
-
-def _table(exhibit: Exhibit, room: Room, taken: int) -> list[Text]:
-    """Write what a finding is seen by, in as many rows as fit beside lines that are taken."""
-    terminal = Terminal(room.width)
-    lines = exhibit_lines(exhibit, terminal)
-    if room.height and (over := taken + len(lines) - room.height) > 0:
-        kept = len(exhibit.rows) - over - (not exhibit.left_out)  # a line says how many rows more there are
-        lines = exhibit_lines(cut_to(exhibit, max(kept, LEAST_ROWS)), terminal)
-    return [_inked(line) for line in lines]
+    """Return the lines that a finding's sentence and the fix behind it take."""
+    fix = [row for row in finding.advice if row[0] == "fix"][:1]
+    labels = max((len(label) for label, _ in (*finding.layouts, *finding.advice)), default=0)
+    shown = Group(Text(printable(finding.sentence)), _rows(fix, labels))
+    return len(Console(width=max(width, 1)).render_lines(shown))
 
 
 def _inked(line: Text) -> Text:
@@ -214,7 +128,7 @@ def _rows(rows: list[tuple[str, str]], width: int) -> Table:
     return table
 
 
-def verdict_text(document: Document) -> Text:
+def verdict_text(document: AnyDocument) -> Text:
     """Write the result of a check without findings, and what was not checked: identical layers once."""
     if document.failed:
         return Text.assemble(("? not checked: ", verdict_style("unknown")), printable(document.failed))
@@ -226,9 +140,10 @@ def verdict_text(document: Document) -> Text:
         what = f": {unchecked:,} of {counted(count, 'tensor')} not checked" if count else ": the dump has no tensors"
         text = Text.assemble(("? no findings", verdict_style("unknown")), what)
     else:
-        what = f"all {count:,} tensors match their placements" if count > 1 else "the tensor matches its placements"
-        text = Text.assemble(("✓ no findings", verdict_style("good")), f": {what}")
-    text.append(uncompared_text(not_compared(document.dump)), "dim")
+        what = "matches its placements" if document.mesh is not None else "is whole"
+        which = "the tensor" if count == 1 else f"each of {count:,} tensors"
+        text = Text.assemble(("✓ no findings", verdict_style("good")), f": {which} {what}")
+    text.append(uncompared_text(document.uncompared), "dim")
     for reason in document.report.reasons:
         text.append(f"\n? not checked: {printable(reason)}", "dim")
     return text

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from rich.cells import cell_len
-from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 from textual.containers import Vertical, VerticalScroll
-from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
 
 from shardviz.dump.read import mesh_of
-from shardviz.dump.records.base import WEIGHTS
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, printable
 
 from ..colors import verdict_style
-from ..model.names import LEAST_NAME, fitted, shortened
-from .grid import CHOSEN, DIM
+from ..model.names import LEAST_NAME, fitted
+from .grid import CHOSEN, DIM, PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,18 +24,13 @@ if TYPE_CHECKING:
 
     from textual import events
     from textual.binding import ActiveBinding
-    from textual.geometry import Size
-    from textual.screen import Screen
 
     from shardviz.check.verdicts import Verdict
     from shardviz.dump.records.files import RunRecord
 
-    from ..app import ShardvizApp
-    from ..model.document import Document, Judged
-
-
-CORNERS = 6
-"""Columns of a border above that have no title."""
+    from ..model.document import Judged
+    from ..model.selection import AnyDocument
+    from ..viewer import Viewer
 
 
 class Titled(Widget):
@@ -48,41 +38,13 @@ class Titled(Widget):
 
     DEFAULT_CLASSES = "boxed"
 
-    _titles: tuple[Text, Text] | None = None
-    _name_title: tuple[str, str, Sequence[str]] | None = None
+    _titles: tuple[str | Text, str | Text] | None = None
 
     def set_titles(self, title: str | Text, subtitle: str | Text = "") -> None:
-        """Write a title above and one below."""
-        self._name_title = None
-        self._write(_text(title), _text(subtitle))
-
-    def _write(self, title: Text, subtitle: Text) -> None:
+        """Write a title above and one below, cut to the width of the box."""
         if self._titles != (title, subtitle):
             self._titles = title, subtitle
-            self.border_title, self.border_subtitle = title, subtitle
-
-    def set_name_title(self, name: str, *, before: str = "", after: Sequence[str] = ("",)) -> None:
-        """Write a name above, cut to the room that is left, now and whenever the width of the box changes.
-
-        Args:
-            name: The name.
-            before: The words before it.
-            after: The words after it, longest first: the first that leave room for the whole name are shown.
-        """
-        self._name_title = before, name, after
-        self._fit_name()
-
-    def on_resize(self) -> None:
-        """Cut the name in the title to its new room."""
-        self._fit_name()
-
-    def _fit_name(self) -> None:
-        if self._name_title is None:
-            return
-        before, name, after = self._name_title
-        room = (self.outer_size.width - CORNERS if self.size else cell_len(before + name + after[0])) - cell_len(before)
-        behind = next((text for text in after if cell_len(name + text) <= room), after[-1])
-        self._write(Text(before + fitted(name, max(room - cell_len(behind), LEAST_NAME)) + behind), Text())
+            self.border_title, self.border_subtitle = _text(title), _text(subtitle)
 
 
 class Box(Vertical, Titled):
@@ -97,51 +59,20 @@ def _text(title: str | Text) -> Text:
     return Text(title) if isinstance(title, str) else title
 
 
-@dataclass(frozen=True)
-class Word:
-    """One word of the line: its characters with their styles, the action that a click runs, and its tooltip."""
-
-    segments: tuple[Segment, ...]
-    action: str = ""
-    tooltip: str = ""
-
-    @property
-    def width(self) -> int:
-        """Its columns."""
-        return sum(segment.cell_length for segment in self.segments)
+def word(text: Text | str, action: str = "", tooltip: str = "", style: Style = PLAIN) -> Text:
+    """Return a word of a `WordLine`: the action that a click runs, and its tooltip, are in its style."""
+    meta = {"@click": action, "tooltip": tooltip} if action else {}
+    return Text.assemble(text, style=style + Style(meta=meta))
 
 
-class WordLine(Widget):
-    """Words in a line, each with an action and a tooltip. Subclasses define `words`, and refresh on a change."""
+class WordLine(Static):
+    """Words in a line, each with an action and a tooltip of its own."""
 
-    def words(self) -> Sequence[Word]:
-        """Return the words of the line as they are now."""
-        raise NotImplementedError
-
-    def get_content_width(self, container: Size, viewport: Size) -> int:
-        """Take as many columns as the words have."""
-        return sum(word.width for word in self.words())
-
-    def render_line(self, y: int) -> Strip:
-        """Paint the line."""
-        segments, style = [segment for word in self.words() for segment in word.segments], self.rich_style
-        return Strip(segments).apply_style(style).adjust_cell_length(self.size.width, style)
-
-    def _at(self, x: int) -> Word | None:
-        words = self.words()
-        ends = accumulate(word.width for word in words)
-        return next((word for word, end in zip(words, ends, strict=True) if x < end), None)
+    auto_links = False
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         """Show the tooltip of the word under the mouse."""
-        word = self._at(event.x)
-        self.tooltip = (word and word.tooltip) or None
-
-    async def on_click(self, event: events.Click) -> None:
-        """Run the action of the word under the mouse."""
-        event.stop()
-        if (word := self._at(event.x)) and word.action:
-            await self.run_action(word.action)
+        self.tooltip = event.style.meta.get("tooltip") or None
 
 
 ALWAYS = ("help", "quit")
@@ -153,45 +84,26 @@ class KeyBar(WordLine):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"key-bar--key"}
 
-    _keys: Sequence[ActiveBinding] = ()
-
     def on_mount(self) -> None:
         """Follow the focus."""
-        self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
+        self.screen.bindings_updated_signal.subscribe(self, lambda _: self.on_resize())
 
-    def _bindings_changed(self, screen: Screen[object]) -> None:
+    def on_resize(self) -> None:
+        """Write the keys that fit in the line."""
         shown: dict[str, ActiveBinding] = {}
-        for active in screen.active_bindings.values():
+        for active in self.screen.active_bindings.values():
             if active.binding.show and active.enabled:
                 shown.setdefault(active.binding.action, active)
         keys = sorted(shown.values(), key=lambda active: active.binding.action in ALWAYS)
-        if keys != self._keys:
-            self._keys = keys
-            self.refresh()
-
-    def words(self) -> list[Word]:
-        """Return the keys that fit in the line."""
-        bold = self.get_component_rich_style("key-bar--key")
-        words = [
-            Word(
-                (
-                    Segment(f" {self.app.get_key_display(active.binding)} ", bold),
-                    Segment(f"{active.binding.description} "),
-                ),
-                f"press({number})",
-                active.tooltip,
-            )
-            for number, active in enumerate(self._keys)
-        ]
-        last = sum(active.binding.action in ALWAYS for active in self._keys)
-        while len(words) > last and sum(word.width for word in words) > self.size.width:
+        words, last = [*map(self._word, keys)], sum(active.binding.action in ALWAYS for active in keys)
+        while len(words) > last and sum(word.cell_len for word in words) > self.size.width:
             words.pop(-1 - last)
-        return words
+        self.update(Text().join(words), layout=False)
 
-    async def action_press(self, number: int) -> None:
-        """Run the action of a key on the widget that binds it."""
-        active = self._keys[number]
-        await self.app.run_action(active.binding.action, active.node)
+    def _word(self, active: ActiveBinding) -> Text:
+        key = f" {self.app.get_key_display(active.binding)} ", self.get_component_rich_style("key-bar--key")
+        action = f"app.simulate_key('{active.binding.key}')"
+        return word(Text.assemble(key, f"{active.binding.description} "), action, active.tooltip)
 
 
 Tab = tuple[str, str, str, str]
@@ -201,35 +113,16 @@ Tab = tuple[str, str, str, str]
 class ViewTabs(WordLine):
     """A key and a title for each view, the current one marked; a click shows a view."""
 
-    def __init__(self, tabs: list[Tab], current: str, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._tabs = tabs
-        self._current = current
-
-    def show(self, current: str) -> None:
-        """Mark the current view."""
-        self._current = current
-        self.refresh(layout=self.is_narrow)
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether only the current view has its title: the verdict has room for its words in any case."""
-        whole = sum(len(f" {key} {title}") for _, key, title, _ in self._tabs)
-        return whole > self.app.size.width - FOR_VERDICT
-
-    def words(self) -> list[Word]:
-        """Return one word per view."""
-        is_narrow = self.is_narrow
-        return [
-            Word(
-                (Segment(f" {key} " if is_narrow and not is_current else f" {key} {title}{' ' * is_current}", style),),
-                f"app.show_view('{name}')",
-                f"{title}: {tooltip}" if is_narrow else tooltip,
-            )
-            for name, key, title, tooltip in self._tabs
-            for is_current in (name == self._current,)
-            for style in (CHOSEN if is_current else DIM,)
-        ]
+    def show(self, tabs: Sequence[Tab], current: str) -> None:
+        """Mark the current view; where it is narrow, only that one has its title, for the verdict to have room."""
+        whole = sum(len(f" {key} {title}") for _, key, title, _ in tabs)
+        is_narrow, words = whole > self.app.size.width - FOR_VERDICT, []
+        for name, key, title, tooltip in tabs:
+            is_current = name == current
+            text = f" {key} " if is_narrow and not is_current else f" {key} {title}{' ' * is_current}"
+            about = f"{title}: {tooltip}" if is_narrow else tooltip
+            words.append(word(text, f"app.show_view('{name}')", about, CHOSEN if is_current else DIM))
+        self.update(Text().join(words))
 
 
 class Title(Static):
@@ -242,7 +135,7 @@ class Title(Static):
 
     def on_resize(self) -> None:
         """Describe the dump, its name cut to the room there is: the verdict is always in view."""
-        state = cast("ShardvizApp", self.app)
+        state = cast("Viewer[AnyDocument]", self.app)
         note = state.note or (f"changed {state.changed}" if state.changed else "")
         room = self.size.width or MOST_NAME
         self.update(title_text(state.path, state.run_record, state.document, note, room), layout=False)
@@ -256,7 +149,7 @@ SHORT = 40
 
 
 def title_text(
-    path: Path, run: RunRecord | None = None, document: Document | None = None, note: str = "", room: int = MOST_NAME
+    path: Path, run: RunRecord | None = None, document: AnyDocument | None = None, note: str = "", room: int = MOST_NAME
 ) -> Text:
     """Write the name, the verdict and the counts, as far as they are known, for a line of so many columns.
 
@@ -271,13 +164,11 @@ def title_text(
     for_name = max(room - FOR_VERDICT, min(room - 2 - state.cell_len, LEAST_NAME))
     text = Text(no_wrap=True, overflow="ellipsis")
     if for_name >= min(LEAST_NAME, len(name)):
-        text.append(f"{shortened(name, for_name)}  ", "bold")
+        text.append(f"{fitted(name, for_name)}  ", "bold")
     text.append_text(state)
-    entries = document.entries if document is not None else ()
-    weights = len({name for entry in entries if entry.tensor.role in WEIGHTS for name in entry.names})
     counts = [f" · {counted(run.num_ranks, 'rank')}"] if run is not None else []
     counts += [f" {mesh_of(run.mesh)}"] if run is not None and run.mesh else []
-    counts += [f" · {counted(weights, 'tensor')}"] if weights else []
+    counts += [f" · {document.counts}"] if document is not None and document.counts else []
     for part in counts:  # what matters most comes first, and only whole parts are shown
         if text.cell_len + len(part) > room:
             break

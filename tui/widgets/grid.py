@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from textual import events
 
 
+PLAIN = Style()
 DIM = Style(dim=True)
 BOLD = Style(bold=True)
 CHOSEN = Style(bold=True, reverse=True)
@@ -30,7 +31,7 @@ CHOSEN = Style(bold=True, reverse=True)
 class Grid(ScrollView, can_focus=True):
     """A widget that scrolls, and paints only the lines on screen; `base` is looked up once for all of them."""
 
-    base = Style()
+    base = PLAIN
     """The style of plain text here."""
     _last_size = Size(0, 0)
 

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 from textual import on
 from textual.dom import DOMNode
-from textual.message import Message
 from textual.widgets import Input
 
 from shardviz.picture.text.terminal import UNICODE
 
 from ..colors import verdict_style
 from ..keys import keys
-from ..model.names import LEAST_NAME, shortened
+from ..model.names import LEAST_NAME, fitted
 from ..model.selection import TensorChosen, TensorOpened
-from ..model.tree import Filters, Node, TreeLines, errors_first, layer_of, tree_of
+from ..model.tree import Filters, Node, errors_first, layer_of, lines_of, tree_of, visible
 from .frame import Box
 from .grid import Lines
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ..keys import KeySpec
-    from ..model.tree import Apart, Entry, Kept, ModulePath, TreeLine
+    from ..model.tree import Apart, Entry, ModulePath, TreeLine
 
 
 MOST_NAME = 60
@@ -52,7 +51,6 @@ class ModuleTree(Lines):
         super().__init__(id=id)
         self.order: Callable[[Sequence[Node]], float] | None = None
         self._root = Node()
-        self._known = TreeLines(self._root)
         self._every: list[TreeLine] = []
         self._visible: list[TreeLine] = []
         self._opened: dict[ModulePath, bool] = {}
@@ -76,8 +74,7 @@ class ModuleTree(Lines):
 
     def _arrange(self) -> None:
         before = self.at_cursor
-        self._known = TreeLines(self._root, self._apart, self.order)
-        self._every = self._known.listed(lambda _: True)
+        self._every = lines_of(self._root, self._apart, self.order)
         self._list(before)
 
     @property
@@ -108,7 +105,7 @@ class ModuleTree(Lines):
 
     def _list(self, current: TreeLine | None) -> None:
         """List the lines in open modules, with the cursor on one of them, or on the closed module around it."""
-        self._visible = self._known.listed(self._is_open)
+        self._visible = visible(self._every, self._is_open)
         places = {row.path: at for at, row in reversed([*enumerate(self._visible)])}
         row = self._same(current) if current is not None and current.path not in places else current
         around = (row.path[:depth] for depth in range(len(row.path), 0, -1)) if row else ()
@@ -129,7 +126,7 @@ class ModuleTree(Lines):
         is_nested = any(line.entry is None for line in self._every)
         mark = "  " * (is_nested and not depth) if row.entry is not None else "▾ " if self._is_open(row) else "▸ "
         line = Text.assemble(("│ " * depth, "dim"), mark, self.sign(row), no_wrap=True)
-        line.append(shortened(row.path[-1].rstrip(), self.room_for_name(line.cell_len)))
+        line.append(fitted(row.path[-1].rstrip(), self.room_for_name(line.cell_len)))
         return line.append_text(self.about(row, line.cell_len))
 
     def room_for_name(self, column: int) -> int:
@@ -217,8 +214,8 @@ them, and so does one that you search for or go to.
         entry = self.entries[row.entry]
         layout, facts = f"  {entry.short_layout}", f"  {entry.facts}"
         room = self.text_width - column
-        if len(layout) > room:
-            return Text(shortened(layout, room) if room > len(layout) * LEAST_LAYOUT else "", "dim")
+        if room <= len(layout) * LEAST_LAYOUT:
+            return Text()
         return Text(layout + facts * (len(layout) + len(facts) <= room), "dim")
 
     def room_for_name(self, column: int) -> int:
@@ -242,69 +239,45 @@ them, and so does one that you search for or go to.
 
 
 class Search(Input):
-    """An input for part of a name; enter keeps the tensors found, escape shows all again."""
+    """An input for part of a name; down leads to the tensors found, as enter does."""
 
-    class Closed(Message):
-        """The search is over."""
-
-    BINDINGS = keys(
-        "search",
-        [
-            ("escape", "clear_and_close", "All tensors", "Show all tensors again"),
-            ("enter,down", "close", "To the tensors", "Keep the tensors found"),
-        ],
-    )
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(placeholder="part of a name", compact=True, id=id, select_on_focus=False)
-        self.display = False
-
-    def open(self) -> None:
-        """Show the line and type into it."""
-        self.display = True
-        self.focus()
-
-    def action_close(self) -> None:
-        """Keep the tensors found; without a text, hide the line."""
-        self.display = bool(self.value)
-        self.post_message(self.Closed())
-
-    def action_clear_and_close(self) -> None:
-        """Show all tensors again."""
-        self.value = ""
-        self.action_close()
+    BINDINGS = keys("search", [("enter,down", "submit", "To the tensors", "Keep the tensors found")])
 
 
 SEARCHING: tuple[KeySpec, ...] = (
     ("slash", "search", "Search", "Find tensors by name"),
     ("f", "only_findings", "Wrong", "Show only tensors with findings, or all"),
 )
-TO_TREE: KeySpec = ("escape", "to_tree", "To the tensors", "Go back to the tensors; there, clear the filters")
+TO_TREE: KeySpec = ("escape", "to_tree", "To the tensors", "Go back to the tensors")
 """Keys that a viewer binds around the listing, so that they work beside it too."""
 
 
 class Listing(Box):
     """A search line above the tree of the tensors that pass the filters."""
 
-    filters = Filters()
+    BINDINGS = keys("listing", [("escape", "clear", "All tensors", "Show all tensors again")])
+
     _entries: Sequence[Entry] = ()
     _listed: tuple[Sequence[Entry], Filters] | None = None
     _chosen = (0, "")
 
-    def __init__(self, *, id: str | None = None) -> None:
+    def __init__(self, tree: TensorTree, *, role: str = "", id: str | None = None) -> None:
         super().__init__(id=id)
-        self._trees: dict[Filters, tuple[Kept, Node]] = {}
-        """The trees of the entries that were listed, by their filters: clearing a filter shows one again."""
+        self._tree = tree
+        self._search = Search(placeholder="part of a name", compact=True, select_on_focus=False)
+        self._search.display = False
+        self.base = self.filters = Filters(role=role)
 
     def compose(self) -> ComposeResult:
         """Put the search line above the tree."""
         self.set_titles("Tensors")
-        yield Search(id="search")
-        yield TensorTree(id="tree")
+        yield self._search
+        yield self._tree
 
-    def show(self, entries: Sequence[Entry], entry: int, name: str = "") -> None:
-        """List the entries that pass the filters, with the cursor on the chosen one."""
+    def show(self, entries: Sequence[Entry], entry: int, name: str = "", rank: int | None = None) -> None:
+        """List the entries that pass the filters, of a rank if given, with the cursor on the chosen one."""
         self._entries, self._chosen = entries, (entry, name)
+        self.base, self.filters = replace(self.base, rank=rank), replace(self.filters, rank=rank)
         every = replace(self.filters, role="all")
         if entries and every.passes(entries[entry]) and not self.filters.passes(entries[entry]):
             self.filters = every
@@ -315,59 +288,66 @@ class Listing(Box):
         self.filters = replace(self.filters, **changes)
         if self._listed is None or self._listed[0] is not self._entries or self._listed[1] != self.filters:
             self._list()
-        self.query_one(TensorTree).choose(*self._chosen)
+        self._tree.choose(*self._chosen)
 
     def _list(self) -> None:
         entries, filters = self._entries, self.filters
-        if self._listed is None or self._listed[0] is not entries:
-            self._trees.clear()
         self._listed = (entries, filters)
-        if filters not in self._trees:
-            kept = filters.kept(entries)
-            self._trees[filters] = (kept, tree_of(entries, kept))
-        (kept, root), tree = self._trees[filters], self.query_one(TensorTree)
-        tree.entries = entries
-        tree.show_tree(root, tree.order)
-        self._entitle(sum(map(len, kept.values())), sum(len(entry.names) for entry in entries))
+        kept = filters.kept(entries)
+        self._tree.entries = entries
+        self._tree.show_tree(tree_of(entries, kept), self._tree.order)
+        rank = filters.rank
+        every = sum(len(entry.names) for entry in entries if rank is None or entry.is_on(rank))
+        self._entitle(sum(map(len, kept.values())), every)
         chosen, name = self._chosen
-        if kept and (chosen not in kept or (filters.text and name not in kept[chosen])):
+        if kept and filters != self.base and (chosen not in kept or (filters.text and name not in kept[chosen])):
             chosen = chosen if chosen in kept else next(iter(kept))
             self._chosen = (chosen, kept[chosen][0])
             self.post_message(TensorChosen(*self._chosen))  # the tree comes to it in this frame, all else in the next
 
     def _entitle(self, shown: int, of: int) -> None:
         """Write how many tensors are listed, and what leaves out the others."""
-        hidden, is_asked_for = of - shown, self.filters != Filters()
+        hidden, is_asked_for = of - shown, self.filters != self.base
         title = f"Tensors: {shown:,} of {of:,}" if hidden and is_asked_for else "Tensors"
-        below = str(self.filters)
+        below = str(self.filters) if is_asked_for else ""
         if is_asked_for and not shown:
             below = f"esc: clear the filters ({below or 'by name'})"
         elif hidden and not is_asked_for:
             below = f"r: show {hidden:,} of the step"
         self.set_titles(title, below)
 
-    @on(Search.Changed)
+    @on(Input.Changed)
     def _searched(self, message: Input.Changed) -> None:
         self.filter(text=message.value.strip())
 
-    @on(Search.Closed)
-    def _search_closed(self) -> None:
+    @on(Input.Submitted)
+    def _close(self) -> None:
         """Go to the tensors; the layer that was searched for stays on its own when all are shown again."""
-        tree = self.query_one(TensorTree)
         if self.filters.text and self._chosen[1]:
-            tree.set_apart(self._chosen[1])
-        tree.focus()
+            self._tree.set_apart(self._chosen[1])
+        self._search.display = bool(self._search.value)
+        self._tree.focus()
 
     def set_apart(self, name: str) -> None:
         """Let the layer that a name is in stand on its own, and show all tensors if it is not listed."""
         if not any(name in names for names in self.filters.kept(self._entries).values()):
-            self.clear()
-        self.query_one(TensorTree).set_apart(name)
+            self.action_clear()
+        self._tree.set_apart(name)
 
-    def clear(self) -> None:
+    def search(self) -> None:
+        """Show the search line and type into it."""
+        self._search.display = True
+        self._search.focus()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer to go back to all tensors where that changes anything."""
+        return action != "clear" or self.filters != self.base or self.screen.focused is self._search
+
+    def action_clear(self) -> None:
         """Show all tensors again."""
-        self.query_one(Search).action_clear_and_close()
-        self.filters = Filters()
+        self._search.value = ""
+        self._close()
+        self.filters = self.base
         self.filter()
 
 
@@ -376,7 +356,7 @@ class Searching(DOMNode):
 
     def action_search(self) -> None:
         """Open the search line."""
-        self.query_one(Listing).query_one(Search).open()
+        self.query_one(Listing).search()
 
     def action_only_findings(self) -> None:
         """List only tensors with findings, or all again."""
@@ -384,9 +364,5 @@ class Searching(DOMNode):
         listing.filter(findings=not listing.filters.findings)
 
     def action_to_tree(self) -> None:
-        """Go back to the tensors; if they have the focus, clear the filters."""
-        listing = self.query_one(Listing)
-        tree = listing.query_one(TensorTree)
-        if tree.has_focus and listing.filters != Filters():
-            listing.clear()
-        tree.focus()
+        """Go back to the tensors."""
+        self.query_one(TensorTree).focus()

@@ -181,15 +181,7 @@ most.
         coloring: Coloring | None = None,
         heat: Heat | None = None,
     ) -> None:
-        """Show a mesh, with the cursor on one rank.
-
-        Args:
-            mesh: The mesh.
-            rank: The rank that the cursor is on.
-            lights: The signs of ranks.
-            coloring: The axes by which ranks get their colors; by default all of the mesh.
-            heat: A number by which they are colored instead, with a sign for how much.
-        """
+        """Show a mesh with the signs of ranks and the cursor on one; colors are by axes, by default all, or by heat."""
         if self.plan is None or self.plan.mesh != mesh:
             self.plan = plan = MeshPlan(mesh)
             last = plan.grid.row_title(plan.grid.num_rows - 1)  # no row has longer positions

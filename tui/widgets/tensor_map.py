@@ -15,20 +15,20 @@ from textual.strip import Strip
 from textual.widgets import Static
 
 from shardviz.picture.model.holders import ranks_in_words, ranks_of
-from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import CLAIMED_AND_HELD, found_in_place_of
 from shardviz.picture.text.paint import Frame, PaintedViewport, paint
-from shardviz.text import cut_at_comma, printable
+from shardviz.text import printable
 
 from ..colors import block_style, verdict_style
 from ..keys import arrows, keys
-from ..model.rank import holders_at, named
+from ..model.rank import holders_at, hovered, named
 from ..model.selection import Picked, Zoomed
+from ..model.stored import StoredDocument, where
 from ..model.zoom import Zoom, column_names, cuts_label, pointed_at, row_name
 from .grid import BOLD, CHOSEN, DIM, Grid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from textual import events
 
@@ -37,15 +37,12 @@ if TYPE_CHECKING:
     from shardviz.picture.model.sides import Cell, Sides
     from shardviz.picture.text.paint import Side
 
-    from ..model.document import Document, TensorEntry
-    from ..model.selection import Selection
+    from ..model.document import TensorEntry
+    from ..model.selection import AnyDocument, Selection
 
     _Cells = tuple[tuple[str, ...], list[tuple[int, int]], list[list[tuple[int, Style]]]]
     """The characters of each row on screen, its indices, and the columns at which another style begins, with that."""
 
-
-MOST_HOVERED = 40
-"""Characters of the ranks in a tooltip."""
 
 MOST_RANKS = 30
 """Characters of the ranks that are wrong."""
@@ -53,20 +50,12 @@ MOST_RANKS = 30
 UNKNOWN_WIDTH = 1000
 
 
-def hovered(sides: Sides, place: Sequence[int], shape: Sequence[int]) -> str:
-    """Say in a few words who holds an element, by its index in the holders' shape; a tensor may have fewer dims."""
-    cell = sides.at(place)
-    lines = [f"[{', '.join(map(str, place[len(place) - len(shape) :]))}]"]
-    lines += [f"{title} by {cut_at_comma(named(mask, None), MOST_HOVERED)}" for title, mask in holders_at(sides, cell)]
-    return "\n".join(lines) + (f" {WRONG}" if sides.has_held and cell.is_wrong else "")
-
-
 class Inspector(Static):
     """The ranks that should hold and do hold the element under the cursor; what is wrong with it."""
 
     _fitting: Callable[[int], Text] | None = None
 
-    def show(self, document: Document, selection: Selection, sides: Sides | None, why: str = "") -> None:
+    def show(self, document: AnyDocument, selection: Selection, sides: Sides | None, why: str = "") -> None:
         """Show the element under the cursor, as much as fits."""
         self._fitting = partial(inspector_text, document, selection, sides, why)
         self.on_resize()
@@ -80,9 +69,9 @@ class Inspector(Static):
 
 
 def inspector_text(
-    document: Document, selection: Selection, sides: Sides | None, why: str = "", width: int = UNKNOWN_WIDTH
+    document: AnyDocument, selection: Selection, sides: Sides | None, why: str = "", width: int = UNKNOWN_WIDTH
 ) -> Text:
-    """Write which ranks should hold and do hold the element under the cursor, or why nothing is drawn.
+    """Write which ranks or which file has the element under the cursor, or why nothing is drawn.
 
     Coordinates of ranks are left out where they do not fit into `width`.
     """
@@ -90,9 +79,12 @@ def inspector_text(
         return Text(f"? not drawn: {printable(why)}", verdict_style("unknown"))
     if selection.plane is None:
         return Text("nothing to draw: the tensor has no elements", "dim")
-    entry, at = document.entries[selection.entry], selection.plane.at
+    at = selection.plane.at
+    if isinstance(document, StoredDocument):
+        return where(document.stored(selection.entry), at)
+    entry = document.entries[selection.entry]
     cell, index = sides.at(at), at[len(at) - len(entry.tensor.shape) :]
-    text = _holders(index, sides, cell, entry.tensor.claimed.mesh if entry.tensor.claimed else document.mesh)
+    text = _holders(index, sides, cell, entry.mesh or document.mesh)
     if text.cell_len > width:
         text = _holders(index, sides, cell, None)
     if cell.guilty and not cell.different:
