@@ -146,8 +146,6 @@ def _is_turned(rule: Rule, first: Named, second: Named) -> bool:
     """Whether a rule makes tensors of the second checkpoint: its names say so, or shapes where both have all names."""
     if is_turned(rule, first.tensors, second.tensors):
         return True
-    if not any(map(pattern_of(rule.left).fullmatch, second.tensors)):
-        return False
     return not _fits(rule, first, second) and _fits(rule, second, first)
 
 
@@ -267,7 +265,7 @@ def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[s
 def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
     """Leave out whole numbers of the first level, such as a step, that one side saved next to its model."""
     counters = [one for one in pairs.lonely if _is_counter(one, sides)]
-    if not counters or not pairs.both:
+    if not pairs.both:
         return pairs
     lonely = tuple(one for one in pairs.lonely if one not in counters)
     notes = list(pairs.notes)
