@@ -48,7 +48,7 @@ def add_plans(room: store.Room, folder: Path) -> None:
         "another axis": {"a.weight": "[8/tp, 4]", "c.bias": "[6/tp]"},
         "a name that none has": {"d.*": "[8/tp, 4]"},
     }
-    plans = {}
+    plans: dict[str, Path] = {}
     for name, intended in intentions.items():
         plans[name] = make_plan(folder / f"p{len(plans)}.shardviz", TWO, [stage])
         change_run(plans[name], intended=intended)
@@ -111,8 +111,8 @@ def of_ids() -> Iterator[tuple[str, Mapping[str, Made | str], dict[str, Any]]]:
         claim = f"[{shape}]"
         ids = {rank: through(dtype, before + 1, own) for rank, own in own_ids(claim).items()}
         some = {rank: ids[rank] for rank in (0, 1)}
-        first = {"a": f"[{before // 2}, 2]"} if before else {}
-        more = {"b": "[40, 40]"}
+        first: dict[str, Made | str] = {"a": f"[{before // 2}, 2]"} if before else {}
+        more: dict[str, Made | str] = {"b": "[40, 40]"}
         name = f"{claim} behind {before}, {dtype}"
         yield f"{name} on all ranks", {**first, "w": Made(claim, ids=ids), **more}, {}
         yield f"{name} on two ranks", {**first, "w": Made(claim, ids=some), **more}, {}
@@ -124,7 +124,7 @@ def of_ids() -> Iterator[tuple[str, Mapping[str, Made | str], dict[str, Any]]]:
         for part, ranks in (("a rank's", (3,)), ("two ranks'", (1, 3)), ("all", (0, 1, 2, 3))):
             for how, kept in (("gone", 0), ("half gone", 4), ("nearly gone", 1)):
                 ids = {rank: without(own[rank], kept, zero) for rank in ranks}
-                tensors = {"w": Made(claim, ids=ids), "v": "[8/fsdp, 4]"}
+                tensors: dict[str, Made | str] = {"w": Made(claim, ids=ids), "v": "[8/fsdp, 4]"}
                 yield f"{part} ids {how}, {zero}, reference {reference or 'none'}", tensors, {"reference": reference}
 
 
