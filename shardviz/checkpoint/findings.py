@@ -33,7 +33,7 @@ from shardviz.text import counted, listed, natural_key, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
-    from shardviz.checkpoint.records import Checkpoint, Chunk, StoredTensor
+    from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTensor
 
     Entries = dict[str, list[tuple[StoredTensor, Chunk]]]
     Span = tuple[int, int, str]
@@ -184,7 +184,7 @@ def _check_chunks(
         if chunk.place is None:
             text = f"the checkpoint does not say which file has {chunk.region}"
             yield UnlistedChunk().finding(tensor.name, (), text)
-        elif not (chunk.place.transformed or chunk.place.file in foreign) and _is_there(checkpoint, chunk):
+        elif not (chunk.place.transformed or chunk.place.file in foreign) and _is_there(checkpoint, chunk.place):
             try:
                 stored = tensor.stored(chunk)
             except DumpError as error:
@@ -201,10 +201,10 @@ def _check_chunks(
         yield MixedChunkTypes(tensor.dtype).finding(tensor.name, (), text)
 
 
-def _is_there(checkpoint: Checkpoint, chunk: Chunk) -> bool:
-    """Whether a chunk's bytes are in its file; a file that is too short has its own finding."""
-    size = checkpoint.file_sizes[chunk.place.file] if chunk.place else None
-    return size is not None and chunk.place is not None and chunk.place.start + chunk.place.size <= size
+def _is_there(checkpoint: Checkpoint, place: ByteRange) -> bool:
+    """Whether the bytes of a chunk are in its file; where not, that is reported once for the file."""
+    size = checkpoint.file_sizes[place.file]
+    return size is not None and place.start + place.size <= size
 
 
 def _ties(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:

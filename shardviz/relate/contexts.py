@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from itertools import pairwise, permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.relate.relations import SURPRISE, Chain, Located, Padded, Pending, Transposed
+from shardviz.relate.relations import SURPRISE, Chain, Located, Pending, Transposed
 from shardviz.relate.sums import LIKELY, reduced
-from shardviz.relate.values import padded_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,7 +41,6 @@ class Context:
         source: The source, in the shape in which regions count.
         actual: What each rank holds, reduced.
         sizes: The norms of the terms of sums.
-        behind: What was done to the arrays last, and is undone in `actual`.
     """
 
     links: Chain
@@ -51,11 +48,10 @@ class Context:
     source: Values
     actual: Mapping[int, Values]
     sizes: Mapping[int, float] = field(default_factory=dict)
-    behind: Chain = ()
 
     def chain(self, placed: Chain, numbers: Chain) -> Chain:
         """Return the whole chain, given where the parts are and what was done to their values."""
-        return (*self.links, *placed, *self.pending, *numbers, *self.behind)
+        return (*self.links, *placed, *self.pending, *numbers)
 
     @property
     def stated(self) -> Chain:
@@ -99,50 +95,21 @@ def contexts(pair: Pair, held: Mapping[int, Values]) -> Iterator[Context]:
     two = (tuple(map(Pending, neighbors)) for neighbors in pairwise(axes))
     pendings = dict.fromkeys([claimed, (), *single, *two])
     sources = list(_sources(pair))
-    cuts: list[tuple[Chain, Mapping[int, Values]]] = [((), held), *_without_padding(pair, held)]
     ways = [
-        (num_links((*source[0], *pending, *cut[0]), pair.claimed), source, pending, cut)
-        for source in sources
-        for pending in pendings
-        for cut in cuts
+        (num_links((*source[0], *pending), pair.claimed), source, pending) for source in sources for pending in pendings
     ]
-    for links, (chain, source), pending, (behind, parts) in sorted(ways, key=lambda way: way[0]):
+    for links, (chain, source), pending in sorted(ways, key=lambda way: way[0]):
         if links <= MAX_LINKS:
-            actual, sizes = reduced(parts, pair.mesh, pending, pair.bound.limit) if pending else (parts, {})
+            actual, sizes = reduced(held, pair.mesh, pending, pair.bound.limit) if pending else (held, {})
             if actual:
-                yield Context(chain, pending, source, actual, sizes, behind)
-
-
-def _without_padding(pair: Pair, held: Mapping[int, Values]) -> Iterator[tuple[Chain, Mapping[int, Values]]]:
-    """Yield what ranks hold without zeros behind each part, if all are padded to one size along one dim."""
-    if pair.claimed is None or not held:
-        return
-    shapes = dict(zip(pair.mesh.ranks, pair.claimed.local_shapes().tolist(), strict=True))
-    ndims = {values.ndim for values in held.values()} | {len(shape) for shape in shapes.values()}
-    for dim in range(min(ndims)) if len(ndims) == 1 else ():
-        sizes = {values.shape[dim] for values in held.values()}
-        size = sizes.pop()
-        if sizes or size <= max(shape[dim] for shape in shapes.values()):
-            continue
-        turned = {rank: np.moveaxis(values, dim, 0) for rank, values in held.items()}
-        if not any(values[shapes[rank][dim] :].any() for rank, values in turned.items()):
-            cut = {rank: np.moveaxis(values[: shapes[rank][dim]], 0, dim) for rank, values in turned.items()}
-            yield (Padded(dim, size),), cut
+                yield Context(chain, pending, source, actual, sizes)
 
 
 def _sources(pair: Pair) -> Iterator[tuple[Chain, Values]]:
-    """Yield the wanted tensor in each way in which it has the shape of the claim."""
+    """Yield the wanted tensor in each order of its dims in which it has the shape of the claim."""
     shape = index_shape_of(pair)
     source = np.asarray(pair.wanted, np.float64)
-    if pair.claimed is not None and pair.claimed.flat is not None and source.size == math.prod(shape):
-        source = source.reshape(shape)
-    if source.ndim != len(shape):
-        return
     for dims in permutations(range(source.ndim)) if source.ndim <= MAX_TURNED else ():
         turned = source.transpose(dims)
         if turned.shape == shape:
             yield (() if list(dims) == sorted(dims) else (Transposed(dims),)), turned
-    longer = [dim for dim, size in enumerate(shape) if size > source.shape[dim]]
-    source = padded_to(source, shape)
-    if longer and source.shape == shape:
-        yield tuple(Padded(dim, shape[dim]) for dim in longer), source

@@ -154,7 +154,7 @@ def candidates(actual: Values, expected: Values) -> Iterator[float]:
     dot, square, norm = (float((one * other).sum()) for one, other in sides)
     if not math.isfinite(norm + square):
         finite = np.isfinite(actual) & np.isfinite(expected) & (np.abs(actual) < LARGE) & (np.abs(expected) < LARGE)
-        yield from () if finite.all() else candidates(actual[finite], expected[finite])
+        yield from candidates(actual[finite], expected[finite])
     elif square and norm and dot * dot > PROPORTIONAL * square * norm:
         yield from ratios(dot / square)
 

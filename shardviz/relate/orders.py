@@ -113,8 +113,7 @@ def orders_of_slices(before: NDArray[Any], after: NDArray[Any]) -> list[Order] |
             else [next(squeezed_orders) if dim in long else np.arange(1) for dim in range(before.ndim)]
         )
     orders = [_same_hashes(*hashes) for hashes in zip(_hashes(before), _hashes(after), strict=True)]
-    complete = [order for order in orders if order is not None]
-    return complete if len(complete) == len(orders) and _is_made_of(before, after, complete) else None
+    return orders if _is_made_of(before, after, orders) else None
 
 
 def mixed(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -146,13 +145,9 @@ def _row_blocks(bits: NDArray[Any]) -> Iterator[slice]:
         yield slice(start, min(start + step, len(bits)))
 
 
-def _same_hashes(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> Order | None:
-    """Return each hash's index among a second set's, ties in order; None if the sets differ."""
-    if np.array_equal(before, after):
-        return np.arange(len(before))
+def _same_hashes(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> Order:
+    """Return the index of each hash of a second set among the first's if both have the same; ties in order."""
     order, after_order = np.argsort(before, kind="stable"), np.argsort(after, kind="stable")
-    if not np.array_equal(before[order], after[after_order]):
-        return None
     places = np.empty(len(order), np.int64)
     places[after_order] = order
     return places

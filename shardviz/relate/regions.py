@@ -102,9 +102,6 @@ def sources_of(
         alike = [rank for rank in ranks if actual[rank].shape == shape]
         if not regions:
             continue
-        if not math.prod(shape):  # all empty parts are the same
-            sources |= dict.fromkeys(alike, holders[regions[0]][0])
-            continue
         points = _points([actual[rank] for rank in alike]), _points([part_of(source, region) for region in regions])
         close, coarse = nearest(*points, (near, ALIKE))
         for rank, place in zip(alike, np.where(close < 0, coarse, close).tolist(), strict=True):

@@ -48,19 +48,6 @@ class Permuted(Relation):
 
 
 @dataclass(frozen=True, slots=True)
-class Padded(Relation):
-    """Zeros fill a dim up to a size, behind its end.
-
-    Attributes:
-        dim: The dim.
-        size: Its size with the padding.
-    """
-
-    dim: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class Reassigned(Relation):
     """Some ranks hold the region of a different rank.
 
@@ -146,5 +133,5 @@ class Filled(Relation):
     value: float
 
 
-SURPRISE = (*(Located, Reassigned, Rounded, Scaled, Permuted, Pending, Padded, Transposed, Offset, Filled),)
+SURPRISE = (*(Located, Reassigned, Rounded, Scaled, Permuted, Pending, Transposed, Offset, Filled),)
 """The relations, least surprising first: of chains with as few links, the one whose links come first is meant."""

@@ -54,8 +54,6 @@ def reduced(
         For each rank the result, and the norm of the terms: a sum that cancels is rounded as its terms are. Both are
         empty if the terms are copies.
     """
-    if any(link.op not in REDUCTIONS for link in pending):
-        return {}, {}
     totals = {rank: np.asarray(values, np.float64) for rank, values in held.items()}
     squares = {rank: float(np.square(values).sum()) for rank, values in totals.items()}
     are_terms = False

@@ -64,19 +64,16 @@ def constant_of(values: NDArray[Any]) -> float | None:
     if not values.size or (values.size == 1 and values.flat[0]):
         return None
     first = values.flat[0]
-    start = values.reshape(-1)[:8] if values.flags.c_contiguous else values
-    for block in (start, values):
-        if not np.array_equal(block, np.broadcast_to(first, block.shape), equal_nan=True):
-            return None
-    return float(first)
+    is_constant = np.array_equal(values, np.broadcast_to(first, values.shape), equal_nan=True)
+    return float(first) if is_constant else None
 
 
 def blocks(array: NDArray[Any]) -> list[NDArray[Any]]:
     """Cut an array along its first dim, or its elements, into views of about `BLOCK` elements."""
-    if array.ndim and array.size > BLOCK * max(len(array), 1):
+    if not array.ndim or array.size > BLOCK * max(len(array), 1):
         array = array.reshape(-1)  # a single row may be all of it
-    rows = max(BLOCK // max(array.size // max(len(array), 1), 1), 1) if array.ndim else 1
-    return [array[at : at + rows] for at in range(0, len(array), rows)] if array.ndim else [array]
+    rows = max(BLOCK // max(array.size // max(len(array), 1), 1), 1)
+    return [array[at : at + rows] for at in range(0, len(array), rows)]
 
 
 def sampled(array: NDArray[Any]) -> NDArray[Any]:

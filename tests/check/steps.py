@@ -101,7 +101,7 @@ class Step:
         self.names[rank].append(name)
 
     def check(self) -> Told:
-        results = list(check_step(self.dump(), []))
+        results = list(check_step(self.dump(), [], {}))
         findings = [one for one in results if isinstance(one, Finding)]
         return findings, [one for one in results if isinstance(one, NotChecked)]
 

@@ -73,4 +73,4 @@ def on_all(values):
 def test_a_model_with_a_vector_that_is_not_finite_is_judged(tmp_path):
     body = Body("param", "reference", (4,), (4,), "float64", values=[0.5, "nan", -1.0, "inf"])
     dump = step_dump(tmp_path, on_all(WANTED + 3), role="output", extra=[("out.bias", body)])
-    assert [one.kind for one in check_step(dump, [])] == ["wrong-value"]
+    assert [one.kind for one in check_step(dump, [], {})] == ["wrong-value"]

@@ -32,7 +32,7 @@ def updated(path: Path, stepped: object, *, before: bool = True, gradient: float
     if before:
         step.put(0, "w", "param", "reference", WANTED)
     step.check()
-    return list(check_unsharded_update(dump_of(read_files(path / "step")), frozenset()))
+    return list(check_unsharded_update(dump_of(read_files(path / "step")), frozenset(), {}))
 
 
 def test_a_wrong_step_is_found_where_the_gradient_is_more_than_rounding(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_learning_rate_is_a_cause_of_a_wrong_weight_and_not_of_a_wrong_state(
     step.put(0, name, role, "updated", WANTED)
     step.put(0, "w", "param", "reference", 2 * WANTED)
     step.check()
-    (found,) = check_unsharded_update(dump_of(read_files(tmp_path / "step")), frozenset())
+    (found,) = check_unsharded_update(dump_of(read_files(tmp_path / "step")), frozenset(), {})
     assert isinstance(found, Finding)
     assert says in found.cause
     assert never not in found.cause
@@ -94,7 +94,7 @@ def shards_stepped_by(
         stepped = np.split(start - of_whole(step_of(gradient), start), 2)
         after = {rank: stepped[rank % 2] for rank in range(4)}
     step.hold_rows("w", "param", after, shape)
-    found = check_unsharded_update(step.dump(), frozenset())
+    found = check_unsharded_update(step.dump(), frozenset(), {})
     return [one.cause_id if isinstance(one, Finding) else one.why for one in found]
 
 

@@ -13,6 +13,7 @@ from torch.distributed import checkpoint as dcp
 
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.comparing.equality import equal
+from shardviz.checkpoint.maps.language import parse_rules
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
@@ -20,7 +21,9 @@ from shardviz.relate.casts import cast
 
 
 def compared(one, other, names=None):
-    found = compare_checkpoints(open_checkpoint(one), open_checkpoint(other), names)
+    lines = "".join(f"{left} = {right}\n" for left, right in (names or {}).items())
+    rules = parse_rules(lines, "names") if lines else ()
+    found = compare_checkpoints(open_checkpoint(one), open_checkpoint(other), rules)
     return {outcome.name: (outcome.verdict, outcome.why) for outcome in found.outcomes if outcome.verdict != "equal"}
 
 

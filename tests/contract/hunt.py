@@ -1,7 +1,7 @@
 """`python -m tests.contract.hunt [NUMBER] [--seed S ...] [--branches]`: variants that notice what no case notices.
 
 For each mutant that survives (`tests.contract.mutants`), variants of the small cases that run its line are judged with
-the mistake and without it. The first ones that differ are added to `varied.txt`; `vary write` makes the room of it. A
+the mistake and without it. The first ones that differ are added to `hunted.txt`; `vary hunted` makes the room of it. A
 mutant for which nothing is found is printed: a kind of case is missing that no small change makes, or the line does
 nothing. Seeds that were hunted say nothing about the contract afterwards: measure it with others.
 

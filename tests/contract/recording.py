@@ -173,13 +173,10 @@ def add_diff(one: Path, other: Path) -> None:
     _record(("diff", "{0}", "{1}"), [files_of(path) for path in (one, other)])
 
 
-def _checkpoints(before: Any, after: Any, names: Any = (), *_: Any, also: Sequence[Any] = (), **__: Any) -> None:
+def _checkpoints(before: Any, after: Any, rules: Any = (), *_: Any, also: Sequence[Any] = (), **__: Any) -> None:
     paths = [before.path, after.path, *(other.path for other in also)]
-    if isinstance(names, dict):
-        text = "".join(f"{left} = {right}\n" for left, right in names.items())
-    else:
-        text = _lines.get(id(names), (None, ""))[1]
-    if names and not text:
+    text = _lines.get(id(rules), (None, ""))[1]
+    if rules and not text:
         return
     marks, inputs = _with_siblings(paths)
     command = ["diff", *marks[:2]]

@@ -1,7 +1,7 @@
-"""`python -m tests.contract.vary`: makes the room `varied` again, of recorded cases with one change each.
+"""`python -m tests.contract.vary [ROOM ...]`: makes `varied` and `hunted` again, of cases with one change each.
 
-`varied.txt` lists them: the room, the case, and the seed of the change. `tests.contract.hunt` adds those that notice
-what no case notices.
+`varied.txt` and `hunted.txt` list them: the room, the case, and the seed of the change. `tests.contract.hunt` adds to
+the latter those that notice what no case notices.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from tests.contract.reached import Key
     from tests.contract.store import Room
 
-VARIED = "varied"
-LIST = store.HERE / "varied.txt"
+VARIED, HUNTED = "varied", "hunted"
 
 rooms: dict[str, Room] = {}
 _lines = Lines(tuple(f"{ROOT}/{folder}" for folder in JUDGING))
@@ -51,7 +50,7 @@ class Variant:
 
 def load_rooms() -> None:
     """Read the rooms whose cases are varied."""
-    rooms.update({name: store.load(name) for name in store.rooms() if name != VARIED})
+    rooms.update({name: store.load(name) for name in store.rooms() if name not in (VARIED, HUNTED)})
 
 
 def judged(drawn: tuple[str, str, str]) -> list[Variant]:
@@ -70,34 +69,36 @@ def judged(drawn: tuple[str, str, str]) -> list[Variant]:
     return [Variant((name, case_name), seed, rows, lines)]
 
 
-def write() -> None:
-    """Make the room of the list, and judge it; what its case is too different for by now is left out of the list."""
-    load_rooms()
-    room, kept = store.Room(VARIED), []
-    for name, case_name, seed in listed():
+def write(made_room: str) -> None:
+    """Make the room of a list, and judge it; what its case is too different for by now is left out of the list."""
+    room, kept = store.Room(made_room), []
+    for name, case_name, seed in listed(made_room):
         case = rooms[name].cases.get(case_name)
         made = variant(case, rooms[name].blobs, seed) if case is not None else None
         if case is not None and made is not None:
             room.add_content(f"{name}: {case_name} | {seed}: {made[0]}", case.command, made[1])
             kept.append((name, case_name, seed))
-    _list(kept)
+    _list(made_room, kept)
     record(room)
 
 
 def add_to_list(chosen: Iterable[tuple[str, str, str]]) -> None:
     """Add variants to the list; `write` makes them."""
-    _list({*listed(), *chosen})
+    _list(HUNTED, {*listed(HUNTED), *chosen})
 
 
-def _list(chosen: Iterable[tuple[str, str, str]]) -> None:
-    LIST.write_text("".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in sorted(chosen)))
+def _list(made_room: str, chosen: Iterable[tuple[str, str, str]]) -> None:
+    lines = (f"{json.dumps(one, ensure_ascii=False)}\n" for one in sorted(chosen))
+    (store.HERE / f"{made_room}.txt").write_text("".join(lines))
 
 
-def listed() -> Iterator[tuple[str, str, str]]:
-    """Yield the variants of the list: the room, the case and the seed."""
-    for line in LIST.read_text().splitlines():
+def listed(made_room: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the variants of a room's list: the room of their case, the case and the seed."""
+    for line in (store.HERE / f"{made_room}.txt").read_text().splitlines():
         yield tuple(json.loads(line))
 
 
 if __name__ == "__main__":
-    write()
+    load_rooms()
+    for each in sys.argv[1:] or (VARIED, HUNTED):
+        write(each)

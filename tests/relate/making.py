@@ -11,8 +11,8 @@ from shardviz.layout.mesh import Mesh
 from shardviz.relate.pair import Pair
 from shardviz.relate.tolerance import EPSILON, Bound
 
-KINDS = ("exchange", "permute", "scale", "round", "pending", "order", "zeros", "offset", "pad", "turn")
-EXACT = {"exchange", "permute", "scale", "order", "zeros", "turn", "pad"}
+KINDS = ("exchange", "permute", "scale", "round", "pending", "order", "zeros", "offset", "turn")
+EXACT = {"exchange", "permute", "scale", "order", "zeros", "turn"}
 """What can be done to ids too, which are compared with the bound 0."""
 NARROW = Bound(4 * EPSILON["float32"])
 """How far values that were computed in float32 may be off."""
@@ -61,7 +61,7 @@ def make(seed: int, kinds: frozenset[str]) -> Made | None:
         if wanted.shape == shape and (order == range(len(shape))).all():
             return None
     bound = Bound() if is_exact else NARROW
-    is_claimed = bool(rng.integers(4)) or bool(kinds & {"order", "exchange", "turn", "pad"})
+    is_claimed = bool(rng.integers(4)) or bool(kinds & {"order", "exchange", "turn"})
     return Made(Pair(wanted, held, claimed if is_claimed else None, mesh, bound), kinds)
 
 
@@ -96,10 +96,6 @@ def spoiled(
         held[first], held[second] = held[second], held[first]
     if "zeros" in kinds:
         held[second] = np.zeros_like(held[second])
-    if "pad" in kinds:
-        size = max(len(values) for values in held.values()) + 2
-        for rank, values in held.items():
-            held[rank] = np.concatenate([values, np.zeros((size - len(values), *values.shape[1:]))])
     terms_of = [axis for axis in free if mesh.axis_size(axis) > 1]
     if "pending" in kinds and not terms_of:
         return False
@@ -130,4 +126,4 @@ def flat(pair: Pair, offset: int, total: int) -> Pair:
     claimed = Layout(pair.mesh, (total,), (pair.mesh.axes,), flat=view)
     whole = pair.wanted.ravel()
     held = {rank: whole[region.flat_ids(whole.shape)] for rank, region in claimed.regions()}
-    return replace(pair, held=held, claimed=claimed)
+    return replace(pair, wanted=whole, held=held, claimed=claimed)

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.relate.casts import rounded
-from shardviz.relate.contexts import index_shape_of
 from shardviz.relate.relations import (
     Filled,
     Located,
     Offset,
-    Padded,
     Pending,
     Permuted,
     Reassigned,
@@ -21,7 +19,7 @@ from shardviz.relate.relations import (
     Transposed,
 )
 from shardviz.relate.sums import REDUCTIONS
-from shardviz.relate.values import padded_to, part_of
+from shardviz.relate.values import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +43,7 @@ def replay(chain: Chain, pair: Pair, rank: int) -> tuple[Values, Values]:
     Returns:
         What the chain gives the rank, and what the rank holds, reduced over the axes that the chain says are pending.
     """
-    is_flat = pair.claimed is not None and pair.claimed.flat is not None
-    values = np.asarray(pair.wanted.reshape(index_shape_of(pair)) if is_flat else pair.wanted, np.float64)
+    values = np.asarray(pair.wanted, np.float64)
     source, pending = rank, list[Pending]()
     for link in chain:
         if isinstance(link, Pending):
@@ -70,8 +67,6 @@ def _changed(values: Values, link: Relation) -> Values:
             return values.transpose(dims)
         case Permuted(dim, order):
             return values.take(order, dim)
-        case Padded(dim, size):
-            return padded_to(values, (*values.shape[:dim], size, *values.shape[dim + 1 :]))
         case Scaled(factor):
             return values * factor
         case Offset(number):

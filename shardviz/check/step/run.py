@@ -50,9 +50,7 @@ Found = tuple["Compared", Finding]
 MAX_LISTED = 4
 
 
-def check_step(
-    dump: Dump, earlier: Sequence[Finding], told_right: dict[Place, bool] | None = None
-) -> Iterator[Finding | NotChecked]:
+def check_step(dump: Dump, earlier: Sequence[Finding], told_right: dict[Place, bool]) -> Iterator[Finding | NotChecked]:
     """Yield what a step shows if the weights that it started from are right.
 
     Args:
@@ -60,7 +58,6 @@ def check_step(
         earlier: What was found of the weights: numbers computed from wrong weights show nothing new.
         told_right: Gets each result that was compared, and whether it is right (`Report.compared`).
     """
-    told_right = {} if told_right is None else told_right
     yield from check_raised(dump)
     steps = dump.at("step")
     if not steps:

@@ -24,7 +24,6 @@ from shardviz.checkpoint.comparing.steps import with_left_over
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.maps.families import family_of, find_map
-from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.mapped_tensors import PAD, MappedTensor, Op
 from shardviz.checkpoint.maps.matching import NUMBER
 from shardviz.checkpoint.maps.numbering import starred
@@ -80,7 +79,7 @@ PIECE = "/shard_"
 def compare_checkpoints(
     before: Checkpoint,
     after: Checkpoint,
-    names: dict[str, str] | Sequence[Rule] = (),
+    rules: Sequence[Rule] = (),
     progress: Callable[[int, int], object] = lambda done, of: None,
     also: Sequence[Checkpoint] = (),
 ) -> Comparison:
@@ -89,14 +88,13 @@ def compare_checkpoints(
     Args:
         before: The first.
         after: The second.
-        names: A map, or its lines by their left sides.
+        rules: The lines of a map.
         progress: Called with the tensors compared, and their number.
         also: Checkpoints of other steps, besides those next to the two.
 
     Raises:
         ShardvizError: They have no tensor in common, or a line of the map fits none.
     """
-    rules = rules_of(names, "names") if isinstance(names, dict) else tuple(names or ())
     pairs = pair_tensors(before, after, rules)
     pairs = pairs if rules else with_map(pairs, before, after)
     refuse_strangers(pairs, before, after, "name or its values")

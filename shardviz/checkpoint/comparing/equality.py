@@ -192,7 +192,8 @@ class ContentIndex:
                 continue
             narrow = narrower(dtype, tensor.dtype)
             key = cast(sample, tensor.dtype, narrow)
-            for candidate in self._table(tensor.shape, dtype, narrow).get(b"" if key is None else key.tobytes(), ()):
+            assert key is not None, "`can_cast` says so"
+            for candidate in self._table(tensor.shape, dtype, narrow).get(key.tobytes(), ()):
                 if (
                     candidate is not tensor
                     and is_same(candidate, tensor)

@@ -65,8 +65,6 @@ class _BothSides:
 
 def with_moved(outcomes: Outcomes) -> Outcomes:
     """Find tensors whose values another name has."""
-    if not any(outcome.verdict in ("other", "missing", "added") for outcome, _ in outcomes):
-        return outcomes
     first_contents = ContentIndex.of(_tensors_and_parts(pair.first for _, pair in outcomes))
     second_contents = ContentIndex.of(_tensors_and_parts(pair.second for _, pair in outcomes))
     where = _BothSides(
@@ -149,8 +147,6 @@ def _explain_lost_name(outcome: Outcome, pair: Pair, where: _BothSides) -> Outco
 def with_ties(outcomes: Outcomes) -> Outcomes:
     """Find tensors that one side lacks and that are copies of what both have."""
     kept_pairs = [pair for outcome, pair in outcomes if outcome.verdict in KEPT]
-    if not any(outcome.verdict in ("missing", "added") for outcome, _ in outcomes):
-        return outcomes
     sides = [
         ContentIndex.of(filter(None, (pair.first for pair in kept_pairs))),
         ContentIndex.of(filter(None, (pair.second for pair in kept_pairs))),

@@ -67,7 +67,7 @@ def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[StoredTen
         return _name_reshape(before, after)
     if (axes := _dim_order(before, after)) is not None:
         return f"its dims are exchanged: permute({', '.join(map(str, axes))})"
-    if before.ndim == 0 or not _shares_values(before, after):
+    if not _shares_values(before, after):
         return ""
     if before.size > MAX_LOCATED and max(before.shape) == before.size:
         return name_stretches(before, after)

@@ -14,7 +14,7 @@ from shardviz.checkpoint.maps.matching import apply, is_turned, named_tensors, p
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.optimizer import IN_BUCKETS, is_bucket, state_names, state_of
 from shardviz.errors import ShardvizError
-from shardviz.reference.names import NameMatching, matched
+from shardviz.reference.names import matched
 from shardviz.relate.casts import is_whole
 from shardviz.text import counted, listed, printable
 
@@ -146,8 +146,6 @@ def _is_turned(rule: Rule, first: NamedTensors, second: NamedTensors) -> bool:
     """Whether a rule makes the second checkpoint's tensors, judged by names, then by shapes."""
     if is_turned(rule, first.tensors, second.tensors):
         return True
-    if not any(map(pattern_of(rule.left).fullmatch, second.tensors)):
-        return False
     return not _makes_shape(rule, first, second) and _makes_shape(rule, second, first)
 
 
@@ -218,7 +216,7 @@ def _all_pairs(before: Side, after: Side, forth: MapResult, back: MapResult) -> 
     known_as |= {other: name for name, other in back.known_as.items() if other in known_as}
     known_as |= {name: other for name, other in forth.known_as.items() if name in known_as}
     free = [name for name in after.tensors if name not in taken[1]]
-    renamed, how = _by_names(known_as, free, (before, after))
+    renamed, how = _by_names(known_as, free, after)
     matches = [*from_maps, *(Pair(name, before.tensors[name], after.tensors[other]) for name, other in renamed.items())]
     lonely = [
         Pair(name, tensor, None, forth.lacking.get(name, ""))
@@ -242,16 +240,12 @@ def _settled_names(mapped: MapResult, other: MapResult) -> set[str]:
 
 
 def _by_names(
-    known_as: Mapping[str, str], others: Sequence[str], sides: tuple[Side, Side]
+    known_as: Mapping[str, str], others: Sequence[str], second: Side
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Match names; the words that are before all names may be on either side."""
     there = matched(list(known_as.values()), others)
-    back = matched(list(others), list(known_as.values()))
-    turned = len(back.names) > len(there.names)
-    best = NameMatching({known: other for other, known in back.names.items()}, back.before) if turned else there
-    pairs = {name: best.names[known] for name, known in known_as.items() if known in best.names}
-    path = sides[0 if turned else 1].path.name
-    return pairs, (f"names: {path} has {best.before}*, and the other has *",) if best.before else ()
+    pairs = {name: there.names[known] for name, known in known_as.items() if known in there.names}
+    return pairs, (f"names: {second.path.name} has {there.before}*, and the other has *",) if there.before else ()
 
 
 def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[str]:
@@ -276,7 +270,7 @@ def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[s
 def _without_counters(pairs: Pairs, sides: tuple[Side, Side]) -> Pairs:
     """Leave out top-level integers, such as a step, that only one side saved with its model."""
     counters = [one for one in pairs.lonely if _is_counter(one, sides)]
-    if not counters or not pairs.both:
+    if not pairs.both:
         return pairs
     lonely = tuple(one for one in pairs.lonely if one not in counters)
     notes = list(pairs.notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.equality import is_same
@@ -41,12 +42,11 @@ def siblings(path: Path) -> list[Path]:
         [PosixPath('runs/checkpoint-100'), PosixPath('runs/checkpoint-300')]
     """
     path = path.absolute()
-    for level in range(LEVELS):
-        folder = path if level == 0 else path.parents[level - 1]
-        step = _STEP.fullmatch(folder.name)
-        found = list(_other_steps(folder, step)) if step else []
-        rest = path.relative_to(folder)
-        near = sorted(found, key=lambda pair: abs(pair[0] - int(step[2]) if step else 0))
+    for folder in (path, *path.parents)[:LEVELS]:
+        if (step := _STEP.fullmatch(folder.name)) is None:
+            continue
+        number, rest = int(step[2]), path.relative_to(folder)
+        near = sorted(_other_steps(folder, step), key=lambda pair: abs(pair[0] - number))
         there = [other / rest for _, other in near if is_checkpoint(other / rest)]
         if there:
             return there[:MAX_SIBLINGS]
@@ -86,8 +86,7 @@ def number_of(path: Path, reference: Path) -> int | None:
         100
     """
     path, reference = path.absolute(), reference.absolute()
-    for level in range(LEVELS):
-        folder, other = (one if level == 0 else one.parents[level - 1] for one in (path, reference))
+    for folder, other in islice(zip((path, *path.parents), (reference, *reference.parents), strict=False), LEVELS):
         steps = [_STEP.fullmatch(one.name) for one in (folder, other)]
         if steps[0] is not None and steps[1] is not None:
             is_series = folder.parent == other.parent and path.relative_to(folder) == reference.relative_to(other)
@@ -105,9 +104,10 @@ def steps_with(
         of_first: Checkpoints of other steps with the first one's names.
         of_second: And with the second one's.
     """
-    if pair.first is None or pair.second is None or is_alike(pair.first.bits) or is_alike(pair.second.bits):
+    first, second = pair.both
+    if is_alike(first.bits) or is_alike(second.bits):
         return None
-    for which, own, held, steps in ((1, pair.first, pair.second, of_first), (0, pair.second, pair.first, of_second)):
+    for which, own, held, steps in ((1, first, second, of_first), (0, second, first, of_second)):
         found = tuple(step for step in steps if has_values_of(step, own, held))
         if found:
             return which, found

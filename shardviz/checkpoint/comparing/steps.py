@@ -160,7 +160,7 @@ def _explain_stale(outcome: Outcome, steps: _OtherSteps, pair: Pair, held: int, 
 
 def with_stale_parts(outcomes: Outcomes, steps: _OtherSteps) -> Outcomes:
     """Explain tensors that are stale only in part, once the rest shows that the steps match."""
-    if not any(steps.others) or number_of(steps.sides[0].path, steps.sides[1].path) is not None:
+    if number_of(steps.sides[0].path, steps.sides[1].path) is not None:
         return outcomes
     return [
         (_with_stale_part(outcome, pair, steps) if is_open(outcome) else outcome, pair) for outcome, pair in outcomes
@@ -200,7 +200,7 @@ def _has_part_of(held: Tensor, other: Tensor, old: Tensor) -> bool:
 
 def _explain_merge(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome:
     """Say how often a tensor has what lies between the other side and a third checkpoint."""
-    for step in also if pair.first is not None and pair.second is not None else ():
+    for step in also:
         third = tensor_in(step, pair.both[0])
         if third is not None and (times := _merge_factor([*pair.both, third])) is not None:
             return _name_merge(outcome, times, printable(step.path.name))
@@ -247,8 +247,6 @@ def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequen
         outcomes: What became of each tensor.
         others: Checkpoints of other steps, with the first's names and with the second's.
     """
-    if not any(is_open(outcome) for outcome, _ in outcomes):
-        return outcomes
     compared = [(outcome, pair) for outcome, pair in outcomes if outcome.verdict not in LONE]
     sides = [odd_file(at, (_files(outcome, pair, at) for outcome, pair in compared)) for at in (1, 0)]
     odd = [side for side in sides if side is not None]

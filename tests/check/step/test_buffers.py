@@ -32,11 +32,11 @@ def counted(path: Path, *, is_saved: bool) -> Dump:
 
 
 def test_a_count_that_is_saved_is_a_warning_with_its_reduction(tmp_path: Path) -> None:
-    (finding,) = check_unsharded_update(counted(tmp_path, is_saved=True), frozenset())
+    (finding,) = check_unsharded_update(counted(tmp_path, is_saved=True), frozenset(), {})
     assert (finding.cause_id, finding.severity) == ("unreduced-statistics", "warning")  # type: ignore[union-attr]
 
 
 def test_a_count_that_no_checkpoint_has_is_not_checked(tmp_path: Path) -> None:
-    (unchecked,) = check_unsharded_update(counted(tmp_path, is_saved=False), frozenset())
+    (unchecked,) = check_unsharded_update(counted(tmp_path, is_saved=False), frozenset(), {})
     assert unchecked.tensor == "count"
     assert "no checkpoint has it" in unchecked.why  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import combinations, islice, pairwise, permutations, product
+from itertools import combinations, islice, permutations, product
 from typing import TYPE_CHECKING
 
 from shardviz.errors import LayoutError
@@ -61,14 +61,12 @@ def derive_chain(size: int, axes: Mapping[str, int], table: Table, prefer: Chain
     Args:
         size: The dim's size.
         axes: The axes that what is held depends on, with their sizes, in the order of the table's positions.
-        table: What each position holds, rising.
+        table: What each position holds.
         prefer: The chain that is claimed: it wins over others as simple.
 
     Returns:
         The chain without trailing numbers; None if no chain fits.
     """
-    if any(start < stop for ranges in table.values() for (_, stop), (start, _) in pairwise(ranges)):
-        return None
     start = _Peeled((), (), {(): (((0, size),) if size else (),)})
     for kind in TRIES:
         chains = list(islice(_peel(start, _Wanted(axes, table, *kind)), MAX_CHAINS))
@@ -184,8 +182,6 @@ def _numbers_seen(peeled: _Peeled, held: Table, parts: int) -> list[int]:
 
 
 def _cut(segments: Sequence[Ranges], number: int) -> tuple[Ranges, ...]:
-    if number == 1:
-        return tuple(segments)
     return tuple(chunk(segment, number, part) for segment in segments for part in range(number))
 
 
@@ -237,7 +233,7 @@ def infer_layout(
         {coord: ranges for coord, region in held.items() if (ranges := _known(region, dim)) is not None}
         for dim in range(len(shape))
     ]
-    prefer = claimed.chains if claimed is not None and len(claimed.chains) == len(shape) else ((),) * len(shape)
+    prefer = claimed.chains if claimed is not None else ((),) * len(shape)
     chains = [
         _simplest_chain(mesh, *dim, all_known=len(held) == mesh.size) for dim in zip(shape, tables, prefer, strict=True)
     ]

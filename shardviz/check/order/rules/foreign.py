@@ -85,10 +85,8 @@ def _rounded_to(case: Case) -> str:
     first = case.dump.first_ids.get(case.name)
     if first is None or case.numel < FEW:
         return ""
-    for dtype in NARROW if case.shards else ():
+    for dtype in NARROW:
         pairs = [(case.local_ids(coord), _own_ids(case, coord)) for coord in case.shards]
-        if any(ids.shape != own.shape or np.any((ids == -1) | (ids == 0)) for ids, own in pairs):
-            return ""
         as_of_model = [(np.where(ids > 0, ids + first - 1, -1 - ids), own + first - 1) for ids, own in pairs]
         if all(np.array_equal(held, rounded(due, dtype)) for held, due in as_of_model):
             return dtype

@@ -16,7 +16,7 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.splits import MAX_SEGMENTS
 from shardviz.relate.pair import Pair
-from shardviz.relate.relations import Filled, Located, Padded, Pending, Permuted, Reassigned, Rounded, Scaled
+from shardviz.relate.relations import Filled, Located, Pending, Permuted, Reassigned, Rounded, Scaled
 from shardviz.relate.search import relation_of
 from shardviz.relate.sums import over
 from shardviz.relate.tolerance import ELEMENT, EXACT, Bound
@@ -334,7 +334,7 @@ def _state_of(chain: Chain | None) -> State:
         return State("none")
     layout = next((link.layout for link in chain if isinstance(link, Located)), None)
     axes = tuple(link.axis for link in chain if isinstance(link, Pending))
-    links = [link for link in chain if not isinstance(link, Located | Pending | Rounded | Padded)]
+    links = [link for link in chain if not isinstance(link, Located | Pending | Rounded)]
     if any(isinstance(link, Filled) for link in links):
         return State("none")
     if layout is None or links:

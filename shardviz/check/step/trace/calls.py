@@ -130,8 +130,7 @@ class Calls:
 
     def within(self, call: Call) -> list[Call]:
         """Return the calls made in a call, in order."""
-        calls_before = [one for one in self.by_module[call.module] if one.order < call.order]
-        first = calls_before[-1].order if calls_before else -1
+        first = max((one.order for one in self.by_module[call.module] if one.order < call.order), default=-1)
         return [one for one in self.in_order if first < one.order < call.order and is_within(one.module, call.module)]
 
     def is_contained(self, call: Call, what: What) -> bool:

@@ -49,7 +49,7 @@ WHAT = {"optim": "the optimizer's state", "param": "the weight", "buffer": "the 
 
 
 def check_unsharded_update(
-    dump: Dump, judged: frozenset[str], told_right: dict[Place, bool] | None = None
+    dump: Dump, judged: frozenset[str], told_right: dict[Place, bool]
 ) -> Iterator[Finding | NotChecked]:
     """Yield what differs from the unsharded model after the optimizer's step.
 
@@ -58,7 +58,6 @@ def check_unsharded_update(
         judged: Names that already have a finding or a note; the empty one stands for all.
         told_right: Gets what was compared, and whether it is right (`Report.compared`).
     """
-    told_right = {} if told_right is None else told_right
     if "" in judged:
         return
     evidence = Evidence(dump, tuple(compared(dump)))

@@ -1,0 +1,228 @@
+"""`python -m tests.contract.by_edges`: the room `edges`, of what few dumps have: plans, ids that were rounded, gaps.
+
+Plans beside what is intended; ids that went through a narrower type; global shapes that differ from rank to rank;
+gathered tensors of other shapes; sequences of other lengths; tensors near a limit.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from msgspec import structs
+
+from shardviz.dump.records.plan import PlanRecord
+from shardviz.dump.records.step import WrapperRecord
+from shardviz.dump.records.tensors import GatherRecord, LayoutRecord
+from shardviz.dump.write import PLAN_FILE, write_plan
+from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.notation import parse
+from shardviz.relate.casts import rounded
+from tests.check.records import change_rank, change_run, read_rank
+from tests.contract import store
+from tests.contract.judge import IN_MEMORY, record
+from tests.dumps import Made, make_dump
+from tests.plans import make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+ROOM = "edges"
+TWO = parse_mesh("fsdp=2,tp=2")
+EP = parse_mesh("ep=2,fsdp=2")
+
+
+def add_plans(room: store.Room, folder: Path) -> None:
+    """Add plans with what is intended of them, and two beside each other."""
+    stage = {"a.weight": ("[8/fsdp, 4]", TWO), "b.weight": ("[6, 4/tp]", TWO), "c.bias": ("[6]", TWO)}
+    intentions: dict[str, dict[str, str]] = {
+        "nothing": {},
+        "as planned": {"a.weight": "[8/fsdp, 4]"},
+        "all": {"a.weight": "[8/fsdp, 4]", "b.weight": "[6, 4/tp]", "c.bias": "[6]"},
+        "another axis": {"a.weight": "[8/tp, 4]", "c.bias": "[6/tp]"},
+        "a name that none has": {"d.*": "[8/tp, 4]"},
+    }
+    plans: dict[str, Path] = {}
+    for name, intended in intentions.items():
+        plans[name] = make_plan(folder / f"p{len(plans)}.shardviz", TWO, [stage])
+        change_run(plans[name], intended=intended)
+        room.add(f"a plan, {name} intended", ("check", "{0}"), [store.files_of(plans[name])])
+    for local in ((4, 3), (3, 4), (8, 4)):
+        path = make_plan(folder / f"p{len(plans)}.shardviz", TWO, [stage])
+        plans[f"{local}"] = path
+        _with_local_shape(path, local)
+        room.add(f"a plan in which a rank holds {local}", ("check", "{0}"), [store.files_of(path)])
+        change_run(path, intended={"a.weight": "[8/fsdp, 4]"})
+        room.add(f"a plan in which a rank holds {local}, as intended", ("check", "{0}"), [store.files_of(path)])
+    stages = make_plan(folder / "stages.shardviz", parse_mesh("pp=2,tp=2"), [{}, {}])
+    fewer = make_plan(folder / "fewer.shardviz", TWO, [dict(list(stage.items())[:2])])
+    dump = make_dump(folder / "dump.shardviz", TWO, {"a.weight": "[8/fsdp, 4]", "b.weight": "[6, 4/tp]"})
+    sides = {"a plan": plans["nothing"], "a plan of stages": stages, "a plan of fewer": fewer, "a dump": dump}
+    for (left, first), (right, second) in product(sides.items(), sides.items()):
+        if left != right:
+            files = [store.files_of(first), store.files_of(second)]
+            room.add(f"{left} beside {right}", ("diff", "{0}", "{1}"), files)
+    header = b'{"a.weight":{"dtype":"F32","shape":[8,4],"data_offsets":[0,128]}}'
+    saved = folder / "a.safetensors"
+    saved.write_bytes(len(header).to_bytes(8, "little") + header + bytes(128))
+    for name, path in sides.items():
+        files = [store.files_of(path), store.files_of(saved)]
+        room.add(f"{name} beside a checkpoint", ("diff", "{0}", "{1}.safetensors"), files)
+
+
+def _with_local_shape(path: Path, local: tuple[int, ...]) -> None:
+    """Change the local shape that the first tensor of a plan has."""
+    plan = msgspec.json.decode((path / PLAN_FILE).read_bytes(), type=PlanRecord)
+    parts = []
+    for part in plan.parts:
+        first, *others = part.record.bodies
+        bodies = (structs.replace(first, local_shape=local), *others)
+        parts.append(structs.replace(part, record=structs.replace(part.record, bodies=bodies)))
+    write_plan(path, structs.replace(plan, parts=tuple(parts)))
+
+
+def own_ids(claim: str, mesh: str = "fsdp=2,tp=2") -> dict[int, NDArray[np.int64]]:
+    """Return the ids that each rank holds if it holds what it claims."""
+    layout = parse(claim).layout(parse_mesh(mesh))
+    shape = layout.tensor_shape
+    return {rank: layout.region(layout.mesh.coord_of(rank)).flat_ids(shape) + 1 for rank in layout.mesh.ranks}
+
+
+def through(dtype: str, first: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return ids that went through a narrower type, in a model in which the first one is another number."""
+    there = rounded(ids + (first - 1), dtype).astype(np.int64) - (first - 1)
+    return np.where(there > 0, there, -1 - (there + first - 1))
+
+
+def without(ids: NDArray[np.int64], kept: int, number: int) -> NDArray[np.int64]:
+    """Return ids of which all but the first few are a number."""
+    return np.where(np.arange(ids.size).reshape(ids.shape) < kept, ids, number)
+
+
+def of_ids() -> Iterator[tuple[str, Mapping[str, Made | str], dict[str, Any]]]:
+    """Yield dumps of ids that are not those claimed: the tensors, and fields of the run."""
+    for dtype, shape, before in product(("bfloat16", "float16"), ("64/tp, 8", "128, 64/tp", "2/tp, 2"), (0, 1200)):
+        claim = f"[{shape}]"
+        ids = {rank: through(dtype, before + 1, own) for rank, own in own_ids(claim).items()}
+        some = {rank: ids[rank] for rank in (0, 1)}
+        first: dict[str, Made | str] = {"a": f"[{before // 2}, 2]"} if before else {}
+        more: dict[str, Made | str] = {"b": "[40, 40]"}
+        name = f"{claim} behind {before}, {dtype}"
+        yield f"{name} on all ranks", {**first, "w": Made(claim, ids=ids), **more}, {}
+        yield f"{name} on two ranks", {**first, "w": Made(claim, ids=some), **more}, {}
+        plain = Made(None, ids=ids | own_ids("[2, 2]") if "2/tp" in shape else ids, shape=(2, 2))
+        yield f"{name}, plain", {**first, "w": plain if "2/tp" in shape else Made(claim, ids=some), **more}, {}
+    claim = "[8/fsdp/tp, 4]"
+    for reference, zero in product(("ref.safetensors", ""), (-1, 0)):
+        own = own_ids(claim)
+        for part, ranks in (("a rank's", (3,)), ("two ranks'", (1, 3)), ("all", (0, 1, 2, 3))):
+            for how, kept in (("gone", 0), ("half gone", 4), ("nearly gone", 1)):
+                ids = {rank: without(own[rank], kept, zero) for rank in ranks}
+                tensors: dict[str, Made | str] = {"w": Made(claim, ids=ids), "v": "[8/fsdp, 4]"}
+                yield f"{part} ids {how}, {zero}, reference {reference or 'none'}", tensors, {"reference": reference}
+
+
+def add_ids(room: store.Room, folder: Path) -> None:
+    """Add dumps of ids that are not those claimed."""
+    for at, (name, tensors, fields) in enumerate(of_ids()):
+        path = make_dump(folder / f"ids{at}.shardviz", TWO, tensors)
+        change_run(path, **fields)
+        room.add(name, ("check", "{0}"), [store.files_of(path)])
+
+
+def add_shapes(room: store.Room, folder: Path) -> None:
+    """Add tensors whose global shape is another one on some ranks, or that of each part."""
+    wrong: dict[str, dict[int, tuple[int, ...]]] = {
+        "two": {1: (9, 4), 2: (7, 4)},
+        "four": {0: (9, 4), 1: (7, 4), 2: (5, 4), 3: (3, 4)},
+        "a dim less": {1: (8,)},
+    }
+    for name, shapes in wrong.items():
+        path = make_dump(folder / f"s{len(room.cases)}.shardviz", TWO, {"w": "[8/fsdp, 4]", "v": "[4, 4]"})
+        for rank, shape in shapes.items():
+            _with_shape(path, rank, shape, ("Shard(0)", "Replicate()"))
+        room.add(f"{name} wrong global shapes", ("check", "{0}"), [store.files_of(path)])
+    wrapped: dict[str, tuple[tuple[int, ...], ...]] = {
+        "all": ((0, 1, 2, 3),),
+        "along ep": ((0, 2), (1, 3)),
+        "along fsdp": ((0, 1), (2, 3)),
+        "nobody": (),
+    }
+    ways = ("[8/ep/fsdp, 4]", "[8/fsdp/ep, 4]", "[8/fsdp, 4]", "[8, 4/fsdp]")
+    for (name, groups), held in product(wrapped.items(), ways):
+        path = make_dump(folder / f"s{len(room.cases)}.shardviz", EP, {"experts.w": held, "v": "[4, 4]"})
+        for rank in EP.ranks:
+            _with_shape(path, rank, (4, 4), ("Replicate()", "Shard(0)"))
+            wrappers = tuple(WrapperRecord("fsdp", group, ("experts.w",)) for group in groups if rank in group)
+            change_rank(path, rank, wrappers=wrappers)
+        room.add(f"experts held as {held}, sharded over {name}", ("check", "{0}"), [store.files_of(path)])
+
+
+def _with_shape(path: Path, rank: int, shape: tuple[int, ...], placements: tuple[str, ...]) -> None:
+    """Let a rank's first tensor have another global shape."""
+    record_ = read_rank(path, rank)
+    first, *others = record_.bodies
+    layouts = (*record_.layouts, LayoutRecord(0, placements, shape))
+    body = structs.replace(first, shape=shape, layout=len(layouts) - 1)
+    change_rank(path, rank, layouts=layouts, bodies=(body, *others))
+
+
+def add_gathered(room: store.Room, folder: Path) -> None:
+    """Add what torch's collectives gave back: of other shapes, too much, or of tensors without a claim."""
+    numel, all_dims = 32, (((0, 8),), ((0, 4),))
+    got: dict[str, dict[str, Any]] = {
+        "in order": {"held": all_dims},
+        "of a dim less": {"held": (((0, 32),),)},
+        "half": {"held": (((0, 4),), ((0, 4),))},
+        "reversed": {"held": (((4, 8), (0, 4)), ((0, 4),))},
+        "runs in order": {"runs": ((1, 1, numel),)},
+        "padded": {"runs": ((1, 1, numel), (0, 0, 4))},
+        "padding alone": {"runs": ((0, 0, numel),)},
+        "too much": {"runs": ((1, 0, 1 << 27),)},
+        "of another tensor": {"runs": ((numel + 1, 1, 16),)},
+        "an error": {"error": "RuntimeError"},
+    }
+    claims = {
+        "split": Made("[8/tp, 4]"),
+        "plain": Made(None, shape=(8, 4)),
+        "reversed": Made("[8/tp, 4]", "[8/fsdp, 4]"),
+    }
+    for (how, fields), (claimed, made), ranks in product(got.items(), claims.items(), ((0, 1, 2, 3), (2,))):
+        path = make_dump(folder / f"g{len(room.cases)}.shardviz", TWO, {"w": made, "v": "[4, 4]"})
+        for rank in ranks:
+            change_rank(path, rank, gathered=(GatherRecord("w", "full_tensor", **fields),))
+        room.add(f"gathered {how}, {claimed}, on {ranks}", ("check", "{0}"), [store.files_of(path)])
+    for name in ("u", "w"):  # a name that nothing has, and a tensor that ranks lay out in two ways
+        path = make_dump(folder / f"g{len(room.cases)}.shardviz", TWO, {"w": "[8/tp, 4]"})
+        _with_shape(path, 3, (8, 4), ("Replicate()", "Replicate()"))
+        change_rank(path, 0, gathered=(GatherRecord(name, "full_tensor", held=all_dims),))
+        change_rank(path, 1, gathered=(GatherRecord(name, "full_tensor", held=(((4, 8), (0, 4)), ((0, 4),))),))
+        room.add(f"gathered {name}, and another layout on the last rank", ("check", "{0}"), [store.files_of(path)])
+
+
+def add_sequences(room: store.Room, folder: Path) -> None:
+    """Add tensors that share a sequence: of other lengths, in other orders, and of other numbers of positions."""
+    for second in ("[8/tp, 2]", "[16/tp, 2]", "[8/fsdp, 2]", "[8, 2]", "[9/tp, 2]", "[2, 8/tp]"):
+        for third in ("[8/tp, 3]", "[8/fsdp, 3]"):
+            path = make_dump(folder / f"q{len(room.cases)}.shardviz", TWO, {"a": "[8/tp, 3]", "b": second, "c": third})
+            change_run(path, sequence={"a": 0, "b": 0, "c": 0})
+            room.add(f"a sequence, {second} and {third}", ("check", "{0}"), [store.files_of(path)])
+
+
+def main() -> None:
+    """Make the room, and judge it."""
+    room = store.Room(ROOM)
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        for add in (add_plans, add_ids, add_shapes, add_gathered, add_sequences):
+            add(room, Path(folder))
+    record(room)
+
+
+if __name__ == "__main__":
+    main()
