@@ -128,11 +128,12 @@ def _not_logged(dump: Dump) -> Iterator[NotChecked]:
 
 
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
-    """Say how many gradients are too small next to the others for a wrong factor to show in a narrow dtype."""
-    narrow = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["float32"]}
-    lost = [gradient for gradient in gradients if gradient.is_lost and gradient.rounding.epsilon in narrow]
+    """Say how many gradients are so small that a wrong factor can't show: beside others, or beside their own terms."""
+    dtypes = {EPSILON[dtype]: dtype for dtype in EPSILON}
+    lost = [gradient for gradient in gradients if gradient.is_lost]
+    lost = [one for one in lost if one.rounding.epsilon > EPSILON["float32"] or (one.rounding.is_double and one.noise)]
     if lost:
-        allowed = f"rounding to {narrow[lost[0].rounding.epsilon]} allows {number(lost[0].tolerance)}"
+        allowed = f"rounding to {dtypes[lost[0].rounding.epsilon]} allows {number(lost[0].tolerance)}"
         yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger", "step")
 
 
