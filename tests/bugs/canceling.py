@@ -38,7 +38,9 @@ def loss(model, x): return model(x).square().mean()
 
 AVERAGED = """
 BATCH_AXES = ("dp",)
-def build(): return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 6), nn.LayerNorm(6, elementwise_affine=False))
+def build():
+    norm = nn.LayerNorm(6, elementwise_affine=False)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 6), norm)
 def parallelize(model, mesh):
     def averaged(parameter):
         distributed.all_reduce(parameter.grad, group=mesh.get_group())
