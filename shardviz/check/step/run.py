@@ -101,15 +101,26 @@ def check_step(
         if id(comparison) not in not_compared:
             told_right[Place("step", comparison.role, comparison.name)] = comparison.is_told_right
     yield from (finding for _, finding in results if isinstance(finding, NotChecked))
-    pairs, of_all = of_all_gradients(
-        evidence, [(result, finding) for result, finding in results if isinstance(finding, Finding)]
-    )
-    pairs, of_parts = of_micro_batches(evidence, pairs)
-    pairs, of_terms = of_loss_terms(evidence, pairs)
-    yield from (*of_all, *of_parts, *of_terms)
+    pairs = [(result, finding) for result, finding in results if isinstance(finding, Finding)]
+    for rule in (of_all_gradients, of_micro_batches, of_loss_terms):
+        remaining, of_several = rule(evidence, pairs)
+        yield from _with_folded(of_several, pairs, remaining)
+        pairs = remaining
     absent, pairs = with_cut(evidence, absent, placed(evidence, pairs))
     yield from absent
     yield from without_consequences(pairs)
+
+
+def _with_folded(
+    of_several: Iterable[Finding | NotChecked], pairs: Sequence[Found], remaining: Sequence[Found]
+) -> Iterator[Finding | NotChecked]:
+    """Yield findings of several results together; they count those whose own findings do not remain."""
+    kept = {id(finding) for _, finding in remaining}
+    folded = [finding for _, finding in pairs if id(finding) not in kept]
+    for outcome in of_several:
+        names = outcome.tensors if isinstance(outcome, Finding) else ()
+        others = tuple(finding for finding in folded if finding.tensor not in names)
+        yield replace(outcome, others=others) if isinstance(outcome, Finding) else outcome
 
 
 def _seen_in(result: Compared, finding: Finding | NotChecked) -> Finding | NotChecked:
@@ -260,10 +271,10 @@ def _with_loss_first(pairs: Sequence[Found]) -> Iterator[Finding]:
     loss = next((pair for pair in pairs if pair[0].name == "loss" and pair[1].kind == "wrong-scale"), None)
     ratio = ratio_of(loss[0]) if loss is not None else None
     grads = [(result, finding) for result, finding in pairs if ratio and result.role == "grad"]
-    alike = {id(finding) for result, finding in grads if ratio_of(result) == ratio}
+    alike = {id(finding): finding for result, finding in grads if ratio_of(result) == ratio}
     for comparison, finding in pairs:
         if alike and comparison.name == "loss":
             gradients = "is one gradient" if len(alike) == 1 else f"are {len(alike):,} gradients"
-            yield replace(finding, sentence=f"{finding.sentence}, and so {gradients}")
+            yield replace(finding, sentence=f"{finding.sentence}, and so {gradients}", others=tuple(alike.values()))
         elif id(finding) not in alike:
             yield finding
