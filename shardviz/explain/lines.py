@@ -114,16 +114,35 @@ class ScaledLine(Cause):
     Attributes:
         place: The line, as `moe.py:83`.
         times: The number.
+        axis: The axis whose size that is, or whose size has it as root, if it splits what the line gets.
+        is_root: Whether it is the root.
     """
 
     place: str
     times: float
+    axis: str = ""
+    is_root: bool = False
     kinds = WRONG
     why = (
-        "{place} multiplies or divides by a wrong number, most likely a size or count of the rank's own part: its "
-        "result is {times:.5g} times the unsharded model's"
+        "{axis:?{place} {verb} {is_root:?the root of }this rank's size of what {axis} splits, instead of the whole's: "
+        "its result is {times:.5g} times the unsharded model's|{place} multiplies or divides by a wrong number, most "
+        "likely a size or count of the rank's own part: its result is {times:.5g} times the unsharded model's}",
+        "{with_ranks:?{place} {with_ranks} the number of ranks along {axis}}",
     )
-    how = "take the number in {place} from the whole: the whole size, or counts summed over ranks"
+    how = (
+        "take the number in {place} from the whole: the whole size, or counts summed over ranks",
+        "{with_ranks:?leave the number of ranks out of {place}}",
+    )
+
+    @property
+    def verb(self) -> str:
+        """What a size that is too small does to make the number."""
+        return "divides by" if self.times > 1 else "multiplies by"
+
+    @property
+    def with_ranks(self) -> str:
+        """What the number of ranks would do to make the number; empty if that is not its size."""
+        return "" if self.is_root or not self.axis else "multiplies by" if self.times > 1 else "divides by"
 
 
 class WrongLines(Cause):
