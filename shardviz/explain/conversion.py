@@ -56,7 +56,7 @@ class ForgottenOffset(Cause):
     size: str
     kinds = ("wrong-value",)
     why = "The conversion adds a number or leaves one out, such as the 1 of a norm's weights that are stored around 0"
-    how = "{undo} {size} in the conversion"
+    how = "{undo:add?add|subtract} {size} in the conversion"
 
 
 class NarrowedOnTheWay(Cause):

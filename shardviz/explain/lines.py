@@ -124,25 +124,26 @@ class ScaledLine(Cause):
     is_root: bool = False
     kinds = WRONG
     why = (
-        "{axis:?{place} {verb} {is_root:?the root of }this rank's size of what {axis} splits, instead of the whole's: "
-        "its result is {times:.5g} times the unsharded model's|{place} multiplies or divides by a wrong number, most "
-        "likely a size or count of the rank's own part: its result is {times:.5g} times the unsharded model's}",
-        "{with_ranks:?{place} {with_ranks} the number of ranks along {axis}}",
+        "{axis:?{place} {is_larger:?divides|multiplies} by {is_root:?the root of }this rank's size of what {axis} "
+        "splits, instead of the whole's: its result is {times:.5g} times the unsharded model's|{place} multiplies or "
+        "divides by a wrong number, most likely a size or count of the rank's own part: its result is {times:.5g} "
+        "times the unsharded model's}",
+        "{is_size:?{place} {is_larger:?multiplies|divides} by the number of ranks along {axis}}",
     )
     how = (
         "take the number in {place} from the whole: the whole size, or counts summed over ranks",
-        "{with_ranks:?leave the number of ranks out of {place}}",
+        "{is_size:?leave the number of ranks out of {place}}",
     )
 
     @property
-    def verb(self) -> str:
-        """What a size that is too small does to make the number."""
-        return "divides by" if self.times > 1 else "multiplies by"
+    def is_larger(self) -> bool:
+        """Whether the result is too large, as what was divided by a number that is too small."""
+        return self.times > 1
 
     @property
-    def with_ranks(self) -> str:
-        """What the number of ranks would do to make the number; empty if that is not its size."""
-        return "" if self.is_root or not self.axis else "multiplies by" if self.times > 1 else "divides by"
+    def is_size(self) -> bool:
+        """Whether the number is the axis's size, or one over it."""
+        return bool(self.axis) and not self.is_root
 
 
 class WrongLines(Cause):
