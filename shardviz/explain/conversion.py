@@ -294,6 +294,24 @@ class RenumberedLayers(Cause):
     how = "number {what} as the first checkpoint does"
 
 
+class RowsUnderOtherNames(Cause):
+    """Tensors of one module have each other's rows, and each row is there once.
+
+    Queries, keys and values of one attention, or gate and up, were joined in one tensor and cut apart by a different
+    rule: group by group on one way, part after part on the other. The sizes are right, so every shape is.
+    """
+
+    kinds = ("misordered",)
+    why = (
+        "The conversion doesn't cut a fused tensor apart as it was joined: group by group, rank by rank, or part after "
+        "part"
+    )
+    how = (
+        "cut it as it was joined: for q, k and v of groups, view the rows as [groups, rows of a group], and take each "
+        "group's queries, key and value"
+    )
+
+
 class OneSidedTie(Cause):
     """Two names are one tensor on one side, and two different tensors on the other.
 

@@ -227,7 +227,7 @@ def find_fused(parts: Iterable[Saved], wholes: Iterable[Saved]) -> dict[str, lis
     return fused
 
 
-def _lines(tensor: Saved) -> NDArray[Any]:
+def lines_of(tensor: Saved) -> NDArray[Any]:
     """Return a tensor's bits as lines along its last dim; single values where that is its only dim."""
     return tensor.bits.reshape(-1, tensor.shape[-1] if len(tensor.shape) > 1 else 1)
 
@@ -237,7 +237,7 @@ def _keys(tensor: Saved, most: int | None = None) -> Iterator[_Key]:
     if not tensor.shape or not tensor.size:
         return
     try:
-        lines = _lines(tensor)[:most]
+        lines = lines_of(tensor)[:most]
     except DumpError:
         return
     yield from ((tensor.dtype, lines.shape[1], hashed) for hashed in line_hashes(lines).tolist())
@@ -250,10 +250,10 @@ def _tiled(whole: Saved, by_key: dict[_Key, list[Saved]], taken: set[str]) -> li
     at = 0
     while at < len(keys):
         candidates = [part for part in by_key.get(keys[at], ()) if part.name not in taken and part.name not in names]
-        behind, few = _lines(whole)[at:], candidates[:MAX_CANDIDATES]
-        candidate = next((part for part in few if np.array_equal(behind[: len(_lines(part))], _lines(part))), None)
+        behind, few = lines_of(whole)[at:], candidates[:MAX_CANDIDATES]
+        candidate = next((part for part in few if np.array_equal(behind[: len(lines_of(part))], lines_of(part))), None)
         if candidate is None:
             return []
         names.append(candidate.name)
-        at += len(_lines(candidate))
+        at += len(lines_of(candidate))
     return names
