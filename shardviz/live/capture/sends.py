@@ -41,14 +41,16 @@ class Sends(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
     def _follow(self, name: str, given: list[torch.Tensor], returned: Any) -> None:
-        """Note that a copy has what was sent, and that new memory has not."""
+        """Note that a copy has what was sent, and that memory that is new or written over has not."""
         if "copy_" in name and len(given) > 1:
             source, target = self._sent.get(memory_of(given[1])), memory_of(given[0])
             self._sent.pop(target, None)
             if source is not None:
                 self._sent[target] = source
-        elif isinstance(returned, torch.Tensor) and memory_of(returned) not in map(memory_of, given):
-            self._sent.pop(memory_of(returned), None)
+        elif isinstance(returned, torch.Tensor):
+            is_written = name.rpartition(".")[0].endswith("_")
+            if is_written or memory_of(returned) not in map(memory_of, given):
+                self._sent.pop(memory_of(returned), None)
 
     def records(self, locals_: Iterable[Local]) -> Iterator[SentRecord]:
         """Yield the tensors that hold what was sent."""
