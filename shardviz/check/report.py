@@ -77,7 +77,7 @@ class Report:
         """The findings of each tensor that has any, worst first, with its own numbers."""
         by_name: dict[str, list[Finding]] = {}
         for finding in self.findings:
-            for member in finding.each:
+            for member in finding.of_all:
                 by_name.setdefault(member.tensor, []).append(member)
         return {name: tuple(findings) for name, findings in by_name.items()}
 

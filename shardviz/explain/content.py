@@ -121,20 +121,33 @@ class WeightNotLoaded(Disorder):
     """One weight is zero on all ranks, although other weights were loaded.
 
     The checkpoint has no key for it, or the load writes to a temporary copy of it. load_state_dict with strict=False
-    reports that only in its return value.
+    reports that only in its return value. Or every rank gets it from a rank that does not have it.
+
+    Attributes:
+        op: The collective whose result every rank holds; empty if none was seen.
+        places: The lines that call it, as `train.py:57`.
     """
 
+    op: str = ""
+    places: tuple[str, ...] = ()
     kinds = ("foreign", "missing")
     why = (
         (
-            "This weight was never loaded on any rank, and other weights were: the checkpoint has no such key, or the "
-            "load skips it"
+            "{op:?{op} in {places} sends every rank zeros for this weight: src is a rank that doesn't have it, the "
+            "owner of other weights|This weight was never loaded on any rank, and other weights were: the checkpoint "
+            "has no such key, or the load skips it}"
         ),
-        NO_EFFECT,
-        "A broadcast or scatter sends this weight from a rank that doesn't have it: src is the owner of other weights",
+        f"{{op:?|{NO_EFFECT}}}",
+        (
+            "{op:?|A broadcast or scatter sends this weight from a rank that doesn't have it: src is the owner of "
+            "other weights}"
+        ),
     )
     how = (
-        "look for its name in missing_keys and load it, or initialize it after to_empty",
+        (
+            "{op:?in {places}, send each weight from the rank that owns it: src=owner_of(name)|look for its name in "
+            "missing_keys and load it, or initialize it after to_empty}"
+        ),
         WRITE,
         "send each weight from the rank that owns it: src=owner_of(name)",
     )

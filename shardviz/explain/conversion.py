@@ -56,7 +56,7 @@ class ForgottenOffset(Cause):
     size: str
     kinds = ("wrong-value",)
     why = "The conversion adds a number or leaves one out, such as the 1 of a norm's weights that are stored around 0"
-    how = "{undo} {size} in the conversion"
+    how = "{undo:add?add|subtract} {size} in the conversion"
 
 
 class NarrowedOnTheWay(Cause):
@@ -292,6 +292,24 @@ class RenumberedLayers(Cause):
     kinds = ("foreign",)
     why = "The conversion renumbers the {what}"
     how = "number {what} as the first checkpoint does"
+
+
+class RowsUnderOtherNames(Cause):
+    """Tensors of one module have each other's rows, and each row is there once.
+
+    Queries, keys and values of one attention, or gate and up, were joined in one tensor and cut apart by a different
+    rule: group by group on one way, part after part on the other. The sizes are right, so every shape is.
+    """
+
+    kinds = ("misordered",)
+    why = (
+        "The conversion doesn't cut a fused tensor apart as it was joined: group by group, rank by rank, or part after "
+        "part"
+    )
+    how = (
+        "cut it as it was joined: for q, k and v of groups, view the rows as [groups, rows of a group], and take each "
+        "group's queries, key and value"
+    )
 
 
 class OneSidedTie(Cause):

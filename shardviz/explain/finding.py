@@ -73,6 +73,7 @@ class Finding:
             several for a finding about the whole dump. They take no part in comparisons of findings.
         members: The findings of the single tensors, if several have it (`check.grouping`); numbers and layouts of
             the whole are those of the first.
+        others: What was found of tensors that it counts and does not name: they are off for the same reason.
     """
 
     kind: Kind
@@ -93,6 +94,7 @@ class Finding:
     explanation: Cause
     pairs: tuple[RankPair, ...] = field(default=(), compare=False, repr=False)
     members: tuple[Finding, ...] = ()
+    others: tuple[Finding, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def cause_id(self) -> str:
@@ -121,6 +123,12 @@ class Finding:
     def each(self) -> tuple[Finding, ...]:
         """The finding of each tensor, with its own numbers."""
         return self.members or (self,)
+
+    @property
+    def of_all(self) -> tuple[Finding, ...]:
+        """The finding of each tensor, also of those that it only counts."""
+        counted = (replace(self, tensor=one.tensor, ranks=one.ranks, pairs=one.pairs, others=()) for one in self.others)
+        return (*self.each, *counted)
 
     @property
     def tensors(self) -> tuple[str, ...]:

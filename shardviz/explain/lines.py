@@ -114,16 +114,36 @@ class ScaledLine(Cause):
     Attributes:
         place: The line, as `moe.py:83`.
         times: The number.
+        axis: The axis whose size that is, or whose size has it as root, if it splits what the line gets.
+        is_root: Whether it is the root.
     """
 
     place: str
     times: float
+    axis: str = ""
+    is_root: bool = False
     kinds = WRONG
     why = (
-        "{place} multiplies or divides by a wrong number, most likely a size or count of the rank's own part: its "
-        "result is {times:.5g} times the unsharded model's"
+        "{axis:?{place} {is_larger:?divides|multiplies} by {is_root:?the root of }this rank's size of what {axis} "
+        "splits, instead of the whole's: its result is {times:.5g} times the unsharded model's|{place} multiplies or "
+        "divides by a wrong number, most likely a size or count of the rank's own part: its result is {times:.5g} "
+        "times the unsharded model's}",
+        "{is_size:?{place} {is_larger:?multiplies|divides} by the number of ranks along {axis}}",
     )
-    how = "take the number in {place} from the whole: the whole size, or counts summed over ranks"
+    how = (
+        "take the number in {place} from the whole: the whole size, or counts summed over ranks",
+        "{is_size:?leave the number of ranks out of {place}}",
+    )
+
+    @property
+    def is_larger(self) -> bool:
+        """Whether the result is too large, as what was divided by a number that is too small."""
+        return self.times > 1
+
+    @property
+    def is_size(self) -> bool:
+        """Whether the number is the axis's size, or one over it."""
+        return bool(self.axis) and not self.is_root
 
 
 class WrongLines(Cause):

@@ -223,25 +223,32 @@ class UnreducedBesideVector(Cause):
 
 
 class ResultNotRead(Cause):
-    """A functional collective sums over ranks, and the code drops the sum.
+    """A collective sums over ranks, and the code drops the sum.
 
     `torch.distributed.all_reduce` writes into its argument. `_functional_collectives.all_reduce` leaves it as it is and
     returns the sum in a new tensor. Code that calls the second like the first runs, communicates, and changes nothing.
+    So does code that gives the first a copy: `param.grad.clone()`, or `.contiguous()` of a strided gradient.
 
     Attributes:
         place: The line that calls it, as `train.py:57`.
         function: The collective.
         axes: The axes that it sums over.
+        is_copy: Whether it wrote the sum into a copy of what should be summed.
     """
 
     place: str
     function: str
     axes: tuple[str, ...]
+    is_copy: bool = False
     kinds = ("unreduced-gradient", "unreduced-output")
-    why = "{function} in {place} returns the sum over {axes} in a new tensor, and nothing reads that tensor"
+    why = (
+        "{is_copy:?{function} in {place} sums a copy over {axes}, and nothing reads the copy|{function} in {place} "
+        "returns the sum over {axes} in a new tensor, and nothing reads that tensor}"
+    )
     how = (
-        "in {place}, use what {function} returns: x = {function}(x, ...), or x.copy_({function}(x, ...)) for a "
-        "gradient; torch.distributed.{function} works in place"
+        "{is_copy:?after {place}, write the sum back: x.copy_(copy), or give {function} the tensor itself|in {place}, "
+        "use what {function} returns: x = {function}(x, ...), or x.copy_({function}(x, ...)) for a "
+        "gradient; torch.distributed.{function} works in place}"
     )
 
 

@@ -213,13 +213,16 @@ def _on_page(piece: _Piece, taken: _Taken) -> list[tuple[str, _Taken]]:
     if piece.each:
         return [(text.replace("<each>", f"<{name}>"), now) for text, now in _wordings(piece.each[1], taken)]
     if piece.condition is None:
-        return [(f"<{name.rpartition('.')[2].replace('_', ' ')}>" if name else "", taken)]
+        owner, _, field = name.rpartition(".")
+        words = f"<the {owner}'s {field}>" if OF_ANOTHER_CAUSE.search(f".{field}}}") else f"<{field.replace('_', ' ')}>"
+        return [(words if name else "", taken)]
     test, yes, no = piece.condition
     if test == "1":
         return _wordings(no, taken)
     if not yes or not no:
         return _wordings("" if OF_ANOTHER_CAUSE.search(yes or no) else yes or no, taken)
-    choices = (True,) if len(yes + no) <= SHORT else (True, False)
+    choices: tuple[bool, ...] = (True,) if len(yes + no) <= SHORT else (True, False)
+    choices = tuple(one for one in choices if not OF_ANOTHER_CAUSE.search(yes if one else no)) or choices
     choices = (taken[name, test],) if (name, test) in taken else choices
     return [
         wording for choice in choices for wording in _wordings(yes if choice else no, {**taken, (name, test): choice})

@@ -141,26 +141,37 @@ class UnexplainedWeight(Cause):
         settings: What the optimizer keeps besides tensors and the unsharded model's keeps otherwise, in words.
         few: How many elements of the step are not zero, if they are too few to tell a multiple.
         split_over: The axes along which ranks step parts of the weight.
+        only_split: Whether a matrix that every rank has whole is stepped rightly, so that the split is what matters.
     """
 
     settings: str = ""
     few: str = ""
     split_over: str = ""
+    only_split: bool = False
     kinds = ("wrong-value",)
     why = (
-        "{settings:?The gradients are right, and the sharded optimizer's {settings} isn't the unsharded model's|}",
-        "{split_over:?The gradients are right. The optimizer needs the whole weight, and was given each rank's part|}",
+        (
+            "{settings:?The gradients are right, and the sharded optimizer's {settings} isn't the unsharded "
+            "model's|{only_split:?The gradients are right, and matrices that every rank has whole are stepped as they "
+            "should be. The optimizer needs the whole weight, and was given each rank's part|}}"
+        ),
         (
             "The gradients are right. The sharded optimizer has {few:?a different learning rate, parameter "
             "group, clipping norm or count of steps|the weight in a different parameter group, or steps it several "
             "times}"
         ),
+        (
+            "{only_split:?|{split_over:?The optimizer's rule uses the whole matrix, as its norm or its singular "
+            "vectors, and gets each rank's part over {split_over}}}"
+        ),
     )
     how = (
-        "give the sharded optimizer the unsharded model's {settings}",
-        "gather the gradient with full_tensor() before the optimizer's computation, and keep the rank's part of the "
-        "result",
+        (
+            "{settings:?give the sharded optimizer the unsharded model's {settings}|gather the gradient with "
+            "full_tensor() before the optimizer's computation, and keep the rank's part of the result}"
+        ),
         "make the optimizer from model.parameters() after sharding, with the unsharded model's groups and options",
+        "gather the gradient before the rule is applied, and keep the rank's part of the step",
     )
 
 

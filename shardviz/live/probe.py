@@ -20,6 +20,7 @@ from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.capture.rounded_copies import rounded_copies
+from shardviz.live.capture.sends import Sends
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.dumping import made_folder
 from shardviz.live.lines.rerun import module_asked_for
@@ -149,13 +150,15 @@ class ProbeOnRank:
         built = self.built()
         shapes = {local.name: local.shape for local in local_tensors(built)}
         wholes = repeating(built, self.job.mesh)
-        model = self.initialized(self.parallelized(built))
+        with Sends() as sends:
+            model = self.initialized(self.parallelized(built))
         self.capture.as_built += as_built(model, wholes, self.job.mesh, self.capture.rank)
         self.capture.wrappers = reducing(model, self.part.prefix)
         locals_ = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
         for local in locals_:
             self.capture.add_values(local, "initial")
         self.capture.rounded += rounded_copies(locals_)
+        self.capture.sent += sends.records(locals_)
         idle = idle_axes(model, self.job.mesh, locals_, shapes, self._ordinary_axes)
         self.capture.not_checked += notes_on(idle, self.job.mesh)
         self.capture.add_ties(model)

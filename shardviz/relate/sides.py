@@ -20,7 +20,7 @@ from shardviz.relate.pair import Pair
 from shardviz.relate.relations import Located, Pending, Reassigned
 from shardviz.relate.search import relation_of
 from shardviz.relate.sums import over
-from shardviz.relate.tolerance import MANY, TYPICAL, Bound, above_noise, rounding_of_sums
+from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, Bound, above_noise, rounding_of_sums
 from shardviz.relate.values import farthest, part_of
 
 if TYPE_CHECKING:
@@ -46,17 +46,28 @@ class Rounding:
         epsilon: The relative precision of the coarsest dtype in the step.
         terms: The longest sum in the step: elements of its largest tensor.
         size: The largest gradient of the reference, at least; gradients that cancel are made of terms of that size.
+            More if all of them cancel: rounding was seen to do to them what it does to sums of that size.
     """
 
     epsilon: float
     terms: int
     size: float
 
+    @property
+    def is_double(self) -> bool:
+        """Whether the step is in float64 throughout, where noise is measured only of sums that nearly cancel."""
+        return self.epsilon <= EPSILON["float64"]
+
     def tolerance(self, expected: NDArray[np.float64], *, gradient: bool) -> float:
         """Return how far an element may be from what is wanted."""
         largest = float(np.max(np.abs(expected), initial=0.0))
         size = max(largest, self.size) if gradient else max(largest, self.epsilon)
-        return rounding_of_sums(self.epsilon, self.terms) * size
+        return self.of_sums * size
+
+    @property
+    def of_sums(self) -> float:
+        """How far an element may be off, relative to the size of its terms."""
+        return rounding_of_sums(self.epsilon, self.terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +125,11 @@ class Sides:
         allowed = self.rounding.tolerance(self.wanted, gradient=self.role == "grad")
         if not self.noise:
             return allowed
-        least = self.rounding.epsilon * float(np.max(np.abs(self.wanted), initial=0.0))
         few = max(1.0, math.sqrt(MANY / max(self.wanted.size, 1)))  # the largest of few says less of all that may be
-        return above_noise(few * self.noise, least, allowed)
+        if self.rounding.is_double:
+            return above_noise(few * self.noise, allowed)
+        least = self.rounding.epsilon * float(np.max(np.abs(self.wanted), initial=0.0))
+        return above_noise(few * self.noise, least, allowed if self.noise <= allowed else math.inf)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -145,7 +158,7 @@ class Sides:
 
     def _is_typical(self, values: Values, expected: Values) -> bool:
         """Whether values are no farther from those wanted on the whole than rounding takes them."""
-        if not self.typical or values.size < MANY:
+        if not self.typical or values.size < MANY or self.rounding.is_double:
             return True
         allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(expected))
         return _root(values - expected) <= allowed

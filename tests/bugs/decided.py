@@ -192,7 +192,42 @@ def step(model, x, mesh):
     return value
 """
 
+WIDTH = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 16), nn.Linear(16, 6)
+    def forward(self, x):
+        h = self.up(x).relu()
+        h = h / 16
+        return x + self.down(h)
+def build(): return nn.Sequential(nn.Linear(6, 6), Block())
+def batch(): return torch.randn(8, 6)
+def parallelize(model, mesh):
+    parallelize_module(model[1], mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+"""
+
 CASES = (
+    Bug(
+        "a hidden layer divided by its local width",
+        "tp=2",
+        WIDTH,
+        (("h / 16", "h / h.shape[-1]"),),
+        ("wrong-scale",),
+        ("divides by this rank's size of what tp splits", "case.py"),
+        ("already the whole",),
+        with_lines=True,
+    ),
+    Bug(
+        "a hidden layer divided by the root of its local width",
+        "tp=2",
+        WIDTH,
+        (("h / 16", "h / h.shape[-1] ** 0.5 / 4"),),
+        ("wrong-scale",),
+        ("divides by the root of this rank's size of what tp splits", "case.py"),
+        ("averages", "the number of ranks"),
+        with_lines=True,
+    ),
     Bug(
         "rows of other ranks that get no gradient",
         "fsdp=2",

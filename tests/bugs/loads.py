@@ -105,6 +105,25 @@ def parallelize(model, mesh):
 
 """
 
+STAGES = """
+def build():
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+
+def owner_of(name, mesh):
+    return int(name.split(".")[0]) * mesh.size() // 4
+
+
+def parallelize(model, mesh):
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_own = owner_of(name, mesh) == mesh.get_local_rank()
+            value = parameter.clone() if is_own else torch.zeros_like(parameter)
+            parameter.zero_()
+            distributed.broadcast(value, src=owner_of(name, mesh))
+            parameter.copy_(value)
+"""
+
 CASES = (
     Bug(
         "shards assigned to .data of a temporary",
@@ -212,6 +231,15 @@ CASES = (
         (('"w1": "gate"', '"w1": "up"'), ('"w3": "up"', '"w3": "gate"')),
         ("foreign", "name-collision"),
         ("w1.weight", "w3.weight", "names"),
+    ),
+    Bug(
+        "weights sent from a rank that has only others",
+        "dp=2",
+        STAGES,
+        (("src=owner_of(name, mesh)", "src=0"),),
+        ("missing",),
+        ("broadcast in case.py", "a rank that doesn't have it"),
+        ("checkpoint", "thrown away"),
     ),
     Healthy(
         "weights drawn in parallelize once they are sharded",

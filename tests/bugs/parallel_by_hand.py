@@ -294,6 +294,34 @@ CASES = (
         with_lines=True,
     ),
     Bug(
+        "a sum of copied gradients that is not written back",
+        "dp=2",
+        FUNCTIONAL,
+        (
+            (
+                'parameter.grad.copy_(funcol.all_reduce(parameter.grad, "avg", group))',
+                "distributed.all_reduce(parameter.grad.clone(), distributed.ReduceOp.AVG, group)",
+            ),
+        ),
+        ("unreduced-gradient",),
+        ("all_reduce in case.py", "sums a copy", "nothing reads the copy"),
+        ("outside what", "in a new tensor"),
+    ),
+    Bug(
+        "a sum of copied terms that is not handed on",
+        "tp=2",
+        ROWS,
+        (
+            (
+                '        total = funcol.wait_tensor(funcol.all_reduce(x, "sum", group))\n        return total.clone()',
+                "        total = x.clone()\n        distributed.all_reduce(total, group=group)\n        return x + 0",
+            ),
+        ),
+        ("unreduced-output",),
+        ("all_reduce in case.py", "sums a copy", "over tp"),
+        with_lines=True,
+    ),
+    Bug(
         "terms summed over all ranks instead of tp",
         "dp=2,tp=2",
         DATA_BESIDE,

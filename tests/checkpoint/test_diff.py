@@ -77,6 +77,31 @@ def test_a_tensor_that_one_side_has_in_parts_is_put_together(tmp_path, turned):
     assert found["qkv"][1].endswith("q, k, v")
 
 
+def grouped(queries, keys, values):
+    """Join groups of two query rows, one key row and one value row."""
+    parts = (queries.reshape(2, 2, 6), keys.reshape(2, 1, 6), values.reshape(2, 1, 6))
+    return torch.cat(parts, dim=1).reshape(8, 6)
+
+
+def test_rows_that_stand_in_other_tensors_of_a_module_are_named(tmp_path):
+    names = ("attn.q.weight", "attn.k.weight", "attn.v.weight")
+    parts = [weight(4, 6), weight(2, 6, seed=1), weight(2, 6, seed=2)]
+    before = dict(zip(names, parts, strict=True))
+    after = dict(zip(names, (part.contiguous() for part in grouped(*parts).split([4, 2, 2])), strict=True))
+    found = compared(*files(tmp_path, before, after))
+    assert found["attn.k.weight"][0] == "moved"
+    assert "2 of attn.q.weight" in found["attn.k.weight"][1]
+
+
+def test_rows_of_which_one_was_trained_are_not_said_to_be_moved(tmp_path):
+    names = ("attn.q.weight", "attn.k.weight", "attn.v.weight")
+    parts = [weight(4, 6), weight(2, 6, seed=1), weight(2, 6, seed=2)]
+    after = dict(zip(names, (part.contiguous() for part in grouped(*parts).split([4, 2, 2])), strict=True))
+    after["attn.v.weight"] = weight(2, 6, seed=3)
+    found = compared(*files(tmp_path, dict(zip(names, parts, strict=True)), after))
+    assert {verdict for verdict, _ in found.values()} == {"other"}
+
+
 def test_a_map_renames(tmp_path, capsys):
     one, other = {"h.0.q": weight(4, 8), "h.1.q": weight(4, 8, seed=1)}, {}
     other = {"layers.0.wq": one["h.0.q"], "layers.1.wq": one["h.1.q"].flip(0)}

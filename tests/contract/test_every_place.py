@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from shardviz.check.run import report_on
+from shardviz.check.step.comparison import compared
 from shardviz.check.verdicts import State, recorded, state_of, verdict_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
@@ -70,6 +71,18 @@ def mistakes(dump: Dump) -> Iterator[str]:
         elif verdict_on(dump, tensor, [name], report) == "good":
             yield f"{tensor.moment} {tensor.role} {name} has a mark and is {state_of(dump, tensor, name, report)}"
     yield from unmarked(dump, report)
+    yield from marked_and_off(dump, report)
+
+
+def marked_and_off(dump: Dump, report: Report) -> Iterator[str]:
+    """Yield weights with a mark whose gradient is off, if no note says what of the step was not judged."""
+    if not report.findings or any(note.about == "step" and not note.tensor for note in report.not_checked):
+        return
+    off = {result.name for result in compared(dump, ("grad",)) if not result.incomparable and result.wrong}
+    for tensor in dump.at("stamped"):
+        for name in off.intersection(tensor.names):
+            if verdict_on(dump, tensor, [name], report) == "good":
+                yield f"{name} has a mark, and its gradient is off"
 
 
 def unmarked(dump: Dump, report: Report) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import tempfile
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 ROOMS = ("bugs", "probes", "captures", "lines", "steps", "jobs", "checkpoints", "dumps", "maps", "places", "rules")
 """Where an example is looked for: real runs first."""
+ORDER = ("first", "second", "third", "fourth")
+"""What inputs are called that have no name of their own."""
 MOST_LINES = 60
 """Lines of an example; the others are counted."""
 
@@ -69,9 +72,21 @@ def _example_in(job: tuple[str, Case, str, Path, Path]) -> tuple[str, Example]:
     cause, case, tensor, files, folder = job
     folder.mkdir()
     try:
-        return cause, _example(case, tensor, place(case, files, folder))
+        return cause, _example(case, tensor, [_renamed(path) for path in place(case, files, folder)])
     finally:
         shutil.rmtree(folder)
+
+
+def _renamed(path: Path) -> Path:
+    """Give an input the name that a user would: a probe's dump its default, others what they are."""
+    number, record = int(path.stem.rpartition("_")[2]), path / "run.json"
+    name = "names.map" if path.suffix == ".map" else f"{ORDER[number]}{path.suffix}"
+    if record.is_file():
+        run = json.loads(record.read_bytes())
+        sizes = "x".join(map(str, (run.get("mesh") or {}).get("shape", ()))) or f"{run['num_ranks']}"
+        name = f"{Path(run.get('probe') or ORDER[number]).stem}-{sizes}.shardviz"
+    renamed = path.with_name(name)
+    return path if renamed.exists() else path.rename(renamed)
 
 
 def _example(case: Case, tensor: str, inputs: list[Path]) -> Example:

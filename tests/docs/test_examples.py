@@ -11,3 +11,4 @@ def test_the_page_of_a_cause_shows_what_its_recorded_case_prints() -> None:
     for cause, example in of_causes.items():
         assert example.command.startswith("shardviz ")
         assert example.printed, cause
+        assert "input_" not in example.command, example.command

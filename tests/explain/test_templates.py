@@ -59,6 +59,8 @@ def test_a_template_is_filled_in(template: str, text: str) -> None:
             ["the first wording, again the first wording", "the second wording, again the second wording"],
         ),
         ("it is wrong{rest:?. Even then: {rest.cause}}", ["it is wrong"]),
+        ("pass it{rest:?; {rest.fix}|, or call from_local}", ["pass it, or call from_local"]),
+        ("{rest.cause}. Compare first", ["<the rest's cause>. Compare first"]),
         ("{axes:each and|sum over {each!r}}", ["sum over <axes>"]),
     ],
 )

@@ -166,10 +166,10 @@ class Judged:
 
     @cached_property
     def findings_of(self) -> Mapping[str, Sequence[int]]:
-        """The indices of the findings that name each tensor."""
+        """The indices of the findings that name or count each tensor."""
         indices: dict[str, list[int]] = {}
         for index, finding in enumerate(self.findings):
-            for name in finding.tensors:
+            for name in dict.fromkeys(member.tensor for member in finding.of_all if member.tensor):
                 indices.setdefault(name, []).append(index)
         return indices
 

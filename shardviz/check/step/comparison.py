@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +14,7 @@ from shardviz.layout.notation import write
 from shardviz.layout.region import Region
 from shardviz.relate.sides import Elements, Rounding, Sides
 from shardviz.relate.sums import REDUCTIONS
-from shardviz.relate.tolerance import EPSILON
+from shardviz.relate.tolerance import EPSILON, NOISE
 from shardviz.relate.values import padded_to
 
 if TYPE_CHECKING:
@@ -149,7 +149,9 @@ def rounding_of(dump: Dump) -> Rounding:
     gradients = [
         _largest(dump.values(tensor.first, name)) for tensor in whole for name in tensor.names if tensor.role == "grad"
     ]
-    return Rounding(epsilon, max(terms, 1), max(gradients, default=0.0))
+    rounding = Rounding(epsilon, max(terms, 1), max(gradients, default=0.0))
+    noise = max((record.largest for (role, _), record in dump.noises.items() if role == "grad"), default=0.0)
+    return replace(rounding, size=max(rounding.size, NOISE * noise / (rounding.of_sums or 1.0)))
 
 
 def _largest(values: NDArray[np.float64]) -> float:

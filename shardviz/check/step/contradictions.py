@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -168,11 +169,9 @@ def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
         one.wrong for one in evidence.results if one.role == "output" or one.name == "loss" if not one.incomparable
     )
     if cut and is_judged:
-        yield CutGraph().finding(
-            cut[0],
-            _holders(dump, cut[0]),
-            f"no rank has a gradient of it after the step (.grad is None){_others(cut)}, and the unsharded model has",
-        )
+        text = f"no rank has a gradient of it after the step (.grad is None){_others(cut)}, and the unsharded model has"
+        first, *others = (CutGraph().finding(name, _holders(dump, name), text) for name in cut)
+        yield replace(first, others=tuple(others))
         remaining = [name for name in remaining if name not in cut]
     yield from (NotChecked(name, NONE_ANYWHERE, "step") for name in remaining)
 

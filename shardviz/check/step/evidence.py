@@ -151,8 +151,8 @@ class Evidence:
 
     @cached_property
     def is_narrow(self) -> bool:
-        """Whether what rounding does was measured, as it is for a step in narrow numbers."""
-        return bool(self.dump.noises)
+        """Whether the step is in narrow numbers, and what rounding does to it was measured."""
+        return bool(self.dump.noises) and not any(result.rounding.is_double for result in self.results)
 
 
 def is_right(result: Compared) -> bool:

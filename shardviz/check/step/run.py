@@ -98,15 +98,26 @@ def check_step(dump: Dump, earlier: Sequence[Finding], told_right: dict[Place, b
         if id(comparison) not in not_compared:
             told_right[Place("step", comparison.role, comparison.name)] = comparison.is_told_right
     yield from (finding for _, finding in results if isinstance(finding, NotChecked))
-    pairs, of_all = of_all_gradients(
-        evidence, [(result, finding) for result, finding in results if isinstance(finding, Finding)]
-    )
-    pairs, of_parts = of_micro_batches(evidence, pairs)
-    pairs, of_terms = of_loss_terms(evidence, pairs)
-    yield from (*of_all, *of_parts, *of_terms)
+    pairs = [(result, finding) for result, finding in results if isinstance(finding, Finding)]
+    for rule in (of_all_gradients, of_micro_batches, of_loss_terms):
+        remaining, of_several = rule(evidence, pairs)
+        yield from _with_folded(of_several, pairs, remaining)
+        pairs = remaining
     absent, pairs = with_cut(evidence, absent, placed(evidence, pairs))
     yield from absent
     yield from without_consequences(pairs)
+
+
+def _with_folded(
+    of_several: Iterable[Finding | NotChecked], pairs: Sequence[Found], remaining: Sequence[Found]
+) -> Iterator[Finding | NotChecked]:
+    """Yield findings of several results together; they count those whose own findings do not remain."""
+    kept = {id(finding) for _, finding in remaining}
+    folded = [finding for _, finding in pairs if id(finding) not in kept]
+    for outcome in of_several:
+        names = outcome.tensors if isinstance(outcome, Finding) else ()
+        others = tuple(finding for finding in folded if finding.tensor not in names)
+        yield replace(outcome, others=others) if isinstance(outcome, Finding) else outcome
 
 
 def _seen_in(result: Compared, finding: Finding | NotChecked) -> Finding | NotChecked:
@@ -125,11 +136,12 @@ def _not_logged(dump: Dump) -> Iterator[NotChecked]:
 
 
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
-    """Say how many gradients are too small next to the others for a wrong factor to show in a narrow dtype."""
-    narrow = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["float32"]}
-    lost = [gradient for gradient in gradients if gradient.is_lost and gradient.rounding.epsilon in narrow]
+    """Say how many gradients are so small that a wrong factor can't show: beside others, or beside their own terms."""
+    dtypes = {EPSILON[dtype]: dtype for dtype in EPSILON}
+    lost = [gradient for gradient in gradients if gradient.is_lost]
+    lost = [one for one in lost if one.rounding.epsilon > EPSILON["float32"] or (one.rounding.is_double and one.noise)]
     if lost:
-        allowed = f"rounding to {narrow[lost[0].rounding.epsilon]} allows {number(lost[0].tolerance)}"
+        allowed = f"rounding to {dtypes[lost[0].rounding.epsilon]} allows {number(lost[0].tolerance)}"
         yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger", "step")
 
 
@@ -256,10 +268,10 @@ def _with_loss_first(pairs: Sequence[Found]) -> Iterator[Finding]:
     loss = next((pair for pair in pairs if pair[0].name == "loss" and pair[1].kind == "wrong-scale"), None)
     ratio = ratio_of(loss[0]) if loss is not None else None
     grads = [(result, finding) for result, finding in pairs if ratio and result.role == "grad"]
-    alike = {id(finding) for result, finding in grads if ratio_of(result) == ratio}
+    alike = {id(finding): finding for result, finding in grads if ratio_of(result) == ratio}
     for comparison, finding in pairs:
         if alike and comparison.name == "loss":
             gradients = "is one gradient" if len(alike) == 1 else f"are {len(alike):,} gradients"
-            yield replace(finding, sentence=f"{finding.sentence}, and so {gradients}")
+            yield replace(finding, sentence=f"{finding.sentence}, and so {gradients}", others=tuple(alike.values()))
         elif id(finding) not in alike:
             yield finding

@@ -1,4 +1,4 @@
-"""A sum that is missing from a result because code drops what a functional collective returns."""
+"""A sum that is missing from a result because code drops the tensor that has it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def _is_lacked(finding: Finding, record: UnreadRecord) -> bool:
 
 def _of_line(finding: Finding, record: UnreadRecord) -> Finding:
     place = place_of(record.line)
-    of = f" of the gradient of {record.gradient}" if record.gradient else ""
+    what = "a copy of the gradient" if record.is_in_place else "the gradient"
+    of = f" of {what} of {record.gradient}" if record.gradient else ""
     ran = f"{place} `{record.line.source}` makes the sum{of} over {' and '.join(record.axes)}; nothing reads its result"
     named = replace(finding, line=place, details=(*finding.details, ran))
-    return named.because(ResultNotRead(place, record.op, record.axes))
+    return named.because(ResultNotRead(place, record.op, record.axes, is_copy=record.is_in_place))

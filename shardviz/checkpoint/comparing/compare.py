@@ -18,6 +18,7 @@ from shardviz.checkpoint.comparing.lengths import with_parts
 from shardviz.checkpoint.comparing.moves import with_fused, with_moved
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
 from shardviz.checkpoint.comparing.pairs import padding_notes, pair_tensors
+from shardviz.checkpoint.comparing.rows import with_rows_placed
 from shardviz.checkpoint.comparing.scales import judge_scaled, judge_unscaled
 from shardviz.checkpoint.comparing.states import with_lost_states, with_masters
 from shardviz.checkpoint.comparing.steps import with_left_over
@@ -125,7 +126,8 @@ def _compared(
         whole[id(cut)] = pair
     lonely = [pair for pair in pairs.lonely if pair.name not in scales]
     results += [(lonely_outcome(pair, SIDES[pair.second is not None]), pair) for pair in lonely]
-    return [(outcome, whole.get(id(pair), pair)) for outcome, pair in with_fused(with_moved(with_masters(results)))]
+    placed = with_rows_placed(with_fused(with_moved(with_masters(results))))
+    return [(outcome, whole.get(id(pair), pair)) for outcome, pair in placed]
 
 
 def refuse_strangers(pairs: Pairs, before: Side, after: Side, by: str = "name") -> None:

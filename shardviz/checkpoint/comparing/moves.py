@@ -231,7 +231,7 @@ def find_fused(parts: Iterable[StoredTensor], wholes: Iterable[StoredTensor]) ->
     return fused
 
 
-def _lines(tensor: StoredTensor) -> NDArray[Any]:
+def lines_of(tensor: StoredTensor) -> NDArray[Any]:
     """Return a tensor's bits as lines along its last dim; a vector's as single values."""
     return tensor.bits.reshape(-1, tensor.shape[-1] if len(tensor.shape) > 1 else 1)
 
@@ -241,7 +241,7 @@ def _line_keys(tensor: StoredTensor, most: int | None = None) -> Iterator[_Key]:
     if not tensor.shape or not tensor.size:
         return
     try:
-        lines = _lines(tensor)[:most]
+        lines = lines_of(tensor)[:most]
     except DumpError:
         return
     yield from ((tensor.dtype, lines.shape[1], hashed) for hashed in line_hashes(lines).tolist())
@@ -254,10 +254,10 @@ def _tiling(whole: StoredTensor, by_key: dict[_Key, list[StoredTensor]], taken: 
     at = 0
     while at < len(keys):
         candidates = [part for part in by_key.get(keys[at], ()) if part.name not in taken and part.name not in names]
-        behind, few = _lines(whole)[at:], candidates[:MAX_CANDIDATES]
-        candidate = next((part for part in few if np.array_equal(behind[: len(_lines(part))], _lines(part))), None)
+        behind, few = lines_of(whole)[at:], candidates[:MAX_CANDIDATES]
+        candidate = next((part for part in few if np.array_equal(behind[: len(lines_of(part))], lines_of(part))), None)
         if candidate is None:
             return []
         names.append(candidate.name)
-        at += len(_lines(candidate))
+        at += len(lines_of(candidate))
     return names

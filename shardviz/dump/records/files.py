@@ -27,6 +27,7 @@ from shardviz.dump.records.tensors import (
     LayoutRecord,
     MeshRecord,
     Position,
+    SentRecord,
     Stamp,
     TensorRecord,
 )
@@ -77,6 +78,7 @@ class RankRecord(Record, frozen=True):
             their values: `(parameter, key)`. The key is the parameter's name if a load was into copies that are gone.
         rounded: Weights that some ranks hold rounded and others do not: the name, the narrower dtype, and a digest of
             what this rank holds once rounded to it.
+        sent: Tensors that hold what a rank sent while the model was sharded.
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
         wrappers: What reduces gradients by itself; None if that was not recorded.
         masks: The masks that a step in training mode drew, in order.
@@ -122,6 +124,7 @@ class RankRecord(Record, frozen=True):
     unwritten: tuple[str, ...] = ()
     skipped_keys: tuple[tuple[str, str], ...] = ()
     rounded: tuple[tuple[str, str, str], ...] = ()
+    sent: tuple[SentRecord, ...] = ()
     without_ids: tuple[str, ...] = ()
     wrappers: tuple[WrapperRecord, ...] | None = None
     masks: tuple[MaskRecord, ...] = ()

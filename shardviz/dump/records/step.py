@@ -111,14 +111,15 @@ class CastRecord(Record, frozen=True):
 
 
 class UnreadRecord(Record, frozen=True):
-    """A sum over ranks that a functional collective returned and nothing read.
+    """A sum over ranks that nothing read: a new tensor, or written into a copy.
 
     Attributes:
         op: What it is, as torch names the function.
         axes: The axes of the run's mesh that its group runs along; empty if it runs along none.
         line: The line of the user's code that calls it.
-        gradient: The parameter whose gradient it was given; empty if it was something else.
+        gradient: The parameter whose gradient it was given, or a copy of it; empty if it was something else.
         is_forward: Whether it ran in a forward pass.
+        is_in_place: Whether it wrote the sum into what it was given.
     """
 
     op: str
@@ -126,6 +127,7 @@ class UnreadRecord(Record, frozen=True):
     line: FrameRecord
     gradient: str = ""
     is_forward: bool = False
+    is_in_place: bool = False
 
 
 class CallRecord(Record, frozen=True):

@@ -199,3 +199,17 @@ class Stamp(Record, frozen=True):
     def last(self) -> int:
         """Its last id; one less than `first` if it has no elements."""
         return self.first + math.prod(self.shape) - 1
+
+
+class SentRecord(Record, frozen=True):
+    """A tensor that holds what a rank sent while the model was sharded.
+
+    Attributes:
+        name: Its name.
+        op: The collective that sent it.
+        place: The line of the user's code that calls it, as `train.py:57`.
+    """
+
+    name: str
+    op: str
+    place: str

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         UnreadRecord,
         WrapperRecord,
     )
-    from shardviz.dump.records.tensors import FragmentRecord, Stamp
+    from shardviz.dump.records.tensors import FragmentRecord, SentRecord, Stamp
     from shardviz.dump.records.trace import KeptRecord, PointRecord, SketchRecord
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
@@ -59,7 +59,7 @@ GATHER = "full_tensor"
 LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
     *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
-    *("skipped_keys", "rounded", "reductions", "casts", "unread", "moves"),
+    *("skipped_keys", "rounded", "reductions", "casts", "unread", "moves", "sent"),
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -115,6 +115,7 @@ class Capture:
     unwritten: list[str] = field(default_factory=list)
     skipped_keys: list[tuple[str, str]] = field(default_factory=list)
     rounded: list[tuple[str, str, str]] = field(default_factory=list)
+    sent: list[SentRecord] = field(default_factory=list)
     run_id: str = ""
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
     _positions: dict[int, Position] = field(default_factory=dict)

@@ -57,7 +57,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         moves: Collectives without a backward that moved floats before the first backward, outside of modules.
         casts: The first casts to float8.
         summed_in: Dtypes in which numbers were summed over ranks in backward, or after it.
-        unread: The results of functional collectives that nothing reads.
+        unread: The results of collectives that nothing reads.
         on_write: Is given the tensors of collectives that may write into them, which leaves their versions as they are.
     """
 
@@ -107,10 +107,14 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
             self._note(op, func, (*args, *(kwargs or {}).values()))
 
     def _note_result(self, func: Any, args: tuple[Any, ...], returned: Any) -> None:
-        """Follow what a functional collective returned until something reads it."""
+        """Follow what a collective returned or wrote until something reads it."""
         op = collective_name(func)
-        if op in _SUMS and "functional" in str(func):
-            is_forward = not (self._running.is_bw or self._running.is_outside)
+        is_forward = not (self._running.is_bw or self._running.is_outside)
+        if not op and not is_forward:
+            self.unread.made(func, args, returned)
+        if op == "all_reduce" and "functional" not in str(func):
+            self.unread.written(op, ranks_of_operator(func, args), list(tensors_in(args[:1])), is_forward=is_forward)
+        elif op in _SUMS and "functional" in str(func):
             self.unread.called(op, ranks_of_operator(func, args), args, returned, is_forward=is_forward)
         elif hands_on(func):
             self.unread.handed_on(returned)
@@ -124,9 +128,10 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         }
         return tuple(
             UnreadRecord(
-                call.op, _axes(mesh, rank, call.ranks), call.line, gradients.get(call.given, ""), call.is_forward
+                call.op, _axes(mesh, rank, call.ranks), call.line, name, call.is_forward, call.kept is not None
             )
-            for call in self.unread.dropped
+            for call in self.unread.dropped()
+            for name in [gradients[source] for source in call.given if source in gradients] or [""]
         )
 
     def _note_narrowing(self, func: Any, args: tuple[Any, ...], returned: Any) -> None:

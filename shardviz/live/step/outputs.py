@@ -255,7 +255,7 @@ class Comparison:
         ]
         if any(one != shape for one in claimed_shapes):
             return f"no placements give a rank {list(offers[0].shape)} of the unsharded model's {list(shape)}"
-        is_narrow = self.reference.moved is not None and not reference_output.whole.is_floating_point()
+        is_narrow = self.precision and not reference_output.whole.is_floating_point()
         return NARROW_INTEGERS if is_narrow else ""
 
     def _is_of_part(self, offer: Offer, reference_output: Wanted) -> bool:

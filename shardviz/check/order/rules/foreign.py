@@ -265,4 +265,13 @@ def cause_of_zeros(case: Case) -> Disorder:
     if case.tensor.role != "param":
         return BufferNotWritten()
     is_nothing_loaded = case.dump.all_without_ids == "zeros" and len(case.dump.without_ids) > 1
-    return NoWeightLoaded() if is_nothing_loaded else WeightNotLoaded()
+    return NoWeightLoaded() if is_nothing_loaded else WeightNotLoaded(*_sent(case))
+
+
+def _sent(case: Case) -> tuple[str, tuple[str, ...]]:
+    """Return the collective whose result all ranks hold of a tensor, and the lines that call it; empty if none."""
+    ranks = case.dump.files.ranks
+    records = [[sent for sent in ranks[rank].sent if sent.name == case.name] for rank in case.tensor.shards]
+    if not all(records):
+        return "", ()
+    return records[0][0].op, tuple(dict.fromkeys(sent.place for of_rank in records for sent in of_rank))

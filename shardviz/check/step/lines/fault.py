@@ -53,6 +53,8 @@ class Fault:
         reads: The function that is given `given`, if `function` is given what that makes: the collective among the
             calls between, or the first of them.
         unlike: The dim along which two inputs have different slices of one size on a rank; empty if there is none.
+        split: The axis that splits what `function` is given and whose size, or its root, makes `times`.
+        is_root: Whether the root makes it.
         summed: The collective that sums what `function` makes of the terms; empty if nothing does.
     """
 
@@ -74,6 +76,13 @@ class Fault:
     reads: str = ""
     summed: str = ""
     unlike: str = ""
+    split: str = ""
+    is_root: bool = False
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a call is given what is right, sums nothing, and returns it times a number."""
+        return self.way == "result" and bool(self.times) and not (self.reads or self.axis or self.moved)
 
     @property
     def is_torchs(self) -> bool:

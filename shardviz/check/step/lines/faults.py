@@ -21,7 +21,7 @@ from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
-from shardviz.relate.tolerance import EXACT
+from shardviz.relate.tolerance import EXACT, SINGLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,7 +176,19 @@ class _Forward:
         reads = reader.first.function if reader is not None else ""
         unlike = "" if reads else self._unlike_dim(inputs)
         times = state.factor if state.factor != 1 else 0
+        split, is_root = self._split_by(given, times)
+        fault = replace(fault, split=split, is_root=is_root)
         return replace(fault, times=times, moved=state.moved, reads=reads, unlike=unlike)
+
+    def _split_by(self, given: Sequence[State], times: float) -> tuple[str, bool]:
+        """Return an axis that splits what a call is given, if a number is its size, or, with True, the root of that."""
+        splits = [axis for state in given if state.layout is not None for axis in state.layout.split_axes]
+        for is_root in (False, True) if times > 0 else ():
+            number = times**2 if is_root else times
+            for axis in splits:
+                if math.isclose(max(number, 1 / number), self.states.mesh.axis_size(axis), rel_tol=SINGLE):
+                    return axis, is_root
+        return "", False
 
     def _unlike_dim(self, inputs: Sequence[Value]) -> str:
         """Return the dim of which two tensors have different slices on a rank; a matrix product has dims of its own."""

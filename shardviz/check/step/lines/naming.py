@@ -33,6 +33,9 @@ from shardviz.explain.lines import (
     WrongReductionLine,
 )
 from shardviz.explain.modules import (
+    AveragedForward,
+    RepeatedForwardSum,
+    ScaledBetweenModules,
     UnexplainedBetweenModules,
     UnexplainedModule,
     UnexplainedModuleBackward,
@@ -53,6 +56,9 @@ if TYPE_CHECKING:
 OPEN = (UnexplainedModule, UnexplainedModuleBackward, UngatheredInput, UnexplainedBetweenModules, UnexplainedForward)
 """Causes that say where a step goes wrong and not why: the line takes their place."""
 
+
+OF_FACTORS = (RepeatedForwardSum, AveragedForward, ScaledBetweenModules)
+"""Causes of a factor that a module gives its output: a line that sums nothing and has that factor takes their place."""
 
 PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm")
 """Functions by which rows meet a weight."""
@@ -98,6 +104,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     """Return a finding that begins with a fault's line; its cause is the line's if it had none."""
     line_finding = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
     is_open = isinstance(finding.explanation, OPEN) or _is_exchanged(finding.explanation)
+    is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     if fault.way == "between" and fault.before is not None:
         return (
             line_finding.because(WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own))
@@ -215,7 +222,7 @@ def cause_of(fault: Fault) -> Cause:
     if fault.way == "result" and fault.axis:
         return UnaveragedLine(place, fault.function, fault.axis)
     return (
-        ScaledLine(place, fault.times)
+        ScaledLine(place, fault.times, fault.split, is_root=fault.is_root)
         if fault.times
         else WrongLine(place, fault.function, fault.input_text, fault.reads)
     )

@@ -154,7 +154,8 @@ class Multiplied:
 def multiplied(evidence: Evidence) -> Multiplied | None:
     """Return the factor of all gradients if the loss is right; None if they share none."""
     gradients = tuple(gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted) or gradient.wrong)
-    factor = _factor(gradients) if evidence.loss_is_right else None
+    has_size = any(gradient.wrong or not (gradient.noise and gradient.is_lost) for gradient in gradients)
+    factor = _factor(gradients) if evidence.loss_is_right and has_size else None  # noise has some factor, too
     return None if factor is None else Multiplied(gradients, factor, _clipped_to(evidence, gradients, factor))
 
 

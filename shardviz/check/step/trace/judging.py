@@ -29,7 +29,17 @@ from shardviz.layout.placements import Partial
 from shardviz.relate.factors import scale_between, whole_multiple
 from shardviz.relate.orders import Slices, places_in
 from shardviz.relate.sums import placements_of_sum
-from shardviz.relate.tolerance import DRIFT, EXACT, FEW, MANY, MOST_NOISE, TENSOR_FLOAT, TYPICAL_POINT, above_noise
+from shardviz.relate.tolerance import (
+    DRIFT,
+    EPSILON,
+    EXACT,
+    FEW,
+    MANY,
+    MOST_NOISE,
+    TENSOR_FLOAT,
+    TYPICAL_POINT,
+    above_noise,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,6 +72,11 @@ class Noise:
 
     points: Mapping[Place, Point]
     precision: float
+
+    @property
+    def is_double(self) -> bool:
+        """Whether the step is in float64 throughout: noise was measured because its results nearly cancel."""
+        return self.precision <= EPSILON["float64"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +168,12 @@ class Judging:
     def _near(self, place: Place, whole: Kept, parts: Mapping[int, Kept], drift: float) -> float:
         """Return how far an element may be off."""
         size, moved = float_of(whole), self._moved(place, whole)
-        if moved is not None and self.noise is not None:
+        is_double = self.noise is not None and self.noise.is_double
+        if moved is not None and self.noise is not None and not is_double:
             return above_noise(float_of(moved), self.noise.precision * size, MOST_NOISE * size)
         base = max((max(whole.tolerance, part.tolerance) for part in parts.values()), default=EXACT)
-        return (max(base, min(DRIFT * drift, MOST_NOISE)) if base >= TENSOR_FLOAT else base) * size
+        base = max(base, min(DRIFT * drift, MOST_NOISE)) if base >= TENSOR_FLOAT else base
+        return above_noise(float_of(moved), base * size)
 
     def _moved(self, place: Place, whole: Kept) -> Kept | None:
         """Return how far rounding alone moves each element of the whole; None if that was not measured there."""
@@ -340,7 +357,7 @@ class _Place:
         """Whether a part's mean error is within that of rounding, if that was measured."""
         noise, moved = self.judging.noise, self._moved
         pair = in_both(moved, shard, region) if moved is not None and off.size >= MANY else None
-        if noise is None or pair is None:
+        if noise is None or pair is None or noise.is_double:
             return True
         allowed = max(TYPICAL_POINT * _root(pair[0]), noise.precision / 4 * _root(expected))
         return _root(off) <= allowed * abs(scale)

@@ -87,6 +87,9 @@ def with_cut(
     remaining = [pair for pair in pairs if pair not in of_module]
     details = (*cut.details, where(first), *(detail for _, finding in of_module for detail in finding.details))
     named = replace(cut, details=details, module=first.module).because(cause_at(evidence, first))
+    names = {cut.tensor, *(other.tensor for other in cut.others)}
+    others = (finding for _, finding in of_module if finding.tensor not in names)
+    named = replace(named, others=(*cut.others, *others))
     return [named if one is cut else one for one in absent], remaining
 
 
@@ -197,7 +200,9 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
     ids = {id(finding) for _, finding in follow}
     unrelated = [(result, finding) for result, finding in pairs if id(finding) not in ids]
     comparison, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
-    return [*unrelated, (comparison, _folded(evidence, first, nearest, pairs, len(follow) - 1))]
+    folded = _folded(evidence, first, nearest, pairs, len(follow) - 1)
+    others = tuple(finding for result, finding in follow if result is not comparison)
+    return [*unrelated, (comparison, replace(folded, others=others))]
 
 
 def _is_term_of(first: Divergence, result: Compared, finding: Finding) -> bool:

@@ -93,12 +93,16 @@ def unexplained_weight(evidence: Evidence, comparison: Compared, ranks: Collecti
     count = 0 if step is None else sum(np.count_nonzero(step.wanted_of(rank)) for rank in step.reduced)
     few = f"{count}" if count < FEW else ""
     axes = [axis for axis in step.mesh.axes if step.is_split(axis)] if step is not None and not few else []
+    others = list(_other_weights(evidence.dump, comparison))
     is_of_matrices = (
         comparison.wanted.ndim > 1
         and len(ranks) == len(comparison.reduced)
-        and not any(other.wrong for other in _other_weights(evidence.dump, comparison) if other.wanted.ndim < 2)
+        and not any(other.wrong for other in others if other.wanted.ndim < 2)
     )
-    return UnexplainedWeight(listed(settings, MAX_LISTED), few, " and ".join(axes) if is_of_matrices else "")
+    split_over = " and ".join(axes) if is_of_matrices else ""
+    whole = [other for other in others if other.wanted.ndim > 1 and not any(map(other.is_split, other.mesh.axes))]
+    only_split = bool(split_over and whole) and not any(other.wrong for other in whole)
+    return UnexplainedWeight(listed(settings, MAX_LISTED), few, split_over, only_split)
 
 
 def _left_out(step: Compared) -> Why | None:

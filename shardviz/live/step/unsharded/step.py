@@ -27,10 +27,10 @@ from shardviz.live.step.step import StepResult, logged_by, loss_of
 from shardviz.live.step.trace.noise import moved, moved_tensor
 from shardviz.live.step.unsharded.probe_loss import is_weighted_mean, why_apart
 from shardviz.live.trace_modules import NONE, Followed
-from shardviz.relate.tolerance import LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP
+from shardviz.relate.tolerance import CANCELED, LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import ModuleType
 
     from torch import nn
@@ -58,7 +58,7 @@ class UnshardedStep:
         is_mean_of_means: Whether it is the loss alone that depends on the parts, and not the outputs.
         parts: The number of parts of the batch that it ran on, one after the other.
         dim: The dim of the batch that was parted.
-        moved: The same step with weights and batch moved by its rounding; None in float64.
+        moved: The same step with weights and batch moved by its rounding; None if that was not measured.
         has_own_loss: Whether the sharded step's loss is another one, so that it has only the forward in common.
         is_called_otherwise: Whether that step calls the model with something else than the batch, too.
     """
@@ -88,6 +88,15 @@ class UnshardedStep:
         """The relative precision of the narrowest numbers that it computes with; 0 in float64 throughout."""
         return max((torch.finfo(dtype).eps for dtype in self.narrowed_to), default=0.0)
 
+    @property
+    def cancels(self) -> bool:
+        """Whether the loss or all gradients are so small, beside their terms, that they may be rounding alone."""
+        calls = [call for calls in self.step.observation.trace.calls.values() for call in calls]
+        terms = _largest(seen.gradient for call in calls for seen in (*call.inputs, *call.outputs))
+        gradients = _largest(parameter.grad for parameter in self.model.parameters())
+        is_small_loss = float(self.step.loss.abs()) < CANCELED * _largest([self.step.output])
+        return gradients < CANCELED * terms or is_small_loss
+
     def num_calls(self, module: str) -> int:
         """Return how often a module is called in one forward of the whole batch."""
         return len(self.step.observation.trace.calls.get(module, ())) // self.parts
@@ -95,8 +104,12 @@ class UnshardedStep:
     def once_more(
         self, step: StepResult, probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
     ) -> UnshardedStep | None:
-        """Step the model once more with everything moved by the step's rounding; None for a step in float64."""
-        precision = max(of_all_ranks(max(_precision(step), self.precision)))
+        """Step the model once more with everything moved by the step's rounding.
+
+        None for a step in float64 whose results are far larger than what rounding does to them.
+        """
+        in_double = torch.finfo(torch.float64).eps if self.cancels else 0.0
+        precision = max(of_all_ranks(max(_precision(step), self.precision, in_double)))
         if not precision:
             return None
         apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in batch)
@@ -273,6 +286,12 @@ def _are_alike(parts: torch.Tensor | None, whole: torch.Tensor | None, precision
 
 def _equal(loss: float, whole: float, precision: float) -> bool:
     return abs(loss - whole) <= max(LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP * precision) * max(abs(whole), 1e-30)
+
+
+def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
+    """Return the size of the largest element of all tensors."""
+    sizes = [tensor.detach().abs().max() for tensor in tensors if tensor is not None and tensor.numel()]
+    return max(map(float, sizes), default=0.0)
 
 
 def _number(loss: torch.Tensor) -> float:
