@@ -9,6 +9,10 @@ from __future__ import annotations
 from shardviz.dump.records.base import Count, Record, Shape
 
 
+STEP = "step()"
+"""What stands for a module's name if the lines are those of the step around the model."""
+
+
 def of_value(module: str, number: int, *, gradient: bool = False) -> str:
     """Return the name under which a value of a module's lines stands; with its colon it is a point of the trace."""
     return f"{module}: {'gradient of value' if gradient else 'value'} {number}"
@@ -67,6 +71,7 @@ class ValueRecord(Record, frozen=True):
         placements: Of a DTensor, as torch writes them.
         left_out: Whether its values were not kept, because too many were kept before or it has too many.
         has_gradient: Whether a gradient came back.
+        memory: Which memory it stands in, with its shape; 0 if that is not known. Counted only in a whole step.
     """
 
     number: Count
@@ -76,13 +81,14 @@ class ValueRecord(Record, frozen=True):
     placements: str = ""
     left_out: bool = False
     has_gradient: bool = False
+    memory: Count = 0
 
 
 class LinesRecord(Record, frozen=True):
     """What a rank recorded inside of one module.
 
     Attributes:
-        module: The module; empty for the model itself.
+        module: The module; empty for the model itself, `STEP` for the step around it.
         lines: Its calls, in order.
         values: Their tensors.
         returned: The numbers of the tensors that each call of the module returned.
@@ -90,6 +96,8 @@ class LinesRecord(Record, frozen=True):
         why: Why the step could not be run again; empty if it could.
         asked: The module that was asked for: one of torch's own has no lines of the user's, so the one around it is
             taken.
+        results: Of the step around the model: what it leaves, with the number of the tensor: `loss`, `gradient NAME`,
+            and after the optimizer `stepped gradient NAME` and `stepped NAME`.
     """
 
     module: str
@@ -99,3 +107,4 @@ class LinesRecord(Record, frozen=True):
     is_unsharded: bool = False
     why: str = ""
     asked: str = ""
+    results: tuple[tuple[str, Count], ...] = ()

@@ -28,14 +28,15 @@ MOST_SOURCE = 200
 """Characters of a source line that are kept."""
 
 
-def frames_of(module: nn.Module) -> tuple[tuple[FrameRecord, ...], int]:
+def frames_of(module: nn.Module | None) -> tuple[tuple[FrameRecord, ...], int]:
     """Return the user's frames of the running call, from a module's call inwards, and which is a module's own.
 
     If torch's own modules make the call, without any line of the user's inside of the module, theirs counts. There are
     no frames if a hook of shardviz's makes it.
 
     Args:
-        module: The module that is being recorded.
+        module: The module that is being recorded; None for a step, whose innermost frame outside of an
+            `autograd.Function` is its own.
     """
     users: list[tuple[FrameType, bool]] = []
     torchs: list[tuple[FrameType, bool]] = []
@@ -45,9 +46,12 @@ def frames_of(module: nn.Module) -> tuple[tuple[FrameRecord, ...], int]:
         kind = _kind(frame.f_code)
         if kind == "ours" and not users:
             return (), 0
+        if kind == "ours" and module is None:
+            break
         if kind in ("user", "torch"):
-            (users if kind == "user" else torchs).append((frame, owner is not None))
-        if owner is module and frame.f_code.co_name == "_call_impl":
+            is_own = owner is not None if module is not None else frame.f_code.co_varnames[:1] != ("ctx",)
+            (users if kind == "user" else torchs).append((frame, is_own))
+        if owner is module and owner is not None and frame.f_code.co_name == "_call_impl":
             break
         frame = frame.f_back
     frames = (users or torchs[:1])[:MOST_FRAMES]

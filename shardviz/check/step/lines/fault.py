@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from shardviz.check.step.lines.calls import ENTRIES
+
 if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call
     from shardviz.check.step.lines.states import Moved, State
@@ -21,6 +23,8 @@ Way = Literal[
     "exchange",
     "exchange gradient",
     "foreign",
+    "kept gradient",
+    "backward",
 ]
 
 
@@ -35,6 +39,8 @@ class Fault:
             `before` to `line`; `rows`, it makes rows that the unsharded model has nowhere, of rows that it has;
             `exchange`, it leaves rows in another order than `before` brought them, and `reader` sends them back;
             `exchange gradient`, its backward does not reverse what its forward exchanges;
+            `kept gradient`, it writes something else into a gradient after the backward; `backward`, it runs backward on
+            a number that is not the loss;
             `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that.
         line: The line.
         function: What it calls.
@@ -54,6 +60,10 @@ class Fault:
             calls between, or the first of them.
         unlike: The dim along which two inputs have different slices of one size on a rank; empty if there is none.
         summed: The collective that sums what `function` makes of the terms; empty if nothing does.
+        is_mean: Whether the terms are those of a mean.
+        caller: In a step around the model, the line that calls the function that `line` stands in.
+        times_before: By what a gradient was too large as the backward left it; 0 if it was none.
+        count: How many backward passes there were.
     """
 
     way: Way
@@ -74,6 +84,10 @@ class Fault:
     reads: str = ""
     summed: str = ""
     unlike: str = ""
+    is_mean: bool = False
+    caller: FrameRecord | None = None
+    times_before: float = 0
+    count: int = 0
 
     @property
     def is_torchs(self) -> bool:
@@ -91,4 +105,7 @@ def fault_at(
     ranks: tuple[int, ...] = (),
 ) -> Fault:
     """Return the fault that a call is."""
-    return Fault(way, call.line, call.first.function, input_text, held.text, before, axis, ranks, call.first.frames[-1])
+    frames, own = call.first.frames, call.first.own
+    caller = frames[own - 1] if call.is_around and own and frames[own].function not in ENTRIES else None
+    sides = input_text, held.text, before, axis, ranks
+    return Fault(way, call.line, call.first.function, *sides, inner=frames[-1], caller=caller)

@@ -35,13 +35,27 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
     for value in lines.values:  # in order, so that none of them has to go back far
         states.forward(value)
-    fault = forward_fault(lines, states)
-    if fault is not None and fault.way == "result" and fault.reads and not fault.moved:
-        fault = moved_fault(lines, states) or fault
-    if fault is not None and fault.way == "between":
-        fault = moved_fault(lines, states) or exchange_fault(lines, states) or foreign_fault(lines, states) or fault
+    fault = _narrowed(lines, states, forward_fault(lines, states))
     fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
+
+
+def fault_of(lines: Lines, states: States, value: Value) -> Fault | None:
+    """Return the line at which one tensor goes wrong; None if it is right, or several lines could be it."""
+    state, search = states.forward(value), _Forward(lines, states)
+    if state.kind == "terms" and not state.op:
+        return search.never_summed(value)
+    fault = _narrowed(lines, states, search.blame(value)) if state.is_wrong else None
+    return None if fault is None or fault.is_torchs else fault
+
+
+def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None:
+    """Return the line that a fault comes from, if what its calls read or exchange tells that."""
+    if fault is not None and fault.way == "result" and fault.reads and not fault.moved:
+        return moved_fault(lines, states) or fault
+    if fault is not None and fault.way == "between":
+        return moved_fault(lines, states) or exchange_fault(lines, states) or foreign_fault(lines, states) or fault
+    return fault
 
 
 def forward_fault(lines: Lines, states: States) -> Fault | None:
@@ -258,7 +272,7 @@ class _Forward:
         maker, state_of_terms = self.maker_of_terms(terms), self.states.forward(terms)
         before, last = maker.line if maker is not None else None, self.lines.producer(terms)
         fault = fault_at("unsummed", call, state_of_terms.text, state, before, axis=state_of_terms.axes[0])
-        fault = replace(fault, summed=self._sum_behind(call))
+        fault = replace(fault, summed=self._sum_behind(call), is_mean=state_of_terms.op == "avg")
         if last is None or before != call.line or last.line != call.line:
             return fault
         others = [self.states.forward(one).kind for one in call.inputs if one != terms]
