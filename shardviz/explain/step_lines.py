@@ -1,4 +1,4 @@
-"""Causes that lie in one line of a training step, after the model's forward: backward, and what is done to gradients."""
+"""Causes that lie in one line of a training step, in its backward or in what it does to gradients."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from shardviz.dump.records.base import Count, Record, Shape
 
-
 STEP = "step()"
 """What stands for a module's name if the lines are those of the step around the model."""
 

@@ -270,8 +270,9 @@ class Recorder:
         """Begin a call of the module."""
         if in_backward():
             self._first, self.events = self.events, []
-        prefix = "weight", self.module.named_parameters()
-        for kind, tensors in (prefix, ("buffer", self.module.named_buffers())):
+        module = self.module
+        named_tensors = () if module is None else (module.named_parameters(), module.named_buffers())
+        for kind, tensors in zip(("weight", "buffer"), named_tensors, strict=False):
             self._names |= {id(tensor): f"{kind} {clean_name(name)}" for name, tensor in tensors}
         for at, tensor in enumerate(tensors_kept((inputs, named))):
             self.number(tensor, f"input {at}")
@@ -465,6 +466,7 @@ def tensors_kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
+    """Return where the storage of this rank's part of a tensor begins; the tensor's identity if it has no memory."""
     local = of_tensor("", "activation", tensor).values
     if hasattr(local, "trigger_wait"):  # a DTensor's own part may be waited for, too
         local = local.elem  # type: ignore[attr-defined]

@@ -439,9 +439,9 @@ STEP_CASES = (
     _case(
         "loss: words not shifted",
         VOCABULARY,
-        "    start = mesh.get_local_rank(\"tp\") * size\n",
+        '    start = mesh.get_local_rank("tp") * size\n',
         "    start = 0\n",
-        "chosen = ",
+        "is_here = (words >= start) & (words < start + size)",
     ),
     _case(
         "loss: own width",
@@ -455,7 +455,7 @@ STEP_CASES = (
         TOWERS,
         "torch.arange(len(left)) + dist.get_rank(group) * len(left)",
         "torch.arange(len(left))",
-        "value = F.cross_entropy(scores, labels)",
+        "labels = torch.arange(len(left))",
     ),
     _case(
         "loss: gathered without gradient",
@@ -524,8 +524,7 @@ STEP_CASES = (
     _case(
         "optimizer: center of shard",
         CENTERED,
-        "                if mesh is not None:\n"
-        "                    dist.all_reduce(center, group=mesh.get_group())\n",
+        "                if mesh is not None:\n                    dist.all_reduce(center, group=mesh.get_group())\n",
         "",
         "update = (grad - center).tanh()",
     ),

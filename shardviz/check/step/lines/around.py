@@ -18,6 +18,7 @@ from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.faults import fault_of
 from shardviz.check.step.lines.states import States
+from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import SINGLE
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from shardviz.dump.records.lines import LineRecord
     from shardviz.explain.finding import Finding
 
+ROLES = ("scalar", "grad", "param", "optim")
+"""What a step computes around the model."""
+
 MAX_RESULTS = 64
 """Of a finding about more results, the first are followed."""
 
@@ -37,6 +41,11 @@ def results_of(finding: Finding) -> list[Compared]:
     """Return the results of a step that a finding is about."""
     pairs = [getattr(pair, "comparison", pair) for one in finding.each for pair in one.pairs]
     return [pair for pair in pairs if isinstance(pair, Compared)]
+
+
+def is_around(finding: Finding) -> bool:
+    """Whether a finding is about the loss, a gradient, or what an optimizer makes of weights."""
+    return finding.tensor == "loss" or any(result.role in ROLES for result in results_of(finding))
 
 
 @dataclass
@@ -64,14 +73,16 @@ class Around:
 
     def fault_of(self, finding: Finding) -> Fault | None:
         """Return the line at which the results of a finding go wrong; None if it isn't one line for all of them."""
-        faults = [self._fault(result) for result in results_of(finding)[:MAX_RESULTS]]
+        results = results_of(finding)[:MAX_RESULTS] if finding.tensor != "loss" else ()
+        faults = [self._fault(result) for result in results] or [self._of_result(finding.tensor)]
         known = [fault for fault in faults if fault is not None]
         is_one = len({(fault.line, fault.way) for fault in known}) == 1 and len(known) == len(faults)
         return known[0] if is_one and known[0].way != "between" else None
 
     def _fault(self, result: Compared) -> Fault | None:
         if result.role == "grad":
-            return self._of_gradient(result.name)
+            is_on_all = f"gradient {result.name}" in self.lines.results
+            return self._of_gradient(result.name) if is_on_all else self._of_stage(result)
         name = f"stepped {result.name}" if result.role == "param" else result.name
         return self._of_result(name)
 
@@ -81,12 +92,21 @@ class Around:
 
     def _of_gradient(self, name: str) -> Fault | None:
         """Return the line at which a gradient goes wrong: between loss and model, after the backward, or later."""
-        value = self.lines.results.get(f"gradient {name}", (None, 0))[0]
-        if value is None or not self.states.is_right:
+        value = self.lines.results[f"gradient {name}"][0]
+        if not self.states.is_right:
             return None
         if self.states.forward(value).kind == "right":
             return self._of_result(f"stepped gradient {name}")
         return self._after_backward(value) or self._between_loss_and_model
+
+    def _of_stage(self, result: Compared) -> Fault | None:
+        """Return the line whose backward runs on another number, if only some ranks have a gradient."""
+        numbers = [
+            (rank, dict(lines.results).get(f"gradient {result.name}")) for rank, lines in self.lines.sharded.items()
+        ]
+        origins = [self.lines.records[rank, number].origin for rank, number in numbers if number is not None]
+        ratio = ratio_of(result) if all(origin.startswith("gradient") for origin in origins) else None
+        return self._backward_of(float(ratio)) if ratio and "loss" in self.lines.results else None
 
     @cached_property
     def _between_loss_and_model(self) -> Fault | None:

@@ -39,8 +39,8 @@ class Fault:
             `before` to `line`; `rows`, it makes rows that the unsharded model has nowhere, of rows that it has;
             `exchange`, it leaves rows in another order than `before` brought them, and `reader` sends them back;
             `exchange gradient`, its backward does not reverse what its forward exchanges;
-            `kept gradient`, it writes something else into a gradient after the backward; `backward`, it runs backward on
-            a number that is not the loss;
+            `kept gradient`, it writes something else into a gradient after the backward;
+            `backward`, it runs backward on a number that is not the loss;
             `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that.
         line: The line.
         function: What it calls.

@@ -128,7 +128,9 @@ class _Forward:
             return True
         if call.first.function == "all_reduce" and self.states.forward(value).is_wrong:
             return False
+        is_moved = self.lines.is_step and call.whole is not None and call.first.function in MOVES  # labels, shifted
         is_index = bool(call.inputs) and self.states.is_index(value) and not any(map(self.is_bad, call.inputs))
+        is_index = is_index and not is_moved
         return call.counts_by_rank or is_index or any(map(self._note_own, call.inputs))
 
     def is_bad(self, value: Value) -> bool:

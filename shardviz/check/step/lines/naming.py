@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.lines.around import Around, results_of
+from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
@@ -32,13 +32,13 @@ from shardviz.explain.lines import (
     WrongLines,
     WrongReductionLine,
 )
+from shardviz.explain.losses import MeanOfMeans, PartialVocabularyLoss, UnexplainedLoss, UnexplainedValue
 from shardviz.explain.modules import (
     UnexplainedBetweenModules,
     UnexplainedModule,
     UnexplainedModuleBackward,
     UngatheredInput,
 )
-from shardviz.explain.losses import MeanOfMeans, PartialVocabularyLoss, UnexplainedLoss, UnexplainedValue
 from shardviz.explain.step import UnexplainedForward
 from shardviz.explain.step_lines import BackwardLine, GradientLine
 from shardviz.text import named_ranks
@@ -77,8 +77,9 @@ def module_to_open(finding: Finding) -> str | None:
         return finding.explanation.module.rpartition(".")[0]
     if finding.module or isinstance(finding.explanation, OPEN):
         return finding.module
-    roles = {result.role for result in results_of(finding)}
-    return "" if "output" in roles else STEP if roles & {"scalar", "grad", "param", "optim"} else None
+    if any(result.role == "output" for result in results_of(finding)):
+        return ""
+    return STEP if is_around(finding) else None
 
 
 def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
@@ -184,16 +185,19 @@ def sentence_of(fault: Fault) -> str:
     if fault.way == "between" and before is not None:
         return f"it goes wrong between {_at(before)} and {_at(line, before)}"
     if fault.way == "unsummed" and before is not None:
-        kind = "mean" if fault.is_mean else "sum"
+        kind, verb = ("mean", "averages") if fault.is_mean else ("sum", "sums")
         terms = f"{_at(before)} gives each rank one term of a {kind} over {fault.axis}"
         if before == line and fault.operand:
             start = f"{_at(before)} makes one term of a {kind} over {fault.axis}, by {fault.operand}"
-            return f"{start}, and {fault.function} takes it before it is summed"
+            return f"{start}, and {fault.function} takes it before anything {verb} it"
         if before == line:
-            return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing sums it"
+            return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing {verb} it"
         if fault.summed:
-            return f"{terms}; {_at(line, before)}{_inner(fault)}{_called(fault)} uses it before {fault.summed} sums it"
-        return f"{terms}; {_at(line, before)}{_inner(fault)}{_called(fault)} uses it as the whole; nothing sums it between"
+            return (
+                f"{terms}; {_at(line, before)}{_inner(fault)}{_called(fault)} uses it before {fault.summed} {verb} it"
+            )
+        reading = f"{_at(line, before)}{_inner(fault)}{_called(fault)}"
+        return f"{terms}; {reading} uses it as the whole; nothing {verb} it between"
     if fault.way == "rows":
         return f"{_at(line)} makes rows that the unsharded model doesn't have; {fault.function} gets rows that it has"
     if fault.way == "exchange" and before is not None and fault.reader is not None:

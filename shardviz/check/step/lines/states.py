@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Literal
@@ -46,6 +47,8 @@ MAX_BESIDE = 4
 """A tensor that more readers hand back gradients of is not looked at."""
 MIN_DISTINCT = 16
 """Fewer different numbers stand in some order by chance."""
+MAX_RATIO = 512
+"""A number that is a multiple of another by a ratio of larger numbers is another number."""
 MAX_SIZE = 1 << 20
 """A tensor of more elements is not related."""
 
@@ -214,7 +217,7 @@ class States:
         near = ELEMENT.get(self._dtype(reference_number), EXACT)
         with np.errstate(over="ignore", invalid="ignore"):  # memory that nothing was written to holds anything
             related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)))
-        state = _state_of(related.chain, self.mesh, self.mean_axes)
+        state = _state_of(related.chain, self.mesh, self.mean_axes, is_number=whole.size == 1)
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
         if layout is not None:
             return State("right", layout)
@@ -342,7 +345,7 @@ def _divisors(size: int) -> list[int]:
     return sorted({*small, *(size // number for number in small)} & set(range(2, MAX_SEGMENTS + 1)))
 
 
-def _state_of(chain: Chain | None, mesh: Mesh, mean_axes: frozenset[str]) -> State:
+def _state_of(chain: Chain | None, mesh: Mesh, mean_axes: frozenset[str], *, is_number: bool) -> State:
     """Return what ranks have by a chain; the terms of a mean are right along axes that split the batch."""
     if chain is None:
         return State("none")
@@ -358,6 +361,8 @@ def _state_of(chain: Chain | None, mesh: Mesh, mean_axes: frozenset[str]) -> Sta
         is_mean = bool(axes) and not ops and math.isclose(factor, math.prod(map(mesh.axis_size, axes)), rel_tol=EXACT)
         if is_mean and mean_axes >= set(axes):
             return State("terms", layout, axes, op="avg")
+        if is_number and Fraction(factor).limit_denominator(MAX_RATIO) != Fraction(factor).limit_denominator(1 << 20):
+            return State("none")  # any number is some multiple of another
         moved: Moved = "order" if isinstance(only, Permuted) else "rank" if isinstance(only, Reassigned) else ""
         return State("other", layout, axes, factor, moved=moved)
     if ops:
