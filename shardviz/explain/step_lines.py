@@ -68,3 +68,64 @@ class BackwardLine(Cause):
     def is_of_micro_batches(self) -> bool:
         """Whether the number is that of the backward passes."""
         return self.count > 1 and abs(self.times - self.count) < 1e-6 * self.count
+
+
+class LeftOutOfReduction(Cause):
+    """The training loop reduces other gradients, and one never reaches the reduction.
+
+    Gradients are reduced in buckets, and the last bucket is not full when the loop ends. A list of parameters, a
+    condition or a name leaves one out. Each rank then steps with its own part of the gradient.
+
+    Attributes:
+        place: The line that reduces the others, as `train.py:41`.
+        axis: The axis over which it reduces them.
+    """
+
+    place: str
+    axis: str
+    kinds = ("unreduced-gradient",)
+    why = "{place} reduces other gradients over {axis}. The step never passes this gradient to it"
+    how = "pass every gradient to {place}, the last bucket too, and those that a condition or a list leaves out"
+
+
+class NarrowReduction(Cause):
+    """The training loop reduces a gradient over some ranks, and not over another axis that needs it.
+
+    A reduction over the data-parallel group leaves out the axis that splits the sequence, or the reverse. The gradient
+    is then equal along one axis and differs along the other.
+
+    Attributes:
+        place: The line that reduces it, as `train.py:41`.
+        function: What it calls.
+        ranks: The ranks that it reduces over, of the first rank's group.
+        axis: The axis over which a reduction is missing.
+    """
+
+    place: str
+    function: str
+    ranks: tuple[int, ...]
+    axis: str
+    kinds = ("unreduced-gradient",)
+    why = "{function} in {place} runs over {ranks:ranks} and leaves {axis} out"
+    how = "reduce over {axis} in {place}, too, by a group that joins both axes or by a second reduction"
+
+
+class LocalWeight(Cause):
+    """A module takes its part of a DTensor weight and doesn't say that gradients are terms of a sum.
+
+    `to_local()` without `grad_placements` labels the gradient with the weight's placements. If each rank uses a
+    replicated weight for its own rows or tokens, its gradient is one term of a sum, and the label says it is the whole.
+
+    Attributes:
+        place: The line, as `norm.py:20`.
+        axis: The axis over which the sum is missing.
+    """
+
+    place: str
+    axis: str
+    kinds = ("unreduced-gradient",)
+    why = (
+        "to_local() in {place} has no grad_placements. Its backward takes each rank's gradient for the whole, and "
+        "nothing sums it over {axis}"
+    )
+    how = "in {place}, call to_local(grad_placements=[Partial()]), with Partial() for {axis}"

@@ -11,6 +11,9 @@ from shardviz.dump.records.base import Count, Record, Shape
 STEP = "step()"
 """What stands for a module's name if the lines are those of the step around the model."""
 
+TO_LOCAL = "to_local of a weight"
+"""The function of a call in which a step takes this rank's part of a weight and names no placements of its gradient."""
+
 
 def of_value(module: str, number: int, *, gradient: bool = False) -> str:
     """Return the name under which a value of a module's lines stands; with its colon it is a point of the trace."""

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from shardviz.dump.records.lines import TO_LOCAL
 from shardviz.live.capture.locals import of_tensor, unwrapped
 from shardviz.live.compat import class_name, clean_name, is_compiled, ranks_of_operator, replaced, version_of
 from shardviz.live.lines.frames import frames_of
@@ -174,7 +176,8 @@ class StepRecorder(Recorder):
                 return function(*args, **kwargs)
             self._is_on = True
             try:
-                with replaced(nn.Module, "__call__", self._opaque(nn.Module.__call__)), collecting(self):
+                opaque = replaced(nn.Module, "__call__", self._opaque(nn.Module.__call__))
+                with opaque, replaced(DTensor, "to_local", self._to_local(DTensor.to_local)), collecting(self):
                     returned = function(*args, **kwargs)
             finally:
                 self._is_on = False
@@ -189,7 +192,7 @@ class StepRecorder(Recorder):
             probe: The probe. Without a loss of its own the unsharded model gets the one that it is compared by.
         """
         functions = {name: getattr(probe, name) for name in ("loss", "step") if hasattr(probe, name)}
-        if self.keeps_all:
+        if self.keeps_all or not functions:
             functions["loss"] = lambda model, batch: loss_of(probe, model, _as_batch(batch))
             functions.pop("step", None)
         return SimpleNamespace(**{**vars(probe), **{name: self._returning(run) for name, run in functions.items()}})
@@ -205,6 +208,22 @@ class StepRecorder(Recorder):
             return loss
 
         return run
+
+    def _to_local(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `DTensor.to_local` that keeps the line which takes a weight's part, in the model's forward too."""
+
+        @wraps(original)
+        def to_local(tensor: DTensor, **kwargs: Any) -> Any:
+            returned = original(tensor, **kwargs)
+            if kwargs.get("grad_placements") is None and torch.is_grad_enabled() and not self.is_in_backward:
+                frames, own = frames_of(None)  # none if shardviz looks at a tensor
+                with self.quiet():
+                    number = self.number(tensor) if frames else 0
+                if frames and self.values[number].origin.startswith("weight"):
+                    self.events.append(Event(0, TO_LOCAL, (frames, own), (number,), ()))
+            return returned
+
+        return to_local
 
     def _opaque(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return `Module.__call__` with the model's modules as one call each."""

@@ -18,6 +18,8 @@ from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.faults import fault_of
 from shardviz.check.step.lines.states import States
+from shardviz.check.step.lines.unreduced import unreduced_fault
+from shardviz.explain.sums import GradientNotReduced
 from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import SINGLE
 
@@ -75,6 +77,8 @@ class Around:
         """Return the line at which the results of a finding go wrong; None if it isn't one line for all of them."""
         results = results_of(finding)[:MAX_RESULTS] if finding.tensor != "loss" else ()
         faults = [self._fault(result) for result in results] or [self._of_result(finding.tensor)]
+        if isinstance(finding.explanation, GradientNotReduced) and not any(faults):
+            faults = [unreduced_fault(self.lines, self.states, finding.explanation, result.name) for result in results]
         known = [fault for fault in faults if fault is not None]
         is_one = len({(fault.line, fault.way) for fault in known}) == 1 and len(known) == len(faults)
         return known[0] if is_one and known[0].way != "between" else None
@@ -136,10 +140,15 @@ class Around:
         return self._backward_of(final)
 
     def _written_by(self, call: Call, before: float, held: State, times: float) -> Fault | None:
-        """Return the fault of a call that writes into a gradient; None if anything else that it reads is not known."""
+        """Return the fault of a call that writes into a gradient; None if anything else that it reads is not known.
+
+        What is copied into a gradient may be wrong itself.
+        """
         memories = {self.lines.memory(made) for made in call.outputs}
-        if held.kind == "unknown" or any(self.lines.memory(given) not in memories for given in call.inputs):
-            return None
+        others = [given for given in call.inputs if self.lines.memory(given) not in memories]
+        if held.kind == "unknown" or others:
+            is_copied = call.first.function == "copy_" and call.whole is not None and len(others) == 1
+            return fault_of(self.lines, self.states, others[0]) if is_copied else None
         ranks = call.first.ranks if call.first.is_collective else ()
         fault = fault_at("kept gradient", call, "", held, ranks=ranks)
         return replace(fault, times=times, times_before=before)

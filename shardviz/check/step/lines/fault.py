@@ -25,6 +25,9 @@ Way = Literal[
     "foreign",
     "kept gradient",
     "backward",
+    "left out",
+    "narrow reduction",
+    "local weight",
 ]
 
 
@@ -41,6 +44,8 @@ class Fault:
             `exchange gradient`, its backward does not reverse what its forward exchanges;
             `kept gradient`, it writes something else into a gradient after the backward;
             `backward`, it runs backward on a number that is not the loss;
+            `left out`, it reduces other gradients; `narrow reduction`, it reduces a gradient over other ranks alone;
+            `local weight`, it takes a weight's part and names no placements of its gradient;
             `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that.
         line: The line.
         function: What it calls.

@@ -40,7 +40,7 @@ from shardviz.explain.modules import (
     UngatheredInput,
 )
 from shardviz.explain.step import UnexplainedForward
-from shardviz.explain.step_lines import BackwardLine, GradientLine
+from shardviz.explain.step_lines import BackwardLine, GradientLine, LeftOutOfReduction, LocalWeight, NarrowReduction
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -61,6 +61,13 @@ GUESSES = (UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss)
 
 MEANS = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "mean")
 """Functions that take a mean over rows."""
+
+NOT_REDUCED = {
+    "left out": "reduces other gradients over {axis} and never gets this gradient",
+    "narrow reduction": "reduces the gradient{over}, and nothing reduces it over {axis}",
+    "local weight": "takes this rank's part of the weight without grad_placements",
+}
+"""What a line does that leaves a gradient unreduced."""
 
 PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm")
 """Functions by which rows meet a weight."""
@@ -134,7 +141,11 @@ def with_line_around(finding: Finding, fault: Fault) -> Finding:
         finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details), line=place_of(fault.line)
     )
     is_mean_of_part = isinstance(finding.explanation, UnexplainedLoss) and fault.function in MEANS
-    if len(finding.explanation.ways) == 1 and not isinstance(finding.explanation, GUESSES):
+    if (
+        fault.way not in NOT_REDUCED
+        and len(finding.explanation.ways) == 1
+        and not isinstance(finding.explanation, GUESSES)
+    ):
         return placed
     cause = MeanOfMeans() if is_mean_of_part and fault.way == "result" else cause_of(fault)
     return replace(placed, kind=finding.kind if finding.kind in cause.kinds else cause.kinds[0]).because(cause)
@@ -182,6 +193,9 @@ def sentence_of(fault: Fault) -> str:
         return f"{_at(line)}{_called(fault)} runs on {losses}{fault.times:.5g} times the unsharded model's loss"
     if fault.way == "kept gradient":
         return _of_kept_gradient(fault)
+    if fault.way in NOT_REDUCED:
+        over = f" over {named_ranks(fault.ranks)}" if fault.way == "narrow reduction" else ""
+        return f"{_at(line)}{_called(fault)} {NOT_REDUCED[fault.way].format(axis=fault.axis, over=over)}"
     if fault.way == "between" and before is not None:
         return f"it goes wrong between {_at(before)} and {_at(line, before)}"
     if fault.way == "unsummed" and before is not None:
@@ -242,6 +256,12 @@ def cause_of(fault: Fault) -> Cause:
     place = place_of(fault.line)
     if fault.way == "kept gradient":
         return GradientLine(place, fault.function, fault.ranks, fault.times, fault.times_before)
+    if fault.way == "left out":
+        return LeftOutOfReduction(place, fault.axis)
+    if fault.way == "narrow reduction":
+        return NarrowReduction(place, fault.function, fault.ranks, fault.axis)
+    if fault.way == "local weight":
+        return LocalWeight(place, fault.axis)
     if fault.way == "backward":
         return BackwardLine(place, fault.times, fault.count)
     if fault.way == "unsummed" and fault.before is not None:
