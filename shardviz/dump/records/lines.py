@@ -49,6 +49,8 @@ class LineRecord(Record, frozen=True):
         ranks: The ranks of the collective that it is or makes; empty if there is none.
         is_collective: Whether the call is itself a collective, and not one that makes some.
         numbers: The numbers among its arguments, those of slices too: they differ if a rank counts from its own.
+        since: The line of the same function that begins to compute the numbers which the line of `own` reads; None if
+            that is the line itself.
     """
 
     call: Count
@@ -60,6 +62,7 @@ class LineRecord(Record, frozen=True):
     ranks: tuple[Count, ...] = ()
     is_collective: bool = False
     numbers: str = ""
+    since: FrameRecord | None = None
 
 
 class ValueRecord(Record, frozen=True):

@@ -49,7 +49,7 @@ MAX_ARGUMENTS = 32
 UNSEEN = ("wait_tensor", "_wrap_tensor_autograd", "grad", "register_hook")
 """Functions that compute nothing, or wait for what is computed."""
 
-Frames = tuple[tuple[FrameRecord, ...], int]
+Frames = tuple[tuple[FrameRecord, ...], int, FrameRecord | None]
 
 
 @dataclass
@@ -99,7 +99,8 @@ class Event:
     def record(self) -> LineRecord:
         """Return it as it stands in a dump."""
         sides = self.inputs, self.outputs, self.ranks
-        return LineRecord(self.call, self.function, *self.frames, *sides, self.is_collective, self.numbers)
+        frames, own, since = self.frames
+        return LineRecord(self.call, self.function, frames, own, *sides, self.is_collective, self.numbers, since)
 
 
 @dataclass
@@ -200,10 +201,10 @@ class Recorder:
         ranks = next((ranks for ranks, _ in self._made), ())
         self._made.clear()
         if any(number >= before for number in outputs):
-            frames, module_frame = frames_of(self.module)
+            frames = frames_of(self.module)
             sides = inputs, outputs, ranks, _is_collective(function, ranks), _numbers_in(call_inputs)
-            if frames or self.keeps_all:
-                self.events.append(Event(len(self.returned), function, (frames, module_frame), *sides))
+            if frames[0] or self.keeps_all:
+                self.events.append(Event(len(self.returned), function, frames, *sides))
                 self._writers.update((storage_of(tensor), self.events[-1]) for tensor in written)
 
     def check(self, func: Any, args: tuple[Any, ...]) -> None:

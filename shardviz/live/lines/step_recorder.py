@@ -109,9 +109,9 @@ class StepRecorder(Recorder):
         """Record a call; after a backward, gradients are what that has made of them."""
         super().noted(function, inputs, *args, **kwargs)
         if function == "backward":
-            frames, own = frames_of(None)
-            if frames:
-                self.events.append(Event(0, function, (frames, own), inputs, ()))
+            frames = frames_of(None)
+            if frames[0]:
+                self.events.append(Event(0, function, frames, inputs, ()))
             self._writers.clear()
             self.meet_gradients()
 
@@ -216,11 +216,11 @@ class StepRecorder(Recorder):
         def to_local(tensor: DTensor, **kwargs: Any) -> Any:
             returned = original(tensor, **kwargs)
             if kwargs.get("grad_placements") is None and torch.is_grad_enabled() and not self.is_in_backward:
-                frames, own = frames_of(None)  # none if shardviz looks at a tensor
+                frames = frames_of(None)  # none if shardviz looks at a tensor
                 with self.quiet():
-                    number = self.number(tensor) if frames else 0
-                if frames and self.values[number].origin.startswith("weight"):
-                    self.events.append(Event(0, TO_LOCAL, (frames, own), (number,), ()))
+                    number = self.number(tensor) if frames[0] else 0
+                if frames[0] and self.values[number].origin.startswith("weight"):
+                    self.events.append(Event(0, TO_LOCAL, frames, (number,), ()))
             return returned
 
         return to_local

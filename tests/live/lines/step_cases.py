@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 
@@ -414,6 +414,120 @@ def optimizer(model, mesh):
     return Centered(model.parameters(), lr=0.1)
 """
 
+BUCKETS = """
+AXES = BATCH_AXES = ("dp",)
+
+
+def build():
+    return nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 6))
+
+
+def parallelize(model, mesh):
+    pass
+
+
+def batch():
+    return torch.randn(8, 8), torch.randn(8, 6)
+
+
+def loss(model, batch):
+    x, target = batch
+    return (model(x) - target).square().mean()
+
+
+@torch.no_grad()
+def reduce(grads, group):
+    flat = torch._utils._flatten_dense_tensors(grads)
+    dist.all_reduce(flat, group=group)
+    for grad, part in zip(grads, torch._utils._unflatten_dense_tensors(flat, grads)):
+        grad.copy_(part / dist.get_world_size(group))
+
+
+def step(model, batch, mesh):
+    value = loss(model, batch)
+    value.backward()
+    pairs, waiting = mesh.get_group("dp"), []
+    for p in model.parameters():
+        waiting.append(p.grad)
+        if len(waiting) == 3:
+            reduce(waiting, pairs)
+            waiting = []
+    if waiting:
+        reduce(waiting, pairs)
+    return value
+"""
+
+TWO_AXES = """
+AXES = BATCH_AXES = ("replica", "dp")
+
+
+def build():
+    return nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 6))
+
+
+def parallelize(model, mesh):
+    pass
+
+
+def batch():
+    return torch.randn(8, 8), torch.randn(8, 6)
+
+
+def loss(model, batch):
+    x, target = batch
+    return (model(x) - target).square().mean()
+
+
+def step(model, batch, mesh):
+    value = loss(model, batch)
+    value.backward()
+    for p in model.parameters():
+        for axis in AXES:
+            dist.all_reduce(p.grad, group=mesh.get_group(axis))
+        p.grad.div_(mesh.size())
+    return value
+"""
+
+SCALED = """
+AXES = ("tp",)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.mesh = nn.Parameter(torch.rand(12)), None
+
+    def forward(self, x):
+        if self.mesh is None:
+            return x * self.scale
+        x = DTensor.from_local(x, self.mesh, [Replicate()]).redistribute(placements=[Shard(0)]).to_local()
+        x = x * self.scale.to_local(grad_placements=[Partial()])
+        return DTensor.from_local(x, self.mesh, [Shard(0)]).full_tensor()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.scaled, self.last = nn.Linear(8, 12), Scaled(), nn.Linear(12, 6)
+
+    def forward(self, x):
+        return self.last(self.scaled(self.first(x)).tanh())
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    scaled = model.scaled
+    scaled.mesh = mesh["tp"]
+    scaled.scale = nn.Parameter(distribute_tensor(scaled.scale.detach(), mesh["tp"], [Replicate()]))
+
+
+def batch():
+    return torch.randn(8, 8)
+"""
+
 
 def _case(name: str, program: str, right: str, wrong: str, line: str, mesh: str = "2") -> Case:
     return Case(name, program, ((right, wrong),), line, mesh, head=HEAD)
@@ -505,6 +619,28 @@ STEP_CASES = (
         "    unscale(model)\n",
         "",
         "(value * SCALE).backward()",
+    ),
+    _case(
+        "step: last bucket left",
+        BUCKETS,
+        "    if waiting:\n        reduce(waiting, pairs)\n",
+        "",
+        "dist.all_reduce(flat, group=group)",
+    ),
+    _case(
+        "step: one axis of two",
+        TWO_AXES,
+        "        for axis in AXES:\n            dist.all_reduce(p.grad, group=mesh.get_group(axis))\n",
+        '        dist.all_reduce(p.grad, group=mesh.get_group("dp"))\n',
+        'dist.all_reduce(p.grad, group=mesh.get_group("dp"))',
+        mesh="2,2",
+    ),
+    _case(
+        "model: a weight's part without placements",
+        SCALED,
+        "self.scale.to_local(grad_placements=[Partial()])",
+        "self.scale.to_local()",
+        "x = x * self.scale.to_local()",
     ),
     _case(
         "optimizer: norm of shards",

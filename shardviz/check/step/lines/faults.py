@@ -18,6 +18,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault
+from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
@@ -130,8 +131,18 @@ class _Forward:
             return False
         is_moved = self.lines.is_step and call.whole is not None and call.first.function in MOVES  # labels, shifted
         is_index = bool(call.inputs) and self.states.is_index(value) and not any(map(self.is_bad, call.inputs))
-        is_index = is_index and not is_moved
+        is_index = (is_index and not is_moved) or self._is_micro_batch(call)
         return call.counts_by_rank or is_index or any(map(self._note_own, call.inputs))
+
+    def _is_micro_batch(self, call: Call) -> bool:
+        """Whether a step takes parts of its batch one after the other: each has other rows than the whole's part."""
+        if not self.lines.is_step or call.first.function not in SELECTS or not call.inputs:
+            return False
+        readers = self.lines.readers(call.inputs[0])
+        alike = [
+            reader for reader in readers if (reader.place, reader.first.function) == (call.place, call.first.function)
+        ]
+        return len(call.outputs) > 1 or len(alike) > 1
 
     def is_bad(self, value: Value) -> bool:
         """Whether a tensor is wrong for certain."""
@@ -160,7 +171,11 @@ class _Forward:
         if len(places) > 1:
             first, *_, last = places.values()
             is_own = not any(one.first.is_collective for one in (call, *through))
-            return Fault("between", last.line, last.first.function, "", "", first.line, is_own=is_own)
+            begins = [
+                one.first.since or one.line for one in (call, *through) if one.line.function == first.line.function
+            ]
+            begin = min(begins, key=lambda line: line.line)
+            return Fault("between", last.line, last.first.function, "", "", begin, is_own=is_own)
         state, terms = self.states.forward(value), [one for one in inputs if self.states.forward(one).kind == "terms"]
         if call.first.ranks and call.first.is_collective:
             inner = self.states.forward(inputs[0]) if inputs else None

@@ -189,8 +189,9 @@ def sentence_of(fault: Fault) -> str:
     """Say what is wrong at a line, with each rank's values there and the line before."""
     line, before = fault.line, fault.before
     if fault.way == "backward":
+        mean = ", in the mean over ranks" if fault.times < 1 else ""
         losses = f"{fault.count} losses that add up to " if fault.count > 1 else ""
-        return f"{_at(line)}{_called(fault)} runs on {losses}{fault.times:.5g} times the unsharded model's loss"
+        return f"{_at(line)}{_called(fault)} runs on {losses}{fault.times:.5g} times the unsharded model's loss{mean}"
     if fault.way == "kept gradient":
         return _of_kept_gradient(fault)
     if fault.way in NOT_REDUCED:
