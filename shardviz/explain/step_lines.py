@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from shardviz.explain.cause import Cause
+from shardviz.relate.tolerance import SINGLE
 
 
 class GradientLine(Cause):
@@ -67,7 +70,7 @@ class BackwardLine(Cause):
     @property
     def is_of_micro_batches(self) -> bool:
         """Whether the number is that of the backward passes."""
-        return self.count > 1 and abs(self.times - self.count) < 1e-6 * self.count
+        return self.count > 1 and math.isclose(self.times, self.count, rel_tol=SINGLE)
 
 
 class LeftOutOfReduction(Cause):

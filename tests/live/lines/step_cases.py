@@ -579,7 +579,7 @@ STEP_CASES = (
         "    dist.all_gather(parts, right.detach().contiguous(), group=group)\n"
         "    parts[dist.get_rank(group)] = right\n"
         "    everyone = torch.cat(parts)\n",
-        "",
+        "dist.all_gather(parts, right.detach().contiguous(), group=group)",
     ),
     _case(
         "step: no average",

@@ -39,7 +39,7 @@ from shardviz.explain.modules import (
     UnexplainedModuleBackward,
     UngatheredInput,
 )
-from shardviz.explain.step import UnexplainedForward
+from shardviz.explain.step import UnexplainedBackward, UnexplainedForward
 from shardviz.explain.step_lines import BackwardLine, GradientLine, LeftOutOfReduction, LocalWeight, NarrowReduction
 from shardviz.text import named_ranks
 
@@ -103,7 +103,9 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
         elif around is not None and module == STEP and (fault_around := around.fault_of(outcome)) is not None:
             yield with_line_around(outcome, fault_around)
         else:
-            yield outcome
+            cause = outcome.explanation
+            place = cause.place if isinstance(cause, UnexplainedBackward) and cause.moved else ""
+            yield replace(outcome, line=outcome.line or place)
     yield from _not_read(dump) if lines is None and around is None else ()
 
 
