@@ -23,7 +23,7 @@ from shardviz.live.capture.rounded_copies import rounded_copies
 from shardviz.live.capture.sends import Sends
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.dumping import made_folder
-from shardviz.live.lines.rerun import module_asked_for
+from shardviz.live.lines.rerun import modules_asked_for
 from shardviz.live.noting import load_file, noting
 from shardviz.live.step.probe_step import ProbeStep
 from shardviz.live.step.sequence import add_sequence, sequence_dims
@@ -88,9 +88,10 @@ def _run(world: World, job: ProbeJob) -> bool:
         write_run(job.folder, record)
     write_rank(job.folder, capture.record(), capture.dense)
     if job.question and run.again is not None:
-        module = module_asked_for(job.question, job.folder, world.rank)
-        if module is not None:
+        modules = modules_asked_for(job.question, job.folder, world.rank)
+        for module in modules:
             run.again.add_lines(capture, module)
+        if modules:
             write_rank(job.folder, capture.record(), capture.dense)
     return writes_run
 
@@ -177,13 +178,13 @@ class ProbeOnRank:
             raise ProbeError(f"probe {self.job.name}: {self.job.build}() returned {kind}", "return a torch.nn.Module")
         return model
 
-    def parallelized(self, model: nn.Module) -> nn.Module:
-        """Shard a model as the probe does."""
-        returned = self.probe.parallelize(model, self.device_mesh)
+    def parallelized(self, model: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
+        """Shard a model as the probe does, on the probe's mesh or on another one."""
+        returned = self.probe.parallelize(model, mesh or self.device_mesh)
         return model if returned is None else returned
 
-    def initialized(self, model: nn.Module) -> nn.Module:
+    def initialized(self, model: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
         """Let a probe fill a model that it shards before it has values; stamped weights are left as they are."""
         if hasattr(self.probe, "initialize"):
-            self.probe.initialize(model, self.device_mesh)
+            self.probe.initialize(model, mesh or self.device_mesh)
         return model

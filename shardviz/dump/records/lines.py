@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from shardviz.dump.records.base import Count, Record, Shape
 
+STEP = "step()"
+"""What stands for a module's name if the lines are those of the step around the model."""
+
+TO_LOCAL = "to_local of a weight"
+"""The function of a call in which a step takes this rank's part of a weight and names no placements of its gradient."""
+
 
 def of_value(module: str, number: int, *, gradient: bool = False) -> str:
     """Return the name of a value in a module's lines; its colon makes it a trace point."""
@@ -43,6 +49,8 @@ class LineRecord(Record, frozen=True):
         ranks: The ranks of the collective that it is or makes; empty if there is none.
         is_collective: Whether the call is itself a collective, and not one that makes some.
         numbers: The numbers among its arguments, those of slices too: they differ if a rank counts from its own.
+        since: The line of the same function that begins to compute the numbers which the line of `own` reads; None if
+            that is the line itself.
     """
 
     call: Count
@@ -54,6 +62,7 @@ class LineRecord(Record, frozen=True):
     ranks: tuple[Count, ...] = ()
     is_collective: bool = False
     numbers: str = ""
+    since: FrameRecord | None = None
 
 
 class ValueRecord(Record, frozen=True):
@@ -67,6 +76,7 @@ class ValueRecord(Record, frozen=True):
         placements: Of a DTensor, as torch writes them.
         left_out: Whether its values were not kept, because too many were kept before or it has too many.
         has_gradient: Whether a gradient came back.
+        memory: Which memory it stands in, with its shape; 0 if that is not known. Counted only in a whole step.
     """
 
     number: Count
@@ -76,13 +86,14 @@ class ValueRecord(Record, frozen=True):
     placements: str = ""
     left_out: bool = False
     has_gradient: bool = False
+    memory: Count = 0
 
 
 class LinesRecord(Record, frozen=True):
     """The calls that a rank recorded inside one module.
 
     Attributes:
-        module: The module; empty for the model itself.
+        module: The module; empty for the model itself, `STEP` for the step around it.
         lines: Its calls, in order.
         values: Their tensors.
         returned: The numbers of the tensors that each call of the module returned.
@@ -90,6 +101,8 @@ class LinesRecord(Record, frozen=True):
         why: Why the step could not be run again; empty if it could.
         asked: The module that was asked for: one of torch's own has no lines of the user's, so the one around it is
             taken.
+        results: Of the step around the model: what it leaves, with the number of the tensor: `loss`, `gradient NAME`,
+            and after the optimizer `stepped gradient NAME` and `stepped NAME`.
     """
 
     module: str
@@ -99,3 +112,4 @@ class LinesRecord(Record, frozen=True):
     is_unsharded: bool = False
     why: str = ""
     asked: str = ""
+    results: tuple[tuple[str, Count], ...] = ()

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from shardviz.dump.records.lines import FrameRecord
+from shardviz.live.lines.numbers import first_line_of_numbers
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -28,14 +29,17 @@ MOST_SOURCE = 200
 """Characters of a source line that are kept."""
 
 
-def frames_of(module: nn.Module) -> tuple[tuple[FrameRecord, ...], int]:
+def frames_of(module: nn.Module | None) -> tuple[tuple[FrameRecord, ...], int, FrameRecord | None]:
     """Return the user's frames of the running call, from a module's call inwards, and which is a module's own.
+
+    Last comes the line at which the numbers begin to be computed that this one's line reads, if that is another line.
 
     If torch's own modules make the call, without any line of the user's inside of the module, theirs counts. There are
     no frames if a hook of shardviz's makes it.
 
     Args:
-        module: The module that is being recorded.
+        module: The module that is being recorded; None for a step, whose innermost frame outside of an
+            `autograd.Function` is its own.
     """
     users: list[tuple[FrameType, bool]] = []
     torchs: list[tuple[FrameType, bool]] = []
@@ -44,15 +48,19 @@ def frames_of(module: nn.Module) -> tuple[tuple[FrameRecord, ...], int]:
         owner = _module_of(frame)
         kind = _kind(frame.f_code)
         if kind == "ours" and not users:
-            return (), 0
+            return (), 0, None
+        if kind == "ours" and module is None:
+            break
         if kind in ("user", "torch"):
-            (users if kind == "user" else torchs).append((frame, owner is not None))
-        if owner is module and frame.f_code.co_name == "_call_impl":
+            is_own = owner is not None if module is not None else frame.f_code.co_varnames[:1] != ("ctx",)
+            (users if kind == "user" else torchs).append((frame, is_own))
+        if owner is module and owner is not None and frame.f_code.co_name == "_call_impl":
             break
         frame = frame.f_back
     frames = (users or torchs[:1])[:MOST_FRAMES]
     at = next((at for at, (_, is_own) in enumerate(frames) if is_own), len(frames) - 1)
-    return tuple(_record(frame) for frame, _ in reversed(frames)), max(len(frames) - 1 - at, 0)
+    since = _since(frames[at][0]) if frames else None
+    return tuple(_record(frame) for frame, _ in reversed(frames)), max(len(frames) - 1 - at, 0), since
 
 
 def user_line() -> FrameRecord | None:
@@ -85,8 +93,13 @@ def _kind(code: CodeType) -> str:
     return "" if is_library or file.startswith(HERE) else "user"
 
 
-def _record(frame: FrameType) -> FrameRecord:
-    file, line = frame.f_code.co_filename, frame.f_lineno
+def _since(frame: FrameType) -> FrameRecord | None:
+    line = first_line_of_numbers(frame)
+    return None if line == frame.f_lineno else _record(frame, line)
+
+
+def _record(frame: FrameType, line: int = 0) -> FrameRecord:
+    file, line = frame.f_code.co_filename, line or frame.f_lineno
     source = linecache.getline(file, line, frame.f_globals).strip()
     return FrameRecord(_relative(file), line, frame.f_code.co_name, source[:MOST_SOURCE])
 

@@ -29,7 +29,7 @@ from shardviz.live.compat import (
     version_of,
 )
 from shardviz.live.lines.frames import frames_of
-from shardviz.live.step.comms import collective_name
+from shardviz.live.step.comms import collective_name, is_communication
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ MAX_ARGUMENTS = 32
 UNSEEN = ("wait_tensor", "_wrap_tensor_autograd", "grad", "register_hook")
 """Functions that compute nothing, or wait for what is computed."""
 
-Frames = tuple[tuple[FrameRecord, ...], int]
+Frames = tuple[tuple[FrameRecord, ...], int, FrameRecord | None]
 
 
 @dataclass
@@ -67,13 +67,15 @@ class Value:
     placements: str = ""
     needs_grad: bool = False
     again: Value | None = None
+    memory: int = 0
 
     def record(self) -> ValueRecord:
         """Return it without its numbers."""
         gradient = self.back is not None
         needs_grad = any(value.needs_grad and value.values is not None for value in (self, self.again) if value)
         left_out = self.values is None
-        return ValueRecord(self.number, self.shape, self.origin, needs_grad, self.placements, left_out, gradient)
+        sides = needs_grad, self.placements, left_out, gradient, self.memory
+        return ValueRecord(self.number, self.shape, self.origin, *sides)
 
     @property
     def back(self) -> torch.Tensor | None:
@@ -97,7 +99,8 @@ class Event:
     def record(self) -> LineRecord:
         """Return it as it stands in a dump."""
         sides = self.inputs, self.outputs, self.ranks
-        return LineRecord(self.call, self.function, *self.frames, *sides, self.is_collective, self.numbers)
+        frames, own, since = self.frames
+        return LineRecord(self.call, self.function, frames, own, *sides, self.is_collective, self.numbers, since)
 
 
 @dataclass
@@ -105,16 +108,18 @@ class Recorder:
     """What was recorded of a module.
 
     Attributes:
-        module: The module.
+        module: The module; None for a whole step.
         events: Its calls, in order.
         values: Their tensors, by number.
         returned: The numbers of the tensors that each call of the module returned.
+        keeps_all: Whether calls without a line of the user's are kept, too.
     """
 
-    module: nn.Module
+    module: nn.Module | None
     events: list[Event] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     returned: list[tuple[int, ...]] = field(default_factory=list)
+    keeps_all: bool = False
     _known: dict[int, Value] = field(default_factory=dict)
     _epochs: dict[int, int] = field(default_factory=dict)
     _waiting: dict[int, list[Value]] = field(default_factory=dict)
@@ -139,12 +144,17 @@ class Recorder:
         """Whether what runs now is part of a call that is recorded as one."""
         return self._depth > 0
 
+    @property
+    def is_in_backward(self) -> bool:
+        """Whether a backward pass is running."""
+        return in_backward()
+
     def number(self, tensor: torch.Tensor, origin: str = "") -> int:
         """Return a tensor's number, a new one if it was not seen before or was written into since."""
         self._complete(tensor)
         traced = self._known.get(id(tensor))
         if traced is None or not self._is_current(traced):
-            writer = self._writers.get(_storage(tensor)) if traced is not None else None
+            writer = self._writers.get(storage_of(tensor)) if traced is not None else None
             origin = origin or self._names.get(id(tensor), "") or ("elsewhere" if writer is None else "")
             traced = self._known[id(tensor)] = self._new(tensor, origin)
             if writer is not None and not origin:  # it wrote through a view of this tensor
@@ -154,7 +164,7 @@ class Recorder:
 
     def numbers(self, tensors: Any) -> tuple[int, ...]:
         """Return the numbers of the tensors in some arguments."""
-        return tuple(self.number(tensor) for tensor in _kept(tensors))
+        return tuple(self.number(tensor) for tensor in tensors_kept(tensors))
 
     def noted(
         self,
@@ -176,7 +186,7 @@ class Recorder:
             versions: The versions of the tensors in its arguments before it ran.
             wait: Whether values may come later: its collective is not waited for yet.
         """
-        arguments = _kept(call_inputs)
+        arguments = tensors_kept(call_inputs)
         by_collectives = {id(tensor) for _, tensors in self._made for tensor in tensors}
         written = [
             tensor
@@ -184,18 +194,21 @@ class Recorder:
             if version_of(tensor) != version or id(tensor) in by_collectives
         ]
         for tensor in written:
-            self._epochs[_storage(tensor)] = self._epochs.get(_storage(tensor), 0) + 1
+            self._epochs[storage_of(tensor)] = self._epochs.get(storage_of(tensor), 0) + 1
         before = len(self.values)
-        returned_tensors = _kept(returned, wait=False)
+        returned_tensors = tensors_kept(returned, wait=False)
         outputs = tuple(dict.fromkeys(self._output(tensor, wait=wait) for tensor in (*returned_tensors, *written)))
         ranks = next((ranks for ranks, _ in self._made), ())
         self._made.clear()
         if any(number >= before for number in outputs):
-            frames, module_frame = frames_of(self.module)
+            frames = frames_of(self.module)
             sides = inputs, outputs, ranks, _is_collective(function, ranks), _numbers_in(call_inputs)
-            if frames:
-                self.events.append(Event(len(self.returned), function, (frames, module_frame), *sides))
-                self._writers.update((_storage(tensor), self.events[-1]) for tensor in written)
+            if frames[0] or self.keeps_all:
+                self.events.append(Event(len(self.returned), function, frames, *sides))
+                self._writers.update((storage_of(tensor), self.events[-1]) for tensor in written)
+
+    def check(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Look at an operator that communicates before it runs."""
 
     def collective(self, func: Any, args: tuple[Any, ...]) -> None:
         """Note a collective that runs inside of a call: its ranks, and what it writes into."""
@@ -210,7 +223,7 @@ class Recorder:
         return traced.number
 
     def _new(self, tensor: torch.Tensor, origin: str, *, wait: bool = False) -> Value:
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         value = Value(len(self.values), tensor, version_of(tensor), self._epochs.get(storage, 0), origin)
         self.values.append(value)
         if wait:
@@ -221,7 +234,7 @@ class Recorder:
 
     def _complete(self, tensor: torch.Tensor) -> None:
         """Copy what collectives have written into a tensor's storage: whoever reads it has waited for them."""
-        for value in self._waiting.pop(_storage(tensor), ()):
+        for value in self._waiting.pop(storage_of(tensor), ()):
             self._copy(value)
 
     def _copy(self, value: Value) -> None:
@@ -236,7 +249,7 @@ class Recorder:
 
     def _is_current(self, value: Value) -> bool:
         tensor = value.tensor
-        return value.version == version_of(tensor) and value.epoch == self._epochs.get(_storage(tensor), 0)
+        return value.version == version_of(tensor) and value.epoch == self._epochs.get(storage_of(tensor), 0)
 
     def _follow(self, value: Value) -> None:
         """Keep the gradient that comes back to a tensor; not a weight's, which is compared after the step."""
@@ -258,10 +271,11 @@ class Recorder:
         """Begin a call of the module."""
         if in_backward():
             self._first, self.events = self.events, []
-        prefix = "weight", self.module.named_parameters()
-        for kind, tensors in (prefix, ("buffer", self.module.named_buffers())):
+        module = self.module
+        named_tensors = () if module is None else (module.named_parameters(), module.named_buffers())
+        for kind, tensors in zip(("weight", "buffer"), named_tensors, strict=False):
             self._names |= {id(tensor): f"{kind} {clean_name(name)}" for name, tensor in tensors}
-        for at, tensor in enumerate(_kept((inputs, named))):
+        for at, tensor in enumerate(tensors_kept((inputs, named))):
             self.number(tensor, f"input {at}")
 
     def end(self, output: Any) -> None:
@@ -298,7 +312,7 @@ class _Functions(TorchFunctionMode):
         name = _name(func)
         if self.recorder.is_inside or name in UNSEEN:
             return func(*args, **kwargs)
-        return _recorded(self.recorder, name, partial(func, *args, **kwargs), (args, kwargs))
+        return recorded(self.recorder, name, partial(func, *args, **kwargs), (args, kwargs))
 
 
 class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -310,18 +324,20 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator."""
+        if is_communication(func):
+            self.recorder.check(func, args)
         returned = func(*args, **(kwargs or {}))
         if collective_name(func):
             self.recorder.collective(func, args)
         return returned
 
 
-def _recorded(
+def recorded(
     recorder: Recorder, name: str, function: Callable[[], Any], call_inputs: Any, *, opaque: bool = True
 ) -> Any:
     """Run a function and record it; what it calls is part of it if it is opaque."""
     with recorder.quiet():
-        tensors = _kept(call_inputs)
+        tensors = tensors_kept(call_inputs)
         inputs = recorder.numbers(tensors)
         versions = [version_of(tensor) for tensor in tensors]
         recorder._made.clear()
@@ -352,7 +368,7 @@ def recording(model: nn.Module, name: str) -> Iterator[Recorder]:
     modes_on: list[bool] = []
 
     def enter() -> None:
-        modes.enter_context(_collecting(recorder))
+        modes.enter_context(collecting(recorder))
         modes_on.append(True)
         modes.callback(modes_on.clear)
 
@@ -376,7 +392,7 @@ def recording(model: nn.Module, name: str) -> Iterator[Recorder]:
             modes.close()
             output = compiled(*args, **kwargs)
             enter()
-            return _recorded(recorder, name, lambda: output, (args, kwargs))
+            return recorded(recorder, name, lambda: output, (args, kwargs))
 
         return call
 
@@ -391,7 +407,7 @@ def recording(model: nn.Module, name: str) -> Iterator[Recorder]:
 
 
 @contextmanager
-def _collecting(recorder: Recorder) -> Iterator[None]:
+def collecting(recorder: Recorder) -> Iterator[None]:
     """Let a recorder see torch's functions, collectives and `autograd.Function`s."""
     function = torch.autograd.Function
     original = vars(function)["apply"]
@@ -401,7 +417,7 @@ def _collecting(recorder: Recorder) -> Iterator[None]:
         if recorder.is_inside:
             return run()
         is_torchs = cls.__module__.startswith("torch.distributed")
-        return _recorded(recorder, cls.__name__, run, (args, kwargs), opaque=is_torchs)
+        return recorded(recorder, cls.__name__, run, (args, kwargs), opaque=is_torchs)
 
     with replaced(function, "apply", classmethod(apply)), _Collectives(recorder), _Functions(recorder):
         yield
@@ -437,7 +453,7 @@ def _is_collective(name: str, ranks: Sequence[int]) -> bool:
     return name.startswith(("all_gather", "all_reduce", "all_to_all", "reduce_scatter"))
 
 
-def _kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
+def tensors_kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
     """Return the tensors in some arguments that can be kept; functional collectives among them are waited for."""
     tensors_kept = []
     for tensor in tensors_in(tensors):
@@ -450,7 +466,8 @@ def _kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
     return tensors_kept
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return where the storage of this rank's part of a tensor begins; the tensor's identity if it has no memory."""
     local = of_tensor("", "activation", tensor).values
     if hasattr(local, "trigger_wait"):  # a DTensor's own part may be waited for, too
         local = local.elem  # type: ignore[attr-defined]

@@ -1,20 +1,24 @@
-"""Run the step again for the lines of one module, if the judge asks for them after the step."""
+"""Run the step again for lines, of one module or around the model, if the judge asks for them after the step."""
 
 from __future__ import annotations
 
 import importlib
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shardviz.dump.records.lines import LinesRecord, of_value
-from shardviz.live.capture.agreement import of_all_ranks
+from msgspec import structs
+
+from shardviz.dump.records.lines import STEP, LinesRecord, of_value
+from shardviz.live.capture.agreement import attempted, of_all_ranks
 from shardviz.live.capture.locals import Local
 from shardviz.live.lines.recorder import recording
+from shardviz.live.lines.step_recorder import StepRecorder, is_recordable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+    from types import ModuleType
 
     from torch import nn
 
@@ -24,40 +28,98 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Side:
+    """One way to run the step once more.
+
+    Attributes:
+        build: Builds the model, shards it if it is sharded, and puts it into the step's mode.
+        step: Steps it with a probe's functions, and returns why it cannot.
+        update: Lets the probe's optimizer step it, and returns why it cannot; None without an optimizer.
+    """
+
+    build: Callable[[], nn.Module]
+    step: Callable[[nn.Module, Any], str]
+    update: Callable[[nn.Module, StepRecorder], str] | None = None
+
+
+@dataclass(frozen=True)
 class Again:
     """The step, to be run once more as it ran.
 
     Attributes:
-        sharded: Builds and shards the model and puts it into the step's mode.
-        step: Steps it, and returns why it cannot.
-        unsharded: Builds the unsharded model in that mode.
-        step_unsharded: Steps that.
-        with_gradients: Whether both steps have the same loss.
+        probe: The probe.
+        sharded: The sharded step.
+        unsharded: The unsharded model's.
+        alone: The probe's own step on a mesh of this rank alone: it runs the sharded step's lines on whole tensors.
+        with_gradients: Whether the first two have the same loss.
+        is_of_parts: Whether the unsharded model is stepped on parts of the batch, one after the other.
     """
 
-    sharded: Callable[[], nn.Module]
-    step: Callable[[nn.Module], str]
-    unsharded: Callable[[], nn.Module]
-    step_unsharded: Callable[[nn.Module], object]
+    probe: ModuleType
+    sharded: Side
+    unsharded: Side
+    alone: Side
     with_gradients: bool = True
+    is_of_parts: bool = False
 
     def add_lines(self, capture: Capture, module: str) -> None:
-        """Record the calls inside of a module. Every rank calls this.
+        """Record the calls inside of a module, or around the model. Every rank calls this."""
+        if module == STEP:
+            _, why = attempted(lambda: self._add_step(capture), "lines around the model")
+            if why:
+                capture.lines = [lines for lines in capture.lines if lines.module != STEP]
+        elif not self.is_of_parts:
+            self._add_module(capture, module)
+
+    def _add_step(self, capture: Capture) -> None:
+        """Record the calls of the loss, of the step and of the optimizer."""
+        if self.is_of_parts or not self.with_gradients:
+            return
+        sharded, why = self._recorded(self.sharded)
+        whole, failed = self._recorded(self.unsharded, is_unsharded=True)
+        if sharded is None or whole is None or failed:
+            return
+        alone, failed = attempted(lambda: self._recorded(self.alone, is_alone=True), "lines of one rank")
+        if alone is not None and alone[0] is not None and not alone[1] and alone[0].equals(whole):
+            whole = alone[0]
+        for recorder, is_unsharded in ((sharded, False), (whole, True)):
+            if capture.rank == 0 or not is_unsharded:
+                _add_values(capture, STEP, recorder, "reference" if is_unsharded else "step")
+                reason = "" if is_unsharded else why
+                record = _record(STEP, STEP, recorder, is_unsharded=is_unsharded, why=reason)
+                capture.lines.append(structs.replace(record, results=tuple(recorder.results.items())))
+
+    def _recorded(
+        self, side: Side, *, is_unsharded: bool = False, is_alone: bool = False
+    ) -> tuple[StepRecorder | None, str]:
+        """Run a step and record it; return why it could not be run to its end."""
+        model = side.build()
+        if not is_recordable(model):
+            return None, ""
+        recorder = StepRecorder(model, is_unsharded=is_unsharded, is_alone=is_alone)
+        why = side.step(model, recorder.probe(self.probe))
+        recorder.end_backward()
+        if side.update is not None and not why:
+            why = side.update(model, recorder)
+        return recorder, why
+
+    def _add_module(self, capture: Capture, module: str) -> None:
+        """Record the calls inside of a module.
 
         Args:
             capture: This rank's.
             module: The module's name; empty for the model itself. Of torch's own modules the one around them is taken,
                 which has lines of the user's.
         """
-        whole_model, asked_module = self.unsharded(), module
+        whole_model, asked_module = self.unsharded.build(), module
         module = _with_own_lines(whole_model, module)
-        model = self.sharded()
+        model = self.sharded.build()
         with recording(model, module) as recorder:
-            why = self.step(model)
+            why = self.sharded.step(model, self.probe)
         _add_values(capture, module, recorder, "step")
         capture.lines.append(_record(module, asked_module, recorder, why=why))
         with recording(whole_model, module) as whole:
-            self.step_unsharded(whole_model)
+            self.unsharded.step(whole_model, self.probe)
         if capture.rank == 0:
             _add_values(capture, module, whole, "reference", with_gradients=self.with_gradients)
             capture.lines.append(_record(module, asked_module, whole, is_unsharded=True))
@@ -71,8 +133,8 @@ def _with_own_lines(model: nn.Module, name: str) -> str:
     return name
 
 
-def module_asked_for(question: str, folder: Path, rank: int) -> str | None:
-    """Return the module whose lines the judge wants to see; None if there is none. Every rank calls this.
+def modules_asked_for(question: str, folder: Path, rank: int) -> Sequence[str]:
+    """Return the modules whose lines the judge wants to see, `STEP` for those around the model. Every rank calls this.
 
     Args:
         question: "package.module:function", called on rank 0 with the dump's folder: the judge imports no torch, and is
@@ -82,11 +144,11 @@ def module_asked_for(question: str, folder: Path, rank: int) -> str | None:
     """
     of_all_ranks(None)
     module, _, name = question.partition(":")
-    asked_module = None
+    asked_modules: Sequence[str] = ()
     if rank == 0:
         with suppress(Exception):  # the command that reads the dump raises it again; the other ranks wait here
-            asked_module = getattr(importlib.import_module(module), name)(folder)
-    answer: str | None = of_all_ranks(asked_module)[0]
+            asked_modules = getattr(importlib.import_module(module), name)(folder)
+    answer: Sequence[str] = of_all_ranks(asked_modules)[0]
     return answer
 
 

@@ -204,6 +204,12 @@ def collective_name(func: Any) -> str:
     return _plain(name) if library in _LIBRARIES and not name.startswith(_NO_COLLECTIVES) else ""
 
 
+@lru_cache(maxsize=4096)
+def is_communication(func: Any) -> bool:
+    """Whether an operator is one of the libraries that communicate: a collective, a send, a barrier."""
+    return str(func).partition("::" if "::" in str(func) else ".")[0] in _LIBRARIES
+
+
 def _plain(name: str) -> str:
     """Return `all_gather` for `_allgather_base_.default`, `all_gather_into_tensor.default` and the like."""
     name = name.partition(".")[0].strip("_")

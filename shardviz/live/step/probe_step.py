@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import structs
@@ -16,7 +16,9 @@ from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import clean_name, computed_buffers, held_back, wide_reductions
-from shardviz.live.lines.rerun import Again
+from shardviz.live.lines.differences import differ
+from shardviz.live.lines.one_rank import mesh_of_one_rank
+from shardviz.live.lines.rerun import Again, Side
 from shardviz.live.step.batch import (
     Setting,
     axes_of_one_batch,
@@ -41,14 +43,17 @@ from shardviz.live.step.unsharded.probe_loss import with_own_loss
 from shardviz.live.step.unsharded.step import reference_of, stepped
 from shardviz.live.step.update import copied_gradients
 from shardviz.live.trace_modules import NONE, Followed
+from shardviz.relate.tolerance import ROUNDINGS_OF_STEP, SINGLE
 from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.live.capture.locals import Local
+    from shardviz.live.lines.step_recorder import StepRecorder
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.judge import Judge
@@ -165,13 +170,11 @@ class ProbeStep:
             judge.add_answer(answer, reference)
             judge.add_activations(answer, reference)
             self._add_of_unsharded(judge, reference, drawn)
-        self.on.again = (
-            self._again(built, local_batch, setting, reference) if answer.wrong and reference.parts == 1 else None
-        )
         self._note(
             *(why for one in (step.observation.trace, reference.step.observation.trace) if (why := one.left_out))
         )
-        held = self._compare(model, step, reference, setting)
+        held, differs = self._compare(model, step, reference, setting)
+        self.on.again = self._again(built, local_batch, setting, reference) if answer.wrong or differs else None
         if not reference.training:
             self._add_training(local_batch, setting.axes, reference, built, held)
             self._add_masks(local_batch, setting.batch, built)
@@ -181,13 +184,46 @@ class ProbeStep:
         self, built: Callable[[], nn.Module], local_batch: Batch, setting: Setting, reference: UnshardedStep
     ) -> Again:
         """Return what runs both steps once more, from the same weights and the same seeds."""
+
+        probe, seen = self.on.probe, partial(self._update, what="lines of the optimizer")
+        alone: list[DeviceMesh] = []  # its groups are made once it is needed
+
+        def built_alone() -> nn.Module:
+            alone[:] = alone or [mesh_of_one_rank(self.on.device_mesh)]
+            return reference.mode(self.on.initialized(self.on.parallelized(built(), alone[0]), alone[0]))
+
+        def step_alone(model: nn.Module, recorded: Any) -> str:
+            sharded_step(recorded, model, setting.batch, alone[0])
+            return ""
+
+        def step_unsharded(model: nn.Module, recorded: Any) -> str:
+            stepped(recorded, model, setting.batch)
+            return ""
+
+        def side(build: Callable[[], nn.Module], step: Callable[[nn.Module, Any], str], update: Any) -> Side:
+            return Side(build, step, update if hasattr(probe, "optimizer") else None)
+
         return Again(
-            lambda: reference.mode(self.on.initialized(self.on.parallelized(built()))),
-            lambda model: self._sharded_step(model, local_batch, "lines")[1],
-            lambda: reference.mode(setting.build()),
-            lambda model: stepped(self.on.probe, model, setting.batch),
+            probe,
+            side(
+                lambda: reference.mode(self.on.initialized(self.on.parallelized(built()))),
+                lambda model, recorded: self._sharded_step(model, local_batch, "lines", probe=recorded)[1],
+                seen,
+            ),
+            side(lambda: reference.mode(setting.build()), step_unsharded, seen),
+            side(built_alone, step_alone, lambda model, recorder: self._stepped(model, recorder, alone[0])),
             not reference.has_own_loss,
+            is_of_parts=reference.parts > 1 and not reference.is_mean_of_means,
         )
+
+    def _update(self, model: nn.Module, recorder: StepRecorder, what: str) -> str:
+        """Let the probe's optimizer step a model; return why it cannot. Every rank calls this."""
+        return attempted(lambda: self._stepped(model, recorder, self.on.device_mesh), what)[1]
+
+    def _stepped(self, model: nn.Module, recorder: StepRecorder, mesh: DeviceMesh) -> str:
+        recorder.on(self.on.probe.optimizer(model, mesh).step)()
+        recorder.end_update()
+        return ""
 
     def _copies(self, model: nn.Module) -> list[Local]:
         """Return copies of this rank's tensors."""
@@ -230,8 +266,14 @@ class ProbeStep:
             return Failed(f"the unsharded model raised {next(filter(None, errors))}", failure, all(errors))
         return reference
 
-    def _compare(self, model: nn.Module, step: StepResult, reference: UnshardedStep, setting: Setting) -> list[Local]:
-        """Capture both steps with their updated weights; return outputs besides one tensor."""
+    def _compare(
+        self, model: nn.Module, step: StepResult, reference: UnshardedStep, setting: Setting
+    ) -> tuple[list[Local], bool]:
+        """Capture both steps with their updated weights.
+
+        Returns:
+            The outputs besides one tensor; and whether the loss, a gradient or a weight may differ on any rank.
+        """
         probe, capture, mesh = self.on.probe, self.on.capture, self.on.job.mesh
         if axes := axes_of_one_batch(probe, mesh, step.observation.outputs):
             over = ", ".join(axes)
@@ -241,7 +283,7 @@ class ProbeStep:
         if capture.rank == 0:
             of_parts += gradients_of_loss_terms(probe, setting.build, setting.batch, reference)
         update, states_kept = updated_reference(self.on, reference)
-        self._add_step(model, step, reference.step, setting.axes, states_kept)
+        of_step = self._add_step(model, step, reference.step, setting.axes, states_kept)
         held = add_outputs(self.on, step, reference, setting)
         if capture.rank == 0:
             after = [*gradients(unsharded), *results(reference.step, mesh, {})]
@@ -255,7 +297,10 @@ class ProbeStep:
             for local in of_parts:
                 capture.add_values(replace(local, claim=None), "reference")
         capture.read_buffers += read_buffers(probe, reference.model, reference.before, setting.batch)
-        return held
+        whole = reference.whole or reference
+        wanted = [*gradients(unsharded), *(replace(local, claim=None, grad=None) for local in update)]
+        near = max(SINGLE, ROUNDINGS_OF_STEP * reference.precision)
+        return held, differ(of_step, wanted, (step.loss, whole.step.loss), capture.rank, near)
 
     def _note(self, *notes: str) -> None:
         self.on.capture.not_checked += [("", note) for note in notes]
@@ -301,10 +346,16 @@ class ProbeStep:
         self.on.capture.masks += mask_records(drawn[0], drawn[1], whole.masks)
 
     def _sharded_step(
-        self, model: nn.Module, local_batch: Batch, what: str, seed: int = SEED, followed: Followed = NONE
+        self,
+        model: nn.Module,
+        local_batch: Batch,
+        what: str,
+        seed: int = SEED,
+        followed: Followed = NONE,
+        probe: Any = None,
     ) -> tuple[StepResult | None, str]:
         """Step the sharded model; return None and the first error if any rank raised one."""
-        probe, mesh = self.on.probe, self.on.device_mesh
+        probe, mesh = probe or self.on.probe, self.on.device_mesh
         stages, failed = attempted(lambda: stages_of(probe, model, mesh), f"{what} stages")
         if stages is None:
             return None, failed
@@ -323,8 +374,12 @@ class ProbeStep:
         reference: StepResult,
         axes: Mapping[str, int],
         states_kept: Kept | None,
-    ) -> None:
-        """Record a sharded step: its gradients, optimizer state, outputs and collectives."""
+    ) -> list[Local]:
+        """Record a sharded step: its gradients, optimizer state, outputs and collectives.
+
+        Returns:
+            The gradients and the optimizer's results.
+        """
         tensors = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
         without = {id(param) for param in held_back(unwrapped(model))}
         named = unwrapped(model).named_parameters()
@@ -363,3 +418,4 @@ class ProbeStep:
         self.on.capture.schedule += step.observation.schedule
         self.on.capture.runs = len(step.observation.returned)
         self.on.capture.calls += calls(self.on.probe, model, self.on.device_mesh)
+        return of_step

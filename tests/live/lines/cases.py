@@ -119,6 +119,7 @@ class Case:
         line: What the line that must be named contains; empty if none may be named.
         mesh: The mesh.
         is_between: Whether the line is not named yet: the finding names two lines between which it is.
+        head: The source before the program.
     """
 
     name: str
@@ -127,11 +128,12 @@ class Case:
     line: str
     mesh: str = "tp=2"
     is_between: bool = False
+    head: str = HEAD
 
     @property
     def right(self) -> str:
         """The right twin's source."""
-        return HEAD + self.program
+        return self.head + self.program
 
     @property
     def wrong(self) -> str:

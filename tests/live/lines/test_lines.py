@@ -25,20 +25,25 @@ from shardviz.tui.widgets.finding_card import finding_body
 from tests.lanes import at_night, nightly, recorded
 from tests.live import standing
 from tests.live.lines.cases import CASES
+from tests.live.lines.step_cases import STEP_CASES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from shardviz.dump.dump import Dump
     from tests.live.lines.cases import Case
 
 BY_NAME = {case.name: case for case in CASES}
-BY_DAY = ("no sum", "sum without its backward")
-"""One forward, one backward, on ranks; the contract has the dumps of all others, and judges them again by day."""
+STEPS_BY_NAME = {case.name: case for case in STEP_CASES}
+BY_DAY = ("no sum", "sum without its backward", "loss: own exponentials", "optimizer: trust by shard")
+"""One forward, one backward, a loss and an optimizer, on ranks; the contract has the dumps of all others, and judges
+them again by day."""
 
 
-def _but_two(mark: pytest.MarkDecorator) -> list[object]:
-    return [*BY_DAY, *at_night([name for name in BY_NAME if name not in BY_DAY], mark)]
+def _but_two(names: Iterable[str], mark: pytest.MarkDecorator) -> list[object]:
+    by_day = [name for name in names if name in BY_DAY]
+    return [*by_day, *at_night([name for name in names if name not in by_day], mark)]
 
 
 def run(source: str, mesh: str, folder: Path) -> Dump:
@@ -51,7 +56,7 @@ def run(source: str, mesh: str, folder: Path) -> Dump:
     return dump_of(read_files(job.folder))
 
 
-@pytest.mark.parametrize("name", _but_two(recorded))
+@pytest.mark.parametrize("name", _but_two(BY_NAME, recorded))
 def test_the_first_wrong_line_is_named(name: str, tmp_path: Path) -> None:
     case: Case = BY_NAME[name]
     dump = run(case.wrong, case.mesh, tmp_path)
@@ -70,9 +75,19 @@ def test_the_first_wrong_line_is_named(name: str, tmp_path: Path) -> None:
     assert {row.place for row in table.rows if row.is_wrong} == places
 
 
-@pytest.mark.parametrize("name", _but_two(nightly))
+@pytest.mark.parametrize("name", _but_two(STEPS_BY_NAME, recorded))
+def test_the_first_wrong_line_around_the_model_is_named(name: str, tmp_path: Path) -> None:
+    case = STEPS_BY_NAME[name]
+    findings = report_on(run(case.wrong, case.mesh, tmp_path)).findings
+    (finding,) = [finding for finding in findings if finding.severity == "error"]
+    numbers = [at for at, line in enumerate(case.wrong.splitlines(), 1) if case.line and case.line in line]
+    assert [finding.line] == [f"program.py:{at}" for at in numbers] or (not finding.line and not numbers)
+    assert case.line in finding.summary or finding.line in finding.cause
+
+
+@pytest.mark.parametrize("name", _but_two(BY_NAME | STEPS_BY_NAME, nightly))
 def test_the_right_twin_has_no_finding_and_no_lines(name: str, tmp_path: Path) -> None:
-    case = BY_NAME[name]
+    case = (BY_NAME | STEPS_BY_NAME)[name]
     dump = run(case.right, case.mesh, tmp_path)
     assert report_on(dump).findings == ()
     assert not any(record.lines for record in dump.files.ranks.values())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def backward_fault(lines: Lines, states: States) -> Fault | None:
-    """Return the line at which gradients first go wrong, of a module whose forward is right."""
+    """Return the line at which gradients first go wrong, of a module or a loss whose forward is right."""
     search = _Backward(lines, states)
     wrong = [value for value in lines.values if states.gradient(value).is_wrong]
     if not wrong or any(states.gradient(value).is_wrong for value, _ in lines.returned):

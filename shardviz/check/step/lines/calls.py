@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from shardviz.dump.records.lines import STEP
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.lines import FrameRecord, LineRecord, LinesRecord, ValueRecord
@@ -28,6 +30,9 @@ CONVERSIONS = ("_FromTorchTensor", "_ToTorchTensor", "Redistribute")
 """What DTensors are made by, and turned into plain tensors: what they are of stays the same."""
 
 
+ENTRIES = ("loss", "step")
+"""Functions of a probe by which both sides may reach the same line: the unsharded model has no step of its own."""
+
 SELECTS = ("getitem", "select", "narrow", "index_select", "unbind", "split", "chunk")
 """Functions that take parts: of one tensor, each of them gives another."""
 
@@ -40,11 +45,13 @@ class Call:
         order: Its place in the order of the first rank.
         records: What each rank wrote of it.
         whole: The unsharded model's call; None if it has none.
+        is_around: Whether it is made around the model.
     """
 
     order: int
     records: Mapping[int, LineRecord]
     whole: LineRecord | None = None
+    is_around: bool = False
 
     @property
     def first(self) -> LineRecord:
@@ -104,12 +111,17 @@ class Lines:
     without_bias: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @staticmethod
-    def of(dump: Dump) -> Lines | None:
-        """Read what the ranks of a dump wrote; None if no module was looked into, or a rank's file is missing."""
+    def of(dump: Dump, *, around: bool = False) -> Lines | None:
+        """Read what the ranks of a dump wrote; None if no module was looked into, or a rank's file is missing.
+
+        Args:
+            dump: The dump.
+            around: Whether to read the step around the model instead of a module.
+        """
         sharded: dict[int, LinesRecord] = {}
         whole: LinesRecord | None = None
         for rank, record in dump.files.ranks.items():
-            for lines in record.lines:
+            for lines in (lines for lines in record.lines if (lines.module == STEP) == around):
                 if lines.is_unsharded:
                     whole = lines
                 elif lines.lines and not lines.why:
@@ -120,11 +132,24 @@ class Lines:
         paired.pair()
         return paired
 
+    @property
+    def is_step(self) -> bool:
+        """Whether these are the lines of the step around the model."""
+        return self.module == STEP
+
+    @cached_property
+    def results(self) -> Mapping[str, tuple[Value, int]]:
+        """What the step around the model leaves on all ranks, with the unsharded model's tensor, by name."""
+        wholes = dict(self.unsharded.results)
+        by_rank = {rank: dict(lines.results) for rank, lines in self.sharded.items()}
+        names = [name for name in wholes if all(name in results for results in by_rank.values())]
+        return {name: (tuple((rank, by_rank[rank][name]) for rank in sorted(by_rank)), wholes[name]) for name in names}
+
     @cached_property
     def calls(self) -> list[Call]:
         """The calls that all ranks make, in the first rank's order, paired if that is certain."""
-        keyed = {rank: dict(_keyed(lines.lines)) for rank, lines in self.sharded.items()}
-        whole = dict(_keyed(self.unsharded.lines))
+        keyed = {rank: dict(self._keyed(lines.lines)) for rank, lines in self.sharded.items()}
+        whole = dict(self._keyed(self.unsharded.lines))
         counts = [Counter(key[:-1] for key in own) for own in (*keyed.values(), whole)]
         first = next(iter(keyed.values()))
         calls: list[Call] = []
@@ -132,7 +157,7 @@ class Lines:
             if all(key in own for own in keyed.values()):
                 alike = len({count[key[:-1]] for count in counts}) == 1
                 records = {rank: own[key] for rank, own in keyed.items()}
-                calls.append(Call(len(calls), records, whole.get(key) if alike else None))
+                calls.append(Call(len(calls), records, whole.get(key) if alike else None, self.is_step))
         return calls
 
     @cached_property
@@ -207,7 +232,7 @@ class Lines:
     @cached_property
     def returned(self) -> list[tuple[Value, int]]:
         """What the module returns, with the unsharded model's tensor."""
-        pairs: list[tuple[Value, int]] = []
+        pairs = [self.results["loss"]] if "loss" in self.results else []
         for call, whole in enumerate(self.unsharded.returned):
             by_rank = {rank: lines.returned[call] for rank, lines in self.sharded.items() if call < len(lines.returned)}
             values = _across(by_rank) if len(by_rank) == len(self.sharded) else ()
@@ -220,6 +245,7 @@ class Lines:
         for call in paired:
             if call.whole is not None and len(call.outputs) == len(call.whole.outputs):
                 self._all(zip(call.outputs, call.whole.outputs, strict=True))
+        self._all(self.results.values())
         named: dict[str, int] = {}
         for whole in self.unsharded.values:
             named.setdefault(whole.origin, whole.number)
@@ -232,8 +258,21 @@ class Lines:
             if call.whole is not None and len(call.inputs) == len(call.whole.inputs):
                 self._all(zip(call.inputs, call.whole.inputs, strict=True))
 
+        self._by_memory()
         self._by_what_they_read()
         self._by_what_they_make()
+
+    def _by_memory(self) -> None:
+        """Pair what a step makes of gradients in place with the unsharded model's gradients."""
+        gradients = {name: pair for name, pair in self.results.items() if name.startswith("gradient ")}
+        wholes = {self.memory(value): whole for value, whole in gradients.values()}
+        for value in self.values if wholes else ():
+            if (whole := wholes.get(self.memory(value))) is not None:
+                self.wanted.setdefault(value, whole)
+
+    def memory(self, value: Value) -> tuple[int, ...]:
+        """Return in which memory a tensor stands on every rank."""
+        return tuple(self.records[pair].memory for pair in value)
 
     def _by_what_they_read(self) -> None:
         """Pair calls on different lines by function and inputs, as of a class that replaces another."""
@@ -297,14 +336,16 @@ class Lines:
         there = [line for line in self.unsharded.lines if line.function == function and line.inputs[:1] == (number,)]
         return len([one for one in calls if self.wanted.get(one.inputs[0]) == number]) == len(there)
 
-    def _all(self, pairs: Iterator[tuple[Value, int]] | Sequence[tuple[Value, int]]) -> None:
+    def _all(self, pairs: Iterable[tuple[Value, int]]) -> None:
         for value, whole in pairs:
             self.wanted.setdefault(value, whole)
 
-
-def _keyed(lines: Sequence[LineRecord]) -> Iterator[tuple[Key, LineRecord]]:
-    counts: Counter[tuple[object, ...]] = Counter()
-    for line in lines:
-        key = line.call, tuple((frame.file, frame.line) for frame in line.frames), line.function
-        yield (*key, counts[key]), line
-        counts[key] += 1
+    def _keyed(self, lines: Sequence[LineRecord]) -> Iterator[tuple[Key, LineRecord]]:
+        counts: Counter[tuple[object, ...]] = Counter()
+        for line in lines:
+            frames = line.frames
+            while self.is_step and len(frames) > 1 and frames[0].function in ENTRIES:
+                frames = frames[1:]
+            key = line.call, tuple((frame.file, frame.line) for frame in frames), line.function
+            yield (*key, counts[key]), line
+            counts[key] += 1

@@ -28,7 +28,21 @@ SUMS = ("all_reduce", "reduce", "reduce_scatter")
 MOVES = frozenset(
     (
         *("getitem", "view", "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "T"),
-        *("mT", "contiguous", "expand", "narrow", "clone", "to", "chunk", "split", "cat", "stack", "pad", "detach"),
+        *(
+            "mT",
+            "contiguous",
+            "expand",
+            "narrow",
+            "clone",
+            "to",
+            "chunk",
+            "split",
+            "cat",
+            "stack",
+            "pad",
+            "detach",
+            "roll",
+        ),
     )
 )
 """Functions that only move numbers."""

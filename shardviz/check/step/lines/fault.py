@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from shardviz.check.step.lines.calls import ENTRIES
+
 if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call
     from shardviz.check.step.lines.states import Moved, State
@@ -21,6 +23,11 @@ Way = Literal[
     "exchange",
     "exchange gradient",
     "foreign",
+    "kept gradient",
+    "backward",
+    "left out",
+    "narrow reduction",
+    "local weight",
 ]
 
 
@@ -35,6 +42,10 @@ class Fault:
             `before` to `line`; `rows`, it makes rows that the unsharded model has nowhere, of rows that it has;
             `exchange`, it leaves rows in another order than `before` brought them, and `reader` sends them back;
             `exchange gradient`, its backward does not reverse what its forward exchanges;
+            `kept gradient`, it writes something else into a gradient after the backward;
+            `backward`, it runs backward on a number that is not the loss;
+            `left out`, it reduces other gradients; `narrow reduction`, it reduces a gradient over other ranks alone;
+            `local weight`, it takes a weight's part and names no placements of its gradient;
             `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that.
         line: The line.
         function: What it calls.
@@ -56,6 +67,10 @@ class Fault:
         split: The axis that splits what `function` is given and whose size, or its root, makes `times`.
         is_root: Whether the root makes it.
         summed: The collective that sums what `function` makes of the terms; empty if nothing does.
+        is_mean: Whether the terms are those of a mean.
+        caller: In a step around the model, the line that calls the function that `line` stands in.
+        times_before: By what a gradient was too large as the backward left it; 0 if it was none.
+        count: How many backward passes there were.
     """
 
     way: Way
@@ -78,6 +93,10 @@ class Fault:
     unlike: str = ""
     split: str = ""
     is_root: bool = False
+    is_mean: bool = False
+    caller: FrameRecord | None = None
+    times_before: float = 0
+    count: int = 0
 
     @property
     def is_scaled(self) -> bool:
@@ -100,4 +119,7 @@ def fault_at(
     ranks: tuple[int, ...] = (),
 ) -> Fault:
     """Return the fault that a call is."""
-    return Fault(way, call.line, call.first.function, input_text, held.text, before, axis, ranks, call.first.frames[-1])
+    frames, own = call.first.frames, call.first.own
+    caller = frames[own - 1] if call.is_around and own and frames[own].function not in ENTRIES else None
+    sides = input_text, held.text, before, axis, ranks
+    return Fault(way, call.line, call.first.function, *sides, inner=frames[-1], caller=caller)

@@ -18,6 +18,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault
+from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
@@ -35,13 +36,27 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
     for value in lines.values:  # in order, so that none of them has to go back far
         states.forward(value)
-    fault = forward_fault(lines, states)
-    if fault is not None and fault.way == "result" and fault.reads and not fault.moved:
-        fault = moved_fault(lines, states) or fault
-    if fault is not None and fault.way == "between":
-        fault = moved_fault(lines, states) or exchange_fault(lines, states) or foreign_fault(lines, states) or fault
+    fault = _narrowed(lines, states, forward_fault(lines, states))
     fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
+
+
+def fault_of(lines: Lines, states: States, value: Value) -> Fault | None:
+    """Return the line at which one tensor goes wrong; None if it is right, or several lines could be it."""
+    state, search = states.forward(value), _Forward(lines, states)
+    if state.kind == "terms" and not state.op:
+        return search.never_summed(value)
+    fault = _narrowed(lines, states, search.blame(value)) if state.is_wrong else None
+    return None if fault is None or fault.is_torchs else fault
+
+
+def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None:
+    """Return the line that a fault comes from, if what its calls read or exchange tells that."""
+    if fault is not None and fault.way == "result" and fault.reads and not fault.moved:
+        return moved_fault(lines, states) or fault
+    if fault is not None and fault.way == "between":
+        return moved_fault(lines, states) or exchange_fault(lines, states) or foreign_fault(lines, states) or fault
+    return fault
 
 
 def forward_fault(lines: Lines, states: States) -> Fault | None:
@@ -114,8 +129,20 @@ class _Forward:
             return True
         if call.first.function == "all_reduce" and self.states.forward(value).is_wrong:
             return False
+        is_moved = self.lines.is_step and call.whole is not None and call.first.function in MOVES  # labels, shifted
         is_index = bool(call.inputs) and self.states.is_index(value) and not any(map(self.is_bad, call.inputs))
+        is_index = (is_index and not is_moved) or self._is_micro_batch(call)
         return call.counts_by_rank or is_index or any(map(self._note_own, call.inputs))
+
+    def _is_micro_batch(self, call: Call) -> bool:
+        """Whether a step takes parts of its batch one after the other: each has other rows than the whole's part."""
+        if not self.lines.is_step or call.first.function not in SELECTS or not call.inputs:
+            return False
+        readers = self.lines.readers(call.inputs[0])
+        alike = [
+            reader for reader in readers if (reader.place, reader.first.function) == (call.place, call.first.function)
+        ]
+        return len(call.outputs) > 1 or len(alike) > 1
 
     def is_bad(self, value: Value) -> bool:
         """Whether a tensor is wrong for certain."""
@@ -144,7 +171,11 @@ class _Forward:
         if len(places) > 1:
             first, *_, last = places.values()
             is_own = not any(one.first.is_collective for one in (call, *through))
-            return Fault("between", last.line, last.first.function, "", "", first.line, is_own=is_own)
+            begins = [
+                one.first.since or one.line for one in (call, *through) if one.line.function == first.line.function
+            ]
+            begin = min(begins, key=lambda line: line.line)
+            return Fault("between", last.line, last.first.function, "", "", begin, is_own=is_own)
         state, terms = self.states.forward(value), [one for one in inputs if self.states.forward(one).kind == "terms"]
         if call.first.ranks and call.first.is_collective:
             inner = self.states.forward(inputs[0]) if inputs else None
@@ -270,7 +301,7 @@ class _Forward:
         maker, state_of_terms = self.maker_of_terms(terms), self.states.forward(terms)
         before, last = maker.line if maker is not None else None, self.lines.producer(terms)
         fault = fault_at("unsummed", call, state_of_terms.text, state, before, axis=state_of_terms.axes[0])
-        fault = replace(fault, summed=self._sum_behind(call))
+        fault = replace(fault, summed=self._sum_behind(call), is_mean=state_of_terms.op == "avg")
         if last is None or before != call.line or last.line != call.line:
             return fault
         others = [self.states.forward(one).kind for one in call.inputs if one != terms]

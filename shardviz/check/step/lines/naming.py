@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import Compared
+from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
-from shardviz.check.step.rules.reductions import Unreduced
 from shardviz.check.whole.completeness import no_file_of
+from shardviz.dump.records.lines import STEP
 from shardviz.explain.finding import Finding
 from shardviz.explain.forward import UngatheredKeys
 from shardviz.explain.lines import (
@@ -32,6 +32,7 @@ from shardviz.explain.lines import (
     WrongLines,
     WrongReductionLine,
 )
+from shardviz.explain.losses import MeanOfMeans, PartialVocabularyLoss, UnexplainedLoss, UnexplainedValue
 from shardviz.explain.modules import (
     AveragedForward,
     RepeatedForwardSum,
@@ -41,7 +42,8 @@ from shardviz.explain.modules import (
     UnexplainedModuleBackward,
     UngatheredInput,
 )
-from shardviz.explain.step import UnexplainedForward
+from shardviz.explain.step import UnexplainedBackward, UnexplainedForward
+from shardviz.explain.step_lines import BackwardLine, GradientLine, LeftOutOfReduction, LocalWeight, NarrowReduction
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -60,33 +62,57 @@ OPEN = (UnexplainedModule, UnexplainedModuleBackward, UngatheredInput, Unexplain
 OF_FACTORS = (RepeatedForwardSum, AveragedForward, ScaledBetweenModules)
 """Causes of a factor that a module gives its output: a line that sums nothing and has that factor takes their place."""
 
+GUESSES = (UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss)
+"""Causes of a loss or a logged value that say what is usual: the line takes their place."""
+
+MEANS = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "mean")
+"""Functions that take a mean over rows."""
+
+NOT_REDUCED = {
+    "left out": "reduces other gradients over {axis} and never gets this gradient",
+    "narrow reduction": "reduces the gradient{over}, and nothing reduces it over {axis}",
+    "local weight": "takes this rank's part of the weight without grad_placements",
+}
+"""What a line does that leaves a gradient unreduced."""
+
 PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm")
 """Functions by which rows meet a weight."""
 
 
 def module_to_open(finding: Finding) -> str | None:
-    """Return the module whose lines may hold a finding's cause: the model's name is empty; None without a module."""
+    """Return the module whose lines may hold a finding's cause: the model's name is empty; None without a module.
+
+    `STEP` stands for the step around the model.
+    """
     if isinstance(finding.explanation, UnexplainedBetweenModules):
         return finding.module.rpartition(".")[0]
     if isinstance(finding.explanation, UngatheredKeys):
         return finding.explanation.module.rpartition(".")[0]
     if finding.module or isinstance(finding.explanation, OPEN):
         return finding.module
-    results = (pair.comparison if isinstance(pair, Unreduced) else pair for pair in finding.pairs)
-    return "" if any(isinstance(result, Compared) and result.role == "output" for result in results) else None
+    if any(result.role == "output" for result in results_of(finding)):
+        return ""
+    return STEP if is_around(finding) else None
 
 
 def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
     """Yield the results of a step's checks, those about the module that ranks looked into with its first wrong line."""
-    lines = Lines.of(dump)
+    lines, around = Lines.of(dump), Around.of(dump)
     fault = fault_in(lines, States(dump, lines)) if lines is not None else None
     for outcome in results:
-        if lines is not None and fault is not None and isinstance(outcome, Finding):
-            is_about = module_to_open(outcome) in (lines.module, lines.asked_module)
-            yield with_line(outcome, fault) if is_about else outcome
-        else:
+        if not isinstance(outcome, Finding):
             yield outcome
-    yield from _not_read(dump) if lines is None else ()
+            continue
+        module = module_to_open(outcome)
+        if lines is not None and fault is not None and module in (lines.module, lines.asked_module):
+            yield with_line(outcome, fault)
+        elif around is not None and module == STEP and (fault_around := around.fault_of(outcome)) is not None:
+            yield with_line_around(outcome, fault_around)
+        else:
+            cause = outcome.explanation
+            place = cause.place if isinstance(cause, UnexplainedBackward) and cause.moved else ""
+            yield replace(outcome, line=outcome.line or place)
+    yield from _not_read(dump) if lines is None and around is None else ()
 
 
 def _not_read(dump: Dump) -> Iterator[NotChecked]:
@@ -118,6 +144,22 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     return replace(placed, kind=_kind_of(cause, placed.kind)).because(cause)
 
 
+def with_line_around(finding: Finding, fault: Fault) -> Finding:
+    """Return a finding that begins with a line around the model; its cause is the line's unless only one cause fits."""
+    placed = replace(
+        finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details), line=place_of(fault.line)
+    )
+    is_mean_of_part = isinstance(finding.explanation, UnexplainedLoss) and fault.function in MEANS
+    if (
+        fault.way not in NOT_REDUCED
+        and len(finding.explanation.ways) == 1
+        and not isinstance(finding.explanation, GUESSES)
+    ):
+        return placed
+    cause = MeanOfMeans() if is_mean_of_part and fault.way == "result" else cause_of(fault)
+    return replace(placed, kind=finding.kind if finding.kind in cause.kinds else cause.kinds[0]).because(cause)
+
+
 def _is_exchanged(cause: Cause | None) -> bool:
     """Whether ranks exchange keys and values, and what they do with them is all that is left to find."""
     return isinstance(cause, UngatheredKeys) and bool(cause.exchange)
@@ -141,6 +183,11 @@ def _inner(fault: Fault) -> str:
     return f", in {_at(fault.inner, fault.line)}," if is_inner and fault.inner is not None else ""
 
 
+def _called(fault: Fault) -> str:
+    """Return the line that calls the function in which a fault's line stands, in a step around the model."""
+    return f", called in {_at(fault.caller, fault.line)}," if fault.caller is not None else ""
+
+
 def _at(line: FrameRecord, previous: FrameRecord | None = None) -> str:
     """Return a line with its text; without the file's name behind a line of the same file."""
     place = f"line {line.line}" if previous is not None and previous.file == line.file else place_of(line)
@@ -150,18 +197,31 @@ def _at(line: FrameRecord, previous: FrameRecord | None = None) -> str:
 def sentence_of(fault: Fault) -> str:
     """Say what is wrong at a line, with each rank's values there and the line before."""
     line, before = fault.line, fault.before
+    if fault.way == "backward":
+        mean = ", in the mean over ranks" if fault.times < 1 else ""
+        losses = f"{fault.count} losses that add up to " if fault.count > 1 else ""
+        return f"{_at(line)}{_called(fault)} runs on {losses}{fault.times:.5g} times the unsharded model's loss{mean}"
+    if fault.way == "kept gradient":
+        return _of_kept_gradient(fault)
+    if fault.way in NOT_REDUCED:
+        over = f" over {named_ranks(fault.ranks)}" if fault.way == "narrow reduction" else ""
+        return f"{_at(line)}{_called(fault)} {NOT_REDUCED[fault.way].format(axis=fault.axis, over=over)}"
     if fault.way == "between" and before is not None:
         return f"it goes wrong between {_at(before)} and {_at(line, before)}"
     if fault.way == "unsummed" and before is not None:
-        terms = f"{_at(before)} gives each rank one term of a sum over {fault.axis}"
+        kind, verb = ("mean", "averages") if fault.is_mean else ("sum", "sums")
+        terms = f"{_at(before)} gives each rank one term of a {kind} over {fault.axis}"
         if before == line and fault.operand:
-            start = f"{_at(before)} makes one term of a sum over {fault.axis}, by {fault.operand}"
-            return f"{start}, and {fault.function} takes it before it is summed"
+            start = f"{_at(before)} makes one term of a {kind} over {fault.axis}, by {fault.operand}"
+            return f"{start}, and {fault.function} takes it before anything {verb} it"
         if before == line:
-            return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing sums it"
+            return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing {verb} it"
         if fault.summed:
-            return f"{terms}; {_at(line, before)}{_inner(fault)} uses it before {fault.summed} sums it"
-        return f"{terms}; {_at(line, before)}{_inner(fault)} uses it as the whole; nothing sums it between"
+            return (
+                f"{terms}; {_at(line, before)}{_inner(fault)}{_called(fault)} uses it before {fault.summed} {verb} it"
+            )
+        reading = f"{_at(line, before)}{_inner(fault)}{_called(fault)}"
+        return f"{terms}; {reading} uses it as the whole; nothing {verb} it between"
     if fault.way == "rows":
         return f"{_at(line)} makes rows that the unsharded model doesn't have; {fault.function} gets rows that it has"
     if fault.way == "exchange" and before is not None and fault.reader is not None:
@@ -173,25 +233,47 @@ def sentence_of(fault: Fault) -> str:
         clause = f"{_at(line)} reads at indices that were moved into the rank's part{where}"
         return f"{clause}; {_at(fault.reader, line)} sums what it reads there"
     if fault.way == "exchange gradient":
-        place = f"in backward {_at(line)}{_inner(fault)} is the first wrong line"
+        place = f"in backward {_at(line)}{_inner(fault)}{_called(fault)} is the first wrong line"
         return f"{place}: it doesn't send back the reverse exchange of its gradient"
     is_new = before is not None and before != line
     after = f", after {_at(before, line)}" if is_new and before is not None else ""
     if fault.way in ("gradient", "unsummed gradient"):
         clause = f"gets {fault.input_text} of its gradient and " if fault.input_text else ""
-        place = f"in backward {_at(line)}{_inner(fault)} is the first wrong line{after}"
+        place = f"in backward {_at(line)}{_inner(fault)}{_called(fault)} is the first wrong line{after}"
         return f"{place}: it {clause}sends back {fault.held}"
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
     clause = f"{fault.function}{over} gets {fault.input_text} and returns" if fault.input_text else ""
     if fault.input_text and fault.reads:
         clause = f"{fault.reads} gets {fault.input_text}, and {fault.function} makes of its result"
     clause = clause or f"{fault.function} returns"
-    return f"{_at(line)}{_inner(fault)} is the first wrong line{after}: {clause} {fault.held}"
+    return f"{_at(line)}{_inner(fault)}{_called(fault)} is the first wrong line{after}: {clause} {fault.held}"
+
+
+def _of_kept_gradient(fault: Fault) -> str:
+    """Say what a line writes into a gradient."""
+    over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
+    place = f"{_at(fault.line)}{_inner(fault)}{_called(fault)}"
+    if not fault.times:
+        return f"{place} is the first wrong line: {fault.function}{over} leaves {fault.held} in the gradient"
+    times = f"{fault.times:.5g} times the unsharded model's gradient"
+    if fault.times_before == 1:
+        return f"{place} is the first wrong line: {fault.function}{over} leaves {times}"
+    return f"{place} leaves {times}; the backward left {fault.times_before:.5g} times"
 
 
 def cause_of(fault: Fault) -> Cause:
     """Return the cause that a line is."""
     place = place_of(fault.line)
+    if fault.way == "kept gradient":
+        return GradientLine(place, fault.function, fault.ranks, fault.times, fault.times_before)
+    if fault.way == "left out":
+        return LeftOutOfReduction(place, fault.axis)
+    if fault.way == "narrow reduction":
+        return NarrowReduction(place, fault.function, fault.ranks, fault.axis)
+    if fault.way == "local weight":
+        return LocalWeight(place, fault.axis)
+    if fault.way == "backward":
+        return BackwardLine(place, fault.times, fault.count)
     if fault.way == "unsummed" and fault.before is not None:
         partner = "a tensor that needs no sum" if fault.is_beside_whole else ""
         inside = (fault.function, fault.operand, partner) if fault.operand else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Literal
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.calls import Lines, Value
     from shardviz.dump.dump import Dump
+    from shardviz.layout.mesh import Mesh
     from shardviz.relate.relations import Chain
 
 Moved = Literal["", "order", "rank"]
@@ -45,6 +47,8 @@ MAX_BESIDE = 4
 """A tensor that more readers hand back gradients of is not looked at."""
 MIN_DISTINCT = 16
 """Fewer different numbers stand in some order by chance."""
+MAX_RATIO = 512
+"""A number that is a multiple of another by a ratio of larger numbers is another number."""
 MAX_SIZE = 1 << 20
 """A tensor of more elements is not related."""
 
@@ -59,7 +63,7 @@ class State:
         layout: The layout of `right` and `terms`.
         axes: The axes of the sum.
         factor: What the values are multiplied by, if that is all that is `other` about them.
-        op: The reduction that is pending, if it is no sum.
+        op: The reduction that is pending, if it is not a sum: `avg` for the terms of a mean.
         moved: Where numbers stand, if that is all that is `other` about them: in another `order`, or on another `rank`.
     """
 
@@ -88,7 +92,7 @@ class State:
             is_split = self.layout is not None and self.layout.split_axes
             return f"its part of {write(self.layout)}" if is_split and self.layout is not None else "the whole"
         if self.kind == "terms":
-            return f"one term of a sum{over}"
+            return f"one term of a {'mean' if self.op == 'avg' else 'sum'}{over}"
         if self.kind == "other":
             if self.op:
                 return f"one term of a {self.op}{over}"
@@ -114,10 +118,22 @@ class States:
     def __init__(self, dump: Dump, lines: Lines) -> None:
         self.dump, self.lines, self.mesh = dump, lines, dump.files.mesh
         self._known: dict[tuple[Value, bool], State] = {}
+        self.mean_axes: frozenset[str] = frozenset()
         self._scales = {
             rank: next((point.scale for point in record.trace if point.what.startswith("gradient")), 1.0)
             for rank, record in dump.files.ranks.items()
         }
+        self.mean_axes = frozenset(self._axes_of_batch()) if lines.is_step else self.mean_axes
+
+    def _axes_of_batch(self) -> Iterator[str]:
+        """Yield the axes that split the batch, of a step around the model: as is claimed, or by what the model gets."""
+        loss = self.dump.find("step", "scalar", "loss")
+        yield from (axis for axis, _ in loss.claimed.partial) if loss is not None and loss.claimed is not None else ()
+        for call in self.lines.calls:
+            if any(self.lines.origin(value).startswith("output") for value in call.outputs):
+                for value in (value for value in call.inputs if value in self.lines.wanted):
+                    layout = self._related(value, self.lines.wanted[value], gradient=False).layout
+                    yield from layout.split_axes if layout is not None else ()
 
     def forward(self, value: Value) -> State:
         """Return the relation of ranks' values of a tensor to the unsharded model's."""
@@ -201,7 +217,7 @@ class States:
         near = ELEMENT.get(self._dtype(reference_number), EXACT)
         with np.errstate(over="ignore", invalid="ignore"):  # memory that nothing was written to holds anything
             related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)))
-        state = _state_of(related.chain)
+        state = _state_of(related.chain, self.mesh, self.mean_axes, is_number=whole.size == 1)
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
         if layout is not None:
             return State("right", layout)
@@ -329,7 +345,8 @@ def _divisors(size: int) -> list[int]:
     return sorted({*small, *(size // number for number in small)} & set(range(2, MAX_SEGMENTS + 1)))
 
 
-def _state_of(chain: Chain | None) -> State:
+def _state_of(chain: Chain | None, mesh: Mesh, mean_axes: frozenset[str], *, is_number: bool) -> State:
+    """Return what ranks have by a chain; the terms of a mean are right along axes that split the batch."""
     if chain is None:
         return State("none")
     layout = next((link.layout for link in chain if isinstance(link, Located)), None)
@@ -337,12 +354,17 @@ def _state_of(chain: Chain | None) -> State:
     links = [link for link in chain if not isinstance(link, Located | Pending | Rounded)]
     if any(isinstance(link, Filled) for link in links):
         return State("none")
+    ops = [link.op for link in chain if isinstance(link, Pending) and link.op != "sum"]
     if layout is None or links:
         only = links[0] if len(links) == 1 and layout is not None else None
         factor = only.factor if isinstance(only, Scaled) else 1.0
+        is_mean = bool(axes) and not ops and math.isclose(factor, math.prod(map(mesh.axis_size, axes)), rel_tol=EXACT)
+        if is_mean and mean_axes >= set(axes):
+            return State("terms", layout, axes, op="avg")
+        if is_number and Fraction(factor).limit_denominator(MAX_RATIO) != Fraction(factor).limit_denominator(1 << 20):
+            return State("none")  # any number is some multiple of another
         moved: Moved = "order" if isinstance(only, Permuted) else "rank" if isinstance(only, Reassigned) else ""
         return State("other", layout, axes, factor, moved=moved)
-    ops = [link.op for link in chain if isinstance(link, Pending) and link.op != "sum"]
     if ops:
         return State("other", layout, axes, op=ops[0])
     return State("terms" if axes else "right", layout, axes)

@@ -1,0 +1,198 @@
+"""The first wrong line of a step around the model: of its loss, of what it does to gradients, or of the optimizer.
+
+The search is that of a module, begun at what a finding is about. What is done to gradients in place, the unsharded
+model does not do: there, each gradient is followed from the backward to the optimizer, and the line is named at which
+it stops being the unsharded model's, times a number, whole or in terms of a sum or of a mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.comparison import Compared
+from shardviz.check.step.lines.backward import backward_fault
+from shardviz.check.step.lines.calls import Lines
+from shardviz.check.step.lines.fault import Fault, fault_at
+from shardviz.check.step.lines.faults import fault_of
+from shardviz.check.step.lines.states import States
+from shardviz.check.step.lines.unreduced import unreduced_fault
+from shardviz.explain.sums import GradientNotReduced
+from shardviz.relate.measures import ratio_of
+from shardviz.relate.tolerance import SINGLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.check.step.lines.calls import Call, Value
+    from shardviz.check.step.lines.states import State
+    from shardviz.dump.dump import Dump
+    from shardviz.dump.records.lines import LineRecord
+    from shardviz.explain.finding import Finding
+
+ROLES = ("scalar", "grad", "param", "optim")
+"""What a step computes around the model."""
+
+MAX_RESULTS = 64
+"""Of a finding about more results, the first are followed."""
+
+
+def results_of(finding: Finding) -> list[Compared]:
+    """Return the results of a step that a finding is about."""
+    pairs = [getattr(pair, "comparison", pair) for one in finding.each for pair in one.pairs]
+    return [pair for pair in pairs if isinstance(pair, Compared)]
+
+
+def is_around(finding: Finding) -> bool:
+    """Whether a finding is about the loss, a gradient, or what an optimizer makes of weights."""
+    return finding.tensor == "loss" or any(result.role in ROLES for result in results_of(finding))
+
+
+@dataclass
+class Around:
+    """The lines of a step around the model.
+
+    Attributes:
+        lines: The calls.
+        states: What ranks have of their tensors.
+    """
+
+    lines: Lines
+    states: States
+
+    @staticmethod
+    def of(dump: Dump) -> Around | None:
+        """Read what ranks wrote; None if they did not look around the model."""
+        lines = Lines.of(dump, around=True)
+        if lines is None:
+            return None
+        around = Around(lines, States(dump, lines))
+        for value in lines.values:  # in order, so that none of them has to go back far
+            around.states.forward(value)
+        return around
+
+    def fault_of(self, finding: Finding) -> Fault | None:
+        """Return the line at which the results of a finding go wrong; None if it isn't one line for all of them."""
+        results = results_of(finding)[:MAX_RESULTS] if finding.tensor != "loss" else ()
+        faults = [self._fault(result) for result in results] or [self._of_result(finding.tensor)]
+        if isinstance(finding.explanation, GradientNotReduced) and not any(faults):
+            faults = [unreduced_fault(self.lines, self.states, finding.explanation, result.name) for result in results]
+        known = [fault for fault in faults if fault is not None]
+        is_one = len({(fault.line, fault.way) for fault in known}) == 1 and len(known) == len(faults)
+        return known[0] if is_one and known[0].way != "between" else None
+
+    def _fault(self, result: Compared) -> Fault | None:
+        if result.role == "grad":
+            is_on_all = f"gradient {result.name}" in self.lines.results
+            return self._of_gradient(result.name) if is_on_all else self._of_stage(result)
+        name = f"stepped {result.name}" if result.role == "param" else result.name
+        return self._of_result(name)
+
+    def _of_result(self, name: str) -> Fault | None:
+        value = self.lines.results.get(name, (None, 0))[0]
+        return None if value is None else fault_of(self.lines, self.states, value)
+
+    def _of_gradient(self, name: str) -> Fault | None:
+        """Return the line at which a gradient goes wrong: between loss and model, after the backward, or later."""
+        value = self.lines.results[f"gradient {name}"][0]
+        if not self.states.is_right:
+            return None
+        if self.states.forward(value).kind == "right":
+            return self._of_result(f"stepped gradient {name}")
+        return self._after_backward(value) or self._between_loss_and_model
+
+    def _of_stage(self, result: Compared) -> Fault | None:
+        """Return the line whose backward runs on another number, if only some ranks have a gradient."""
+        numbers = [
+            (rank, dict(lines.results).get(f"gradient {result.name}")) for rank, lines in self.lines.sharded.items()
+        ]
+        origins = [self.lines.records[rank, number].origin for rank, number in numbers if number is not None]
+        ratio = ratio_of(result) if all(origin.startswith("gradient") for origin in origins) else None
+        return self._backward_of(float(ratio)) if ratio and "loss" in self.lines.results else None
+
+    @cached_property
+    def _between_loss_and_model(self) -> Fault | None:
+        return backward_fault(self.lines, self.states)
+
+    def _after_backward(self, value: Value) -> Fault | None:
+        """Return the line of the step that makes a gradient wrong, or whose backward runs on another number."""
+        versions = self._versions(value)
+        times = [self._times(self.states.forward(version)) for version, _ in versions]
+        if not times or times[0] is None:
+            return None
+        steps = list(zip(versions[1:], times, times[1:], strict=False))
+        for (version, call), before, after in steps:
+            if call is not None and before and not after:
+                return self._written_by(call, before, self.states.forward(version), 0)
+        final = times[-1]
+        if self.states.forward(value).axes or final is None or math.isclose(final, 1, rel_tol=SINGLE):
+            return None
+        changing = [
+            call
+            for (_, call), before, after in steps
+            if call is not None and before and after and not math.isclose(before, after, rel_tol=SINGLE)
+        ]
+        scaling = [call for call in changing if not call.first.is_collective]
+        if changing and not math.isclose(times[0], final, rel_tol=SINGLE):
+            return self._written_by((scaling or changing)[-1], times[0], self.states.forward(value), final)
+        return self._backward_of(final)
+
+    def _written_by(self, call: Call, before: float, held: State, times: float) -> Fault | None:
+        """Return the fault of a call that writes into a gradient; None if anything else that it reads is not known.
+
+        What is copied into a gradient may be wrong itself.
+        """
+        memories = {self.lines.memory(made) for made in call.outputs}
+        others = [given for given in call.inputs if self.lines.memory(given) not in memories]
+        if held.kind == "unknown" or others:
+            is_copied = call.first.function == "copy_" and call.whole is not None and len(others) == 1
+            return fault_of(self.lines, self.states, others[0]) if is_copied else None
+        ranks = call.first.ranks if call.first.is_collective else ()
+        fault = fault_at("kept gradient", call, "", held, ranks=ranks)
+        return replace(fault, times=times, times_before=before)
+
+    def _times(self, state: State) -> float | None:
+        """Return by what a gradient is too large, or the mean of its terms; None if it is something else."""
+        if state.layout is None or state.moved or not (state.is_known or state.factor != 1):
+            return None
+        size = math.prod(map(self.states.mesh.axis_size, state.axes))
+        return 1.0 if state.op == "avg" else state.factor / size
+
+    def _backward_of(self, times: float) -> Fault | None:
+        """Return the line whose backward runs on so many times the loss, over all micro-batches and ranks."""
+        wanted = self.states.whole(self.lines.results["loss"][1])
+        by_rank = {rank: list(self._losses(rank)) for rank in self.lines.sharded}
+        having = [losses for losses in by_rank.values() if losses]
+        if wanted is None or not having:
+            return None
+        mean = sum(loss for losses in having for _, loss in losses) / len(having)
+        last, _ = having[0][-1]
+        if not math.isclose(mean, times * float(wanted), rel_tol=SINGLE) or not last.frames:
+            return None
+        frames, own = last.frames, last.own
+        return Fault("backward", frames[own], "backward", "", "", inner=frames[-1], times=times, count=len(having[0]))
+
+    def _losses(self, rank: int) -> Iterator[tuple[LineRecord, float]]:
+        """Yield a rank's calls of backward on one number, with the number."""
+        for line in self.lines.sharded[rank].lines:
+            held = self.states.held(((rank, line.inputs[0]),)) if len(line.inputs) == 1 else {}
+            if line.function == "backward" and held and held[rank].size == 1:
+                yield line, float(held[rank].reshape(()))
+
+    def _versions(self, value: Value) -> list[tuple[Value, Call | None]]:
+        """Return a gradient as the backward leaves it, and then as each line leaves it, with the line's call."""
+        versions = [(value, self.lines.producer(value))]
+        while (call := versions[0][1]) is not None:
+            earlier = [given for given in call.inputs if given != versions[0][0] and self._is_of(given, value)]
+            if not earlier:
+                return []
+            versions.insert(0, (earlier[0], self.lines.producer(earlier[0])))
+        return versions
+
+    def _is_of(self, given: Value, value: Value) -> bool:
+        """Whether a tensor is an earlier version of a gradient: in its memory, or compared with the same."""
+        wanted = self.lines.wanted.get(value)
+        is_same = wanted is not None and self.lines.wanted.get(given) == wanted
+        return is_same or self.lines.memory(given) == self.lines.memory(value)

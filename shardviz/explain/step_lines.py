@@ -1,0 +1,134 @@
+"""Causes that lie in one line of a training step, in its backward or in what it does to gradients."""
+
+from __future__ import annotations
+
+import math
+
+from shardviz.explain.cause import Cause
+from shardviz.relate.tolerance import SINGLE
+
+
+class GradientLine(Cause):
+    """A line of the training step leaves wrong gradients.
+
+    The backward leaves gradients that only need their sum or mean over ranks, or a number taken out. A collective over
+    the wrong ranks mixes shards, a sum that nothing divides leaves a multiple, and so does a second division. Shapes
+    and the loss are right.
+
+    Attributes:
+        place: The line, as `train.py:40`.
+        function: What it calls.
+        ranks: The ranks of the collective that it is, of the first rank's group; empty if it is none.
+        times: By what it leaves the gradient too large; 0 if it leaves something else.
+        before: By what the backward left it too large, in the mean over ranks.
+    """
+
+    place: str
+    function: str
+    ranks: tuple[int, ...] = ()
+    times: float = 0
+    before: float = 1
+    kinds = ("wrong-scale", "wrong-value", "unreduced-gradient")
+    why = (
+        "{times:?{ranks:?{function} in {place} sums gradients over {ranks:ranks} that it should average, or sums what "
+        "is the whole, and nothing divides them afterwards|{place} multiplies or divides the gradients by a wrong "
+        "number}|{function} in {place} combines gradients that don't belong together: the group or the op is wrong, or "
+        "the ranks hold different shards}"
+    )
+    how = (
+        "{times:?{ranks:?pass {place} op=ReduceOp.AVG, divide by the number of ranks, or leave gradients out that are "
+        "the whole|divide by {times:.5g} times what {place} divides by now, or leave it out}|reduce in {place} "
+        "only over ranks that hold the same shard, once}"
+    )
+
+
+class BackwardLine(Cause):
+    """Backward runs on a number that isn't the loss.
+
+    A loss scale that nothing takes out, losses of micro-batches that nothing divides, or the rank's term of a sum where
+    the gradients are averaged. The step returns the right loss, and all gradients have one factor.
+
+    Attributes:
+        place: The line, as `train.py:36`.
+        times: The number by which what it runs on is too large, in the mean over ranks.
+        count: How many backward passes the step runs.
+    """
+
+    place: str
+    times: float
+    count: int = 1
+    kinds = ("wrong-scale",)
+    why = (
+        "Backward in {place} runs on {is_of_micro_batches:?the losses of {count} micro-batches, and nothing divides "
+        "them by {count}|{times:.5g} times the loss, in the mean over ranks, and nothing makes up for it afterwards}"
+    )
+    how = (
+        "{is_of_micro_batches:?divide each loss by {count} before {place}|call backward() in {place} on the loss "
+        "itself, or divide the gradients by {times:.5g} afterwards}"
+    )
+
+    @property
+    def is_of_micro_batches(self) -> bool:
+        """Whether the number is that of the backward passes."""
+        return self.count > 1 and math.isclose(self.times, self.count, rel_tol=SINGLE)
+
+
+class LeftOutOfReduction(Cause):
+    """The training loop reduces other gradients, and one never reaches the reduction.
+
+    Gradients are reduced in buckets, and the last bucket is not full when the loop ends. A list of parameters, a
+    condition or a name leaves one out. Each rank then steps with its own part of the gradient.
+
+    Attributes:
+        place: The line that reduces the others, as `train.py:41`.
+        axis: The axis over which it reduces them.
+    """
+
+    place: str
+    axis: str
+    kinds = ("unreduced-gradient",)
+    why = "{place} reduces other gradients over {axis}. The step never passes this gradient to it"
+    how = "pass every gradient to {place}, the last bucket too, and those that a condition or a list leaves out"
+
+
+class NarrowReduction(Cause):
+    """The training loop reduces a gradient over some ranks, and not over another axis that needs it.
+
+    A reduction over the data-parallel group leaves out the axis that splits the sequence, or the reverse. The gradient
+    is then equal along one axis and differs along the other.
+
+    Attributes:
+        place: The line that reduces it, as `train.py:41`.
+        function: What it calls.
+        ranks: The ranks that it reduces over, of the first rank's group.
+        axis: The axis over which a reduction is missing.
+    """
+
+    place: str
+    function: str
+    ranks: tuple[int, ...]
+    axis: str
+    kinds = ("unreduced-gradient",)
+    why = "{function} in {place} runs over {ranks:ranks} and leaves {axis} out"
+    how = "reduce over {axis} in {place}, too, by a group that joins both axes or by a second reduction"
+
+
+class LocalWeight(Cause):
+    """A module takes its part of a DTensor weight and doesn't say that gradients are terms of a sum.
+
+    `to_local()` without `grad_placements` labels the gradient with the weight's placements. If each rank uses a
+    replicated weight for its own rows or tokens, its gradient is one term of a sum, and the label says it is the whole.
+
+    Attributes:
+        place: The line, as `norm.py:20`.
+        axis: The axis over which the sum is missing.
+    """
+
+    place: str
+    axis: str
+    kinds = ("unreduced-gradient",)
+    why = (
+        "to_local() in {place} has no grad_placements. Its backward takes each rank's gradient for the whole, and "
+        "nothing sums it over {axis}"
+    )
+    how = "in {place}, call to_local(grad_placements=[Partial()]), with Partial() for {axis}"

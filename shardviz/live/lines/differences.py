@@ -1,0 +1,59 @@
+"""Whether a step's loss, gradients or weights may differ from the unsharded model's: only then are lines looked at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shardviz.layout.layout import Layout
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.compat import quiet_redistribution
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.live.capture.locals import Local
+
+
+def differ(
+    held: Sequence[Local], wanted: Sequence[Local], losses: tuple[torch.Tensor, torch.Tensor], rank: int, near: float
+) -> bool:
+    """Return whether anything may differ on any rank. Every rank calls this.
+
+    What cannot be laid out here, such as a flat parameter, is taken to be equal: this asks whether to look, and the
+    judge decides.
+
+    Args:
+        held: This rank's gradients, states and weights.
+        wanted: The unsharded model's.
+        losses: This rank's loss, and the unsharded model's.
+        rank: This rank.
+        near: By how much of the largest number anything may be off.
+    """
+    by_name = {(local.role, local.name): local for local in wanted}
+    pairs = [(local, by_name.get((local.role, local.name))) for local in held]
+    is_here = any(whole is not None and _differs(local, whole, rank, near) for local, whole in pairs)
+    with quiet_redistribution():
+        own = losses[0].full_tensor() if isinstance(losses[0], DTensor) else losses[0]
+    of_all = of_all_ranks((is_here, float(own)))
+    mean, loss = sum(number for _, number in of_all) / len(of_all), float(losses[1])
+    return any(here for here, _ in of_all) or not abs(mean - loss) <= near * max(abs(loss), 1e-30)
+
+
+def _differs(local: Local, whole: Local, rank: int, near: float) -> bool:
+    if local.flat or not local.values.is_floating_point() or local.values.is_meta:
+        return False
+    expected, held = whole.values.detach(), local.values.detach()
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    if local.claim is not None:
+        mesh, placements = local.claim
+        layout = Layout.from_placements(mesh, local.claimed_shape, placements)
+        if layout.partial or layout.shape != tuple(expected.shape):
+            return False
+        for dim, ranges in enumerate(layout.region(mesh.coord_of(rank)).dims):
+            expected = torch.cat([expected.narrow(dim, begin, end - begin) for begin, end in ranges], dim)
+    if expected.shape != held.shape or not held.numel():
+        return False
+    return not float((held.to(expected.device) - expected).abs().max()) <= near * largest
