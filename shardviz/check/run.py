@@ -55,8 +55,8 @@ from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
-from shardviz.explain.order import OrderNotApplied
-from shardviz.explain.update import AnotherLearningRate, RepeatedStep
+from shardviz.explain.placement.order import OrderNotApplied
+from shardviz.explain.step.update import AnotherLearningRate, RepeatedStep
 from shardviz.layout.intended import split_order
 from shardviz.text import natural_key
 

@@ -14,7 +14,7 @@ from shardviz.checkpoint.formats.pickle_reader import UnknownTypeError
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import check_optimizer, check_states
 from shardviz.errors import DumpError
-from shardviz.explain.files import (
+from shardviz.explain.checkpoints.files import (
     ChunkOutOfBounds,
     DamagedHeader,
     ForeignFile,

@@ -16,7 +16,7 @@ import numpy as np
 from shardviz.check.report import NotChecked
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.errors import DumpError
-from shardviz.explain.states import (
+from shardviz.explain.checkpoints.states import (
     AbsentState,
     EmptyMoments,
     LostParamGroup,

@@ -1,4 +1,4 @@
-"""The whole catalogue: importing it enters every module's causes."""
+"""The whole catalogue: importing it enters the causes of every family."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ if TYPE_CHECKING:
 
     from shardviz.explain.cause import Cause
 
-MACHINERY = frozenset({"catalogue", "cause", "finding", "kinds", "pages", "templates"})
-"""The modules here that define no cause; every other one is a family of causes."""
-
-for family in iter_modules(explain.__path__):
-    if family.name not in MACHINERY:
-        import_module(f"{explain.__name__}.{family.name}")
+for family in iter_modules(explain.__path__, f"{explain.__name__}."):
+    for module in iter_modules(import_module(family.name).__path__, f"{family.name}.") if family.ispkg else ():
+        import_module(module.name)
 
 CATALOGUE: Mapping[str, type[Cause]] = BY_NAME
 """Every cause by its name."""

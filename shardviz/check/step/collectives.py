@@ -13,7 +13,7 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.errors import DumpError
-from shardviz.explain.sums import WrongCollective
+from shardviz.explain.step.sums import WrongCollective
 from shardviz.explain.templates import number
 from shardviz.relate.tolerance import SINGLE
 from shardviz.text import listed

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.explain.gradients import CutGraph, GradientOnSomeRanks, ReductionSwitchedOff
-from shardviz.explain.losses import PaddingRead
-from shardviz.explain.step import (
+from shardviz.explain.step.gradients import CutGraph, GradientOnSomeRanks, ReductionSwitchedOff
+from shardviz.explain.step.losses import PaddingRead
+from shardviz.explain.step.whole_step import (
     CopiesSideBySide,
     DifferentOutput,
     MixedDtensor,

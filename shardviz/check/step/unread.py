@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.naming import place_of
 from shardviz.explain.finding import Finding
-from shardviz.explain.lines import UnsummedLine
-from shardviz.explain.modules import UnsummedModule
-from shardviz.explain.sums import GradientNotReduced, OutputNotReduced, ResultNotRead, UnreducedBesideVector
+from shardviz.explain.step.lines import UnsummedLine
+from shardviz.explain.step.modules import UnsummedModule
+from shardviz.explain.step.sums import GradientNotReduced, OutputNotReduced, ResultNotRead, UnreducedBesideVector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -23,9 +23,9 @@ from shardviz.check.step.comparison import compared
 from shardviz.check.step.contradictions import check_absent_gradients
 from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of, with_copies
-from shardviz.explain.losses import ScalarNotReduced
-from shardviz.explain.step import DifferentMasks, IdenticalMasks
-from shardviz.explain.sums import GradientNotReduced, OutputCopiesDiffer
+from shardviz.explain.step.losses import ScalarNotReduced
+from shardviz.explain.step.sums import GradientNotReduced, OutputCopiesDiffer
+from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks
 from shardviz.explain.templates import number
 from shardviz.layout.notation import write
 from shardviz.relate.tolerance import EPSILON, ROUNDINGS_OF_ONE, ROUNDINGS_OF_SUM

@@ -19,7 +19,7 @@ from shardviz.check.order.cases import claimed_dims
 from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked
 from shardviz.dump.content import leaves
-from shardviz.explain.values import (
+from shardviz.explain.placement.values import (
     FirstRankAlone,
     OddRanksAlone,
     PlainAmongShards,

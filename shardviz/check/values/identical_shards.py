@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from shardviz.check.order.cases import claimed_dims
 from shardviz.check.values.copies import is_constant
 from shardviz.dump.digests import hash_of_nan
-from shardviz.explain.states import SameOptimizerFile
-from shardviz.explain.values import RepeatedDraw
+from shardviz.explain.checkpoints.states import SameOptimizerFile
+from shardviz.explain.placement.values import RepeatedDraw
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:

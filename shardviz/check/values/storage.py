@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.report import NotChecked
-from shardviz.explain.content import NeverInitialized
-from shardviz.explain.values import BrokenTie, LostWrite
+from shardviz.explain.placement.content import NeverInitialized
+from shardviz.explain.placement.values import BrokenTie, LostWrite
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.report import NotChecked
 from shardviz.check.verdicts import is_of_model
-from shardviz.explain.whole import DamagedFile, ModuleAbsentOnRanks, RankWithoutFile, TensorAbsentEverywhere
+from shardviz.explain.placement.whole_run import (
+    DamagedFile,
+    ModuleAbsentOnRanks,
+    RankWithoutFile,
+    TensorAbsentEverywhere,
+)
 from shardviz.text import listed
 
 if TYPE_CHECKING:

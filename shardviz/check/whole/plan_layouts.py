@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.check.order.rules.intent import intended_text, is_intended
 from shardviz.check.report import NotChecked
-from shardviz.explain.labels import AnotherPlan, UnevenPlan
+from shardviz.explain.placement.labels import AnotherPlan, UnevenPlan
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from shardviz.check.report import NotChecked
 from shardviz.check.verdicts import is_of_model
 from shardviz.dump.read import mesh_of
 from shardviz.dump.validate import mesh_of as mesh_from
-from shardviz.explain.whole import GroupAgainstMesh, MeshNotRising
+from shardviz.explain.placement.whole_run import GroupAgainstMesh, MeshNotRising
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

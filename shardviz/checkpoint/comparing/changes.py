@@ -12,7 +12,7 @@ from shardviz.checkpoint.comparing.equality import narrower
 from shardviz.checkpoint.comparing.lengths import explain_padding, explain_repeats
 from shardviz.checkpoint.comparing.orders import name_change
 from shardviz.checkpoint.records import StoredTensor
-from shardviz.explain.conversion import (
+from shardviz.explain.checkpoints.conversion import (
     CutOffDigits,
     ForgottenFactor,
     ForgottenOffset,

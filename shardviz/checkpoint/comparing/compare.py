@@ -31,7 +31,7 @@ from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.wrong import explain_slip
 from shardviz.checkpoint.optimizer import is_setting, state_names, state_of
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.explain.conversion import ForgottenFactor, OverflowInFloat16, SummedReplicas
+from shardviz.explain.checkpoints.conversion import ForgottenFactor, OverflowInFloat16, SummedReplicas
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import WHOLE_FACTOR
 from shardviz.text import counted, listed, printable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.explain.conversion import CutOffEnd, KeptOneShard, PaddedEnd, PaddedParts, RepeatedHeads
+from shardviz.explain.checkpoints.conversion import CutOffEnd, KeptOneShard, PaddedEnd, PaddedParts, RepeatedHeads
 from shardviz.relate.values import is_alike
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, leaves
 from shardviz.checkpoint.maps.numbering import find_renumberings, star_shared_numbers
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
-from shardviz.explain.content import LocalNumbering
-from shardviz.explain.conversion import OneSidedTie, RenumberedLayers, UnsavedHead
+from shardviz.explain.checkpoints.conversion import OneSidedTie, RenumberedLayers, UnsavedHead
+from shardviz.explain.placement.content import LocalNumbering
 from shardviz.reference.windows import line_hashes
 from shardviz.text import listed, printable
 

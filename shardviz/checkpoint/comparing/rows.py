@@ -10,7 +10,7 @@ import numpy as np
 from shardviz.checkpoint.comparing.moves import lines_of
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
-from shardviz.explain.conversion import RowsUnderOtherNames
+from shardviz.explain.checkpoints.conversion import RowsUnderOtherNames
 from shardviz.reference.windows import line_hashes
 from shardviz.text import listed, printable
 

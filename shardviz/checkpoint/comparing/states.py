@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.equality import is_same
 from shardviz.checkpoint.optimizer import state_of
-from shardviz.explain.states import StatelessParameters
+from shardviz.explain.checkpoints.states import StatelessParameters
 from shardviz.text import printable
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from shardviz.checkpoint.comparing.equality import equal, narrower, readable_bit
 from shardviz.checkpoint.comparing.series import has_values_of, number_of, open_steps, siblings, steps_with, tensor_in
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
-from shardviz.explain.conversion import AdapterMergedAgain, AveragedWeights
-from shardviz.explain.files import (
+from shardviz.explain.checkpoints.conversion import AdapterMergedAgain, AveragedWeights
+from shardviz.explain.checkpoints.files import (
     FileOfAnotherSave,
     FileOnEitherSide,
     OddFile,

@@ -19,7 +19,7 @@ from shardviz.checkpoint.formats.torch_file import whole_tensor
 from shardviz.checkpoint.formats.zero_buffers import MASTER, RankFile, chunks_of, lay_out
 from shardviz.checkpoint.records import ByteRange, Checkpoint, Problem, StoredTensor
 from shardviz.errors import DumpError
-from shardviz.explain.files import UnfinishedUniversalCheckpoint
+from shardviz.explain.checkpoints.files import UnfinishedUniversalCheckpoint
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:

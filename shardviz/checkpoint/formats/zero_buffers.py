@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.checkpoint.formats.pickle_reader import PickledObject
 from shardviz.checkpoint.records import ByteRange, Chunk, Problem
 from shardviz.errors import DumpError
-from shardviz.explain.files import MissingZeroFile, MixedZeroFiles, RoundRobinGradients
+from shardviz.explain.checkpoints.files import MissingZeroFile, MixedZeroFiles, RoundRobinGradients
 from shardviz.layout.dtypes import itemsize
 from shardviz.text import counted, listed, printable
 

@@ -21,7 +21,7 @@ from shardviz.checkpoint.live_job.searching import MOST_READ, Search
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, has_padding, leaves
 from shardviz.checkpoint.optimizer import state_names
 from shardviz.checkpoint.records import Checkpoint, StoredTensor
-from shardviz.explain.files import FileOfAnotherSave
+from shardviz.explain.checkpoints.files import FileOfAnotherSave
 from shardviz.text import counted, listed, named_ranks, printable
 
 if TYPE_CHECKING:

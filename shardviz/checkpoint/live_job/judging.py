@@ -15,8 +15,8 @@ from shardviz.checkpoint.comparing.changes import through_types
 from shardviz.checkpoint.comparing.equality import can_cast
 from shardviz.checkpoint.live_job.reading import Reader
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.explain.conversion import NarrowedOnTheWay, OneSidedTie
-from shardviz.explain.files import NeverLoaded, ValuesOfAnotherStep
+from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay, OneSidedTie
+from shardviz.explain.checkpoints.files import NeverLoaded, ValuesOfAnotherStep
 from shardviz.layout.region import Region, index_of
 from shardviz.relate.casts import cast, is_narrower
 from shardviz.relate.values import padded_to

@@ -13,9 +13,9 @@ from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.find import hint_at_name
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import ShardvizError
-from shardviz.explain.assertions import CopiesNotClaimed
 from shardviz.explain.finding import Finding
-from shardviz.explain.values import BrokenTie
+from shardviz.explain.placement.values import BrokenTie
+from shardviz.explain.testing.assertions import CopiesNotClaimed
 from shardviz.layout.notation import write
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.text import counted

@@ -22,7 +22,8 @@ from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.reductions import check_unreduced
 from shardviz.dump.whole_tensors import whole_values
 from shardviz.errors import ShardvizError
-from shardviz.explain.assertions import (
+from shardviz.explain.finding import MOST_NAMES
+from shardviz.explain.testing.assertions import (
     AllRanksDiffer,
     ExchangedCoordinate,
     FewElementsChanged,
@@ -36,7 +37,6 @@ from shardviz.explain.assertions import (
     UnrelatedShapes,
     WrongLocalShape,
 )
-from shardviz.explain.finding import MOST_NAMES
 from shardviz.layout.ids import region_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write

@@ -8,7 +8,7 @@ from shardviz.check.step.comparison import laid_out, rounding_of
 from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of
 from shardviz.dump.whole_tensors import whole_values
-from shardviz.explain.sums import GradientNotReduced
+from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.layout.notation import write
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh

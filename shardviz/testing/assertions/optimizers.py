@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardviz.checkpoint.records import MemoryTensor
-from shardviz.explain.assertions import AllRanksDiffer
-from shardviz.explain.update import OptimizerOfOtherParameters
+from shardviz.explain.step.update import OptimizerOfOtherParameters
+from shardviz.explain.testing.assertions import AllRanksDiffer
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name

@@ -10,8 +10,13 @@ from shardviz.check.order.rules.intent import intended_text
 from shardviz.dump.find import hint_at_name, matches_pattern
 from shardviz.dump.validate import mesh_of
 from shardviz.errors import MeshError
-from shardviz.explain.assertions import UnexpectedDtype, UnexpectedPlacement, UnexpectedPlainTensor, UnexpectedShape
 from shardviz.explain.finding import MOST_NAMES
+from shardviz.explain.testing.assertions import (
+    UnexpectedDtype,
+    UnexpectedPlacement,
+    UnexpectedPlainTensor,
+    UnexpectedShape,
+)
 from shardviz.layout.notation import parse, write
 from shardviz.plan.lock import read_lock
 from shardviz.testing.assertions.message import ShardAssertionError

@@ -11,7 +11,7 @@ from shardviz.checkpoint.comparing.steps import files_of
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.explain.transfers import WrongOnDisk
+from shardviz.explain.testing.transfers import WrongOnDisk
 from shardviz.reference.names import matched
 from shardviz.testing.trips.pieces import SourceTensor
 from shardviz.text import counted, listed

@@ -18,8 +18,8 @@ from shardviz.checkpoint.comparing.changes import values_changed
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.checkpoint.records import MemoryTensor
 from shardviz.dump.records.tensors import Stamp
-from shardviz.explain.conversion import NarrowedOnTheWay, PaddedParts
-from shardviz.explain.transfers import (
+from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay, PaddedParts
+from shardviz.explain.testing.transfers import (
     ChangedInTransfer,
     FileOfAnotherRank,
     FusedCutOtherwise,

@@ -34,7 +34,7 @@ from shardviz.checkpoint.maps.mapped_tensors import (
 )
 from shardviz.checkpoint.maps.matching import apply, fill_stars, named_tensors, pattern_of, turn_rules
 from shardviz.errors import NotationError, ShardvizError
-from shardviz.explain.transfers import FusedCutOtherwise
+from shardviz.explain.testing.transfers import FusedCutOtherwise
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
 from shardviz.live.capture.agreement import of_all_ranks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import distributed
 
-from shardviz.explain.states import (
+from shardviz.explain.checkpoints.states import (
     NameLostInLoad,
     ReplacedParameters,
     SettingLostInLoad,
@@ -17,7 +17,7 @@ from shardviz.explain.states import (
     ThawedByLoad,
     TieLostInLoad,
 )
-from shardviz.explain.transfers import StateByNumber
+from shardviz.explain.testing.transfers import StateByNumber
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.relate.tolerance import SINGLE
 

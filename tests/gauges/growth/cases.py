@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.check.grouping import grouped
-from shardviz.explain.step import WeightOnSomeRanks
+from shardviz.explain.step.whole_step import WeightOnSomeRanks
 from tests.gauges.growth import dumps, stored
 from tests.gauges.growth.measure import growth_of
 from tests.gauges.growth.uses import USES, verb

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.orders import name_order, transpositions
-from shardviz.explain.order import Padded, Slices, Transposed, TransposedShards, WithoutStrides
+from shardviz.explain.placement.order import Padded, Slices, Transposed, TransposedShards, WithoutStrides
 from shardviz.text import listed
 
 if TYPE_CHECKING:

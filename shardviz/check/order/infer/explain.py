@@ -12,8 +12,8 @@ from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.orders import explain_dims
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.infer.splits import explain_flattened, explain_label, explain_splits
-from shardviz.explain.order import Interleaved, OddCopies, Rotary, Scrambled
-from shardviz.explain.splits import PermutedRanks
+from shardviz.explain.placement.order import Interleaved, OddCopies, Rotary, Scrambled
+from shardviz.explain.placement.splits import PermutedRanks
 from shardviz.layout.region import MAX_LAID_OUT
 from shardviz.text import listed
 

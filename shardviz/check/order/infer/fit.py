@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardviz.explain.order import Disorder
+    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.layout import Layout
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.fit import Fit
-from shardviz.explain.order import (
+from shardviz.explain.placement.order import (
     AsText,
     Blocks,
     Grouped,
@@ -25,7 +25,7 @@ from shardviz.explain.order import (
     RotatedDim,
     WithinShards,
 )
-from shardviz.explain.splits import PermutedRanks, Segments
+from shardviz.explain.placement.splits import PermutedRanks, Segments
 from shardviz.layout.region import Ranges, indices, length
 from shardviz.text import listed
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.explain.order import Disorder
+    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord
     from shardviz.layout.region import Region

@@ -18,8 +18,8 @@ from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.infer.orders import as_text
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
-from shardviz.explain.order import AsText
-from shardviz.explain.splits import (
+from shardviz.explain.placement.order import AsText
+from shardviz.explain.placement.splits import (
     ExchangedRanks,
     GlobalRank,
     PermutedRanks,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shardviz.check.order.case import Case
     from shardviz.check.order.cases import LaidOut
     from shardviz.check.report import NotChecked
-    from shardviz.explain.order import Disorder
+    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.region import Region

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.layout import infer_layout, same_region
-from shardviz.explain.splits import (
+from shardviz.explain.placement.splits import (
     AcrossSegments,
     AnotherAxis,
     AnotherDim,
@@ -43,7 +43,7 @@ from shardviz.layout.splits import Split as Cut
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.explain.order import Disorder
+    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.splits import Chain

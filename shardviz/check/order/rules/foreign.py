@@ -17,7 +17,7 @@ import numpy as np
 
 from shardviz.check.order.infer.elements import explain_elements
 from shardviz.check.order.rules.counts import count_ids
-from shardviz.explain.content import (
+from shardviz.explain.placement.content import (
     AnotherCheckpoint,
     BufferNotWritten,
     KeyOfAnotherPrefix,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shardviz.check.order.case import Case
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding
-    from shardviz.explain.order import Disorder
+    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.mesh import Coord
 
 MAX_RANKS = 4

@@ -18,8 +18,8 @@ from shardviz.check.order.infer.layout import same_region
 from shardviz.check.report import NotChecked
 from shardviz.dump.find import matches_pattern
 from shardviz.errors import ShardvizError
-from shardviz.explain.labels import AnotherPlan, FusedWeightSplit, OmittedByPlan, SplitAgainstIntent
-from shardviz.explain.states import StateOfAnotherLayout
+from shardviz.explain.checkpoints.states import StateOfAnotherLayout
+from shardviz.explain.placement.labels import AnotherPlan, FusedWeightSplit, OmittedByPlan, SplitAgainstIntent
 from shardviz.layout.intended import parse_intended, split_order
 from shardviz.layout.notation import Pattern, write
 from shardviz.layout.placements import spell

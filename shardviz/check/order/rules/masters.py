@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
+from shardviz.explain.checkpoints.states import MisplacedMaster, RankDependentOffsets, StaleMaster
 from shardviz.explain.finding import Finding
-from shardviz.explain.states import MisplacedMaster, RankDependentOffsets, StaleMaster
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from shardviz.check.order.infer.splits import disorder_between, splitting
 from shardviz.check.order.rules.blocks import are_shared_blocks
 from shardviz.check.order.rules.counts import CountError, Counts, count_ids
 from shardviz.check.order.rules.plain import explain_plain
-from shardviz.explain.order import Scrambled, UnreadOrder
-from shardviz.explain.splits import (
+from shardviz.explain.placement.order import Scrambled, UnreadOrder
+from shardviz.explain.placement.splits import (
     AcrossSegments,
     AnotherOrder,
     MeshOrder,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardviz.check.order.case import Case
     from shardviz.check.order.infer.fit import Fit
     from shardviz.explain.finding import Finding, Kind
-    from shardviz.explain.order import Disorder
+    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.mesh import Coord
 
 OF_ORDER = (AnotherOrder, MeshOrder, Segments, SegmentsUnderFsdp, AcrossSegments, RoundRobin, OneFactor)

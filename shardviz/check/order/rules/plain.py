@@ -21,8 +21,8 @@ from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.rules.foreign import cause_of_zeros
 from shardviz.check.report import NotChecked
-from shardviz.explain.content import BufferMadeAgain, RankDependentOrder
-from shardviz.explain.splits import CutByHand, SameShard
+from shardviz.explain.placement.content import BufferMadeAgain, RankDependentOrder
+from shardviz.explain.placement.splits import CutByHand, SameShard
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.layout.region import Region

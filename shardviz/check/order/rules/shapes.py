@@ -19,7 +19,7 @@ from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.order.rules.counts import count_ids
 from shardviz.check.order.rules.places import shape_differs
 from shardviz.errors import ShardvizError
-from shardviz.explain.labels import (
+from shardviz.explain.placement.labels import (
     AnotherChunking,
     GuessedGlobalShape,
     PaddedAfterBuild,
@@ -27,7 +27,7 @@ from shardviz.explain.labels import (
     RankDependentPlacements,
     ShardedOverDifferent,
 )
-from shardviz.explain.order import Scrambled
+from shardviz.explain.placement.order import Scrambled
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.region import indices
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardviz.check.order.cases import LaidOut
     from shardviz.dump.dump import Tensor
     from shardviz.explain.finding import Finding
-    from shardviz.explain.order import Disorder
+    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.mesh import Coord
     from shardviz.layout.region import Region
 

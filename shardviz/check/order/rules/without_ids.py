@@ -21,7 +21,7 @@ from shardviz.check.values.copies import flat_values
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
-from shardviz.explain.whole import UncheckedWeights
+from shardviz.explain.placement.whole_run import UncheckedWeights
 from shardviz.text import listed
 
 if TYPE_CHECKING:

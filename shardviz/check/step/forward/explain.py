@@ -10,7 +10,7 @@ from shardviz.check.step.forward.parts import check_experts, check_fused, check_
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.forward.stages import check_stages
 from shardviz.check.step.forward.sums import check_joined, check_sum_beside_a_vector
-from shardviz.explain.forward import WrongOutputLabel
+from shardviz.explain.step.forward import WrongOutputLabel
 from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write

@@ -9,8 +9,8 @@ import numpy as np
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.words import spans
-from shardviz.explain.forward import PositionsStartAgain, UngatheredKeys
-from shardviz.explain.gradients import RepeatedMicroBatch
+from shardviz.explain.step.forward import PositionsStartAgain, UngatheredKeys
+from shardviz.explain.step.gradients import RepeatedMicroBatch
 from shardviz.relate.orders import places_of
 from shardviz.text import listed
 

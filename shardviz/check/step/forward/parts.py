@@ -18,7 +18,7 @@ import numpy as np
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.words import spans
-from shardviz.explain.forward import ExpertsSentElsewhere, PartsDealtOtherwise, SegmentsInOneStretch
+from shardviz.explain.step.forward import ExpertsSentElsewhere, PartsDealtOtherwise, SegmentsInOneStretch
 from shardviz.layout.region import indices
 from shardviz.text import listed
 

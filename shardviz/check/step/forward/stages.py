@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.forward.reason import Reason
 from shardviz.dump.records.base import WEIGHTS
-from shardviz.explain.forward import (
+from shardviz.explain.step.forward import (
     LayersDropped,
     OverlappingStages,
     StagesMisnumbered,

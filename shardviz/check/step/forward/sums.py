@@ -14,8 +14,8 @@ import numpy as np
 from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.reductions import own_part
-from shardviz.explain.modules import AveragedForward, RepeatedForwardSum
-from shardviz.explain.sums import (
+from shardviz.explain.step.modules import AveragedForward, RepeatedForwardSum
+from shardviz.explain.step.sums import (
     ConcatenatedTerms,
     UnreducedBesideVector,
 )

@@ -21,7 +21,7 @@ from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import counts_per_forward, trace_of, with_first_module
 from shardviz.check.unread_ranks import without_trace
 from shardviz.explain.finding import Finding
-from shardviz.explain.step import DifferentWeights, MisplacedWeights
+from shardviz.explain.step.whole_step import DifferentWeights, MisplacedWeights
 from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:

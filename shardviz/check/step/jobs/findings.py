@@ -18,8 +18,8 @@ from shardviz.check.step.trace.naming import of_output, placed, with_cut
 from shardviz.check.step.words import number
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
-from shardviz.explain.losses import MeanOfMeans
-from shardviz.explain.step import DifferentMasks, IdenticalMasks, UnexplainedJobStep
+from shardviz.explain.step.losses import MeanOfMeans
+from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedJobStep
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.relate.tolerance import POINT_EPSILON
 from shardviz.text import listed

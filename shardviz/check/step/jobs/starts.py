@@ -11,7 +11,7 @@ import numpy as np
 
 from shardviz.check.step.trace.traces import float_of
 from shardviz.check.step.trace.values import Kept, in_both
-from shardviz.explain.step import DifferentBatch, SharedRows
+from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region, merge_ranges

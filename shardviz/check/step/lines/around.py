@@ -19,7 +19,7 @@ from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.faults import fault_of
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.lines.unreduced import unreduced_fault
-from shardviz.explain.sums import GradientNotReduced
+from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import SINGLE
 

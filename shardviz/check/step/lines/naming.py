@@ -13,8 +13,8 @@ from shardviz.check.step.lines.states import States
 from shardviz.check.whole.completeness import no_file_of
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.finding import Finding
-from shardviz.explain.forward import UngatheredKeys
-from shardviz.explain.lines import (
+from shardviz.explain.step.forward import UngatheredKeys
+from shardviz.explain.step.lines import (
     ExchangeNotReversed,
     ForeignNumbersSummed,
     MisplacedLine,
@@ -32,8 +32,8 @@ from shardviz.explain.lines import (
     WrongLines,
     WrongReductionLine,
 )
-from shardviz.explain.losses import MeanOfMeans, PartialVocabularyLoss, UnexplainedLoss, UnexplainedValue
-from shardviz.explain.modules import (
+from shardviz.explain.step.losses import MeanOfMeans, PartialVocabularyLoss, UnexplainedLoss, UnexplainedValue
+from shardviz.explain.step.modules import (
     AveragedForward,
     RepeatedForwardSum,
     ScaledBetweenModules,
@@ -42,8 +42,14 @@ from shardviz.explain.modules import (
     UnexplainedModuleBackward,
     UngatheredInput,
 )
-from shardviz.explain.step import UnexplainedBackward, UnexplainedForward
-from shardviz.explain.step_lines import BackwardLine, GradientLine, LeftOutOfReduction, LocalWeight, NarrowReduction
+from shardviz.explain.step.step_lines import (
+    BackwardLine,
+    GradientLine,
+    LeftOutOfReduction,
+    LocalWeight,
+    NarrowReduction,
+)
+from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedForward
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:

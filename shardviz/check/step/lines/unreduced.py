@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.lines import FrameRecord
-    from shardviz.explain.sums import GradientNotReduced
+    from shardviz.explain.step.sums import GradientNotReduced
 
 
 def unreduced_fault(lines: Lines, states: States, cause: GradientNotReduced, name: str) -> Fault | None:

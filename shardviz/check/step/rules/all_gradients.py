@@ -24,8 +24,8 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.rules.factors import cause_of_axes, overs, size_clause
-from shardviz.explain.factors import ClippedByParts, NormOverWrongAxes, ScaledBackward, ScaledForward
-from shardviz.explain.losses import NormOfPart
+from shardviz.explain.step.factors import ClippedByParts, NormOverWrongAxes, ScaledBackward, ScaledForward
+from shardviz.explain.step.losses import NormOfPart
 from shardviz.explain.templates import number, times_text
 from shardviz.relate.factors import ratio_near
 from shardviz.relate.measures import axis_sets, factor_of_all

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from shardviz.explain.factors import (
+from shardviz.explain.step.factors import (
     AveragedNotSummed,
     ClippedByParts,
     DividedByWorldSize,
@@ -33,8 +33,8 @@ from shardviz.explain.factors import (
     SummedNotAveraged,
     UndividedShardGradient,
 )
-from shardviz.explain.losses import DividedMean, SummedValue, UnsummedValue
-from shardviz.explain.step import RankDependentCode
+from shardviz.explain.step.losses import DividedMean, SummedValue, UnsummedValue
+from shardviz.explain.step.whole_step import RankDependentCode
 from shardviz.explain.templates import number, times_text
 from shardviz.relate.measures import axes_of_size, factors_of_ranks, ratio_of
 from shardviz.relate.tolerance import SINGLE, near_ratio
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.rules.all_gradients import Part
     from shardviz.explain.cause import Cause
-    from shardviz.explain.factors import FactorOfAxes
     from shardviz.explain.finding import Finding
+    from shardviz.explain.step.factors import FactorOfAxes
     from shardviz.layout.mesh import Mesh
 
     Batch = Mapping[str, bool]

@@ -18,7 +18,7 @@ import numpy as np
 
 from shardviz.check.step.rules.reductions import TORCH_OPS, Unreduced, own_part
 from shardviz.dump.records.step import WHOLE_LOSS
-from shardviz.explain.losses import (
+from shardviz.explain.step.losses import (
     FunctionBeforeMean,
     MeanOfMeans,
     MiscountedExponentials,

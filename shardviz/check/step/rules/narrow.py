@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.dump.records.step import of_replay
-from shardviz.explain.changed import ScaleOfPart
-from shardviz.explain.factors import SmallFactor
-from shardviz.explain.sums import NarrowSum
+from shardviz.explain.step.changed import ScaleOfPart
+from shardviz.explain.step.factors import SmallFactor
+from shardviz.explain.step.sums import NarrowSum
 from shardviz.explain.templates import number
 from shardviz.layout.dtypes import itemsize
 from shardviz.relate.casts import rounded

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.words import spans
-from shardviz.explain.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
-from shardviz.explain.gradients import SlicesWithoutGradient
+from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
+from shardviz.explain.step.gradients import SlicesWithoutGradient
 from shardviz.layout.region import Region, indices
 from shardviz.relate.measures import lost_slices, moved_slices
 from shardviz.text import named_ranks

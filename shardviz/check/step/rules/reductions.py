@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.rules.factors import cause_of_ratio
 from shardviz.check.step.words import apart_text
-from shardviz.explain.sums import GradientNotReduced, OutputNotReduced, UnreducedSharedPart
+from shardviz.explain.step.sums import GradientNotReduced, OutputNotReduced, UnreducedSharedPart
 from shardviz.explain.templates import times_text
 from shardviz.relate.measures import OPS, Reduction, reduced_over, reduction_among_holders, reduction_of
 from shardviz.relate.pair import Group, Related

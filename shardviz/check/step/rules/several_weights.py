@@ -14,8 +14,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from shardviz.explain.gradients import TiedShardsMisaligned, UnsummedTiedGradients
-from shardviz.explain.sums import MixedLayers
+from shardviz.explain.step.gradients import TiedShardsMisaligned, UnsummedTiedGradients
+from shardviz.explain.step.sums import MixedLayers
 from shardviz.relate.measures import is_of_other_parts, is_right_with, is_shared_with, ratio_of
 
 if TYPE_CHECKING:

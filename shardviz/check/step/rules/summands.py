@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.dump.records.step import of_loss_term, of_micro_batch
-from shardviz.explain.gradients import (
+from shardviz.explain.step.gradients import (
     LostMicroBatches,
     MicroBatchesReducedAgain,
     RepeatedMicroBatch,
     UnclearedGradients,
     UnequalMicroBatches,
 )
-from shardviz.explain.losses import MiscountedTerm, TermOfPart
+from shardviz.explain.step.losses import MiscountedTerm, TermOfPart
 from shardviz.explain.templates import number, times_text
 from shardviz.relate.factors import ratio_near
 from shardviz.relate.measures import columns_of, weights_between

@@ -18,17 +18,17 @@ from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.losses import cause_of_value, exponentials_of, unexplained_loss, unexplained_value
 from shardviz.check.step.trace.backward import OUTPUT
 from shardviz.dump.records.base import WEIGHTS
-from shardviz.explain.changed import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
-from shardviz.explain.gradients import CutGraph
-from shardviz.explain.modules import StatisticsOfPart
-from shardviz.explain.step import (
+from shardviz.explain.step.changed import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
+from shardviz.explain.step.gradients import CutGraph
+from shardviz.explain.step.modules import StatisticsOfPart
+from shardviz.explain.step.sums import MixedShards, RepeatedTerm, TermLeftOut
+from shardviz.explain.step.whole_step import (
     RankDependentCode,
     UnexplainedBackward,
     UnexplainedCopies,
     UnexplainedForward,
     WeightOnSomeRanks,
 )
-from shardviz.explain.sums import MixedShards, RepeatedTerm, TermLeftOut
 from shardviz.explain.templates import number
 from shardviz.layout.region import index_of
 from shardviz.relate.measures import factor_of_all, factors_of_slices, mixed_over, vector_added

@@ -20,7 +20,12 @@ from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.words import number
 from shardviz.check.unread_ranks import without_trace
 from shardviz.dump.arrays.sketch import apart
-from shardviz.explain.step import DifferentBatch, DifferentProgram, DifferentWeights, WeightsDrawnAfterSharding
+from shardviz.explain.step.whole_step import (
+    DifferentBatch,
+    DifferentProgram,
+    DifferentWeights,
+    WeightsDrawnAfterSharding,
+)
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import COARSEST_NORM, MOST_SKETCH_NOISE, NORM, SKETCH_NOISE, above_noise
 from shardviz.text import counted, listed

@@ -21,10 +21,10 @@ from shardviz.check.step.rules.terms import added_too_often, check_own_statistic
 from shardviz.check.step.trace.scale import check_times
 from shardviz.dump.records.trace import of_point
 from shardviz.errors import ShardvizError
-from shardviz.explain.forward import JoinedOutOfOrder
-from shardviz.explain.gradients import CutResidual
-from shardviz.explain.modules import UnlikeLayers
-from shardviz.explain.sums import RepeatedTerm, TermLeftOut
+from shardviz.explain.step.forward import JoinedOutOfOrder
+from shardviz.explain.step.gradients import CutResidual
+from shardviz.explain.step.modules import UnlikeLayers
+from shardviz.explain.step.sums import RepeatedTerm, TermLeftOut
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse

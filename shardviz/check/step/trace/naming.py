@@ -11,15 +11,15 @@ from shardviz.check.step.trace.causes import cause_of
 from shardviz.check.step.trace.divergence import pending_axis
 from shardviz.check.step.trace.scale import times_in_backward
 from shardviz.explain.finding import Finding
-from shardviz.explain.gradients import CutInModule, UnsummedInputGradient
-from shardviz.explain.modules import (
+from shardviz.explain.step.gradients import CutInModule, UnsummedInputGradient
+from shardviz.explain.step.modules import (
     UnexplainedBetweenModules,
     UnexplainedModule,
     UnexplainedModuleBackward,
     UngatheredInput,
     UnsummedModule,
 )
-from shardviz.explain.sums import GradientNotReduced
+from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.templates import times_text
 from shardviz.relate.measures import ratio_of
 from shardviz.text import counted

@@ -9,8 +9,13 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.rules.factors import size_clause, size_in_words
-from shardviz.explain.gradients import AveragedBackward, RepeatedBackwardSum
-from shardviz.explain.modules import AveragedForward, RepeatedForwardSum, ScaledBetweenModules, ScaledByMicroBatches
+from shardviz.explain.step.gradients import AveragedBackward, RepeatedBackwardSum
+from shardviz.explain.step.modules import (
+    AveragedForward,
+    RepeatedForwardSum,
+    ScaledBetweenModules,
+    ScaledByMicroBatches,
+)
 from shardviz.explain.templates import times_text
 from shardviz.relate.factors import MOST_RATIO, ratio_near
 from shardviz.relate.measures import factor_of_all

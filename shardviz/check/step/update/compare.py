@@ -23,9 +23,14 @@ from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
 from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, unexplained_weight, why_weight
 from shardviz.check.step.words import number
+from shardviz.explain.checkpoints.states import (
+    StateInAnotherOrder,
+    StateNotLoaded,
+    StateOfAnotherRank,
+    UnexplainedState,
+)
 from shardviz.explain.finding import Finding
-from shardviz.explain.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank, UnexplainedState
-from shardviz.explain.update import (
+from shardviz.explain.step.update import (
     BufferOfParts,
     OwnBufferRead,
     RepeatedCount,

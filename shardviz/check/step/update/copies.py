@@ -15,7 +15,7 @@ from shardviz.check.step.comparison import compared, laid_out
 from shardviz.check.step.update.reasons import factors_of_steps, scaled
 from shardviz.check.step.words import apart_text, kind_of
 from shardviz.check.values.copies import with_copies
-from shardviz.explain.update import (
+from shardviz.explain.step.update import (
     AverageNotWritten,
     CopiesSteppedApart,
     LeftOutOfOptimizer,

@@ -17,8 +17,8 @@ import numpy as np
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
 from shardviz.check.step.words import number
-from shardviz.explain.factors import ClippedByParts, NormOverWrongAxes
-from shardviz.explain.update import (
+from shardviz.explain.step.factors import ClippedByParts, NormOverWrongAxes
+from shardviz.explain.step.update import (
     AnotherDecay,
     AnotherLearningRate,
     RankDependentDecay,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardviz.explain.order import Disorder
+from shardviz.explain.placement.order import Disorder
 
 NO_EFFECT = (
     "The load writes into a copy that is thrown away: .data of a temporary (to_local().data = x), full_tensor(), or "

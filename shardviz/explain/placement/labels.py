@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardviz.explain.order import Disorder
-from shardviz.explain.splits import FUSED_QKV
+from shardviz.explain.placement.order import Disorder
+from shardviz.explain.placement.splits import FUSED_QKV
 
 
 class GuessedGlobalShape(Disorder):

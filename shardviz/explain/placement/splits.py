@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardviz.explain.order import SWIGLU, Disorder, usual_first
+from shardviz.explain.placement.order import SWIGLU, Disorder, usual_first
 
 FSDP_OVER_TP = ("pytorch#129229", "pytorch#129206", "pytorch#130760")
 FUSED_QKV = ("Automodel#1324", "pytorch#140069", "DeepSpeed#3844")

@@ -1,0 +1,1 @@
+"""Causes in checkpoints: their files, conversions and optimizer states."""

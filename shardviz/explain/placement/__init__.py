@@ -1,0 +1,1 @@
+"""Causes of weights that are not where their placements say."""

@@ -1,0 +1,1 @@
+"""Causes of a training step that differs from the unsharded model's."""

@@ -1,0 +1,1 @@
+"""Causes that the assertions of users' tests find."""
