@@ -92,7 +92,7 @@ class LeftOutOfReduction(Cause):
 
 
 class NarrowReduction(Cause):
-    """The training loop reduces a gradient over some ranks, and not over another axis that needs it.
+    """The training loop reduces a gradient over some ranks and leaves out an axis that needs it.
 
     A reduction over the data-parallel group leaves out the axis that splits the sequence, or the reverse. The gradient
     is then equal along one axis and differs along the other.
