@@ -114,7 +114,7 @@ class NarrowReduction(Cause):
 
 
 class LocalWeight(Cause):
-    """A module takes its part of a DTensor weight and doesn't say that gradients are terms of a sum.
+    """A module takes its part of a DTensor weight without naming the gradient's placements.
 
     `to_local()` without `grad_placements` labels the gradient with the weight's placements. If each rank uses a
     replicated weight for its own rows or tokens, its gradient is one term of a sum, and the label says it is the whole.
