@@ -92,7 +92,7 @@ class LeftOutOfReduction(Cause):
 
 
 class NarrowReduction(Cause):
-    """The training loop reduces a gradient over some ranks, and not over another axis that needs it.
+    """The training loop reduces a gradient over some ranks and leaves out an axis that needs it.
 
     A reduction over the data-parallel group leaves out the axis that splits the sequence, or the reverse. The gradient
     is then equal along one axis and differs along the other.
@@ -114,7 +114,7 @@ class NarrowReduction(Cause):
 
 
 class LocalWeight(Cause):
-    """A module takes its part of a DTensor weight and doesn't say that gradients are terms of a sum.
+    """A module takes its part of a DTensor weight without naming the gradient's placements.
 
     `to_local()` without `grad_placements` labels the gradient with the weight's placements. If each rank uses a
     replicated weight for its own rows or tokens, its gradient is one term of a sum, and the label says it is the whole.
