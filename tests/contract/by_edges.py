@@ -18,11 +18,11 @@ from msgspec import structs
 from shardviz.dump.records.plan import PlanRecord
 from shardviz.dump.records.step import WrapperRecord
 from shardviz.dump.records.tensors import GatherRecord, LayoutRecord
-from shardviz.dump.write import PLAN_FILE, write_plan
+from shardviz.dump.write import PLAN_FILE, rank_file, write_plan
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
 from shardviz.relate.casts import rounded
-from tests.check.records import change_rank, change_run, read_rank
+from tests.check.records import add_values, change_rank, change_run, read_rank
 from tests.contract import store
 from tests.contract.judge import IN_MEMORY, record
 from tests.dumps import Made, make_dump
@@ -215,11 +215,36 @@ def add_sequences(room: store.Room, folder: Path) -> None:
             room.add(f"a sequence, {second} and {third}", ("check", "{0}"), [store.files_of(path)])
 
 
+def add_stamped_jobs(room: store.Room, folder: Path) -> None:
+    """Add dumps with ids and values beside checkpoints: what ranks hold is claimed, seen by its ids, or neither."""
+    whole = np.random.default_rng(1).standard_normal((8, 4)).astype(np.float32)
+    saved = {"the same": whole, "rows turned": whole[::-1], "another": whole + 1, "one element off": whole.copy()}
+    saved["one element off"][5, 2] = 9
+    ways = {
+        "as claimed": ("[8/fsdp/tp, 4]", "[8/fsdp/tp, 4]"),
+        "in another order": ("[8/fsdp/tp, 4]", "[8/tp/fsdp, 4]"),
+        "plain": (None, "[8/fsdp/tp, 4]"),
+        "plain columns": (None, "[8, 4/tp]"),
+        "copies": ("[8, 4]", "[8, 4]"),
+    }
+    for (way, (claimed, held)), (what, there), written in product(ways.items(), saved.items(), (True, False)):
+        path = make_dump(folder / f"j{len(room.cases)}.shardviz", TWO, {"w": Made(claimed, held), "v": "[4, 4]"})
+        parts = {rank: whole.ravel()[ids - 1] for rank, ids in own_ids(held).items()}
+        add_values(path, "w", claimed, parts, written=written)
+        file = folder / f"j{len(room.cases)}.safetensors"
+        header = b'{"w":{"dtype":"F32","shape":[8,4],"data_offsets":[0,128]}}'
+        file.write_bytes(len(header).to_bytes(8, "little") + header + np.ascontiguousarray(there).tobytes())
+        name, every = f"{way} with ids, {what} saved, {written}", store.files_of(path)
+        fewer = {one: content for one, content in every.items() if one != rank_file(3)}
+        for files, which in ((every, ""), (fewer, ", a rank less")):
+            room.add(f"{name}{which}", ("diff", "{0}", "{1}.safetensors"), [files, store.files_of(file)])
+
+
 def main() -> None:
     """Make the room, and judge it."""
     room = store.Room(ROOM)
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-        for add in (add_plans, add_ids, add_shapes, add_gathered, add_sequences):
+        for add in (add_plans, add_ids, add_shapes, add_gathered, add_sequences, add_stamped_jobs):
             add(room, Path(folder))
     record(room)
 
