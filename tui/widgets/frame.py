@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from rich.style import Style
 from rich.text import Text
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ..model.document import Judged
     from ..model.selection import AnyDocument
+    from ..screens.view import View
     from ..viewer import Viewer
 
 
@@ -106,22 +107,18 @@ class KeyBar(WordLine):
         return word(Text.assemble(key, f"{active.binding.description} "), action, active.tooltip)
 
 
-Tab = tuple[str, str, str, str]
-"""A view's name, its key, its title, and its tooltip."""
-
-
 class ViewTabs(WordLine):
     """A key and a title for each view, the current one marked; a click shows a view."""
 
-    def show(self, tabs: Sequence[Tab], current: str) -> None:
+    def show(self, tabs: Sequence[tuple[str, type[View[Any]]]], current: str) -> None:
         """Mark the current view; where it is narrow, only that one has its title, for the verdict to have room."""
-        whole = sum(len(f" {key} {title}") for _, key, title, _ in tabs)
+        whole = sum(len(f" {key} {view.TITLE}") for key, view in tabs)
         is_narrow, words = whole > self.app.size.width - FOR_VERDICT, []
-        for name, key, title, tooltip in tabs:
-            is_current = name == current
-            text = f" {key} " if is_narrow and not is_current else f" {key} {title}{' ' * is_current}"
-            about = f"{title}: {tooltip}" if is_narrow else tooltip
-            words.append(word(text, f"app.show_view('{name}')", about, CHOSEN if is_current else DIM))
+        for key, view in tabs:
+            is_current = current == view.NAME
+            text = f" {key} " if is_narrow and not is_current else f" {key} {view.TITLE}{' ' * is_current}"
+            about = f"{view.TITLE}: {view.TOOLTIP}"
+            words.append(word(text, f"app.show_view('{view.NAME}')", about, CHOSEN if is_current else DIM))
         self.update(Text().join(words))
 
 

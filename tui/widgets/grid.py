@@ -120,13 +120,7 @@ class Lines(Grid):
     _line: Callable[[int], Text] | None = None
 
     def show(self, count: int, line: Callable[[int], Text], cursor: int | None = None) -> None:
-        """Show lines.
-
-        Args:
-            count: How many.
-            line: Makes the line at an index.
-            cursor: Where the cursor goes; by default it stays.
-        """
+        """Show so many lines, each made when it is on screen; the cursor stays by default."""
         self.count, self._line = count, line
         self.virtual_size = Size(0, count)
         self.put_cursor(self.cursor if cursor is None else cursor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -21,7 +22,7 @@ from .frame import Box
 from .grid import Lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from textual import events
     from textual.app import ComposeResult
@@ -47,14 +48,12 @@ class ModuleTree(Lines):
         ],
     )
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.order: Callable[[Sequence[Node]], float] | None = None
-        self._root = Node()
-        self._every: list[TreeLine] = []
-        self._visible: list[TreeLine] = []
-        self._opened: dict[ModulePath, bool] = {}
-        self._apart: Apart = frozenset()
+    order: Callable[[Sequence[Node]], float] | None = None
+    _root: Node
+    _every: Sequence[TreeLine] = ()
+    _visible: Sequence[TreeLine] = ()
+    _opened: Mapping[ModulePath, bool] = MappingProxyType({})
+    _apart: Apart = frozenset()
 
     def sign(self, row: TreeLine) -> Text:
         """Return what stands before a line's name."""
@@ -63,9 +62,6 @@ class ModuleTree(Lines):
     def about(self, row: TreeLine, column: int) -> Text:
         """Return what stands behind a line's name, which ends at a column."""
         raise NotImplementedError
-
-    def opened(self, row: TreeLine) -> None:
-        """Do what enter does on a tensor; a module opens or closes."""
 
     def show_tree(self, root: Node, order: Callable[[Sequence[Node]], float] | None = None) -> None:
         """Show a tree, with the cursor on the same line as before, or on another of the same tensors or layers."""
@@ -90,7 +86,7 @@ class ModuleTree(Lines):
         rows = [row for row in self._every if row.entry == entry]
         row = next((row for row in rows if name in row.names), rows[0] if rows else None)
         if row is not None:
-            self._opened |= {row.path[:depth]: True for depth in range(1, len(row.path))}
+            self._opened = {**self._opened, **{row.path[:depth]: True for depth in range(1, len(row.path))}}
             self._list(row)
 
     def set_apart(self, name: str) -> None:
@@ -170,10 +166,10 @@ class ModuleTree(Lines):
         if row.entry is None:
             self._toggle(row)
         else:
-            self.opened(row)
+            self.post_message(TensorOpened())
 
     def _toggle(self, row: TreeLine) -> None:
-        self._opened[row.path] = not self._is_open(row)
+        self._opened = {**self._opened, row.path: not self._is_open(row)}
         self._list(row)
 
 
@@ -221,10 +217,6 @@ them, and so does one that you search for or go to.
     def room_for_name(self, column: int) -> int:
         """Return the columns to the edge: a layout comes behind a name that leaves room for it."""
         return max(self.text_width - column, LEAST_NAME)
-
-    def opened(self, row: TreeLine) -> None:
-        """Go to the map of a tensor."""
-        self.post_message(TensorOpened())
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
