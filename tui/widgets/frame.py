@@ -45,7 +45,8 @@ class Titled(Widget):
         """Write a title above and one below, cut to the width of the box."""
         if self._titles != (title, subtitle):
             self._titles = title, subtitle
-            self.border_title, self.border_subtitle = _text(title), _text(subtitle)
+            texts = [Text(text) if isinstance(text, str) else text for text in (title, subtitle)]
+            self.border_title, self.border_subtitle = texts
 
 
 class Box(Vertical, Titled):
@@ -54,10 +55,6 @@ class Box(Vertical, Titled):
 
 class ScrollBox(VerticalScroll, Titled):
     """A box that scrolls."""
-
-
-def _text(title: str | Text) -> Text:
-    return Text(title) if isinstance(title, str) else title
 
 
 def word(text: Text | str, action: str = "", tooltip: str = "", style: Style = PLAIN) -> Text:

@@ -81,9 +81,6 @@ class Grid(ScrollView, can_focus=True):
         return Strip.blank(self.size.width, self.base)
 
 
-REVERSED = Style(reverse=True)
-
-
 class Lines(Grid):
     """The list, with a cursor on one line."""
 
@@ -138,7 +135,7 @@ class Lines(Grid):
         text, style = self._line(index), self.base
         text.truncate(self.text_width, overflow="ellipsis")
         if index == self.cursor and self.has_focus:
-            text, style = Text(text.plain), style + REVERSED  # in its own colors and grays it cannot be read
+            text, style = Text(text.plain), style + CHOSEN  # in its own colors and grays it cannot be read
         elif index == self.cursor:
             style += BOLD
         segments = Segment.apply_style(text.render(self.app.console), style)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ..keys import KeySpec
-    from ..model.tree import Apart, Entry, ModulePath, TreeLine
+    from ..model.tree import Apart, Entry, Kept, ModulePath, TreeLine
 
 
 MOST_NAME = 60
@@ -259,6 +259,8 @@ class Listing(Box):
         self._search = Search(placeholder="part of a name", compact=True, select_on_focus=False)
         self._search.display = False
         self.base = self.filters = Filters(role=role)
+        self._trees: dict[Filters, tuple[Kept, Node]] = {}
+        """The trees that were listed, by their filters: clearing a filter shows one again."""
 
     def compose(self) -> ComposeResult:
         """Put the search line above the tree."""
@@ -283,12 +285,16 @@ class Listing(Box):
         self._tree.choose(*self._chosen)
 
     def _list(self) -> None:
-        entries, filters = self._entries, self.filters
+        entries, filters, rank = self._entries, self.filters, self.filters.rank
+        if self._listed is None or self._listed[0] is not entries or self._listed[1].rank != rank:
+            self._trees.clear()
         self._listed = (entries, filters)
-        kept = filters.kept(entries)
+        if filters not in self._trees:
+            kept = filters.kept(entries)
+            self._trees[filters] = (kept, tree_of(entries, kept))
+        kept, root = self._trees[filters]
         self._tree.entries = entries
-        self._tree.show_tree(tree_of(entries, kept), self._tree.order)
-        rank = filters.rank
+        self._tree.show_tree(root, self._tree.order)
         every = sum(len(entry.names) for entry in entries if rank is None or entry.is_on(rank))
         self._entitle(sum(map(len, kept.values())), every)
         chosen, name = self._chosen
