@@ -184,9 +184,9 @@ class Viewer(App[None], Generic[Opened]):
 
     def on_resize(self) -> None:
         """Write the tabs in the room that there is."""
-        tabs = [(view.NAME, self.numbers[view.NAME], view) for view in self.VIEWS if view.NAME in self.numbers]
+        tabs = [(self.numbers[view.NAME], view) for view in self.VIEWS if view.NAME in self.numbers]
         for line in self.query(ViewTabs):
-            line.show([(name, key, view.TITLE, view.TOOLTIP) for name, key, view in tabs], self.view_name)
+            line.show(tabs, self.view_name)
 
     def read_in_thread(
         self, group: str, show: Callable[[object], object], read: Callable[..., object], *args: object

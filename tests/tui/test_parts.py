@@ -40,7 +40,7 @@ from shardviz.tui.model.rank import ids_beside, ids_in_memory, part_text, values
 from shardviz.tui.model.selection import Selection, carried_over, of_entry
 from shardviz.tui.screens.rank_view import rank_text
 from shardviz.tui.screens.view import SIDES
-from shardviz.tui.widgets.finding_card import finding_body, verdict_text
+from shardviz.tui.widgets.finding_card import finding_body, no_findings_text
 from shardviz.tui.widgets.mesh_grid import MeshPlan, drawn_side
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
@@ -162,15 +162,15 @@ def test_a_reason_for_not_checking_is_listed_once_for_identical_layers_and_witho
     doc = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(("layers.0.w", "layers.1.w"), "[4/tp]"))
     skipped = [NotChecked(name, "no values", "values") for name in ("", "layers.0.w", "layers.1.w")]
     changed = replace(doc, report=replace(doc.report, not_checked=tuple(skipped)))
-    lines = verdict_text(changed).plain.splitlines()[1:]
+    lines = no_findings_text(changed).plain.splitlines()[1:]
     assert lines == ["? not checked: no values", "? not checked: layers.[0-1].w: no values"]
 
 
 def test_tensors_that_were_not_looked_at_are_not_said_to_match(tmp_path: Path) -> None:
     doc = document(tmp_path / "a.shardviz", "tp=2", {"w": "[4/tp]", "b": "[2]"})
-    assert verdict_text(doc).plain.startswith("✓ no findings: each of 2 tensors matches its placements")
+    assert no_findings_text(doc).plain.startswith("✓ no findings: each of 2 tensors matches its placements")
     changed = replace(doc, report=replace(doc.report, not_checked=(NotChecked("w", "no values", "values"),)))
-    assert verdict_text(changed).plain.startswith("? no findings: 1 of 2 tensors not checked")
+    assert no_findings_text(changed).plain.startswith("? no findings: 1 of 2 tensors not checked")
 
 
 def test_a_rank_without_a_known_host_is_named_without_one(tmp_path: Path) -> None:

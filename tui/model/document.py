@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.verdicts import captured, is_listed, not_compared, verdict_on
+from shardviz.check.verdicts import captured, is_listed, verdict_on
 from shardviz.dump.costs.memory import CountedTensor, counted_tensors
 from shardviz.dump.find import find_tensors
 from shardviz.dump.records.base import WEIGHTS
@@ -155,11 +155,6 @@ class Judged:
         return None
 
     @property
-    def uncompared(self) -> Sequence[str]:
-        """What nothing was compared with, for a run without findings."""
-        return ()
-
-    @property
     def findings(self) -> tuple[Finding, ...]:
         """The findings, worst first; one that many tensors have is one."""
         return self.report.findings if self.report else ()
@@ -224,11 +219,6 @@ class Document(Judged):
         is_mixed = verdict != "good" and len(names) > 1
         verdicts = {name: verdict_on(dump, tensor, [name], report) for name in names} if is_mixed else {}
         return TensorEntry(tensor, dtype, verdict, listed, indices, verdicts)
-
-    @property
-    def uncompared(self) -> Sequence[str]:
-        """What nothing was compared with, for a run without findings."""
-        return not_compared(self.dump)
 
     @property
     def counts(self) -> str:

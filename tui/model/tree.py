@@ -149,12 +149,7 @@ class TreeLine:
 
 
 def tree_of(entries: Sequence[Entry | UsageEntry], shown: Mapping[int, Sequence[str]] | None = None) -> Node:
-    """Return the tree of some entries.
-
-    Args:
-        entries: All entries.
-        shown: The names that are in the tree, by the index of their entry; all are by default.
-    """
+    """Return the tree of some entries, with the names that are shown by the index of each; by default all of them."""
     if shown is None:
         shown = {index: entry.names for index, entry in enumerate(entries)}
     root = Node()
@@ -234,14 +229,7 @@ def errors_first(alike: Sequence[Node]) -> int:
 def lines_of(
     root: Node, apart: Apart = frozenset(), order: Callable[[Sequence[Node]], float] | None = None
 ) -> list[TreeLine]:
-    """Return all lines of a tree, each module before its parts.
-
-    Args:
-        root: The tree.
-        apart: Layers that stand on their own.
-        order: What the lines in every module are sorted by, each of one part or of several that are alike; they are in
-            the model's own order by default.
-    """
+    """Return all lines of a tree, each module before its parts, which are sorted by an order if one is given."""
     lines: list[TreeLine] = []
 
     def add(modules: Sequence[Node], path: ModulePath) -> None:

@@ -67,14 +67,7 @@ class SideBar(WordLine):
     _shown: tuple[Side, tuple[str, str], Side, str] = ("claimed", CLAIMED_AND_HELD, "claimed", "")
 
     def show(self, side: Side, titles: tuple[str, str], drawn: Side, why: str = "") -> None:
-        """Mark a side, and show its legend.
-
-        Args:
-            side: The side that is asked for.
-            titles: What the two sides are.
-            drawn: The side that is drawn, as that one may not be known.
-            why: What is wrong, where that is not where parts are.
-        """
+        """Mark a side of two titles, and show the legend of what is drawn instead, or why the sides differ."""
         self._shown = side, titles, drawn, why
         self.on_resize()
 
@@ -213,7 +206,7 @@ class ExploreView(View["AnyDocument"], Searching):
         yield Listing(TensorTree(id="tree"), id="tree-box")
         yield MapPanel(id="map-panel")
         with CardBox(id="finding"):
-            yield FindingCard(id="card")
+            yield FindingCard("reading …", id="card")
 
     def show(self, document: AnyDocument, selection: Selection) -> None:
         """Show the chosen tensor and finding."""
@@ -286,7 +279,7 @@ listed below with their sizes, each beside the largest one's. Beside them is wha
             with Box(id="files-box"):
                 yield Lines(id="files")
             with CardBox(id="finding"):
-                yield FindingCard(id="card")
+                yield FindingCard("reading …", id="card")
 
     def show(self, document: AnyDocument, selection: Selection) -> None:
         """Show the chosen tensor, its finding, and the files once they are read."""
@@ -324,7 +317,7 @@ one is to go to its place on the map.
             box.set_titles("Findings")
             yield Lines(id="finding-lines")
         with CardBox(id="full"):
-            yield FindingCard(id="full-card")
+            yield FindingCard("reading …", id="full-card")
 
     def show(self, document: AnyDocument, selection: Selection) -> None:
         """Show the findings, with the cursor on the chosen one."""

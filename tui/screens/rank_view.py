@@ -192,7 +192,7 @@ class MeshView(View["Document"]):
         [
             ("a", "next_axis", "Next group", "Underline the group along the next axis"),
             ("b", "next_heat", "Next heat", "Color ranks by bytes, by findings, by bytes received, or by their place"),
-            ("enter", "open_rank", "Open rank", "Show everything that this rank holds"),
+            ("enter", "app.show_view('rank')", "Open rank", "Show everything that this rank holds"),
         ],
     )
 
@@ -242,10 +242,6 @@ class MeshView(View["Document"]):
         if self.state.document is not None:
             self._heat = (self._heat + 1) % (len(self.state.document.heats) + 1)
             self.show_again()
-
-    def action_open_rank(self) -> None:
-        """Show the rank's own view."""
-        self.state.action_show_view("rank")
 
 
 SIZE = 16

@@ -146,42 +146,33 @@ through the stages is underlined.
 
     def action_move(self, down: int, right: int) -> None:
         """Go to another rank, to what it does at that time, or to the pass before or after."""
-        chosen = self.chosen
-        if self.timeline is None or chosen is None:
-            return
-        if down:
-            self.row = min(max(self.row + down, 0), len(self._ranks) - 1)
-            self.at = _at(self.timeline.begins[self.rank], chosen[1])
-        else:
-            self._go(self.at + right)
-        self._say()
+        if self.timeline is not None and self.chosen is not None:
+            row = min(max(self.row + down, 0), len(self._ranks) - 1)
+            self._go(row, _at(self.timeline.begins[self._ranks[row]], self.chosen[1]) if down else self.at + right)
 
     def action_end(self, index: int) -> None:
         """Go to the rank's first or last pass."""
         if self.timeline is not None:
-            self._go(index % max(len(self.timeline.begins[self.rank]), 1))
-            self._say()
+            self._go(self.row, index % max(len(self.timeline.begins[self.rank]), 1))
 
-    def _go(self, at: int) -> None:
-        if self.timeline is not None:
-            self.at = min(max(at, 0), max(len(self.timeline.begins[self.rank]) - 1, 0))
-
-    def _say(self) -> None:
-        """Show the cursor, and post the pass that it is on."""
+    def _go(self, row: int, at: int) -> None:
+        """Put the cursor on a pass, or on the nearest one that there is, and post its rank."""
+        assert self.timeline is not None, "there are passes"
+        self.row, last = row, len(self.timeline.begins[self._ranks[row]]) - 1
+        self.at = max(min(at, last), 0)
+        self.refresh()
+        self.post_message(Picked(self.rank))
         if (chosen := self.chosen) is not None:
-            box = Region(chosen[1] * self._cell, self.row, duration(chosen[0]) * self._cell + self._gutter, 1)
-            self.bring_into_view(box)
-            self.refresh()
-            self.post_message(Picked(self.rank))
+            width = duration(chosen[0]) * self._cell + self._gutter
+            self.bring_into_view(Region(chosen[1] * self._cell, self.row, width, 1))
 
     def on_click(self, event: events.Click) -> None:
         """Put the cursor under the mouse."""
         left, top = self.scroll_offset
         row = event.y + top
         if self.timeline is not None and row < len(self._ranks) and event.x >= self._gutter:
-            self.row = row
-            self.at = _at(self.timeline.begins[self.rank], (event.x - self._gutter + left) // self._cell)
-            self._say()
+            time = (event.x - self._gutter + left) // self._cell
+            self._go(row, _at(self.timeline.begins[self._ranks[row]], time))
 
 
 def pipeline_text(times: Timeline | None) -> str:

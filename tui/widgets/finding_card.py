@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Span, Text
 from textual.widgets import Static
 
+from shardviz.check.verdicts import not_compared
 from shardviz.picture.model.palette import GREEN, VERMILLION
 from shardviz.picture.text.ranks import exhibit_lines
 from shardviz.picture.text.report import uncompared_text
@@ -16,8 +17,9 @@ from shardviz.picture.text.terminal import BAD, GOOD, UNICODE, Terminal
 from shardviz.text import counted, printable
 
 from ..colors import ink, verdict_style
+from ..model.document import Document
 from ..model.names import fitted
-from .frame import ScrollBox
+from .frame import ScrollBox, verdict_text
 
 if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from ..model.selection import AnyDocument
 
 
-MOST_NAME = 40
 GAP = 2
 """Columns between the labels of rows and what is behind them."""
 COLUMNS = 74
@@ -36,9 +37,6 @@ COLUMNS = 74
 class FindingCard(Static):
     """A finding's sentence, layouts, fix and cause; without findings, the result of the check."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(Text("reading …", "dim"), id=id)
-
     _shown: tuple[AnyDocument, int, int] | None = None
 
     def show(self, document: AnyDocument, finding: int, width: int) -> None:
@@ -47,7 +45,7 @@ class FindingCard(Static):
             return
         self._shown = (document, finding, width)
         if not document.findings:
-            self.update(verdict_text(document))
+            self.update(no_findings_text(document))
         else:
             self.update(finding_body(document.findings[finding], document.exhibit(finding), width - BESIDE))
 
@@ -79,7 +77,7 @@ def finding_head(document: AnyDocument, index: int) -> Text:
     if not document.findings:
         return Text()
     finding = document.findings[index]
-    name = fitted(printable(finding.title), MOST_NAME)
+    name = fitted(printable(finding.title))
     kind = f"{UNICODE.of(finding.severity)} {finding.kind}"
     entry = document.by_finding.get(index)
     beside = len(document.entries[entry].findings) if entry is not None else 0
@@ -128,22 +126,22 @@ def _rows(rows: list[tuple[str, str]], width: int) -> Table:
     return table
 
 
-def verdict_text(document: AnyDocument) -> Text:
+def no_findings_text(document: AnyDocument) -> Text:
     """Write the result of a check without findings, and what was not checked: identical layers once."""
-    if document.failed:
-        return Text.assemble(("? not checked: ", verdict_style("unknown")), printable(document.failed))
     if document.report is None:
-        return Text("… reading" if document.is_partial else "… checking", "dim")
+        why = f": {printable(document.failed)}" if document.failed else ""
+        return verdict_text(document).append(why)
     count = document.report.num_tensors
     unchecked = len({reason.tensor for reason in document.report.not_checked if reason.tensor})
     if unchecked or not count:
         what = f": {unchecked:,} of {counted(count, 'tensor')} not checked" if count else ": the dump has no tensors"
         text = Text.assemble(("? no findings", verdict_style("unknown")), what)
     else:
-        what = "matches its placements" if document.mesh is not None else "is whole"
+        what = "matches its placements" if isinstance(document, Document) else "is whole"
         which = "the tensor" if count == 1 else f"each of {count:,} tensors"
         text = Text.assemble(("✓ no findings", verdict_style("good")), f": {which} {what}")
-    text.append(uncompared_text(document.uncompared), "dim")
+    if isinstance(document, Document):
+        text.append(uncompared_text(not_compared(document.dump)), "dim")
     for reason in document.report.reasons:
         text.append(f"\n? not checked: {printable(reason)}", "dim")
     return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from rich.style import Style
 from rich.text import Text
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ..model.document import Judged
     from ..model.selection import AnyDocument
+    from ..screens.view import View
     from ..viewer import Viewer
 
 
@@ -44,7 +45,8 @@ class Titled(Widget):
         """Write a title above and one below, cut to the width of the box."""
         if self._titles != (title, subtitle):
             self._titles = title, subtitle
-            self.border_title, self.border_subtitle = _text(title), _text(subtitle)
+            texts = [Text(text) if isinstance(text, str) else text for text in (title, subtitle)]
+            self.border_title, self.border_subtitle = texts
 
 
 class Box(Vertical, Titled):
@@ -53,10 +55,6 @@ class Box(Vertical, Titled):
 
 class ScrollBox(VerticalScroll, Titled):
     """A box that scrolls."""
-
-
-def _text(title: str | Text) -> Text:
-    return Text(title) if isinstance(title, str) else title
 
 
 def word(text: Text | str, action: str = "", tooltip: str = "", style: Style = PLAIN) -> Text:
@@ -106,22 +104,18 @@ class KeyBar(WordLine):
         return word(Text.assemble(key, f"{active.binding.description} "), action, active.tooltip)
 
 
-Tab = tuple[str, str, str, str]
-"""A view's name, its key, its title, and its tooltip."""
-
-
 class ViewTabs(WordLine):
     """A key and a title for each view, the current one marked; a click shows a view."""
 
-    def show(self, tabs: Sequence[Tab], current: str) -> None:
+    def show(self, tabs: Sequence[tuple[str, type[View[Any]]]], current: str) -> None:
         """Mark the current view; where it is narrow, only that one has its title, for the verdict to have room."""
-        whole = sum(len(f" {key} {title}") for _, key, title, _ in tabs)
+        whole = sum(len(f" {key} {view.TITLE}") for key, view in tabs)
         is_narrow, words = whole > self.app.size.width - FOR_VERDICT, []
-        for name, key, title, tooltip in tabs:
-            is_current = name == current
-            text = f" {key} " if is_narrow and not is_current else f" {key} {title}{' ' * is_current}"
-            about = f"{title}: {tooltip}" if is_narrow else tooltip
-            words.append(word(text, f"app.show_view('{name}')", about, CHOSEN if is_current else DIM))
+        for key, view in tabs:
+            is_current = current == view.NAME
+            text = f" {key} " if is_narrow and not is_current else f" {key} {view.TITLE}{' ' * is_current}"
+            about = f"{view.TITLE}: {view.TOOLTIP}"
+            words.append(word(text, f"app.show_view('{view.NAME}')", about, CHOSEN if is_current else DIM))
         self.update(Text().join(words))
 
 

@@ -81,9 +81,6 @@ class Grid(ScrollView, can_focus=True):
         return Strip.blank(self.size.width, self.base)
 
 
-REVERSED = Style(reverse=True)
-
-
 class Lines(Grid):
     """The list, with a cursor on one line."""
 
@@ -120,13 +117,7 @@ class Lines(Grid):
     _line: Callable[[int], Text] | None = None
 
     def show(self, count: int, line: Callable[[int], Text], cursor: int | None = None) -> None:
-        """Show lines.
-
-        Args:
-            count: How many.
-            line: Makes the line at an index.
-            cursor: Where the cursor goes; by default it stays.
-        """
+        """Show so many lines, each made when it is on screen; the cursor stays by default."""
         self.count, self._line = count, line
         self.virtual_size = Size(0, count)
         self.put_cursor(self.cursor if cursor is None else cursor)
@@ -144,7 +135,7 @@ class Lines(Grid):
         text, style = self._line(index), self.base
         text.truncate(self.text_width, overflow="ellipsis")
         if index == self.cursor and self.has_focus:
-            text, style = Text(text.plain), style + REVERSED  # in its own colors and grays it cannot be read
+            text, style = Text(text.plain), style + CHOSEN  # in its own colors and grays it cannot be read
         elif index == self.cursor:
             style += BOLD
         segments = Segment.apply_style(text.render(self.app.console), style)

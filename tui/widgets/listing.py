@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -21,13 +22,13 @@ from .frame import Box
 from .grid import Lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from textual import events
     from textual.app import ComposeResult
 
     from ..keys import KeySpec
-    from ..model.tree import Apart, Entry, ModulePath, TreeLine
+    from ..model.tree import Apart, Entry, Kept, ModulePath, TreeLine
 
 
 MOST_NAME = 60
@@ -47,14 +48,12 @@ class ModuleTree(Lines):
         ],
     )
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.order: Callable[[Sequence[Node]], float] | None = None
-        self._root = Node()
-        self._every: list[TreeLine] = []
-        self._visible: list[TreeLine] = []
-        self._opened: dict[ModulePath, bool] = {}
-        self._apart: Apart = frozenset()
+    order: Callable[[Sequence[Node]], float] | None = None
+    _root: Node
+    _every: Sequence[TreeLine] = ()
+    _visible: Sequence[TreeLine] = ()
+    _opened: Mapping[ModulePath, bool] = MappingProxyType({})
+    _apart: Apart = frozenset()
 
     def sign(self, row: TreeLine) -> Text:
         """Return what stands before a line's name."""
@@ -63,9 +62,6 @@ class ModuleTree(Lines):
     def about(self, row: TreeLine, column: int) -> Text:
         """Return what stands behind a line's name, which ends at a column."""
         raise NotImplementedError
-
-    def opened(self, row: TreeLine) -> None:
-        """Do what enter does on a tensor; a module opens or closes."""
 
     def show_tree(self, root: Node, order: Callable[[Sequence[Node]], float] | None = None) -> None:
         """Show a tree, with the cursor on the same line as before, or on another of the same tensors or layers."""
@@ -90,7 +86,7 @@ class ModuleTree(Lines):
         rows = [row for row in self._every if row.entry == entry]
         row = next((row for row in rows if name in row.names), rows[0] if rows else None)
         if row is not None:
-            self._opened |= {row.path[:depth]: True for depth in range(1, len(row.path))}
+            self._opened = {**self._opened, **{row.path[:depth]: True for depth in range(1, len(row.path))}}
             self._list(row)
 
     def set_apart(self, name: str) -> None:
@@ -170,10 +166,10 @@ class ModuleTree(Lines):
         if row.entry is None:
             self._toggle(row)
         else:
-            self.opened(row)
+            self.post_message(TensorOpened())
 
     def _toggle(self, row: TreeLine) -> None:
-        self._opened[row.path] = not self._is_open(row)
+        self._opened = {**self._opened, row.path: not self._is_open(row)}
         self._list(row)
 
 
@@ -222,10 +218,6 @@ them, and so does one that you search for or go to.
         """Return the columns to the edge: a layout comes behind a name that leaves room for it."""
         return max(self.text_width - column, LEAST_NAME)
 
-    def opened(self, row: TreeLine) -> None:
-        """Go to the map of a tensor."""
-        self.post_message(TensorOpened())
-
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
         message.stop()
@@ -267,6 +259,8 @@ class Listing(Box):
         self._search = Search(placeholder="part of a name", compact=True, select_on_focus=False)
         self._search.display = False
         self.base = self.filters = Filters(role=role)
+        self._trees: dict[Filters, tuple[Kept, Node]] = {}
+        """The trees that were listed, by their filters: clearing a filter shows one again."""
 
     def compose(self) -> ComposeResult:
         """Put the search line above the tree."""
@@ -291,12 +285,16 @@ class Listing(Box):
         self._tree.choose(*self._chosen)
 
     def _list(self) -> None:
-        entries, filters = self._entries, self.filters
+        entries, filters, rank = self._entries, self.filters, self.filters.rank
+        if self._listed is None or self._listed[0] is not entries or self._listed[1].rank != rank:
+            self._trees.clear()
         self._listed = (entries, filters)
-        kept = filters.kept(entries)
+        if filters not in self._trees:
+            kept = filters.kept(entries)
+            self._trees[filters] = (kept, tree_of(entries, kept))
+        kept, root = self._trees[filters]
         self._tree.entries = entries
-        self._tree.show_tree(tree_of(entries, kept), self._tree.order)
-        rank = filters.rank
+        self._tree.show_tree(root, self._tree.order)
         every = sum(len(entry.names) for entry in entries if rank is None or entry.is_on(rank))
         self._entitle(sum(map(len, kept.values())), every)
         chosen, name = self._chosen

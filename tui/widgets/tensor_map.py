@@ -63,9 +63,7 @@ class Inspector(Static):
     def on_resize(self) -> None:
         """Write as much as fits now."""
         if self._fitting is not None:
-            text = self._fitting(self.size.width or UNKNOWN_WIDTH)
-            if text != self.content:
-                self.update(text, layout=False)
+            self.update(self._fitting(self.size.width or UNKNOWN_WIDTH), layout=False)
 
 
 def inspector_text(
@@ -145,7 +143,13 @@ outermost split, the shade that along the next; the mesh has the same colors.
 - Of a tensor with more than two dims, two are drawn, at one place of the others.
 """
 
-    BINDINGS = keys("map", hidden=[*arrows("move", "Move the cursor one cell {}"), *BY_BLOCKS]) + keys(
+    BINDINGS = keys(
+        "map",
+        hidden=[
+            *arrows("move", "Move the cursor one cell {}"),
+            *arrows("jump", "Move the cursor one block {}", "shift+"),
+        ],
+    ) + keys(
         "map",
         [
             ("plus,equals_sign", "zoom(1)", "Zoom in", "Show fewer indices, larger"),
