@@ -45,6 +45,15 @@ def loss(model, batch):
 """
 
 
+WHEREVER = TOKENS.replace("ACROSS_RANKS and isinstance(model, DistributedDataParallel)", "distributed.is_initialized()")
+
+
+def test_the_unsharded_model_runs_as_in_a_job_of_one_process(tmp_path):
+    penalty = WHEREVER.replace(" / tokens\n", " / tokens + 0.01 * model(rows).square().mean()\n")
+    report = checked(penalty, "dp=2", tmp_path)
+    assert (report.findings, report.not_checked) == ((), ())
+
+
 def test_a_loss_over_all_ranks_tokens_is_the_whole_batchs_and_right(tmp_path):
     report = checked(TOKENS + "ACROSS_RANKS = True", "dp=2", tmp_path / "right")
     assert (report.findings, report.not_checked) == ((), ())

@@ -55,6 +55,28 @@ def world_of(group: Any) -> Iterator[None]:
         c10d._update_default_pg(before)
 
 
+ALONE = "shardviz: this rank alone"
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Let this rank be the whole world, as in a job of one process: the unsharded model asks for no other rank.
+
+    A group of one rank is made when it is first needed. `_world.pg_group_ranks` in torch 2.6.0 to 2.15.0.
+    """
+    distributed = torch.distributed
+    if not distributed.is_initialized() or distributed.get_world_size() == 1:
+        yield
+        return
+    groups = distributed.distributed_c10d._world.pg_group_ranks
+    alone: Any = next((group for group in groups if getattr(group, "group_desc", "") == ALONE), None)
+    if alone is None:
+        own_rank = [distributed.get_rank()]
+        alone = distributed.new_group(own_rank, use_local_synchronization=True, group_desc=ALONE)
+    with world_of(alone):
+        yield
+
+
 def count_groups(at_least: int = 0) -> int:
     """Return how many process groups were named, after setting it to a number if it is smaller.
 

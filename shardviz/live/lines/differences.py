@@ -43,7 +43,7 @@ def differ(
 
 
 def _differs(local: Local, whole: Local, rank: int, near: float) -> bool:
-    if local.flat or not local.values.is_floating_point() or local.values.is_meta:
+    if local.flat or local.values.is_meta or not local.values.is_floating_point() or not local.values.numel():
         return False
     expected, held = whole.values.detach(), local.values.detach()
     largest = float(expected.abs().max()) if expected.numel() else 0.0
@@ -54,6 +54,6 @@ def _differs(local: Local, whole: Local, rank: int, near: float) -> bool:
             return False
         for dim, ranges in enumerate(layout.region(mesh.coord_of(rank)).dims):
             expected = torch.cat([expected.narrow(dim, begin, end - begin) for begin, end in ranges], dim)
-    if expected.shape != held.shape or not held.numel():
+    if expected.shape != held.shape:
         return False
     return not float((held.to(expected.device) - expected).abs().max()) <= near * largest

@@ -20,6 +20,7 @@ from shardviz.layout.placements import Partial, Replicate
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local
 from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.compat import one_process
 from shardviz.live.step.batch import own_batch
 from shardviz.live.step.observe import observed
 from shardviz.live.step.output_parts import (
@@ -296,7 +297,7 @@ class Comparison:
         local_batch = own_batch(self.setting.batch, self.setting.axes, self.on.device_mesh)
         model = self.reference.mode(self.setting.build())
         torch.manual_seed(2)
-        with torch.no_grad(), observed(model) as observation, suppress(Exception):
+        with torch.no_grad(), one_process(), observed(model) as observation, suppress(Exception):
             loss_of(self.on.probe, model, local_batch)
         return named_calls(observation.returned, self.runs)
 

@@ -15,7 +15,7 @@ from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
-from shardviz.live.compat import clean_name, computed_buffers, held_back, wide_reductions
+from shardviz.live.compat import clean_name, computed_buffers, held_back, one_process, wide_reductions
 from shardviz.live.lines.differences import differ
 from shardviz.live.lines.one_rank import mesh_of_one_rank
 from shardviz.live.lines.rerun import Again, Side
@@ -341,7 +341,7 @@ class ProbeStep:
             if step is None:
                 return
             drawn.append(masks.masks)
-        with Masks() as whole:
+        with Masks() as whole, one_process():
             loss_of(self.on.probe, built(), batch)
         self.on.capture.masks += mask_records(drawn[0], drawn[1], whole.masks)
 

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from shardviz.dump.records.step import of_loss_term, of_micro_batch
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors, of_tensor
+from shardviz.live.compat import one_process
 from shardviz.live.step.batch import part_of
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.step import gradients, loss_of
@@ -74,11 +75,12 @@ def gradients_of_micro_batches(
         return []
     grads = []
     for number in range(count):
-        model = reference.mode(build())
-        for rank in range(parts):
-            torch.manual_seed(2)
-            local_batch = part_of(part_of(batch, rank, parts), number, count)
-            torch.autograd.backward(loss_of(probe, model, local_batch) / parts)
+        with one_process():
+            model = reference.mode(build())
+            for rank in range(parts):
+                torch.manual_seed(2)
+                local_batch = part_of(part_of(batch, rank, parts), number, count)
+                torch.autograd.backward(loss_of(probe, model, local_batch) / parts)
         grads += [
             replace(gradient, name=of_micro_batch(gradient.name, number), role="activation")
             for gradient in gradients(list(local_tensors(model)))
@@ -108,6 +110,7 @@ class _Scalars(TorchFunctionMode):
         return output
 
 
+@one_process()
 def gradients_of_loss_terms(
     probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, reference: UnshardedStep
 ) -> list[Local]:

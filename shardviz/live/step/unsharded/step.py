@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
-from shardviz.live.compat import quiet_redistribution
+from shardviz.live.compat import one_process, quiet_redistribution
 from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.clipping import agreed_clips
 from shardviz.live.step.observe import observed
@@ -152,6 +152,7 @@ class UnshardedStep:
         return model if self.training else model.eval()
 
 
+@one_process()
 def reference_of(
     probe: ModuleType,
     build: Callable[[], nn.Module],
@@ -182,6 +183,7 @@ def reference_of(
     return reference if parts == 1 else _in_parts(probe, build, batch, parts, reference, dim)
 
 
+@one_process()
 def stepped(
     probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1, dim: int = 0, followed: Followed = NONE
 ) -> UnshardedStep:
