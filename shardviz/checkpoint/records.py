@@ -157,8 +157,6 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
     @property
     def files(self) -> tuple[str, ...]:
         """The files that it is in."""
-        if len(self.chunks) == 1 and (place := self.chunks[0].place):
-            return (place.file,)
         return tuple(dict.fromkeys(chunk.place.file for chunk in self.chunks if chunk.place))
 
     @property
