@@ -119,7 +119,8 @@ class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.is_tensor(returned) and not any(map(torch.is_tensor, args)):
             self.made += returned.numel() * returned.element_size()
             if self.made > MAX_VALUES:
-                raise ProbeError(f"more than the {bytes_text(MAX_VALUES)} that are planned with values", AT_FAULT)
+                most = bytes_text(MAX_VALUES)
+                raise ProbeError(f"with values it needs more than the {most} that a plan may use", AT_FAULT)
         return returned
 
 
@@ -180,7 +181,8 @@ def sharded(
     talks = _Talks()
     for kind in means:
         if kind == "values" and size > MAX_VALUES:
-            limit = f"{bytes_text(size)} are more than the {bytes_text(MAX_VALUES)} that are planned with values"
+            needed, most = bytes_text(size), bytes_text(MAX_VALUES)
+            limit = f"with values it needs {needed}, more than the {most} that a plan may use"
             raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
         mode: Any = {"meta": contextlib.nullcontext, "fakes": fake_mode, "values": _Limit}[kind]()
         call, talks = "build()", _Talks()

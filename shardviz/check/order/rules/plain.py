@@ -199,8 +199,8 @@ def _reordered(case: Case, odd: list[Coord]) -> Finding:
     return case.finding(
         RankDependentOrder(ranks),
         ranks,
-        f"{len(odd):,} of {len(case.shards):,} ranks hold all of it in a different order than the others, whose copies "
-        f"are in order: on {where} {fits.held}",
+        f"{where} hold{'s' if len(odd) == 1 else ''} all of it out of order: {fits.held}; the other "
+        f"{len(case.shards) - len(odd):,} of {len(case.shards):,} ranks hold it in order",
         held=f"on {where}: {fits.held}",
     )
 
