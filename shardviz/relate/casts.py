@@ -20,7 +20,7 @@ _QUIET_NAN = 0x7FC0
 
 
 def is_narrower(dtype: str, than: str) -> bool:
-    """Whether a type is the one to round to, of two: the one with fewer bytes, bfloat16 rather than float16."""
+    """Whether a dtype is the narrower of two: fewer bytes; bfloat16 rather than float16."""
     return (itemsize(dtype), dtype != _BFLOAT16) < (itemsize(than), than != _BFLOAT16)
 
 
@@ -76,7 +76,7 @@ def through(bits: NDArray[Any], dtype: str, narrow: str, to: str) -> NDArray[Any
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
-    """Return numbers rounded to a dtype, to the nearest and of two to the even one, as a cast of torch does.
+    """Return numbers rounded to a dtype, to nearest and ties to even, as a cast of torch does.
 
     Example:
         >>> rounded(np.array([1.00390625, 1.01171875]), "bfloat16").tolist()  # halfway between two each
@@ -89,7 +89,7 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
 
 
 def _is_integer_beside_eight_bits(*dtypes: str) -> bool:
-    """Whether whole numbers would be cast to or from eight bits: they may be those bits themselves."""
+    """Whether a cast is between whole numbers and eight bits, which may be raw bits."""
     return any(one in EIGHT_BITS for one in dtypes) and any("int" in one or one == "bool" for one in dtypes)
 
 

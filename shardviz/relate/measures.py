@@ -124,7 +124,7 @@ def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = No
 
 
 def factors_of_slices(sides: Sides, rank: int, dims: tuple[int, ...]) -> Values | None:
-    """Return the factor of each slice in some dims; None if these are not the wanted ones times a number plus one."""
+    """Return each slice's factor if all slices are the expected ones, scaled and shifted."""
     got, expected = (_rows(values, dims) for values in (sides.reduced[rank], sides.wanted_of(rank)))
     if got.shape != expected.shape or got.shape[1] < MANY_IN_SLICE or not np.all(np.isfinite(got)):
         return None
@@ -145,7 +145,7 @@ def _rows(values: Values, dims: tuple[int, ...]) -> Values:
 
 
 def reduction_of(sides: Sides) -> tuple[Reduction, tuple[str, ...], Fraction] | None:
-    """Return the reduction that makes every rank right, over the fewest axes along which copies differ.
+    """Return the reduction that makes every rank right, over the fewest axes.
 
     Returns:
         The reduction, its axes, and what ratio to what is wanted is left, which is 1 if nothing else is wrong; None if
@@ -173,7 +173,7 @@ def reduced_over(sides: Sides, kind: Reduction, axes: Iterable[str]) -> Mapping[
 
 
 def reduction_among_holders(sides: Sides) -> Literal["mean", "sum"] | None:
-    """Return the reduction over the ranks that hold the same part that makes every rank right; None if neither does."""
+    """Return the reduction among ranks with the same part that makes every rank right, if any."""
     for kind in ("mean", "sum"):
         with np.errstate(invalid="ignore"):  # the sum of two infinities
             totals = {
@@ -187,7 +187,7 @@ def reduction_among_holders(sides: Sides) -> Literal["mean", "sum"] | None:
 
 
 def mixed_over(sides: Sides) -> tuple[str, Literal["mean", "sum"]] | None:
-    """Return the axis over which parts, which are different parts, were summed or averaged; None if they were not."""
+    """Return the axis over which different shards were summed or averaged, if there is one."""
     expected = {rank: sides.wanted_of(rank) for rank in sides.reduced}
     for axis in sides.mesh.axes:
         groups = [group for group in sides.mesh.groups(axis) if all(rank in expected for rank in group)]
@@ -226,7 +226,9 @@ def _is_nearer(sides: Sides, rank: int, mixed: Values) -> bool:
 
 
 def vector_added(sides: Sides, vectors: Values) -> tuple[int, int] | None:
-    """Return which of some vectors every row of the first wrong rank has too often, and how often: -1 if it lacks it.
+    """Return the index of the vector in every row's excess, and how often; None if none fits.
+
+    A count of -1 says that each row of the first wrong rank lacks the vector.
 
     All vectors are tried at once: the mean row of the excess is a whole number of times the one that was added.
     """
@@ -263,7 +265,7 @@ def _is_as(sides: Sides, held: Values, due: Values) -> bool:
 
 @dataclass(frozen=True)
 class WrongResults:
-    """The wrong ones among some results, found by what a rank holds without comparing each with each.
+    """The wrong results of some, looked up by what a rank holds instead of comparing all pairs.
 
     Attributes:
         results: The results.
@@ -272,7 +274,7 @@ class WrongResults:
     results: Sequence[Sides]
 
     def near(self, sides: Sides, axis: str) -> list[Sides]:
-        """Return the results that ranks along an axis have in place of some sides and that may be near to these.
+        """Return the results that other ranks along an axis may hold in place of a wrong rank's.
 
         Near arrays have near means. So those that may be near are neighbors among the sorted means.
         """
@@ -289,7 +291,7 @@ class WrongResults:
 
     @cached_property
     def _by_place(self) -> Mapping[tuple[int, tuple[int, ...]], tuple[list[float], list[int]]]:
-        """For each rank and shape the means of what it holds, rising, and the numbers of the results."""
+        """Sorted means and indices of the wrong results, for each rank and shape."""
         by_place: dict[tuple[int, tuple[int, ...]], list[tuple[float, int]]] = {}
         for number, side in enumerate(self.results):
             for rank, values in side.reduced.items() if side.wrong else ():
@@ -300,7 +302,7 @@ class WrongResults:
 
 
 def _mean(values: Values) -> float | None:
-    """Return the mean; None if it is not finite, as NaN and infinite elements are near to nothing."""
+    """Return the mean; None if an element or the mean is not finite."""
     if not np.isfinite(values).all():
         return None
     mean = float(np.mean(values)) if values.size else 0.0
@@ -308,7 +310,7 @@ def _mean(values: Values) -> float | None:
 
 
 def is_shared_with(sides: Sides, other_sides: Sides, axis: str) -> bool:
-    """Whether along an axis ranks have one of two tensors each, and one value for both on all wrong ranks."""
+    """Whether two tensors on different ranks of an axis have one value on all wrong ranks."""
     for group in sides.mesh.groups(axis):
         for rank in set(group) & set(sides.wrong):
             held = sides.reduced[rank]

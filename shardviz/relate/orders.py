@@ -117,7 +117,7 @@ def orders_of_slices(before: NDArray[Any], after: NDArray[Any]) -> list[Order] |
 
 
 def mixed(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread hashes over all 64 bits, in place: the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Spread hashes over 64 bits, in place: SplitMix64's finalizer (Steele, Lea, Flood 2014)."""
     hashes ^= hashes >> np.uint64(30)
     hashes *= np.uint64(0xBF58476D1CE4E5B9)
     hashes ^= hashes >> np.uint64(27)
@@ -146,7 +146,7 @@ def _row_blocks(bits: NDArray[Any]) -> Iterator[slice]:
 
 
 def _same_hashes(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> Order:
-    """Return the index of each hash of a second set among the first's if both have the same; ties in order."""
+    """Return each second hash's index among the first, of two equal sets; ties in order."""
     order, after_order = np.argsort(before, kind="stable"), np.argsort(after, kind="stable")
     places = np.empty(len(order), np.int64)
     places[after_order] = order
@@ -159,7 +159,7 @@ def _is_made_of(before: NDArray[Any], after: NDArray[Any], orders: list[Order]) 
 
 
 def features(slices: Values) -> Values:
-    """Return six numbers per row that neither rounding nor the order within the row changes much.
+    """Return six numbers per row that rounding and the order within the row hardly change.
 
     They are sums of x, x^2, and sin and cos of x at two speeds: enough to tell rows apart that are drawn at random.
     """
@@ -169,7 +169,7 @@ def features(slices: Values) -> Values:
 
 
 def nearest(points: Values, among: Values, nears: Sequence[float]) -> list[Order]:
-    """Return for each point the index of the nearest one, its own index if that is near; -1 if none is near.
+    """Return each point's nearest neighbor by index, its own index first; -1 if none is near.
 
     Args:
         points: What is looked for.
@@ -187,7 +187,7 @@ def nearest(points: Values, among: Values, nears: Sequence[float]) -> list[Order
 
 
 def _nearest_in_cells(points: Values, among: Values, near: float) -> Order:
-    """Compare many points by hashed cells of a grid: one near an edge of its cell is inside after the next shift."""
+    """Find near points by hashed grid cells, with shifted grids for points at a cell's edge."""
     places = np.full(len(points), -1)
     if len(points) == len(among):
         places = np.where(np.abs(points - among).max(1) <= near, np.arange(len(points)), -1)
@@ -269,7 +269,7 @@ def _ballots(
     columns: Iterable[NDArray[np.bool_]],
     nears: Sequence[float],
 ) -> Iterator[list[Order]]:
-    """Yield for each set of columns the places of all slices, once for each distance that features may be off."""
+    """Yield the places of all slices, for each set of columns and each tolerance."""
     for picked in columns:
         rows = is_known[:, picked].all(1)
         if picked.any() and rows.any():
@@ -318,7 +318,7 @@ class Slices:
 
 
 def places_in(values: NDArray[np.float64], whole: NDArray[np.float64], near: float) -> Slices | None:
-    """Return the slices of the whole that values are made of, and of zeros as padding; None if of anything else.
+    """Return the whole tensor's slices that values consist of, zero padding aside; else None.
 
     Args:
         values: What a rank holds.

@@ -130,7 +130,7 @@ def permute(search: Search, context: Context, layout: Layout) -> None:
 
 
 def _permuted(search: Search, context: Context, layout: Layout, links: tuple[Permuted, ...]) -> bool:
-    """Place the source with its slices in another order, and return whether that explains all ranks."""
+    """Permute the source's slices, place it, and return whether that explains all ranks."""
     source = context.source
     for link in links:
         source = source.take(link.order, link.dim)

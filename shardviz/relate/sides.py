@@ -55,7 +55,7 @@ class Rounding:
 
     @property
     def is_double(self) -> bool:
-        """Whether the step is in float64 throughout, where noise is measured only of sums that nearly cancel."""
+        """Whether the whole step is in float64, where only sums that nearly cancel have noise."""
         return self.epsilon <= EPSILON["float64"]
 
     def tolerance(self, expected: NDArray[np.float64], *, gradient: bool) -> float:
@@ -145,7 +145,7 @@ class Sides:
         return self.part(self.wanted, rank)
 
     def part(self, whole: NDArray[Any], rank: int) -> NDArray[Any]:
-        """Return a rank's part of a whole tensor with as many elements as this one; often a read-only view."""
+        """Return a rank's part of a whole tensor with this tensor's shape; often a read-only view."""
         region = self.regions[rank]
         if isinstance(region, Region):
             return part_of(whole.reshape(self.wanted.shape), region)
@@ -274,7 +274,7 @@ class Sides:
         return self.neighbors_apart((ranks[0], rank) for ranks in self.holders for rank in ranks[1:])
 
     def neighbors_apart(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, int, float]]:
-        """Return neighbors within groups of ranks that have copies of one part, and how far apart they are."""
+        """Return neighboring ranks that should have equal copies, and how far their copies differ."""
         held = self.reduced
         pairs = (pair for group in groups for pair in pairwise(rank for rank in group if rank in held))
         alike = (pair for pair in pairs if self.regions[pair[0]] == self.regions[pair[1]])
