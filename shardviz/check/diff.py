@@ -160,7 +160,7 @@ def _is_trace_alone(dump: Dump) -> bool:
 
 
 def _is_of_layout(change: Change, before: Dump, after: Dump) -> bool:
-    """Whether a change follows from another layout; a tensor that was cut by hand has the shape of one rank's part."""
+    """Whether a change follows from a different layout; a plain tensor's shape is its shard's."""
     if change.aspect != "shape":
         return change.aspect == "claimed"
     tensors = (_kept(dump, role).get(change.tensor) for dump in (before, after) for role in ROLES)
@@ -168,7 +168,7 @@ def _is_of_layout(change: Change, before: Dump, after: Dump) -> bool:
 
 
 def _is_of_values(unchecked: NotChecked) -> bool:
-    """Whether a tensor's values could not be compared; if two jobs' steps are, their traces compare the values."""
+    """Whether a tensor's values could not be compared; two jobs' traces compare them instead."""
     return bool(unchecked.tensor) and unchecked.about == "values"
 
 

@@ -1,4 +1,4 @@
-"""One cause on many tensors is one finding: findings that differ only in their tensor are put together.
+"""One cause on many tensors is one finding: findings that differ only in their tensor merge.
 
 Findings belong together that have the same kind and the same cause with the same fields but the tensor, on the same
 ranks, or each on all ranks that have its tensor, as on the stages of a pipeline; of a step's results the ranks may

@@ -98,7 +98,7 @@ def report_on(dump: Dump) -> Report:
 
 
 def _without_rates(results: list[Result]) -> list[Result]:
-    """Return results without the notes that learning rates differ, if a finding about a weight's step says so."""
+    """Drop notes on different learning rates if a finding about a weight's step covers them."""
     causes = [finding.explanation for finding in _findings(results)]
     if not any(isinstance(cause, AnotherLearningRate | RepeatedStep) for cause in causes):
         return results
@@ -188,7 +188,7 @@ def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
 
 
 def _about(dump: Dump, name: str, ranks: list[int]) -> About:
-    """Return the subject of a check that ranks could not make; not the order, if they wrote the ids anyway."""
+    """Return what a rank's missing check is about; not the order, if ids were written anyway."""
     if not name:
         return "run"
     if any(name in dump.files.ranks[rank].without_ids for rank in ranks):
@@ -203,7 +203,7 @@ def _place(name: str, order: dict[str, int]) -> tuple[object, ...]:
 
 
 def _check_stamped(laid_out: LaidOut, tensor: Tensor) -> Iterator[Result]:
-    """Check a tensor, or a fold once for all of its names, unless they have ids or intentions of their own."""
+    """Check a tensor, or a fold once for all names with the same ids and expectations."""
     dump = laid_out.dump
     as_claimed = is_as_claimed(dump, tensor)
     dense = any(shard.body.dense for shard in tensor.shards.values())
@@ -247,7 +247,7 @@ def _not_reordered(case: Case, results: list[Result], order: DimOrder | None) ->
 
 
 def _as_intended(finding: Finding, intended: str) -> Finding:
-    """Return a finding with what was intended, and that places are counted in an intended order, if there is one."""
+    """Add the expected layout to a finding, and whether it counts places in its order."""
     counted = ("places are counted in the order that is expected",) if split_order(intended)[1] is not None else ()
     return replace(finding, intended=intended, details=(*finding.details, *counted))
 

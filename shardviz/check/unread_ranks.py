@@ -1,4 +1,4 @@
-"""Ranks of a dump whose files are missing or damaged, as far as a comparison goes: what they hold is not known."""
+"""Ranks with missing or damaged files, in a comparison: what they hold is not known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`unreplicated`: copies of the model's own values that differ but must be equal, from the very start.
+"""`unreplicated`: copies of the model's values that must be equal but differ at the start.
 
 Ranks that held the same ids when the tensor was stamped hold copies, at the same place of any pending sum. Where it was
 not stamped, or has no ids left, what the placements claim decides; of a plain tensor, all ranks have copies. They are
@@ -115,7 +115,7 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
 
 
 def _by_stamped(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | None, list[int]]]:
-    """Yield the stamped tensors that a fold's names belong to, with the numbers of those names in the fold."""
+    """Yield a fold's stamped tensors, each with the numbers of its names in the fold."""
     by_ids: dict[int, tuple[Tensor | None, list[int]]] = {}
     for number, name in enumerate(tensor.names):
         ids = stamped.get(name)
@@ -215,7 +215,7 @@ def _in_part_sharded(tensor: Tensor) -> Cause | None:
 
 
 def _rounded(dump: Dump, name: str, differing: Groups) -> Cause | None:
-    """Return the cause if all copies of each part are equal once they are rounded to a narrower dtype."""
+    """Return the cause if all copies are equal once rounded to a narrower dtype."""
     of_ranks = {
         rank: (dtype, digest)
         for rank, record in dump.files.ranks.items()
@@ -233,7 +233,7 @@ def _ranks(groups: Groups) -> tuple[int, ...]:
 
 
 def _are_first(mesh: Mesh, differing: Groups, others: Groups) -> bool:
-    """Whether of every part that has other copies it is the first rank's alone, and the mesh's first is one of them."""
+    """Whether each part's only odd copy is its first rank's, the mesh's first rank among them."""
     alone = all(len(odd) == 1 and odd[0] is group[0] for odd, group in zip(others, differing, strict=True))
     return alone and min(mesh.ranks) in _ranks(others)
 
@@ -260,7 +260,7 @@ def _about_axes(dump: Dump, tensor: Tensor, mesh: Mesh, differing: Groups, index
 
 
 def _count(differing: Groups, index: int) -> str:
-    """Say how many different copies there are: `each of 2 parts has up to 2 different copies on 2 ranks`."""
+    """Count the different copies: `each of 2 parts has up to 2 different copies on 2 ranks`."""
     copies = [len({shard.digest(index) for shard in group}) for group in differing]
     where = f"{max(copies):,} different copies on {max(map(len, differing)):,} ranks"
     if len(differing) == 1:

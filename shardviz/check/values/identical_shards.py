@@ -1,4 +1,4 @@
-"""`identical-shards`: different parts of a tensor with bitwise the same values: one seed on every rank.
+"""`identical-shards`: a tensor's parts have bitwise equal values: one seed on every rank.
 
 Only values that were drawn can tell: a tensor of one number (a bias of zeros, a norm of ones), of NaN alone, of one
 element a shard, or of an integer dtype is passed over, and so is one whose parts repeated each other before sharding.
@@ -57,7 +57,7 @@ def _check(tensor: Tensor, layout: Layout) -> Iterator[Finding]:
 
 
 def _first_line_differs(tensor: Tensor, layout: Layout, axis: str) -> bool:
-    """Whether the first two shards along an axis are of one shape and have no digest in common: nearly always."""
+    """Whether an axis's first two shards have one shape but no digest in common."""
     first = [tensor.shards.get(rank) for rank in layout.mesh.groups(axis)[0][:2]]
     if (
         len(first) < 2
@@ -72,7 +72,7 @@ def _first_line_differs(tensor: Tensor, layout: Layout, axis: str) -> bool:
 
 
 def _lines(tensor: Tensor, layout: Layout, axis: str) -> Lines:
-    """Return the shards along an axis, all else equal: those of the first one's shape that hold different parts."""
+    """Return the distinct shards along an axis, all else equal, of the first one's shape."""
     mesh, column = layout.mesh, layout.mesh.axis_index(axis)
     claimed = claimed_dims(layout)
     lines: dict[Coord, dict[object, Shard]] = {}
@@ -88,7 +88,7 @@ def _lines(tensor: Tensor, layout: Layout, axis: str) -> Lines:
 
 
 def _alike(lines: Lines, num_names: int) -> Iterator[int]:
-    """Yield the fold's names whose shards have one digest along every line; most differ in the first two shards."""
+    """Yield the indices of a fold's names whose shards are equal along every line."""
     first, second = lines[0][:2]
     for index in range(num_names):
         digest = first.digest(index)

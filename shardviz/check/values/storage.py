@@ -1,4 +1,4 @@
-"""`untied` and `write-not-applied`: storage that is not shared any more, and writes that never reached it.
+"""`untied` and `write-not-applied`: storage no longer shared, and writes that were lost.
 
 Names that shared storage in the unsharded model and are two tensors now start equal and drift apart, each with a part
 of the gradient. A name that is gone is not a finding (torch lists a shared parameter once), and neither are empty
@@ -51,7 +51,7 @@ def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
 
 
 def _names_with_storage(record: RankRecord) -> set[str]:
-    """Return the names of a rank's tensors that have storage, without the unsharded model's, which rank 0 runs too."""
+    """Return the names of a rank's own tensors with storage, the unsharded model's left out."""
     names = set()
     for tensor in record.tensors:
         body = record.bodies[tensor.body]

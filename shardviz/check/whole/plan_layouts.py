@@ -1,4 +1,4 @@
-"""A plan compared with what its author wants: its layouts are known, and that is all there is.
+"""A plan compared with its author's intentions: it has layouts, and no elements.
 
 Layouts that are not the intended ones are findings, and so are shapes that the placements of a rank that was asked do
 not give. Where elements really go no plan shows, so that no tensor of one is called in order.

@@ -1,4 +1,4 @@
-"""The tensor was moved element by element: transposed before or after the split, or pushed along by padding.
+"""Tensors moved element by element: transposed around the split, or shifted by padding.
 
 If only some slices of a dim are out of order, they are looked at alone: the experts of a stack, or the heads of a
 weight, may have been loaded in two ways, one of which reorders.
@@ -61,7 +61,7 @@ def _transposed(case: Case) -> Iterator[Fit]:
 
 
 def _everywhere(case: Case, content: Callable[[Ids], Ids]) -> bool:
-    """Whether every rank holds `content` of the places it claims; a sample of each rank is looked at first."""
+    """Whether every rank holds `content` of its claimed places; a sample is compared first."""
     for limit in (SAMPLE, None):
         for coord in case.shards:
             claimed = case.claimed_ids(coord).ravel()[:limit] - 1
@@ -156,7 +156,7 @@ def _named(shape: tuple[int, ...], dim: int, places: Index, held: Index) -> tupl
 
 
 def _order(places: Index, held: Index, dim: int, size: int) -> Ids | None:
-    """Return the order of a dim's indices, if it is all that differs, the same everywhere and known of all places."""
+    """Return the order of a dim's indices if it is complete and nothing else differs."""
     if any(not np.array_equal(places[other], held[other]) for other in range(len(places)) if other != dim):
         return None
     order = np.full(size, -1, np.int64)

@@ -1,4 +1,4 @@
-"""The held layout in the notation, derived from what each coordinate of a mesh holds and then proved against it.
+"""The held layout, derived from what each coordinate holds, then proved against it.
 
 Each dim's chain of splits is peeled from the outside. Taken over all other axes, the ranges of one position of the
 outermost axis are one chunk of the whole dim; if they are several intervals instead, the distance between them is the
@@ -76,7 +76,7 @@ def derive_chain(size: int, axes: Mapping[str, int], table: Table, prefer: Chain
 
 
 def fitting_chains(size: int, axes: Mapping[str, int], table: Table, prefer: Chain, kind: Try) -> list[Chain]:
-    """Return the chains of one kind over just these axes that give every known position what it holds.
+    """Return the chains of one kind over these axes that give each known position what it holds.
 
     If positions are unknown, several may fit; another dim, or empty shards, may rule some of them out.
     """
@@ -92,7 +92,7 @@ def _effort(chain: Chain, prefer: Chain) -> tuple[int, bool, int]:
 
 
 class _Wanted:
-    """The table, summed up over the axes that are not peeled yet, and which links may be tried on it."""
+    """The table, summed over the axes that aren't peeled yet, and the links to try on it."""
 
     def __init__(
         self, axes: Mapping[str, int], table: Table, numbers: bool, joins: bool, most_steps: float = math.inf
@@ -116,7 +116,7 @@ class _Wanted:
         return self._unions[axes]
 
     def fits(self, held: Ranges, segments: Iterable[Ranges], *, last: bool) -> bool:
-        """Whether the segments hold just that; before the last axis, and if positions are unknown, at least that."""
+        """Whether segments hold just these ranges; with axes or positions left, at least these."""
         covered = merge_ranges(range_ for segment in segments for range_ in segment)
         return held == covered if self.complete or last else _union([held, covered]) == _union([covered])
 
@@ -157,7 +157,7 @@ def _peel_axis(peeled: _Peeled, axis: str, target: _Wanted) -> Iterator[Chain]:
 
 
 def _numbers(peeled: _Peeled, held: Table, parts: int, *, complete: bool) -> list[int]:
-    """Read the size of the segments off the distance between the first two intervals that a position holds.
+    """Return segment sizes to try, from the distance between a position's first two intervals.
 
     If positions are unknown, what lies between may be theirs: small numbers are tried too.
     """
@@ -250,7 +250,7 @@ def infer_layout(
 def _simplest_chain(
     mesh: Mesh, size: int, table: Mapping[Coord, Ranges], prefer: Chain, *, all_known: bool
 ) -> Chain | None:
-    """Return the chain of a dim over the axes that are seen to matter, and over claimed ones that may."""
+    """Return a dim's chain over the axes that matter, and over claimed ones that may."""
     axes = [axis for axis in mesh.axes if axis in axes_of_change(mesh, table) or (axis in prefer and not all_known)]
     return derive_chain(size, *_on_axes(mesh, axes, table), prefer)
 
@@ -263,7 +263,7 @@ def _on_axes(mesh: Mesh, axes: Sequence[str], table: Mapping[Coord, Ranges]) -> 
 
 
 def _proved(mesh: Mesh, shape: Sequence[int], chains: Sequence[Chain], held: Mapping[Coord, Region]) -> Layout | None:
-    """Return the layout of some chains if it is one, and gives every known coordinate what it holds."""
+    """Return the layout of some chains if it is valid and fits every known coordinate."""
     try:
         layout = Layout(mesh, tuple(shape), tuple(chains))
     except LayoutError:
@@ -278,7 +278,7 @@ def _searched(
     tables: Sequence[Mapping[Coord, Ranges]],
     prefer: Sequence[Chain],
 ) -> Layout | None:
-    """Find a layout if missing or empty shards leave open which axes split a dim: all that may are tried."""
+    """Find a layout by trying all axes that missing or empty shards leave open."""
     for kind in TRIES:
         chains = [_open_chains(mesh, *dim, kind) for dim in zip(shape, tables, prefer, strict=True)]
         several = (found for found in islice(product(*chains), MAX_LAYOUTS) if _each_axis_once(found))
@@ -307,7 +307,7 @@ def _each_axis_once(chains: Sequence[Chain]) -> bool:
 
 
 def holds(layout: Layout, held: Mapping[Coord, Region]) -> bool:
-    """Whether the layout gives every known coordinate what it holds; empty regions are all alike."""
+    """Whether a layout gives every known coordinate what it holds; empty regions are equal."""
     return all(same_region(layout.region(coord), region) for coord, region in held.items())
 
 
@@ -323,7 +323,7 @@ def _known(region: Region, dim: int) -> Ranges | None:
 
 
 def axes_of_change(mesh: Mesh, held: Mapping[Coord, Hashable]) -> list[str]:
-    """Return the axes along which two coordinates that differ in nothing else hold something else."""
+    """Return the axes along which coordinates hold different things, all else being equal."""
     axes = []
     for index, axis in enumerate(mesh.axes):
         first_held: dict[Coord, Hashable] = {}
@@ -333,7 +333,7 @@ def axes_of_change(mesh: Mesh, held: Mapping[Coord, Hashable]) -> list[str]:
 
 
 def _axes_that_may_matter(mesh: Mesh, table: Mapping[Coord, Ranges]) -> list[str]:
-    """Return the axes along which no two coordinates that differ in nothing else hold the same, and not nothing.
+    """Return the axes that may split a dim: along each, at most one rank of a line holds a part.
 
     Chunks of a dim have no element in common: an axis that keeps a part does not split the dim.
     """

@@ -103,7 +103,10 @@ def _name_rotation(first: int, size: int, dim: int) -> Named:
 
 
 def as_text(order: Order) -> int | None:
-    """Return the size of the blocks whose numbers, from 0 or from 1, were sorted as text; None if none were."""
+    """Return the size of blocks whose numbers were sorted as text; None if none were.
+
+    Numbers count from 0 or from 1.
+    """
     bends = np.flatnonzero(np.diff(order) != 1)
     if order[0] != 0 or not len(bends):
         return None
@@ -118,7 +121,7 @@ def as_text(order: Order) -> int | None:
 
 
 def period_of(order: Order) -> int:
-    """Return the smallest number of places after which an order repeats itself; all of them if it does not."""
+    """Return the smallest period after which an order repeats; its length if it never does."""
     size = len(order)
     for count in range(size // 2, 1, -1):
         period, remainder = divmod(size, count)
@@ -147,7 +150,7 @@ def _is_within(order: Order, shards: Sequence[tuple[int, int]]) -> bool:
 
 
 def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> Named:
-    """Name an order that leaves every shard its own indices: by one rule for all that are odd, if there is one."""
+    """Name an order that keeps indices within their shards, by one rule for all if there is one."""
     odd = [(start, stop) for start, stop in shards if np.any(np.diff(order[start:stop]) != 1)]
     inner_orders = sorted((order[start:stop] - start for start, stop in odd), key=len, reverse=True)
     which = f"shard{'s' * (len(odd) > 1)} {listed((f'[{start}:{stop}]' for start, stop in odd), MAX_LISTED)}"
@@ -212,7 +215,7 @@ def transposed_digits(order: Order) -> tuple[int, int, int, int] | None:
 
 
 def permuted_digits(order: Order) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Recognize a dim viewed as several and these permuted, such as `view(2, 48, 2).permute(2, 1, 0)`.
+    """Recognize a dim's view with permuted dims, such as `view(2, 48, 2).permute(2, 1, 0)`.
 
     The number of each place counts up in digits, the last one fastest, and each digit has a step of its own. The steps
     are read off from the inside to the outside; sorted, they must be those of a view.
@@ -281,7 +284,7 @@ Pairs = set[tuple[Ranges, Ranges]]
 
 
 def explain_dims(claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequence[Fit] = ()) -> Iterator[Fit]:
-    """Yield the one explanation there is if every dim of the tensor is its own indices in another order.
+    """Yield the explanation, if it holds, that dims hold their own indices in another order.
 
     Args:
         claimed: What the placements say.
@@ -308,7 +311,7 @@ def explain_dims(claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequ
 
 
 def _is_made_by_loaders(order: NDArray[np.int64], rival: Disorder) -> bool:
-    """Whether an order is that of a few segments, or of rows that the rotary conventions or fused halves deal out."""
+    """Whether loaders make such an order: few segments, rotary conventions or fused halves."""
     if len(blocks_of(order)[1]) <= FEW_SEGMENTS:
         return True
     outer, rows, columns, inner = transposed_digits(order) or (0, 0, 0, 0)
@@ -333,7 +336,7 @@ def _in_order(pairs: Pairs, size: int) -> bool:
 
 
 def _order_of_dim(pairs: Pairs, size: int) -> NDArray[np.int64] | None:
-    """Return the index that each place of a dim holds; None if ranks disagree or an index comes twice.
+    """Return the index that each place of a dim holds; None if ranks disagree or one repeats.
 
     If all shards that were read have their own indices, the places of the others count as in order.
     """
@@ -358,7 +361,7 @@ def _shards(pairs: Pairs) -> list[tuple[int, int]]:
 
 
 def transpositions(shape: tuple[int, ...]) -> Iterator[tuple[int, int, str, Callable[[Ids], Ids]]]:
-    """Yield pairs of dims with the words for how they were exchanged, and what then stands at given places."""
+    """Yield pairs of dims, the code that exchanges them, and what then stands at given places."""
     for first, second in combinations(range(len(shape)), 2):
         swapped = list(shape)
         swapped[first], swapped[second] = swapped[second], swapped[first]

@@ -1,4 +1,4 @@
-"""Every rank holds a shard that is claimed somewhere, only not its own: which rank's, by a rule of its coordinate.
+"""Ranks that hold shards of different ranks, by a rule of their coordinates.
 
 A loader that counts ranks in another order than the mesh harms each layout in its own way: rows that are split twice
 look as if they were cut in another order, others as if they were split over another axis or dim. If these have several
@@ -78,7 +78,7 @@ def explain_ranks(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fit
 
 
 def _sources(claimed: Layout, held: Mapping[Coord, Region]) -> dict[Coord, Coord] | None:
-    """Return for every coordinate the one that claims what it holds, with its own position along equal copies."""
+    """Return each coordinate's source: who claims what it holds, at its own replica position."""
     columns = [claimed.mesh.axis_index(axis) for axis in claimed.split_axes]
     owners = {region: claimed.mesh.coord_of(ranks[0]) for region, ranks in claimed.holders().items()}
     sources: dict[Coord, Coord] = {}
@@ -97,7 +97,7 @@ Maps = dict[str, dict[int, int]]
 
 
 def _by_axis(claimed: Layout, sources: Mapping[Coord, Coord]) -> Maps | None:
-    """Return, for each axis, its map of positions; None if a position depends on another axis too."""
+    """Return each axis's map of positions; None if a position depends on a second axis."""
     maps: Maps = {}
     for column, axis in enumerate(claimed.mesh.axes):
         source_of: dict[int, int] = {}
@@ -271,7 +271,7 @@ def permutation_in_words(ranks: list[int], permutation: list[int]) -> str:
 
 
 def _rules(images: list[int]) -> Iterator[tuple[str, Callable[[int], int]]]:
-    """Yield rules that the first images suggest: backwards, a rotation, flipped bits, the mesh's rows as columns."""
+    """Yield rules that the first images suggest: reversal, rotation, XOR, transposed mesh."""
     size, first = len(images), images[0]
     yield f"{size - 1}-i", lambda index: size - 1 - index
     yield f"(i+{first})%{size}", lambda index: (index + first) % size
@@ -288,7 +288,7 @@ Order = dict[int, int]
 
 
 def with_one_order(results: Sequence[Finding | NotChecked], laid_out: LaidOut) -> list[Finding | NotChecked]:
-    """Return results in which tensors that one permutation of the ranks explains have it for their cause."""
+    """Return results, with one permutation of the ranks as the cause of all that it explains."""
     places = [finding for finding in results if isinstance(finding, Finding) and is_of_places(finding)]
     if len({type(finding.explanation) for finding in places}) < 2:
         return list(results)
@@ -313,13 +313,13 @@ def _cases(laid_out: LaidOut) -> list[tuple[str, Case]]:
 
 
 def _common_order(wrong: Sequence[Case]) -> Order | None:
-    """Return the one permutation that all tensors show whose parts differ from rank to rank; None for several."""
+    """Return the permutation that all tensors with distinct shards show; None for several."""
     orders = [order for case in wrong if (order := _order_of(case)) is not None]
     return orders[0] if orders and all(order == orders[0] for order in orders) else None
 
 
 def _order_of(case: Case) -> Order | None:
-    """Return whose part each rank holds; None if parts are not all there, or not of one rank each."""
+    """Return whose shard each rank holds; None if shards are missing or have several owners."""
     claimed = case.claimed
     if claimed is None or case.ids or case.absent:
         return None

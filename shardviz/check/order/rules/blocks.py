@@ -1,4 +1,4 @@
-"""Plain tensors whose parts overlap because each rank needs whole blocks: block scales, heads of k and v.
+"""Plain tensors that overlap because ranks need whole blocks: block scales, heads of k, v.
 
 A weight with a scale for each block of its rows may be cut within a block. Both ranks then need that block's scale. In
 the same way two ranks share a head of k and v if their heads of q use it. Such parts overlap and are right.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def are_shared_blocks(case: Case) -> bool:
-    """Whether each rank holds just the blocks of a plain tensor that its part of a finer tensor lies in.
+    """Whether each rank holds just the blocks that cover its part of a finer tensor.
 
     The finer tensor is in the same module or in one beside it, as `up.weight` is of `up.scale`.
     """
@@ -35,7 +35,7 @@ def are_shared_blocks(case: Case) -> bool:
 
 
 def _finer(case: Case, dim: int) -> Iterator[tuple[Spans, int]]:
-    """Yield what ranks hold of the longer dims of tensors nearby, with the lengths of these dims."""
+    """Yield ranks' spans of longer dims of tensors nearby, with the lengths of these dims."""
     names = (name for name in case.dump.stamped if name != case.name and _are_near(name, case.name))
     for name in names:
         shape = case.dump.stamps[name].shape
@@ -61,7 +61,7 @@ def _are_near(name: str, other: str) -> bool:
 
 
 def _spans(regions: Mapping[Coord, Region], dim: int) -> Spans:
-    """Return what ranks hold along a dim; without the ranks that hold several ranges of it, or none."""
+    """Return what ranks hold along a dim, leaving out ranks with no range or several."""
     return {coord: region.dims[dim][0] for coord, region in regions.items() if len(region.dims[dim]) == 1}
 
 

@@ -112,7 +112,7 @@ def _of_rounded(case: Case, foreign: dict[Coord, NDArray[np.int64]], dtype: str)
 
 
 def _may_be_padding(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> bool:
-    """Whether the only foreign values are zeros in a plain tensor: the elements they replace are found as missing."""
+    """Whether a plain tensor's only foreign values are zeros, which are reported as missing."""
     return case.claimed is None and not any(np.any(ids < 0) for ids in foreign.values())
 
 
@@ -141,7 +141,7 @@ def _collision(case: Case) -> Finding:
 
 
 def _may_be_renumbered(case: Case, names: Iterable[str]) -> bool:
-    """Whether each rank has whole tensors, which it numbers for itself: their names differ in numbers only."""
+    """Whether each rank has whole tensors that it numbers itself: names differ in numbers only."""
     whole = all(tuple(shard.body.local_shape) == case.shape for shard in case.shards.values())
     return whole and {starred(name) for name in names} == {starred(case.name)}
 
@@ -224,7 +224,7 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
 
 
 def _skipped(case: Case) -> Disorder | None:
-    """Return the cause if a load was given the tensor's values under another prefix, or read them into a copy."""
+    """Return the cause if a load had a different prefix or read the values into a copy."""
     keys = {name: key for record in case.dump.files.ranks.values() for name, key in record.skipped_keys}
     key = keys.get(case.name)
     if key is None:
@@ -269,7 +269,7 @@ def cause_of_zeros(case: Case) -> Disorder:
 
 
 def _sent(case: Case) -> tuple[str, tuple[str, ...]]:
-    """Return the collective whose result all ranks hold of a tensor, and the lines that call it; empty if none."""
+    """Return the collective that gave all ranks the tensor, and the lines that call it."""
     ranks = case.dump.files.ranks
     records = [[sent for sent in ranks[rank].sent if sent.name == case.name] for rank in case.tensor.shards]
     if not all(records):

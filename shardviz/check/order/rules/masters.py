@@ -61,7 +61,7 @@ def _differing(case: Case, coord: Coord) -> NDArray[np.int64] | None:
 
 
 def _wanted(case: Case, coord: Coord) -> NDArray[np.int64]:
-    """Return the ids that a coordinate claims; if it claims nothing, or another number, as many from 1."""
+    """Return the ids that a coordinate claims; if their number differs, as many from 1."""
     size = case.local_ids(coord).size
     claimed = case.claimed_ids(coord).ravel() if case.claimed is not None else np.arange(1, size + 1)
     return claimed if claimed.size == size else np.resize(claimed, size)

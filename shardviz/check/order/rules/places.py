@@ -142,7 +142,7 @@ def _kind(case: Case) -> Kind:
 
 
 def shape_differs(case: Case) -> list[Coord]:
-    """Return the coordinates whose local shape is not the one that chunking gives; all empty shards count as equal."""
+    """Return the coordinates whose local shape is not what chunking gives; empty shards match."""
     assert case.claimed is not None
     coords = []
     for coord, shard in case.shards.items():

@@ -100,7 +100,7 @@ def _num_odd(case: Case, axes: tuple[str, ...]) -> int:
 
 
 def _unused_axes(case: Case) -> list[str]:
-    """Return the axes whose coordinates would make as many parts as there must be, and along which nothing varies.
+    """Return the unvarying axes that would make as many parts as there must be.
 
     Where several axes have the size that is lacking, any of them may have been meant, and all are returned.
     """
@@ -137,7 +137,7 @@ MAX_RANKS = 8
 
 
 def check_plain_copies(case: Case) -> Iterator[Finding | NotChecked]:
-    """Yield the copies of a plain tensor that are not as the others, if these are whole and in order."""
+    """Yield a plain tensor's copies that differ from whole copies in order."""
     odd = _odd(case)
     if not odd:
         return
@@ -171,7 +171,7 @@ def _has_all(case: Case, coord: Coord) -> bool:
 
 
 def _are_equal(case: Case) -> bool:
-    """Whether the model's own values are the same on all ranks, as far as the dump has digests of them."""
+    """Whether digests show that the model's own values are the same on all ranks."""
     initial = case.dump.find("initial", case.tensor.role, case.name)
     if initial is None or set(initial.shards) != {shard.rank for shard in case.shards.values()}:
         return False

@@ -80,7 +80,9 @@ class Gathered:
 
 
 def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[Finding | NotChecked]:
-    """Add to findings about shards what torch's collectives return for them, and find collectives that are wrong alone.
+    """Add what collectives return to shards' findings, and find wrong collectives.
+
+    Collectives are findings of their own if the shards that they gather are right.
 
     What is gathered of shards whose own order could not be checked shows nothing.
 
@@ -127,7 +129,7 @@ def _is_plain(dump: Dump, name: str, rank: int) -> bool:
 
 
 def _part(dump: Dump, name: str, rank: int) -> Region | None:
-    """Return the part of a tensor that a rank's own mesh has, if code cut it along an axis that this mesh lacks."""
+    """Return a rank's part of a tensor on its own mesh, if code cut it along an unknown axis."""
     tensor = dump.stamped.get(name)
     layout = tensor.shards[rank].layout if tensor is not None and rank in tensor.shards else None
     if layout is None or not layout.own_axes or {*layout.split_axes} <= {*layout.own_axes}:
@@ -187,7 +189,7 @@ def _along(claimed: Layout | None) -> str:
 
 
 def _is_in_order(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> bool:
-    """Whether the gathered tensor is in its own or the intended order, in whichever form its ids are written."""
+    """Whether the gathered tensor is in its own or the expected order."""
     ids = gathered_ids(dump, stamp, gathered)
     tensor = dump.stamped.get(gathered.name)
     ids_in_order = np.arange(1, math.prod(stamp.shape) + 1).reshape(stamp.shape)
@@ -214,14 +216,14 @@ def _difference(dump: Dump, stamp: Stamp, rank: int, gathered: GatherRecord) -> 
 
 
 def gathered_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
-    """Return the ids that came back, from 1 as the tensor is meant to be ordered; None if they are too many."""
+    """Return the ids that came back, from 1 in the expected order; None if too many."""
     order = order_of(dump, gathered.name)
     ids = _own_ids(dump, stamp, gathered)
     return ids if order is None or ids is None else order.places(ids, stamp.shape)
 
 
 def _own_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
-    """Return the ids that came back, from 1 within the tensor; None if they are too many to lay out."""
+    """Return the ids that came back, from 1 in the tensor's order; None if too many."""
     if gathered.held is not None:
         region = Region(gathered.held)
         fits = len(gathered.held) == len(stamp.shape) and region.size <= MAX_ELEMENTS

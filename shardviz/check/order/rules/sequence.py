@@ -1,4 +1,4 @@
-"""`sequence-order`: tensors that go along one sequence are split in different orders (context parallel).
+"""`sequence-order`: tensors of one sequence that are split in different orders.
 
 Tokens, labels, positions and masks are read index by index: a rank must have the same positions of all of them. Which
 tensors share a sequence is declared (`sequence(mesh)` and `SEQUENCE` in a probe) and never guessed. Their positions are
@@ -174,7 +174,7 @@ def _cause(order: Order, usual: Order) -> Disorder:
 
 
 def _shift(order: Order, usual: Order) -> int:
-    """Return by how much all positions on all ranks are further than the usual ones; 0 if they differ otherwise.
+    """Return the distance that all positions are shifted by on all ranks; 0 if they are not.
 
     A shift by a whole part, or more, is one between ranks. If labels are missing, at the end of the sequence, the
     dump has the usual positions.

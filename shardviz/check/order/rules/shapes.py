@@ -51,7 +51,7 @@ MOST_SHAPES = 3
 
 
 def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator[Finding]:
-    """Yield ranks whose global shape differs from the unsharded model's, or from most ranks'; DTensors only."""
+    """Yield ranks whose DTensor's global shape differs from the unsharded or the usual one."""
     shapes = Counter(shard.body.shape for shard in tensor.shards.values() if shard.layout)
     stamp = laid_out.dump.stamps.get(name)
     if not shapes or (len(shapes) == 1 and (stamp is None or stamp.shape in shapes)):
@@ -79,7 +79,7 @@ def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator
 def _cause_of_shape(
     laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, expected: tuple[int, ...]
 ) -> tuple[Disorder, str]:
-    """Return why a tensor does not have the wanted shape, and what is held of a tensor of that shape."""
+    """Return why a tensor has a wrong global shape, and what is held of the expected one."""
     stride = tuple(math.prod(expected[dim + 1 :]) for dim in range(len(expected)))
     if mixed := _sharded_over_different(laid_out, tensor, name, expected):
         return mixed, ""
@@ -94,7 +94,7 @@ def _cause_of_shape(
 def _sharded_over_different(
     laid_out: LaidOut, tensor: Tensor, name: str, expected: tuple[int, ...]
 ) -> ShardedOverDifferent | None:
-    """Return the cause if FSDP was given parts that differ along an axis over which it shards them."""
+    """Return the cause if FSDP shards over an axis along which its inputs differ."""
     mesh = laid_out.dump.files.mesh
     wrappers = [one for record in laid_out.dump.files.ranks.values() for one in record.wrappers or ()]
     over = [{*one.ranks} for one in wrappers if one.kind == "fsdp" and name in one.names]
@@ -118,7 +118,7 @@ def _sharded_over_different(
 def _relabeled(
     laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, expected: tuple[int, ...]
 ) -> Case | None:
-    """Return the case as if the placements had been given with the wanted shape; None if that cannot be."""
+    """Return the case with placements over the expected shape; None if that is impossible."""
     placements = claimed.placements() if claimed is not None and claimed.flat is None else None
     cases = laid_out.cases(tensor, name, claims=False) if name in laid_out.dump.stamps else ()
     if placements is None or len(cases) != 1 or len(expected) != len(tensor.shape):
@@ -139,7 +139,7 @@ def _held(case: Case, shape: tuple[int, ...], guessed: GuessedGlobalShape) -> tu
 
 
 def is_padded_in_place(laid_out: LaidOut, tensor: Tensor, name: str) -> bool:
-    """Whether zeros follow a tensor's elements along its dims, and ranks hold of both what their placements claim."""
+    """Whether zeros pad a tensor's dims, and ranks hold both as their placements claim."""
     stamp, shapes = laid_out.dump.stamps.get(name), {shard.body.shape for shard in tensor.shards.values()}
     claims = {shard.layout for shard in tensor.shards.values()}
     shape, claimed = next(iter(shapes), ()), next(iter(claims), None)
@@ -171,7 +171,7 @@ def _padded_ids(region: Region, shape: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 def _is_padded(case: Case, shape: tuple[int, ...]) -> bool:
-    """Whether a larger shape than the model's comes with zeros and all of the tensor's own elements."""
+    """Whether a larger shape than the model's has zeros and all of the tensor's elements."""
     larger = len(shape) == len(case.shape) and all(own >= size for own, size in zip(shape, case.shape, strict=True))
     zeros = any((ids == 0).any() for ids in case.ids.values())
     return larger and zeros and not any((ids < 0).any() for ids in case.ids.values()) and count_ids(case).least > 0
@@ -195,7 +195,7 @@ def check_dtype(tensor: Tensor) -> Iterator[Finding]:
 
 
 def check_label(case: Case) -> Iterator[Finding]:
-    """Yield ranks of one mesh that disagree on the placements, and local shapes that the placements cannot give."""
+    """Yield ranks that disagree on placements, and local shapes that placements cannot give."""
     if case.claimed is None:
         return
     claims = Counter(shard.layout for shard in case.shards.values())
