@@ -1,4 +1,4 @@
-"""The functions for users' own jobs: capture the tensors of every rank, or run a file as a probe."""
+"""The functions for users' jobs: capture every rank's tensors, or run a file as a probe."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def capture(
     intended: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Path:
-    """Write a dump of the tensors that every rank holds of a model. Every rank of the job calls this.
+    """Write a dump of the tensors that every rank holds of a model. Every rank calls this.
 
     Args:
         model: The sharded model; in a pipeline, this rank's stage.
@@ -145,7 +145,7 @@ def capture_by_reference(
     force: bool,
     command: tuple[str, ...] = (),
 ) -> Path:
-    """Write a dump whose ids are the places of the model's values in a reference. Every rank of the job calls this.
+    """Write a dump whose ids are places in a reference. Every rank of the job calls this.
 
     Args:
         model: As for `capture`, as are the others.
@@ -204,7 +204,9 @@ def capture_sharding(
     intended: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Path:
-    """Build, stamp and shard a model in any dtype, and write a dump of the result. Every rank of the job calls this.
+    """Build, stamp and shard a model, and write a dump of it. Every rank calls this.
+
+    The model may have any dtype.
 
     The model is built and sharded several times: once unchanged, for its own values, and then stamped. It is stamped in
     float64, or, if sharding casts it to a narrower dtype, with one digit of the ids per pass. Random states are

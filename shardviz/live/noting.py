@@ -1,4 +1,4 @@
-"""Which files a probe is made of: the modules that it imports from outside the libraries, with a stamp of each.
+"""The files of a probe: modules imported from outside the libraries, each with a stamp.
 
 A rank notes a file as Python looks for it, so that a change during a run is one since. Such modules are always read
 from their source: Python takes old bytecode for that of a file of the same size that was saved in the same second.

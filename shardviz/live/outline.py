@@ -22,7 +22,7 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def tensors_of(text: str) -> tuple[Tensors, dict[str, str]]:
-    """Build a model and return what its state dict has, and the tied names, each with the first of its tensor.
+    """Build a model and return its state dict's tensors, and tied names with their first.
 
     Args:
         text: `path/to/file.py`, `path/to/file.py:function` or the name of a probe.

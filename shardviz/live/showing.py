@@ -1,4 +1,4 @@
-"""torch's own objects for `shardviz.show`: the placements of a DTensor, the layouts in a module."""
+"""torch's objects for `shardviz.show`: a DTensor's placements, a module's layouts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mesh_of(what: object) -> Mesh | None:
 
 
 def claimed_of(what: object, name: str | None) -> tuple[Layout, str, str] | None:
-    """Return the layout, dtype and name of a tensor, or of the one called `name` in a module; else None.
+    """Return the layout, dtype and name of a tensor, or of a module's tensor `name`; else None.
 
     Raises:
         ShardvizError: The tensor is plain, or the module has no tensor of that name.
@@ -49,7 +49,7 @@ def claimed_of(what: object, name: str | None) -> tuple[Layout, str, str] | None
 
 
 def table_of(what: object) -> list[tuple[str, str]] | None:
-    """Return every tensor of a module with its layout in the notation; None for anything but a module."""
+    """Return a module's tensors, each with its layout in the notation; else None."""
     return [(local.name, _described(local)) for local in local_tensors(what)] if isinstance(what, nn.Module) else None
 
 

@@ -1,4 +1,4 @@
-"""A case as a few lines of plain torch that run by themselves and end in an assertion. Written without torch."""
+"""A case as a script of a few lines of plain torch that ends in an assertion. No torch here."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def audit(mesh: Mesh, max_size: int, *, on_progress: Callable[[int, int], None] 
 
 
 def _one_world(mesh: Mesh, max_size: int, start: int, end: int) -> tuple[list[Seen], int, str]:
-    """Run cases until the end or a death; return each rank's results, the last case begun, and why it died."""
+    """Run cases to the end or a death; return ranks' results, the last case begun and the cause."""
     with tempfile.TemporaryDirectory(prefix="shardviz-audit-") as folder:
         try:
             worlds.launch(TASK, (mesh, max_size, start, folder), num_ranks=mesh.size, timeout=600)

@@ -113,7 +113,9 @@ HINT = "pass the mesh of the whole job: shardviz.capture(..., mesh=mesh)"
 
 
 def found_mesh(model: nn.Module) -> DeviceMesh:
-    """Return the largest mesh that a model's tensors show, sub-meshes counted as their root. Every rank calls this.
+    """Return the largest mesh that a model's tensors show. Every rank calls this.
+
+    A sub-mesh counts as its root.
 
     Raises:
         MeshError: Some rank has no tensor that shows one, or ranks are on different meshes; every rank raises it.

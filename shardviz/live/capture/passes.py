@@ -1,4 +1,4 @@
-"""Where every element of a model went: build, stamp, shard and capture, in as many passes as the dtypes need.
+"""Where every element went: build, stamp, shard and capture, in as many passes as needed.
 
 Whole ids take one pass; if a dtype cannot hold them, they are written one digit per pass and put together again.
 torch's own reassembly is run only on sound shards: gloo aborts the process on misshapen ones.
@@ -61,7 +61,7 @@ class Sharding:
 
 
 def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: PipelinePart) -> Stamped:
-    """Capture where every element went, by its id, and torch's own reassembly. Every rank calls this.
+    """Capture where every element went, and torch's own reassembly. Every rank calls this.
 
     Args:
         capture: The capture of this rank, to which the ids are added.
@@ -87,7 +87,7 @@ def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: Pipeline
 
 
 def _with_values(capture: Capture, locals_: Iterable[Local]) -> list[Local]:
-    """Return the tensors that have values once they are sharded; what is filled later has no ids to be followed."""
+    """Return the tensors with values after sharding, noting those that are filled later."""
     locals_ = list(locals_)
     capture.not_checked += [
         (local.name, FILLED_LATER) for local in locals_ if local.values.is_meta and not local.unknown
@@ -127,7 +127,7 @@ def add_ids(capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeli
 
 
 def _add_without_ids(capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeline_part: PipelinePart) -> None:
-    """Record the tensors without ids, with the reason, except whole ones, whose elements have only one place."""
+    """Record why tensors have no ids, except whole ones, whose elements have only one place."""
     whole = {
         local.name
         for local in locals_
@@ -163,7 +163,10 @@ def _capture_digits(capture: Capture, sharding: Sharding, base: int, last: int, 
 
 
 def _with_digits(before: NDArray[np.int64], digits: NDArray[np.int64], weight: int) -> NDArray[np.int64]:
-    """Add a pass's digits, each plus 1, to the ids so far; an element without a digit in some pass gets `ID_NONE`."""
+    """Add a pass's digits to the ids so far; an element without a digit gets `ID_NONE`.
+
+    Each digit is stored plus 1.
+    """
     whole = np.where((digits > 0) & (before >= 0), before + (digits - 1) * weight, ID_NONE)
     return np.where((digits == 0) & (before == 0), 0, whole)
 
@@ -210,7 +213,7 @@ MAX_ELEMENTS = 1 << 26
 
 
 def _refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
-    """Return the tensors that must not be gathered, with the reason. Every rank calls this and gets the same answer.
+    """Return why tensors must not be gathered, the same on all ranks. Every rank calls this.
 
     Args:
         tensors: This rank's DTensors by name.

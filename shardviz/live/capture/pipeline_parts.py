@@ -1,4 +1,4 @@
-"""A pipeline's stages in one dump: ranks of different stages have different tensors, not copies of each other's.
+"""A pipeline's stages in one dump: their ranks have different tensors, not replicas.
 
 If every stage was built and stamped by itself, ids start at 1 on each, and names may repeat. In the dump, ids continue
 from stage to stage, and if two stages use the same name, all names get their stage's coordinate in front:
@@ -49,7 +49,7 @@ class PipelinePart:
     shift: int = 0
 
     def own(self, locals_: Iterable[Local]) -> list[Local]:
-        """Return this rank's tensors as the dump has them: named, and claiming nothing along the stages' axes."""
+        """Return this rank's tensors as in the dump: named, with no claim along stage axes."""
         rank = distributed.get_rank() if self.axes else 0
 
         def at_stage(claim: Claim | None) -> Claim | None:
@@ -87,7 +87,7 @@ class _Sent:
 
 
 def agree(mesh: Mesh, axes: Sequence[str], stamps: Sequence[Stamp], names: Collection[str]) -> PipelinePart:
-    """Return this rank's part of the model, agreed with all ranks. Every rank of the job calls this.
+    """Return this rank's part of the model, as all ranks agree. Every rank calls this.
 
     Args:
         mesh: The job's mesh.
@@ -124,7 +124,7 @@ def _first_ranks(mesh: Mesh, columns: list[int]) -> dict[Coord, int]:
 
 
 def _refuse_other_stamps(mesh: Mesh, columns: list[int], axes: Sequence[str], of_all: list[_Sent]) -> None:
-    """Raise if ranks of one stage stamped different tensors: an id would not show where its element belongs."""
+    """Raise if ranks of one stage stamped different tensors: ids would then show no place."""
     firsts = _first_ranks(mesh, columns)
     for rank in mesh.ranks:
         first = firsts[_stage_of(mesh, columns, rank)]
@@ -143,7 +143,7 @@ def _label(axes: Sequence[str], stage: Coord) -> str:
 
 
 def _each_for_itself(sent_by: list[_Sent]) -> bool:
-    """Whether every stage stamped itself: stamps differ, or each stage still has every tensor that it stamped.
+    """Whether every stage stamped itself: stamps differ, or no stage lost a stamped tensor.
 
     If the model was stamped as a whole, a stage has only a part of the stamped tensors left.
     """

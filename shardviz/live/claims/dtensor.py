@@ -1,4 +1,4 @@
-"""DTensors, and so FSDP2, `parallelize_module` and transformers' own tensor parallel: the placements are the claim."""
+"""DTensors (FSDP2, `parallelize_module`, transformers' TP): the placements are the claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Modules whose load hooks split or merge tensors: torchtitan's `wqkv`, which a checkpoint has as `wq`, `wk` and `wv`.
+"""Modules whose load hooks split or merge tensors, such as torchtitan's `wqkv`.
+
+A checkpoint has it as `wq`, `wk` and `wv`.
 
 The hook is run on the reference's own tensors, so that a weight is compared under the name that the model has for it.
 """

@@ -1,4 +1,4 @@
-"""The sources of claims, in the order in which they are asked: the first that knows a tensor describes it."""
+"""The sources of claims, in order: the first that knows a tensor describes it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
 
 
 def names(model: nn.Module) -> dict[str, str]:
-    """Return the names of tensors that ranks number for themselves, as a model without parallelism has them."""
+    """Return the unparallelized names of tensors that ranks number for themselves."""
     return {own: name for find in _having("names") for own, name in find(model).items()}
 
 
@@ -70,7 +70,7 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None = N
 
 
 def marks(tensor: torch.Tensor) -> bool:
-    """Whether a library split a tensor: a model may be born split, by no call that could be seen."""
+    """Whether a library split a tensor: a model may be born split, without a visible call."""
     return any(marked(tensor) for marked in _having("marks"))
 
 
@@ -91,12 +91,12 @@ def mesh_of(model: nn.Module) -> DeviceMesh | None:
 
 
 def groups_of(model: nn.Module) -> dict[str, Any]:
-    """Return the process groups along the axes of a mesh that is not an object, from the first source that has any."""
+    """Return the process groups along mesh axes, from the first source that has any."""
     return next(filter(None, (find(model) for find in _having("groups_of"))), {})
 
 
 def fragments(engine: nn.Module) -> list[Fragment]:
-    """Return this rank's fragments of master copies and moments, from the first source that has any.
+    """Return this rank's fragments of master copies and moments, from the first such source.
 
     Args:
         engine: The model as the job calls it: an engine has the optimizer.

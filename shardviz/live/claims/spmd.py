@@ -1,4 +1,4 @@
-"""`spmd_types`, torchtitan's default: plain tensors, annotated with what they are along each mesh axis.
+"""`spmd_types`, torchtitan's default: plain tensors, annotated along each mesh axis.
 
 The types are in `_local_type`, by axis: replicated, invariant, varying or partial. Which dim an axis splits is in
 `_partition_spec`. An axis knows its ranks, not its process group. Tried on spmd_types 0.2.3.
@@ -98,7 +98,7 @@ def _is_in_order(tensor: torch.Tensor, mesh: Mesh) -> bool:
 
 
 def _along(axis: Any, mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes of a mesh that an annotation's axis runs along, outermost first; empty if there are none."""
+    """Return the mesh axes that an annotation's axis runs along, outermost first, if any."""
     ranks = _ranks(axis)
     for width in range(1, mesh.ndim + 1):
         for first in range(mesh.ndim - width + 1):

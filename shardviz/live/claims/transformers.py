@@ -1,4 +1,4 @@
-"""transformers: checkpoints that its loader renames and merges, such as the experts of a MoE into one weight each.
+"""transformers: checkpoints that its loader renames and merges, such as a MoE's experts.
 
 Its parameters are DTensors. What differs is the file: `experts.3.w1.weight` is a part of `experts.gate_up_proj`. The
 library's own mapping from the names of files to those of the model says which, and how they are put together.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
-    """Return a checkpoint under the names of a transformers model; None if its names are the model's already."""
+    """Return a checkpoint under a transformers model's names; None if it has these already."""
     transforms = _transforms(model)
     if not transforms:
         return None
@@ -51,7 +51,7 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
 
 
 def _transforms(model: nn.Module) -> list[Any]:
-    """Return how transformers turns a checkpoint into the model; empty if it is another's, or an older version."""
+    """Return transformers' conversions from checkpoint to model; empty if there are none."""
     base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     if base is None or not isinstance(model, base):
         return []

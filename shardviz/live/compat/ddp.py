@@ -51,7 +51,9 @@ class _PartOfBucket:
 
 
 def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
-    """Let DistributedDataParallel reduce its buckets by calls of `all_reduce`: a fake world's own answers crash it.
+    """Make DistributedDataParallel reduce by calls of `all_reduce`, in a fake world.
+
+    A fake world's own answers crash it.
 
     Its first step has one bucket for all gradients; they are reduced as in the steps that follow, by the model's own
     hook if it has one. `_comm_hooks` and `_register_comm_hook`, tried on torch 2.13.0, whose `FakeWork` has a
@@ -85,7 +87,7 @@ def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _call_when_made(state: Any, hook: Callable[[Any], None]) -> None:
-    """Call a function with the DistributedDataParallel that `replicate` makes in the first forward.
+    """Call a function with the DDP that `replicate` makes in the first forward.
 
     `_ReplicateState.register_comm_hook` is what is called last when it is made, in torch 2.6.0 to 2.13.0.
     """
@@ -103,7 +105,7 @@ def _all_reduced(group: Any, bucket: _PartOfBucket) -> None:
 
 
 def ddp_buckets(model: nn.Module) -> Iterator[tuple[int, bool]]:
-    """Yield the bytes of DistributedDataParallel's buckets after its first step, and whether they are the gradients.
+    """Yield DDP's bucket sizes after its first step, and whether gradients are views of them.
 
     `_build_params_for_reducer`, in torch 2.6.0 to 2.13.0.
     """
@@ -121,7 +123,7 @@ def _ddps(model: nn.Module) -> list[Any]:
 
 
 def params_of_ddp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-    """Yield every parameter that DistributedDataParallel reduces the gradient of, with the ranks of its group.
+    """Yield every parameter whose gradient DDP reduces, with the ranks of its group.
 
     `_module_parameters`, which its reducer was made of, in torch 2.6.0 to 2.13.0.
     """
@@ -143,7 +145,7 @@ def _replicated(model: nn.Module) -> list[Any]:
 
 
 def _builds_again(ddp: Any) -> bool:
-    """Whether buckets are built again after the first step, as gradients came: nearly the last parameters first."""
+    """Whether DDP rebuilds buckets after the first step, in the order that gradients came."""
     return _is_static(ddp) or not ddp.find_unused_parameters
 
 
@@ -203,12 +205,12 @@ def _ddp_unasked() -> Iterator[None]:
 
 
 def looks_for_unused(model: nn.Module) -> bool:
-    """Whether DistributedDataParallel looks for parameters that a step does not use: it reads them from a tensor."""
+    """Whether DDP looks for unused parameters, which it reads from a tensor."""
     return any(ddp.find_unused_parameters for ddp in _ddps(model))
 
 
 def only_in_first_step(model: nn.Module) -> int:
-    """Return the bytes that DistributedDataParallel reduces only in its first step, with `static_graph=True`.
+    """Return the bytes that DDP reduces only in its first step, with `static_graph=True`.
 
     That is an int32 for each parameter: whether it was used. Measured on torch 2.13.0.
     """
@@ -222,5 +224,5 @@ def is_made_in_first_step(model: nn.Module) -> bool:
 
 
 def has_ddp(model: nn.Module) -> bool:
-    """Whether a model is, or has in it, DistributedDataParallel, which hooks the parameters that it is given."""
+    """Whether a model is or contains DistributedDataParallel, which hooks its parameters."""
     return bool(_ddps(model))

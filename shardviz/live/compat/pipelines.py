@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
-    """Return this rank's stages of a pipeline's schedule, each with the process group of its pipeline.
+    """Return a schedule's stages on this rank, each with its pipeline's process group.
 
     `_stage` of a schedule with one stage a rank, `_stages` of one with several, in torch 2.6.0 to 2.13.0.
     """

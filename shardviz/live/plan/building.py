@@ -1,4 +1,4 @@
-"""Build a probe's model and shard it without values if that works, and otherwise with as little of them as it takes."""
+"""Build and shard a probe's model without values, or else with as few as it takes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def early_model(build: Callable[[], nn.Module]) -> nn.Module | None:
 
 
 class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Ends what makes more new tensors than a plan's values may take, before a machine's memory does."""
+    """Ends what makes too many new tensors for a plan, before the machine's memory does."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -125,14 +125,14 @@ class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Talks(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes collectives that no library has called: here they send nothing, and what they return is not true."""
+    """Notes collectives that user code calls: here they send nothing and return no true values."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: dict[str, None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator; if it is a collective, note who called the outermost of torch's functions for it."""
+        """Run an operator; for a collective, note who called torch's outermost function."""
         if getattr(func, "namespace", "") == "c10d" and "barrier" not in str(func):
             frames = list(traceback.extract_stack())
             first = next((at for at, one in enumerate(frames) if one.filename.endswith("distributed_c10d.py")), 0)
@@ -146,7 +146,7 @@ class _Talks(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def without_groups() -> Iterator[None]:
-    """Refuse a process group while a probe is imported: it would wait for ranks that are never started."""
+    """Refuse a process group while a probe is imported: it would wait for absent ranks."""
     before: Any = distributed.init_process_group
     is_imported = False
 

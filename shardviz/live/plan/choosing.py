@@ -99,7 +99,7 @@ class Replies:
             self.by_rank |= self._ask(again, ())
 
     def _needs_step(self, rank: int) -> bool:
-        """Whether a rank's step may differ from that of the first one, as far as code and models tell."""
+        """Whether a rank's step may differ from the first one's, as far as code and models tell."""
         coord, apart = self.mesh.coord_of(rank), {*self.reads, *self.axes}
         return not (self.failed or any(at for axis, at in zip(self.mesh.axes, coord, strict=True) if axis not in apart))
 
@@ -133,7 +133,7 @@ class Replies:
         return {rank: reply for part, reply in stands for rank in part.ranks if rank in self.by_rank}
 
     def notes(self) -> Iterator[str]:
-        """Note a rank that holds less in a step than the one that stands for it, and places that were not asked."""
+        """Note ranks that hold less than their stand-ins, and positions that were not asked."""
         differences = [
             (
                 _in_step(stand_in.plan_part)[0] - _in_step(self.by_rank[rank].plan_part)[0],
@@ -196,13 +196,13 @@ def _asked_along(replies: Replies, axes: tuple[str, ...]) -> Sequence[Part]:
 
 
 def _uneven_axes(record: RankRecord) -> set[str]:
-    """Return the axes that split a dim into parts of different sizes: torch and the oracle may not agree there."""
+    """Return the axes with uneven splits, on which torch and the oracle may disagree."""
     layouts = [layout_of(one, mesh_of(record.meshes[one.mesh])) for one in record.layouts]
     return {axis for layout in layouts if not has_equal_parts(layout) for axis in layout.split_axes}
 
 
 def _where_read(replies: Replies) -> list[int]:
-    """Return a rank for each position along the axes that the user's code reads; the last if these are too many."""
+    """Return a rank for each position along the axes that user code reads; the last if too many."""
     mesh, reads = replies.mesh, replies.reads
     answering = [rank for rank, reply in replies.by_rank.items() if replies.failed or reply.was_asked_for_step]
     answered = {*replies.positions(answering)}
@@ -215,7 +215,7 @@ def _where_read(replies: Replies) -> list[int]:
 
 
 def _corners(mesh: Mesh, axes: Collection[str]) -> list[int]:
-    """Return the ranks that are first or last along some axes, and first along the others, as long as they are few."""
+    """Return the ranks first or last along some axes, first along the rest, up to a limit."""
     ends = [
         (0, size - 1)[: min(size, 2)] if axis in axes else (0,)
         for axis, size in zip(mesh.axes, mesh.shape, strict=True)

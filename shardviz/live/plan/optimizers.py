@@ -1,4 +1,4 @@
-"""The state that an optimizer keeps of every parameter, without values: by rule, or from the probe's own optimizer.
+"""Optimizer states of every parameter, without values: by rule, or by the probe's optimizer.
 
 Tensors that wrap others, such as weights in 8 bits, are taken apart, so that bytes are right. A captured job names them
 and looks no further, since only their class knows what their elements mean. A plan has no elements: it needs only to
@@ -97,7 +97,7 @@ def states(
 def _of_own(
     job: PlanJob, probe: ModuleType, built: Built, mesh: DeviceMesh, params: Sequence[Local], step: PlannedStep
 ) -> tuple[list[Local], str] | None:
-    """Return the state of the probe's own optimizer, once it has stepped; None if it has not made any."""
+    """Return the state of the probe's own optimizer after a step; None if it has none."""
     parts: list[Any] = []
     answers = Answers(1, 1)
     try:
@@ -137,7 +137,7 @@ def _kept(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Iterator
 
 
 def _are_made(parts: Sequence[Any]) -> bool:
-    """Whether optimizers have a state for every parameter that has a gradient: some make all of it before they step."""
+    """Whether optimizers have a state for every parameter with a gradient, stepped or not."""
     optimizers = [getattr(part, "optim", part) for part in parts]
     stepped = [
         bool(optimizer.state.get(param))

@@ -1,4 +1,4 @@
-"""A whole plan: a probe's model on a mesh that nobody has, written as a dump, or as a row of `plan --gpus`.
+"""A whole plan: a probe's model on an imagined mesh, as a dump or a row of `plan --gpus`.
 
 The probe's module and its model on the meta device are the same for all meshes.
 """
@@ -124,7 +124,7 @@ def load(job: PlanJob) -> Loaded:
 
 
 def _again(job: PlanJob, module: ModuleType, names: set[str]) -> Again:
-    """Return how a rank imports a probe again, with those of its modules that are the user's own."""
+    """Return how a rank imports a probe again, together with the user's own modules."""
     files = {name: getattr(sys.modules[name], "__file__", None) or "<" for name in names}
     user_modules = [name for name, file in files.items() if is_own(file) and not is_library(file)]
     modules = {name: sys.modules[name] for name in user_modules}
@@ -222,7 +222,7 @@ def _record(job: PlanJob, replies: Replies) -> PlanRecord:
 
 
 def rows(job: PlanJob, tried: Sequence[Mesh], memory: int, ended: Callable[[], None] = lambda: None) -> Iterator[Row]:
-    """Plan meshes side by side, each in a fork of this process, and yield a row for each when it is known.
+    """Plan meshes side by side, each in a fork, and yield a row for each when it is known.
 
     A rank or two of each mesh are looked at first, without a step: the mesh is planned if it may fit and leaves no rank
     idle, and only in brief if its step fails, unless all do. Those that need more bytes than a GPU's `memory`, which is
@@ -281,7 +281,7 @@ def _row(job: PlanJob, loaded: Loaded, memory: int, most: int, *, needs_step: bo
 
 
 def _last_but_one(mesh: Mesh, axes: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield for an axis the rank whose stage has nothing if any has: the last one may have the output."""
+    """Yield each axis's second-to-last rank, whose stage is empty if any stage is."""
     for axis in axes:
         if mesh.axis_size(axis) > 2:
             at = tuple(size - 2 if name == axis else 0 for name, size in zip(mesh.axes, mesh.shape, strict=True))

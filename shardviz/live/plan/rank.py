@@ -145,7 +145,7 @@ class _Rank:
         return self._sharded(), step  # a step that failed has left its model half done
 
     def _answered(self, means: Means) -> tuple[Built, PlannedStep] | None:
-        """Step the model with a few answers for every number that it reads; None if the step depends on them.
+        """Step the model with several answers for numbers read; None if the step depends on them.
 
         An answer on which the user's code raises, as on a loss that is infinite, is none that a job goes on with.
         """
@@ -192,7 +192,7 @@ class _Rank:
         return planned_step(self.job, self.probe, built, self.mesh, answers)
 
     def _record(self, built: Built, step: PlannedStep) -> str:
-        """Record the model, and what it has once it has been stepped; return the name of its optimizer."""
+        """Record the model and what a step leaves behind; return the optimizer's name."""
         for local in self.before:
             self.capture.add_values(local, "initial")
         is_left = step.comms is not None and not step.clears

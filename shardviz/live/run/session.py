@@ -82,7 +82,7 @@ class Session:
             self.values.remember(module)
 
     def sharding_tensor(self, tensor: Any) -> None:
-        """Remember the values of the module that has this tensor; not of every tensor of a checkpoint."""
+        """Remember the values of a tensor's module, but not of a whole checkpoint's tensors."""
         if self._searches and not self.stamped and not self.values.knows(tensor):
             owner = self.values.owner_of(tensor)
             if owner is None:
@@ -91,7 +91,7 @@ class Session:
                 self.values.remember(owner)
 
     def allocating(self, module: object) -> None:
-        """Look at the ties of a module that is about to be given memory: each of its parts gets some of its own."""
+        """Note a module's ties before it is allocated, when each of its parts gets its own memory."""
         if isinstance(module, nn.Module) and not self.stamped:
             self.values.remember_ties(module)
 

@@ -145,7 +145,7 @@ def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> 
 
 
 def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:
-    """Return the mesh of the model's DTensors; all ranks along one axis where no rank has any, as under DDP."""
+    """Return the mesh of the model's DTensors; without any, as under DDP, a single axis."""
     try:
         return found_mesh(root)
     except MeshError:
@@ -155,7 +155,7 @@ def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:
 
 
 def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
-    """Return all ranks along one axis: the mesh of a job that has none, DistributedDataParallel's for one.
+    """Return a mesh with all ranks along one axis, as for DistributedDataParallel.
 
     Raises:
         MeshError: It averages over some of the ranks, and nothing says how the others relate to them.
@@ -194,7 +194,7 @@ NUMBERED = (
 
 
 def told_apart(pipeline_part: PipelinePart, group: Any, names: Iterable[str]) -> PipelinePart:
-    """Return a stage with its coordinate in front of its names, if stages share numbered ones. Every rank calls this.
+    """Put a stage's coordinate before names that stages share. Every rank calls this.
 
     Args:
         pipeline_part: The stage, along one axis.
@@ -210,6 +210,6 @@ def told_apart(pipeline_part: PipelinePart, group: Any, names: Iterable[str]) ->
 
 
 def without_layers(reference: Reference, pipeline_part: PipelinePart, names: Iterable[str]) -> Reference:
-    """Return a reference for stages that number their layers for themselves: none is known. Every rank calls it."""
+    """Return an empty reference for stages that number their layers. Every rank calls this."""
     of_all = of_all_ranks([pipeline_part.prefix + name for name in names])
     return replace(reference, entries={}, why={name: NUMBERED for of_rank in of_all for name in of_rank})

@@ -1,4 +1,4 @@
-"""One step of a running job, followed through its modules: what `shardviz run --trace` keeps of it on every rank.
+"""One step of a running job, followed through its modules, for `shardviz run --trace`.
 
 A `Follower` waits for the step and ends it; the hooks of a `JobTrace` only read, and none of them may raise in
 somebody's job or be compiled into what runs. Ranks do not talk to each other here: each writes its own file, and
@@ -131,7 +131,7 @@ def _place() -> tuple[int, int]:
 
 
 def groups_of(num_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the groups of this rank that are smaller than the job, each with the name of an axis."""
+    """Yield this rank's groups that are smaller than the job, each with an axis's name."""
     for name, ranks in groups_here() if distributed.is_initialized() else ():
         axis = name.removeprefix("mesh_")
         if len(ranks) < num_ranks:
@@ -231,7 +231,7 @@ def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 def _random_states() -> list[torch.Tensor]:
-    """Return copies of the states of the generators that modules draw from; reading one changes nothing."""
+    """Copy the states of the generators that modules draw from, without changing them."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
 
@@ -305,7 +305,7 @@ class Follower:
         atexit.register(quietly, "the trace of a step", self._end_with_process)
 
     def visit(self, module: nn.Module) -> None:
-        """Begin if the module that is called is the model that is trained, or a part of it, and its step has come."""
+        """Begin if the called module is the trained model or part of it, and its step has come."""
         if self._step is not None or self._is_over or os.getpid() != self._process:
             return
         with nested() as is_outermost:

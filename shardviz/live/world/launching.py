@@ -1,4 +1,4 @@
-"""Launching a world: `launch` starts ranks on this machine, runs a task on each, and leaves nothing behind.
+"""Launching a world: `launch` starts ranks, runs a task on each, and leaves nothing behind.
 
 It watches the world until all of its ranks have finished, one has failed, or the time is up.
 """
@@ -46,7 +46,7 @@ def launch(
     coords: Sequence[str] = (),
     on_output: OnOutput | None = None,
 ) -> list[Any]:
-    """Run a task on every rank of a new world on this machine, each with a process group initialized.
+    """Run a task on every rank of a new world on this machine, each with a process group.
 
     Ranks start from the same state: seed 0 for torch, numpy and random, one thread, this process's environment and
     working folder (plus RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and so on, as under torchrun), an empty `__main__`.

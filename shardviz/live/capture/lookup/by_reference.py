@@ -1,4 +1,4 @@
-"""Ids of weights that nobody stamped: the values themselves, looked up in a reference. No weight is touched.
+"""Ids of unstamped weights: their values, found in a reference. No weight is touched.
 
 Each rank reads the slice that it claims and compares bits; only if they differ is the content looked for, in the
 tensor of that name first and then in those of its shape.
@@ -43,7 +43,7 @@ ALIKE = "where its elements are: all of its values are alike"
 
 
 def as_copies(locals_: Sequence[Local], mesh: Mesh, stage_axes: Sequence[str]) -> list[Local]:
-    """Return the tensors, plain ones labeled as copies along all axes of the mesh but those of pipeline stages.
+    """Label plain tensors as replicas along all axes of the mesh but those of pipeline stages.
 
     Beside a reference a plain tensor of the whole shape has only one right content on every rank.
 
@@ -99,7 +99,7 @@ def is_as_claimed(local: Local, whole: Entry) -> bool:
 
 
 def claimed_slice(local: Local, whole: Entry) -> NDArray[np.generic] | None:
-    """Return the bits that a tensor has where a shard claims to be; None if their shapes do not agree.
+    """Return a tensor's bits at the place a shard claims; None if their shapes do not agree.
 
     Raises:
         DumpError: They cannot be read.

@@ -1,4 +1,4 @@
-"""Master copies and moments in an optimizer's flat buffers, written down as tensors of the dump.
+"""Master copies and moments in an optimizer's flat buffers, as tensors of the dump.
 
 A master copy must be its weight, before any cast: its values are looked up in the weight that the job itself holds, and
 no other reference is needed. Which elements a rank says it has is its claim. Every rank calls what is here.
@@ -136,7 +136,7 @@ def _has_any(flat: NDArray[Any], samples: list[NDArray[Any]]) -> bool:
 
 
 def add_masters(capture: Capture, engine: nn.Module, mesh: Mesh, pipeline_part: PipelinePart) -> None:
-    """Write down the master copies and moments that this rank's optimizer has; nothing if no rank has any.
+    """Record this rank's master copies and moments; nothing if no rank has any.
 
     Args:
         capture: What this rank has to say.
@@ -180,7 +180,7 @@ def _buffer(master: Fragment) -> tuple[int, int]:
 
 
 def _add_buffers(capture: Capture, masters: Iterable[Fragment], of_all: list[dict[str, Claim]], mesh: Mesh) -> None:
-    """Write down the states of whole buffers that all ranks of a group have: that two are the same says a lot."""
+    """Record the states of the whole buffers that all ranks of a group have."""
     on = [{claim.buffer for claim in of_rank.values()} for of_rank in of_all]
     for number, master in {master.buffer: master for master in masters if master.buffers}.items():
         _, size = _buffer(master)
@@ -211,7 +211,7 @@ def _stamps(capture: Capture, of_all: list[dict[str, Claim]], names: Iterable[st
 
 
 def _add(capture: Capture, name: str, master: Fragment, peers: Mapping[int, Claim], mesh: Mesh) -> Local:
-    """Write down the values of a master copy and its moments, each with its place in the buffers of all ranks."""
+    """Record a master copy's values and moments, with their places in all ranks' buffers."""
     offset, part_size = _agreed(peers)
     claim, flat = None, None
     if part_size:
@@ -245,7 +245,7 @@ def _add(capture: Capture, name: str, master: Fragment, peers: Mapping[int, Clai
 
 
 def _agreed(peers: Mapping[int, Claim]) -> tuple[int, int]:
-    """Return where in the buffers laid end to end most ranks have a parameter, and the size of one rank's buffer."""
+    """Return a parameter's usual offset in the joined buffers, and the size of one buffer."""
     places = Counter((one.offset, one.part) for one in peers.values() if one.offset is not None and one.part)
     fits = [
         (_num_fitting(peers, offset or 0, part), count, offset or 0, part) for (offset, part), count in places.items()
@@ -296,7 +296,7 @@ def _place(capture: Capture, local: Local, master: Fragment, sources: Known, tra
 
 
 def _as_claimed(capture: Capture, local: Local, master: Fragment) -> None:
-    """Write down that a master copy is the same elements of the weight as the rank says that it has."""
+    """Record that a master copy has the weight's elements that the rank claims."""
     of = master.weight if master.is_whole else master.values
     if 1 < master.size < master.numel and is_alike(bits_of_tensor(of)):
         capture.not_checked.append((local.name, ALIKE))

@@ -196,7 +196,7 @@ def _readable_parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
 
 
 def _parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
-    """Return the names, without their numbers, of the tensors that a shard has pieces of, in their order."""
+    """Return the source names, without numbers, of a shard's pieces, in their order."""
     bits = bits_of_tensor(local.values)
     if not bits.size or not bits.ndim:
         return []
@@ -215,7 +215,7 @@ def _parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
 
 
 def _pieces(lines: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a number for every few neighbors of each line: in a stamped copy they are nearly unique."""
+    """Number every few neighbors of each line: in a stamped copy these are nearly unique."""
     count = max(0, lines.shape[1] - NEIGHBORS + 1)
     numbers = np.zeros((len(lines), count), np.uint64)
     for offset in range(NEIGHBORS):
@@ -255,7 +255,7 @@ def _composed(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], r
 
 
 def _is_even(rows: Iterable[Sequence[Entry]], dim: int, *, transposed: bool) -> bool:
-    """Whether tensors can be laid side by side: equal but for one dim, and every row as the first."""
+    """Whether tensors fit side by side: shapes equal but for one dim, and equal in every row."""
     shapes = [[list(_shape(one, transposed=transposed)) for one in row] for row in rows]
     others = {tuple(size for at, size in enumerate(one) if at != dim) for row in shapes for one in row}
     return len(others) == 1 and all(row == shapes[0] for row in shapes)

@@ -78,7 +78,7 @@ class Known:
     is_stamped: bool = False
 
     def without_notes_on(self, names: Collection[str]) -> Known:
-        """Return it with nothing to say of some tensors: of buffers that every rank computes, copies are compared."""
+        """Drop notes on some tensors: on buffers that every rank computes, copies are compared."""
         return replace(self, not_checked=tuple(pair for pair in self.not_checked if pair[0] not in names))
 
 

@@ -1,4 +1,4 @@
-"""Megatron-core's layers: plain weights, born sharded, with `partition_dim` and `partition_stride` on each.
+"""Megatron-core's layers: plain weights born sharded, with `partition_dim` on each.
 
 The mesh is what `parallel_state` says. Its axes are `pp`, `dp`, `cp` and `tp`; axes of one rank are left out.
 
@@ -41,7 +41,7 @@ AXES = {
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) -> Local | None:
-    """Return a weight of a Megatron layer; None for any other tensor, copies of Megatron among them."""
+    """Return a weight of a Megatron layer; None for others, Megatron's replicas among them."""
     if not is_up() or not getattr(tensor, "tensor_model_parallel", False):
         return None
     marked: Any = tensor
@@ -49,7 +49,7 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
 
 
 def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
-    """Yield the weights that are saved in another way than their attributes say: by offsets of a module's own."""
+    """Yield the weights whose modules save them otherwise than their attributes say."""
     ranks = ranks_of("get_tensor_model_parallel_group") if is_up() else ()
     cuts = cuts_of(model) if len(ranks) > 1 else {}
     for role, called, tensor in named_tensors(model) if cuts else ():
@@ -98,7 +98,7 @@ def marks(tensor: torch.Tensor) -> bool:
 
 
 def groups_of(model: nn.Module) -> dict[str, Any]:
-    """Return Megatron's groups of more than one rank by axis, if the model has a layer of Megatron's."""
+    """Return Megatron's groups of several ranks by axis, if the model has a Megatron layer."""
     is_marked = any(hasattr(tensor, "partition_dim") for _, _, tensor in named_tensors(model))
     is_used = is_up() and (is_marked or any(hasattr(one, "sharded_state_dict") for one in model.modules()))
     groups = {axis: group(get) for axis, get in AXES.items()} if is_used else {}
@@ -126,7 +126,7 @@ def group(get: str) -> Any:
 
 
 def ranks_of(get: str) -> tuple[int, ...]:
-    """Return the ranks of the group that a function of `parallel_state` returns; this rank alone without one."""
+    """Return the ranks of a `parallel_state` function's group; only this rank if there is none."""
     process_group = getattr(_state(), get)(check_initialized=False) if get.startswith("get_expert") else group(get)
     return (
         tuple(distributed.get_process_group_ranks(process_group))
@@ -157,7 +157,7 @@ class Cut:
 
 
 def cuts_of(model: nn.Module) -> dict[str, Cut | None]:
-    """Return how each weight is saved, by its own name; None if that is not one dim, split evenly."""
+    """Return how each weight is saved, by name; None unless one dim is split evenly."""
     if "megatron.core.dist_checkpointing.mapping" not in sys.modules:
         return {}
     cuts: dict[str, Cut | None] = {}
@@ -189,7 +189,7 @@ def _parts(module: Any, prefix: str) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _cut(parts: Sequence[Any]) -> Cut | None:
-    """Return the one dim that parts split evenly, each behind the other; None if they are anything else."""
+    """Return the one dim that parts split evenly, in order; None for any other split."""
     first = parts[0]
     skip = first.prepend_axis_num
     fragments = [tuple(part.axis_fragmentations or ())[skip:] for part in parts]

@@ -86,7 +86,7 @@ class Choices:
         self.read: dict[str, None] = {}
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator on plain tensors without values, and on those of its inputs that are known."""
+        """Run an operator on tensors without values, and on those inputs whose values are known."""
         if func in CHOOSES:
             return self._chosen(func, func(*args, **kwargs), args)
         if func in FILLS or func in FILLS_WITH or func in COUNTS:
@@ -145,7 +145,7 @@ class Choices:
         return returned
 
     def _worked_out(self, func: Any, args: Any, kwargs: Any, inputs: list[Known]) -> Any:
-        """Run an operator on numbers as well; if the size of its result depends on them, it is what they say."""
+        """Run an operator on known numbers too, which decide a result's size if it depends on them."""
         choices = {line: None for one in inputs for line in one.origin.choices}
         returned = None if func is ATEN._local_scalar_dense.default else _unless_of_values(func, args, kwargs)
         if any(one.numel() > MOST for one in tensors_in(returned)):
@@ -204,7 +204,7 @@ def _is_pure(func: Any) -> bool:
 
 
 def _grouped_product(func: Any, first: Tensor, second: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Return a grouped product in float32, which a CPU has and torch's shape function does not know."""
+    """Return a grouped product in float32, which torch's shape function does not support."""
     if first.dtype != torch.float32 or second.dtype != torch.float32:
         return func(first, second, *args, **kwargs)
     return func(first.bfloat16(), second.bfloat16(), *args, **kwargs).float()
@@ -215,7 +215,7 @@ def _without_values(values: Tensor) -> Tensor:
 
 
 def _origin(values: Tensor, sources: list[Known], choices: dict[str, None]) -> Origin:
-    """Return the origin of what an operator has returned: that of the input whose storage it is in."""
+    """Return the origin of an operator's result: that of the input whose storage it shares."""
     for source in sources:
         if source.values.untyped_storage().data_ptr() == values.untyped_storage().data_ptr():
             source.origin.choices |= choices

@@ -1,4 +1,4 @@
-"""One step of a planned model on tensors without values: its collectives, its schedule, and what it keeps."""
+"""A planned model's step on tensors without values: collectives, schedule, kept memory."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _silence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _saved_on_cpu() -> Iterator[list[bool]]:
-    """Note whether a step uses `save_on_cpu`, which keeps tensors as they are if they are on a CPU already."""
+    """Note whether a step uses `save_on_cpu`, which does nothing to tensors on a CPU."""
     uses: list[bool] = []
     before: Any = torch.autograd.graph.save_on_cpu.__init__
 
@@ -202,7 +202,7 @@ def _stepped(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceM
 
 
 def _whole(job: PlanJob, probe: ModuleType, axes: Mapping[str, int]) -> Batch:
-    """Return the batch of all ranks; without an element type it has that of the probe's own, or float32."""
+    """Return the batch of all ranks; its dtype defaults to the probe's own batch's, or float32."""
     if job.batch is None:
         return whole_batch(probe, axes, job.mesh, double=job.double)
     sizes, name = job.batch

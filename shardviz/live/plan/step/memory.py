@@ -64,7 +64,7 @@ MOVES = {
 
 
 class Attention(TorchFunctionMode):
-    """Follows calls of `scaled_dot_product_attention`: by a mode, and if torch takes modes away, by its name.
+    """Follows `scaled_dot_product_attention` by a mode, or by name if torch removes modes.
 
     In a backward, where the forward of a checkpoint runs again, there are no modes; code that has the function under a
     name of its own is followed by the mode alone.
@@ -103,7 +103,7 @@ class Attention(TorchFunctionMode):
             self._pairs, self._products, self._is_known_by_shape = before
 
     def note(self, func: Any, value: Any, *, in_backward: bool) -> bool:
-        """Note what an operator has returned, and whether that is a score for each pair of a query and a key.
+        """Note an operator's result, and return whether it has a score for each query and key.
 
         Gradients of scores are known by their shape, unless queries, keys or values have the same.
         """
@@ -190,7 +190,7 @@ class Log:
         return replace(most, fused=fused) if most.scores else most
 
     def kept(self) -> Counter[str]:
-        """Return the bytes that wait for backward by module, at the end of the forward after which there were most."""
+        """Return the bytes that wait for backward by module, at the forward's end that has most."""
         now: Counter[str] = Counter()
         most: Counter[str] = Counter()
         for event in self.events:
@@ -218,7 +218,7 @@ def _has_dtensor(types: tuple[type, ...]) -> bool:
 
 
 class Watched(UnwrappedMode):
-    """Follows storages while a model runs, records its collectives, and works out what its choices lead to.
+    """Follows storages while a model runs, records collectives, and works out choices.
 
     One mode does all of that: an operator that goes through four modes takes twice as long.
 
@@ -305,7 +305,7 @@ class Watched(UnwrappedMode):
                 storage.parts = self._made_in(args)
 
     def _refuse_freed(self, func: Any, args: Any) -> None:
-        """Refuse an operator in backward that reads what FSDP has freed: only with values does torch notice."""
+        """Refuse reading memory that FSDP freed in backward; torch notices only with values."""
         if not self._emptied or func in ALIASES or not in_backward():
             return
         for argument in args:
@@ -330,7 +330,7 @@ class Watched(UnwrappedMode):
                 bucket_part.of_fsdp = True
 
     def _mark_state(self) -> None:
-        """Mark weights and their gradients: those from before a step, and those that have replaced them."""
+        """Mark weights and gradients, both from before a step and their replacements."""
         weights = (*self._model.parameters(), *self._model.buffers())
         self._mark([*weights, *(one.grad for one in weights), *self._buckets])
 

@@ -1,4 +1,4 @@
-"""Sees modules' calls: `Module.__call__` is exchanged while a sharded model waits for its first one, and put back."""
+"""Sees modules' calls: replaces `Module.__call__` until a sharded model is first called."""
 
 from __future__ import annotations
 

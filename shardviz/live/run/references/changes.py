@@ -48,7 +48,7 @@ LEAST = 8
 
 
 def _how(local: Local, stored_entry: Entry) -> str:
-    """Return how a shard differs from the slice that it claims, as the rest of a sentence; empty if no rule fits."""
+    """Return how a shard differs from its claimed slice, as half a sentence; empty if unknown."""
     if local.values.is_meta or not local.values.dtype.is_floating_point or local.values.numel() < LEAST:
         return ""
     try:
@@ -76,7 +76,7 @@ def _by_number(local: Local, bits: NDArray[Any], stored: str) -> str:
 
 
 def _by_type(held: torch.Tensor, stored: torch.Tensor) -> str:
-    """Return the dtype as which the file's bytes were read, whether or not they were cast afterwards."""
+    """Return the dtype that the file's bytes were read as, cast afterwards or not."""
     for taken in HALVES:
         is_another = taken != stored.dtype and taken.itemsize == stored.dtype.itemsize
         if is_another and torch.equal(stored.view(taken).to(held.dtype).nan_to_num(), held.nan_to_num()):
@@ -117,7 +117,7 @@ class Rounded:
 
 
 def rounded_files(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> dict[str, tuple[int, str]]:
-    """Return the tensors that some rank holds rounded, with the file's place and the type. Every rank calls this.
+    """Return tensors that some rank holds rounded, with file and dtype. Every rank calls this.
 
     Args:
         of_all: What any rank knows of each tensor that no rank holds as it is, the same on all ranks.
@@ -271,7 +271,7 @@ def _found(ids: NDArray[np.int64] | None) -> Found:
 
 
 def _equal_buffers(locals_: Iterable[Local]) -> frozenset[str]:
-    """Return the buffers without a claim that are bitwise the same on every rank. Every rank calls this."""
+    """Return unclaimed buffers that are bitwise equal on all ranks. Every rank calls this."""
     sums = {
         local.name: crc32(bits_of_tensor(local.values).tobytes())
         for local in locals_

@@ -1,4 +1,4 @@
-"""Which of the values that are known of a tensor it is compared with. All ranks choose the same.
+"""The choice of known values that a tensor is compared with, the same on all ranks.
 
 What was surely loaded, or held before sharding, is taken, the newest first. A file that the job only opened may be what
 its weights were copied from: it is taken where a rank holds just what it claims of it, where a weight of another kind
@@ -166,7 +166,7 @@ def fitting(
     skipped: Collection[str] = (),
     discarded: Mapping[Path, Collection[str]] = MappingProxyType({}),
 ) -> tuple[dict[str, Candidate], list[str], set[str]]:
-    """Choose each tensor's candidate, with notes on the opened files and the tensors that were read and not set.
+    """Choose each tensor's candidate, with notes on opened files and unset tensors.
 
     Every rank calls this.
 
@@ -200,7 +200,7 @@ def fitting(
 
 
 def _fits(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> dict[str, tuple[frozenset[int], bool]]:
-    """Return which opened files some rank holds each tensor of, by their places among its candidates.
+    """Return which opened files some rank holds each tensor of, by candidate index.
 
     Every rank calls this. With each is whether that says anything: a tensor of one value throughout may be of any file.
     """

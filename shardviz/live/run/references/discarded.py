@@ -1,4 +1,4 @@
-"""Checkpoints that a job read into tensors which are gone: nothing that lives has their values."""
+"""Checkpoints that a job read into tensors which are gone: no living tensor has them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def discarded_on_all_ranks(
     sources: Sequence[Source], locals_: Sequence[Local], of_all: Mapping[str, list[Candidate]]
 ) -> dict[Path, set[str]]:
-    """Return which of a model's tensors every rank read from a checkpoint into tensors that are gone.
+    """Return which of a model's tensors every rank read into tensors that are gone.
 
     A tensor that lives may be an average of weights or a second model, and so may one that has the same values. Every
     rank calls this.
@@ -52,7 +52,7 @@ def discarded_on_all_ranks(
 
 
 def _lives(local: Local, stored: Sequence[Candidate]) -> bool:
-    """Whether some tensor of this process has the values that a checkpoint has of a tensor, or of its shard."""
+    """Whether a tensor of this process has a checkpoint's values of a tensor or its shard."""
     try:
         wanted = [(bits, one.entry.dtype) for one in stored if (bits := stored_slice(local, one.entry)) is not None]
         wanted += [(one.entry.bits, one.entry.dtype) for one in stored]

@@ -78,7 +78,7 @@ class Misfit:
 def misfits(
     of_all: Mapping[str, list[Candidate]], held: Collection[str], used: Collection[Path], locals_: Sequence[Local]
 ) -> dict[str, Misfit]:
-    """Return the tensors that no rank holds as an opened file has them, though they are loaded. Every rank calls this.
+    """Return loaded tensors that no rank holds as a file has them. Every rank calls this.
 
     Args:
         of_all: What any rank knows of each tensor, the same on all ranks.
@@ -130,7 +130,7 @@ def lost(
     used: Counter[Path],
     discarded: Mapping[Path, Collection[str]],
 ) -> set[str]:
-    """Return the tensors that a job read from a file into copies which are gone, if the model has nothing of the file.
+    """Return tensors read into copies that are gone, if the model has nothing of the file.
 
     Args:
         misfits: The tensors that are not held as a file has them.
@@ -237,7 +237,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _has_more(file: Path, name: str, model: Collection[str]) -> bool:
-    """Whether a file has more tensors of a name's kind than the model: some layers may be left out on purpose."""
+    """Whether a file has more tensors of a name's kind than the model, which may skip layers."""
     try:
         stored = open_reference(file).entries
     except (ShardvizError, OSError):  # not readable here
@@ -262,7 +262,7 @@ def _was_loaded_before(local: Local, some: Iterable[Candidate]) -> bool:
 
 
 def _misfit(local: Local, at: int, stored: Entry, others: Mapping[str, Entry]) -> Misfit:
-    """Return how a shard is related to a file: to its own tensor there, or to others of its shape."""
+    """Return how a shard is related to its own tensor in a file, or to others of its shape."""
     try:
         if _is_similar(local, stored):
             return Misfit(at, "similar")

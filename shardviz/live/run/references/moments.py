@@ -54,7 +54,7 @@ class Moments:
 def with_moments(
     chosen: Chosen, sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local]
 ) -> tuple[Chosen, tuple[Local, ...]]:
-    """Return the values to compare with, moments included, and this rank's moments that are compared.
+    """Return what to compare with, moments included, and this rank's compared moments.
 
     Every rank calls this.
 
@@ -101,7 +101,7 @@ def _moments(model: nn.Module, locals_: Sequence[Local]) -> Moments:
 
 
 def _living(names: Collection[int]) -> Iterator[Any]:
-    """Yield this process's optimizers that step some parameters of a model and have state of them."""
+    """Yield this process's optimizers that step a model's parameters and have states."""
     from torch.optim import Optimizer
 
     # issubclass, not isinstance: proxies run code
@@ -157,7 +157,7 @@ def _checkpoints(sources: Sequence[Source]) -> dict[Path, Reference]:
 
 
 def _by_position(states: Mapping[str, Mapping[str, Entry]], moments: Moments) -> dict[str, str] | None:
-    """Return whose the numbered states are, if an optimizer steps the model's parameters in the model's own order.
+    """Return whose numbered states these are, if an optimizer keeps the model's order.
 
     In another order, as that of groups, a number does not say which parameter it meant when it was saved: None.
     """
@@ -206,7 +206,7 @@ def _on_all_ranks(
 def _notes_on_none_loaded(
     moments: Moments, sources: Sequence[Source], named: Mapping[str, list[Candidate]]
 ) -> list[str]:
-    """Return a note on each checkpoint whose states the job read, while no state of its optimizer was written to.
+    """Note checkpoints whose states the job read while its optimizer's states stayed fresh.
 
     Every rank calls this.
     """
@@ -223,7 +223,7 @@ def _notes_on_none_loaded(
 
 
 def _notes_on_numbers(unclear: Sequence[Path]) -> list[str]:
-    """Return a note on each checkpoint that numbers states, if the optimizer steps parameters in an order of its own.
+    """Note checkpoints that number states, if the optimizer's order is not the model's.
 
     Every rank calls this.
     """
@@ -237,7 +237,7 @@ def _notes_on_numbers(unclear: Sequence[Path]) -> list[str]:
 
 
 def _notes_on_ranks_without(moments: Moments, locals_: Sequence[Local]) -> list[str]:
-    """Return a note on ranks that have no state of a parameter while others have some. Every rank calls this."""
+    """Note ranks without a parameter's state that others have. Every rank calls this."""
     trained = {local.name for local in locals_ if local.role == "param" and local.values.numel()}
     have = {local.name.rpartition(".")[0] for local in moments.locals if local.values.numel()} & trained
     of_all = of_all_ranks((trained, have))

@@ -105,7 +105,7 @@ class Loaded:
 
 
 def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Options, number: int) -> Loaded | None:
-    """Keep the whole tensors of a state dict that a sharded model is loading; DTensors have only pieces."""
+    """Keep the whole tensors of a state dict that a sharded model loads, without DTensors."""
     tensors = {name: value for name, value in state_dict.items() if is_plain(value)}
     size = sum(value.nbytes for value in tensors.values())
     if not tensors or not may_write(options.session, size, "the values that were loaded"):
@@ -204,7 +204,7 @@ MOST = 64
 
 @dataclass(frozen=True)
 class Opened:
-    """A checkpoint that the job has opened a file of. Whether it loaded anything from it is not known.
+    """A checkpoint that the job opened; whether it loaded anything from it is not known.
 
     Attributes:
         path: The file, or the folder whose index names it.

@@ -1,4 +1,4 @@
-"""The values that modules had just before they were sharded, kept on disk: what shards must be pieces of.
+"""Values from just before sharding, kept on disk: what shards must be pieces of.
 
 Beside them, the memory that `Module.to_empty` gave to parameters and that nothing has written to since. A write shows
 in the values or in the version counter that torch keeps of a tensor: `.data` hides it from the counter, the same values
@@ -74,7 +74,7 @@ class Values:
         self._tied: list[list[tuple[weakref[nn.Module], str]]] = []
 
     def remember(self, module: nn.Module) -> None:
-        """Keep the values of the whole model that a module belongs to, as far as it has not been seen."""
+        """Keep the values of the whole model around a module, as far as they are new."""
         if all(part in self._owners for part in module.modules()):
             return
         self._num_looks += 1
@@ -118,7 +118,7 @@ class Values:
         return by_name
 
     def remember_ties(self, module: nn.Module) -> None:
-        """Keep which parameters are one, before `to_empty` gives each module that has it one of its own."""
+        """Keep which parameters are tied, before `to_empty` gives each module its own."""
         groups: dict[int, list[tuple[weakref[nn.Module], str]]] = defaultdict(list)
         for submodule in module.modules():
             for name, parameter in submodule.named_parameters(recurse=False, remove_duplicate=False):
@@ -156,7 +156,7 @@ class Values:
         return (self._num_looks, storage_key(tensor)) if is_own else None
 
     def _write(self, tensors: dict[tuple[nn.Module, str], torch.Tensor]) -> dict[tuple[nn.Module, str], Entry]:
-        """Write values where this rank writes and the disk has room; of tensors that share memory one."""
+        """Write values if this rank writes and the disk has room; shared memory is written once."""
         self._pointers |= {tensor.data_ptr() for tensor in tensors.values()}
         size = sum(tensor.nbytes for tensor in tensors.values())
         if not tensors or not may_write(self._session, size, "the values before sharding"):
@@ -193,7 +193,7 @@ def _living() -> list[nn.Module]:
 
 
 def outermost(module: nn.Module) -> nn.Module:
-    """Return the largest living module that contains one: layers are sharded one by one, before the model is."""
+    """Return the largest living module around one: layers are sharded before the model."""
     around = (one for one in _living() if any(part is module for part in one.modules()))
     return max(around, key=lambda one: sum(1 for _ in one.modules()), default=module)
 
@@ -227,7 +227,7 @@ class Unwritten:
             self._owners[submodule] = dict(_memories(submodule))
 
     def names(self, root: nn.Module) -> frozenset[str]:
-        """Return a model's parameters that hold what their memory held when it was allocated. Every rank calls this."""
+        """Return parameters that still hold their memory's first content. Every rank calls this."""
         alike_here = {
             clean_name(f"{prefix}.{name}" if prefix else name): memory.is_alike
             for prefix, module in root.named_modules(remove_duplicate=False)

@@ -46,7 +46,7 @@ POISON_INT8 = -128
 
 
 def filled(loaded: Any, salt: str) -> dict[str, Fill]:
-    """Exchange the weights in nested dicts, or of a module, for stamped ones; the memory that they were in is kept.
+    """Replace a module's or nested dicts' weights by stamped ones; their memory stays unchanged.
 
     A bare tensor is not a checkpoint, and stays; so do integers, as in a copy on disk.
 
@@ -95,7 +95,7 @@ def _is_stampable(weight: Any) -> bool:
 
 
 def poison(tensors: Iterable[Any]) -> None:
-    """Write over tensors what no fill has: NaN, or the lowest byte. Others than weights stay as they are."""
+    """Overwrite weights with what no fill has: NaN, or the lowest byte."""
     with torch.no_grad():
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -160,7 +160,7 @@ class Loads:
 
     @property
     def is_used_by_any(self) -> bool:
-        """Whether any process of the job has, whose values may have come here: what was saved before is untouched."""
+        """Whether any process of the job used stamped values, which may have come here."""
         if self.is_used or self._mark.exists():
             return True
         return distributed.is_initialized() and bool(default_store().check([KEY]))
@@ -190,7 +190,7 @@ class Loads:
         return type(place)(instead) if isinstance(place, str) else instead
 
     def _copy(self, place: Path) -> tuple[Path, Path] | None:
-        """Return the stamped copy of a checkpoint, and what in it stands for a place; None if no checkpoint is there.
+        """Return a checkpoint's stamped copy, and a path inside it; None without a checkpoint.
 
         Raises:
             DumpError: The checkpoint cannot be read, or the copy cannot be written.
@@ -268,7 +268,7 @@ def salt_of(root: Path) -> str:
 
 
 def _is_checkpoint(root: Path) -> bool:
-    """Whether a place is what can be copied: a safetensors file, a folder of them, or a DCP folder."""
+    """Whether a path can be copied: a safetensors file, a folder of them, or a DCP folder."""
     if root.is_dir():
         return (root / DCP).is_file() or any(root.glob(f"*{SAFETENSORS}"))
     return root.suffix == SAFETENSORS and root.is_file()
@@ -276,7 +276,7 @@ def _is_checkpoint(root: Path) -> bool:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Let one process at a time do something; the kernel lets the next one do it where one was killed."""
+    """Let one process at a time do something; the kernel frees the lock of a killed one."""
     descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -101,7 +101,7 @@ def _redirected(place: Any) -> Any:
 
 
 def _is_of_a_file(place: Any) -> bool:
-    """Whether torch.load or torch.save was given a file; streams in memory are how torch sends tensors."""
+    """Whether torch.load or torch.save got a file; torch sends tensors as memory streams."""
     return isinstance(place, str | os.PathLike) or isinstance(getattr(place, "name", None), str)
 
 

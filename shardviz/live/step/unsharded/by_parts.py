@@ -95,7 +95,7 @@ SCALED = ("DivBackward0", "MulBackward0", "NegBackward0")
 
 
 class _Scalars(TorchFunctionMode):
-    """Keeps the value of every number that is computed inside this context, by its place in the graph of backward."""
+    """Keeps every scalar computed inside this context, by its place in the backward graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class _Scalars(TorchFunctionMode):
 def gradients_of_loss_terms(
     probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, reference: UnshardedStep
 ) -> list[Local]:
-    """Return the gradient of each term of the unsharded model's loss, and its value; nothing of a loss of one term."""
+    """Return the gradient and value of each loss term of the unsharded model, if several."""
     size = sum(one.numel() for one in reference.model.parameters())
     if not hasattr(probe, "loss") or reference.has_own_loss or reference.parts > 1 or size * 2 > MAX_ELEMENTS:
         return []

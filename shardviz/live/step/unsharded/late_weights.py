@@ -1,4 +1,4 @@
-"""Weights that were drawn or loaded after sharding: the unsharded model must start its step from the same ones.
+"""Weights drawn or loaded after sharding, from which the unsharded step must start too.
 
 The ranks' parts are put together here, by the layout that they claim, and never by torch's own collectives. What was
 only moved, repeated, zeroed, scaled or rounded by the sharding is still the same weight: the step has to show that.
@@ -36,7 +36,7 @@ Part = tuple[torch.Tensor, torch.Tensor]
 
 
 def drawn_after_sharding(model: nn.Module, built: nn.Module, mesh: Mesh, rank: int) -> dict[str, torch.Tensor]:
-    """Return the parameters that have other values than the built model's, whole, by name. Every rank calls this.
+    """Return parameters with new values since the build, whole, by name. Every rank calls this.
 
     Args:
         model: The sharded model.
@@ -80,7 +80,7 @@ def _repeats(values: torch.Tensor, count: int) -> bool:
 
 
 def as_built(model: nn.Module, wholes: Mapping[str, Local], mesh: Mesh, rank: int) -> list[str]:
-    """Return which tensors of a sharded model are on this rank as they were built: its own part of them."""
+    """Return a sharded model's tensors whose part on this rank is as it was built."""
     names = []
     for local in local_tensors(unwrapped(model), mesh) if wholes else ():
         shard = _part(local, wholes[local.name], rank) if local.name in wholes else None

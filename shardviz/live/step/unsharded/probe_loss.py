@@ -1,4 +1,4 @@
-"""Whether a probe's step has a loss of its own, which the unsharded model, that has no step, does not know.
+"""Whether a probe's step has a loss that the unsharded model does not know.
 
 A probe may have a `step` and no `loss`: then the unsharded model's is the mean square of the output. It is the step's
 too where the step returns that of what its model returned, right or wrong. Of another loss nothing can be compared that
@@ -49,7 +49,7 @@ INPUT = (
 def with_own_loss(
     probe: ModuleType, step: StepResult, reference: UnshardedStep, judge: Callable[[UnshardedStep], StepAnswer]
 ) -> UnshardedStep:
-    """Return the reference with a note of what it has not in common with the sharded step. Every rank calls this.
+    """Return the reference with notes if the step has its own loss. Every rank calls this.
 
     Args:
         probe: The probe.
@@ -90,7 +90,7 @@ def _losses(of_all: Sequence[Sequence[float]]) -> Iterator[list[float]]:
 
 
 def _squares(step: StepResult, dtype: torch.dtype | None = None) -> list[float]:
-    """Return the mean square of every output that is this rank's to have, computed in its own dtype or in another.
+    """Return the mean squares of this rank's outputs, in their own dtype or in another.
 
     Of a narrow output a step may compute either.
     """
@@ -109,7 +109,7 @@ def _number(value: torch.Tensor) -> float:
 def is_weighted_mean(
     probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, dim: int, precision: float
 ) -> bool:
-    """Return whether one set of weights that sum to 1 gives the whole batch's loss and gradients from the parts'.
+    """Return whether weights with sum 1 turn the parts' losses and gradients into the batch's.
 
     Args:
         probe: The probe, for its loss.

@@ -1,4 +1,4 @@
-"""The unsharded model's step, with which the sharded step is compared, and how the two are made comparable.
+"""The unsharded model's step, and how it is made comparable with the sharded step.
 
 Random numbers: a sharded model draws different ones. If a model draws any while it trains, as dropout does, both are
 stepped in `eval()`. Rows that are not independent: BatchNorm in training, or a loss that is not a mean over rows, sees
@@ -85,12 +85,12 @@ class UnshardedStep:
 
     @property
     def precision(self) -> float:
-        """The relative precision of the narrowest numbers that it computes with; 0 in float64 throughout."""
+        """The relative precision of the step's narrowest numbers; 0 in float64 throughout."""
         return max((torch.finfo(dtype).eps for dtype in self.narrowed_to), default=0.0)
 
     @property
     def cancels(self) -> bool:
-        """Whether the loss or all gradients are so small, beside their terms, that they may be rounding alone."""
+        """Whether the loss or all gradients may be rounding alone, compared with their terms."""
         calls = [call for calls in self.step.observation.trace.calls.values() for call in calls]
         terms = _largest(seen.gradient for call in calls for seen in (*call.inputs, *call.outputs))
         gradients = _largest(parameter.grad for parameter in self.model.parameters())
@@ -126,7 +126,7 @@ class UnshardedStep:
         return replace(self, step=replace(self.step, logged=logged))
 
     def compared_with(self, step: StepResult, judge: Callable[[UnshardedStep], StepAnswer]) -> UnshardedStep:
-        """Return the reference whose loss equals the sharded step's over all ranks. Every rank calls this.
+        """Return the reference whose mean loss equals the sharded step's. Every rank calls this.
 
         Where neither's does, it is the one whose modules agree with the sharded step's for longer.
 
@@ -185,7 +185,7 @@ def reference_of(
 def stepped(
     probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1, dim: int = 0, followed: Followed = NONE
 ) -> UnshardedStep:
-    """Step a model on each part of a batch, from the same buffers; the loss is the mean of the parts' losses."""
+    """Step a model on each part of a batch from the same buffers; the loss is their mean."""
     before = tuple(replace(local, values=local.values.clone()) for local in local_tensors(model))
     torch.manual_seed(2)
     states = _generators()
@@ -234,7 +234,7 @@ def _generators() -> list[torch.Tensor]:
 def _in_parts(
     probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, whole: UnshardedStep, dim: int
 ) -> UnshardedStep:
-    """Return the reference over the ranks' parts if it differs from the one over the whole batch.
+    """Return the reference over the ranks' parts if it differs from the whole batch's.
 
     A probe's own step may count rows as it likes: it is compared over the parts only if rows are not independent.
     """

@@ -1,4 +1,4 @@
-"""The one error for a world that failed: the rank at fault, its own traceback, and no echoes of it."""
+"""The one error for a failed world: the rank at fault and its traceback, without echoes."""
 
 from __future__ import annotations
 
