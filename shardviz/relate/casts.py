@@ -46,7 +46,7 @@ def cast(bits: NDArray[Any], dtype: str, to: str) -> NDArray[Any] | None:
         if to in EIGHT_BITS:
             return EIGHT_BITS[to].rounded(values)
         if to == _BFLOAT16:
-            return _rounded(values.astype(np.float32))
+            return _to_bfloat16(values.astype(np.float32))
         return values.astype(to).view(f"u{itemsize(to)}")
 
 
@@ -55,7 +55,7 @@ def numbers_of(bits: NDArray[Any], dtype: str) -> NDArray[Any]:
     if dtype in EIGHT_BITS:
         numbers: NDArray[Any] = EIGHT_BITS[dtype].values[bits]
         return numbers
-    return _widened(bits) if dtype == _BFLOAT16 else bits.view(dtype)
+    return _from_bfloat16(bits) if dtype == _BFLOAT16 else bits.view(dtype)
 
 
 def values_of(bits: NDArray[Any], dtype: str) -> NDArray[np.float64]:
@@ -93,12 +93,12 @@ def _is_integer_beside_eight_bits(*dtypes: str) -> bool:
     return any(one in EIGHT_BITS for one in dtypes) and any("int" in one or one == "bool" for one in dtypes)
 
 
-def _widened(bits: NDArray[Any]) -> NDArray[np.float32]:
+def _from_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:
     wide: NDArray[np.uint32] = bits.astype(np.uint32) << np.uint32(16)
     return wide.view(np.float32)
 
 
-def _rounded(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Round to the nearest bfloat16, to the even one of two."""
     bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
     even = (bits >> np.uint32(16)) & np.uint32(1)

@@ -254,12 +254,12 @@ def owner_of(sides: Sides, rank: int) -> int | None:
     """Return the rank that should hold what this one holds; None if there isn't one."""
     held = sides.reduced[rank]
     for owner in sides.reduced:
-        if sides.regions[owner] != sides.regions[rank] and _is_as(sides, held, sides.wanted_of(owner)):
+        if sides.regions[owner] != sides.regions[rank] and _is_near(sides, held, sides.wanted_of(owner)):
             return owner
     return None
 
 
-def _is_as(sides: Sides, held: Values, due: Values) -> bool:
+def _is_near(sides: Sides, held: Values, due: Values) -> bool:
     return held.shape == due.shape and sides.near(held, due)
 
 
@@ -285,12 +285,12 @@ class WrongResults:
         indices_near: set[int] = set()
         for at in sides.mesh.group_of(rank, axis):
             if at not in sides.reduced:
-                means, numbers = self._by_place.get((at, sides.reduced[rank].shape), ([], []))
+                means, numbers = self._sorted_means.get((at, sides.reduced[rank].shape), ([], []))
                 indices_near.update(numbers[bisect_left(means, mean - allowed) : bisect_right(means, mean + allowed)])
         return [self.results[number] for number in sorted(indices_near) if rank not in self.results[number].reduced]
 
     @cached_property
-    def _by_place(self) -> Mapping[tuple[int, tuple[int, ...]], tuple[list[float], list[int]]]:
+    def _sorted_means(self) -> Mapping[tuple[int, tuple[int, ...]], tuple[list[float], list[int]]]:
         """Sorted means and indices of the wrong results, for each rank and shape."""
         by_place: dict[tuple[int, tuple[int, ...]], list[tuple[float, int]]] = {}
         for number, side in enumerate(self.results):
@@ -317,7 +317,7 @@ def is_shared_with(sides: Sides, other_sides: Sides, axis: str) -> bool:
             elsewhere = [
                 other_sides.reduced[at] for at in group if at in other_sides.reduced and at not in sides.reduced
             ]
-            equal = any(_is_as(sides, held, values) for values in elsewhere)
+            equal = any(_is_near(sides, held, values) for values in elsewhere)
             if not equal or not np.any(held) or rank in other_sides.reduced:
                 return False
     return bool(sides.wrong)
@@ -391,7 +391,7 @@ def lost_slices(sides: Sides) -> tuple[int, list[int]] | None:
     """Return a dim and its slices that are zero on every holder, if all others are right."""
     regions = {rank: region for rank, region in sides.regions.items() if isinstance(region, Region)}
     for dim in range(sides.wanted.ndim if len(regions) == len(sides.regions) and sides.wanted.ndim > 1 else 0):
-        lost = {rank: _lost(sides, rank, dim, regions[rank]) for rank in sides.wrong}
+        lost = {rank: _zero_slices(sides, rank, dim, regions[rank]) for rank in sides.wrong}
         slices = {at for places in lost.values() for at in places}
         held = {rank: {*indices(region.dims[dim]).tolist()} for rank, region in regions.items()}
         if slices and all(lost.values()) and all(slices & held[rank] == {*lost.get(rank, ())} for rank in held):
@@ -399,7 +399,7 @@ def lost_slices(sides: Sides) -> tuple[int, list[int]] | None:
     return None
 
 
-def _lost(sides: Sides, rank: int, dim: int, region: Region) -> list[int]:
+def _zero_slices(sides: Sides, rank: int, dim: int, region: Region) -> list[int]:
     """Return the slices of a rank's part that are wrongly zero, if all others are right."""
     held, expected = sides.reduced[rank], sides.wanted_of(rank)
     others = tuple(axis for axis in range(held.ndim) if axis != dim)

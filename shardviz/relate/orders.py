@@ -241,7 +241,7 @@ def orders_along(
     source_slices, held, there = slices_of(source, dim), slices_of(whole, dim), slices_of(is_known, dim)
     columns = _columns(shape, there, regions.values(), dim)
     orders: dict[tuple[int, ...], None] = {}
-    for each in zip(*_ballots(source_slices, held, there, columns, nears), strict=True):
+    for each in zip(*_votes(source_slices, held, there, columns, nears), strict=True):
         ballots = np.stack(each)
         counts = ((ballots[:, None] == ballots[None]) & (ballots >= 0)[:, None]).sum(1)
         vote = ballots[counts.argmax(0), same]
@@ -262,7 +262,7 @@ def _columns(
     return list({column.tobytes(): column for column in columns}.values())
 
 
-def _ballots(
+def _votes(
     source: Values,
     whole: Values,
     is_known: NDArray[np.bool_],

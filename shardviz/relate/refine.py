@@ -112,9 +112,9 @@ def permute(search: Search, context: Context, layout: Layout) -> None:
     tried = set[Chain]()
     source = np.nan_to_num(context.source)
     source_middle, middle = (float(side[is_known].mean()) if is_known.any() else 0.0 for side in (source, whole))
-    if abs(middle - source_middle) > COARSE * _root(source):  # a number may have been added
+    if abs(middle - source_middle) > COARSE * _root_mean_square(source):  # a number may have been added
         source, whole = source - source_middle, whole - middle
-    held_size, size = (_root(side[is_known]) or 1.0 for side in (whole, source))
+    held_size, size = (_root_mean_square(side[is_known]) or 1.0 for side in (whole, source))
     nears = (search.near, COARSE)[: 1 + bool(search.limit)]
     for scale in (size, held_size, -held_size):
         sides = source / size, whole / scale, is_known, regions
@@ -125,11 +125,11 @@ def permute(search: Search, context: Context, layout: Layout) -> None:
         for links in (*((link,) for orders in per_dim for link in orders), first_orders):
             if 0 < len(links) < MAX_LINKS and links not in tried:
                 tried.add(links)
-                if _permuted(search, context, layout, links):
+                if _place_permuted(search, context, layout, links):
                     return
 
 
-def _permuted(search: Search, context: Context, layout: Layout, links: tuple[Permuted, ...]) -> bool:
+def _place_permuted(search: Search, context: Context, layout: Layout, links: tuple[Permuted, ...]) -> bool:
     """Permute the source's slices, place it, and return whether that explains all ranks."""
     source = context.source
     for link in links:
@@ -143,5 +143,5 @@ def _permuted(search: Search, context: Context, layout: Layout, links: tuple[Per
     return not unexplained
 
 
-def _root(values: Values) -> float:
+def _root_mean_square(values: Values) -> float:
     return math.sqrt(float(np.square(values).mean())) if values.size else 0.0

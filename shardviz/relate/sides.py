@@ -160,8 +160,8 @@ class Sides:
         """Whether values are no farther from those wanted on the whole than rounding takes them."""
         if not self.typical or values.size < MANY or self.rounding.is_double:
             return True
-        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(expected))
-        return _root(values - expected) <= allowed
+        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root_mean_square(expected))
+        return _root_mean_square(values - expected) <= allowed
 
     def near(self, actual: Values, expected: Values, scale: float = 1.0) -> bool:
         """Whether two arrays are equal except for rounding; NaN is near to nothing."""
@@ -192,7 +192,7 @@ class Sides:
         is_whole = all(region == Region.whole(self.wanted.shape) for region in self.regions.values())
         whole = Layout(self.mesh, self.wanted.shape, ((),) * self.wanted.ndim)
         layout = self.claimed or (whole if is_whole else None)
-        bound = Bound.of_elements(self.tolerance, _root(self.wanted))
+        bound = Bound.of_elements(self.tolerance, _root_mean_square(self.wanted))
         return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
 
     def held_by(self, rank: int) -> tuple[Region, Chain] | None:
@@ -284,5 +284,5 @@ class Sides:
         return np.array_equal(left, right, equal_nan=True) or self.near(left, right)
 
 
-def _root(values: Values) -> float:
+def _root_mean_square(values: Values) -> float:
     return math.sqrt(float(np.mean(values * values))) if values.size else 0.0

@@ -73,8 +73,8 @@ def rounding_between(before: Bits, dtype: str, after: Bits, to: str, narrower: S
     if before.shape != after.shape:
         return None
     few = (sampled(before), sampled(after)) if before.size > SAMPLES else (before, after)
-    for narrow in (narrow for narrow in narrower if narrow != to and _is_through(*few, dtype, narrow, to)):
-        if all(_is_through(*pair, dtype, narrow, to) for pair in _blocks_of_both(before, after)):
+    for narrow in (narrow for narrow in narrower if narrow != to and _is_cast_by(*few, dtype, narrow, to)):
+        if all(_is_cast_by(*pair, dtype, narrow, to) for pair in _blocks_of_both(before, after)):
             return Rounded(narrow)
     return None
 
@@ -83,7 +83,7 @@ def _blocks_of_both(before: Bits, after: Bits) -> zip[tuple[Bits, Bits]]:
     return zip(blocks(before), blocks(after), strict=True)
 
 
-def _is_through(before: Bits, after: Bits, dtype: str, narrow: str, to: str) -> bool:
+def _is_cast_by(before: Bits, after: Bits, dtype: str, narrow: str, to: str) -> bool:
     there = through(before, dtype, narrow, to)
     return there is not None and np.array_equal(there, after)
 
