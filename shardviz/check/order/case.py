@@ -179,12 +179,12 @@ def cases_of(dump: Dump, tensor: Tensor, name: str, *, claims: bool = True) -> I
     Raises:
         DumpError: The dump does not have the ids, or they are too many to lay out.
     """
-    for mesh, shards in _by_mesh(dump, tensor).items():
+    for mesh, shards in _shards_by_mesh(dump, tensor).items():
         usual = Counter(shard.layout for shard in shards.values()).most_common(1)[0][0]
         yield _case(dump, tensor, name, mesh, usual if claims else None, shards)
 
 
-def _by_mesh(dump: Dump, tensor: Tensor) -> dict[Mesh, dict[Coord, Shard]]:
+def _shards_by_mesh(dump: Dump, tensor: Tensor) -> dict[Mesh, dict[Coord, Shard]]:
     meshes: dict[Mesh, dict[Coord, Shard]] = {}
     for rank, shard in tensor.shards.items():
         mesh = shard.layout.mesh if shard.layout else dump.files.mesh
@@ -259,10 +259,10 @@ def _is_copy(dump: Dump, stamp: Stamp, owner: str) -> bool:
     if weight is None or weight.role != "param" or stamp.shape != dump.stamps[owner].shape:
         return False
     digests = {_digest_before(dump, "buffer", stamp.name), _digest_before(dump, "param", owner)}
-    return len(digests) == 1 and "" not in digests and _has_own(dump, weight, owner)
+    return len(digests) == 1 and "" not in digests and _has_its_elements(dump, weight, owner)
 
 
-def _has_own(dump: Dump, weight: Tensor, name: str) -> bool:
+def _has_its_elements(dump: Dump, weight: Tensor, name: str) -> bool:
     """Whether all elements that ranks hold of a weight are its own, in whatever order."""
     return all(
         shard.held is not None or not math.prod(shard.body.local_shape) or dump.local_ids(shard, name).min() > 0

@@ -87,10 +87,10 @@ class Copies:
     @cached_property
     def alike(self) -> list[Groups]:
         """The copies of each part, equal ones together: those of most ranks first, then the others."""
-        return [_alike(group, self.index) for group in self.groups]
+        return [_groups_by_digest(group, self.index) for group in self.groups]
 
 
-def _alike(group: list[Shard], index: int) -> Groups:
+def _groups_by_digest(group: list[Shard], index: int) -> Groups:
     by_digest: dict[str, list[Shard]] = {}
     for shard in group:
         by_digest.setdefault(shard.digest(index), []).append(shard)
@@ -102,11 +102,11 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield parameters and buffers of the model before stamping whose copies differ."""
     unchecked = {name for record in dump.files.ranks.values() for name, _ in record.not_checked}
     for tensor in dump.at("initial"):
-        for ids, numbers in _by_stamped(tensor, dump.stamped):
+        for ids, numbers in _stamped_tensors(tensor, dump.stamped):
             groups = copies_of(tensor, ids)
             if any(len({shard.digests for shard in group}) > 1 for group in groups):
                 for number in numbers:
-                    if differing := _differing(groups, number):
+                    if differing := _differing_groups(groups, number):
                         yield _finding(dump, tensor, number, differing)
             elif any(not shard.digests for group in groups if len(group) > 1 for shard in group):
                 why = "its copies have no digests to compare"
@@ -114,7 +114,7 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
                 yield from (NotChecked(name, why, "values") for name in names if name not in unchecked)
 
 
-def _by_stamped(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | None, list[int]]]:
+def _stamped_tensors(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | None, list[int]]]:
     """Yield a fold's stamped tensors, each with the numbers of its names in the fold."""
     by_ids: dict[int, tuple[Tensor | None, list[int]]] = {}
     for number, name in enumerate(tensor.names):
@@ -135,7 +135,7 @@ def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
     for rank, shard in tensor.shards.items():
         if 0 not in shard.body.local_shape:
             claim = _part(shard, ids.shards.get(rank) if ids else None, claimed)
-            groups.setdefault((claim, _pending(shard), shard.body.dtype), []).append(shard)
+            groups.setdefault((claim, _pending_position(shard), shard.body.dtype), []).append(shard)
     return list(groups.values())
 
 
@@ -159,7 +159,7 @@ def _part(shard: Shard, ids: Shard | None, claimed: Collection[tuple[int, ...]])
     return tuple(((0, size),) for size in local) if local in claimed else local
 
 
-def _pending(shard: Shard) -> tuple[int, ...]:
+def _pending_position(shard: Shard) -> tuple[int, ...]:
     layout = shard.layout
     if layout is None or not layout.partial or shard.rank not in layout.mesh:
         return ()
@@ -171,11 +171,11 @@ def with_copies(finding: Finding, dump: Dump, tensor: Tensor) -> Finding:
     """Return a finding about a tensor with its copies that differ bit by bit, if there are any."""
     index = tensor.index(finding.tensor)
     groups = copies_of(tensor, dump.stamped.get(finding.tensor))
-    differing = _differing(groups, index)
+    differing = _differing_groups(groups, index)
     return finding.seen_in(Copies(dump, finding.tensor, index, differing)) if differing else finding
 
 
-def _differing(groups: Groups, index: int) -> Groups:
+def _differing_groups(groups: Groups, index: int) -> Groups:
     return [group for group in groups if len({shard.digest(index) for shard in group}) > 1]
 
 
@@ -187,14 +187,14 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
     pair = next(shard for shard in differing[0] if shard.digest(index) == usual[0]), others[0][0]
     claimed = pair[1].layout
     mesh = claimed.mesh if claimed else dump.files.mesh
-    odd = _odd(mesh, differing, others)
+    odd = _odd_ranks_text(mesh, differing, others)
     is_first = _are_first(mesh, differing, others)
     cause, sentence, held = (
-        _about_odd(odd, others, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
+        _explain_odd(odd, others, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
     )
     first = first_difference(*pair)
     return (
-        (_in_part_sharded(tensor) or _rounded(dump, tensor.names[index], differing) or cause)
+        (_in_part_sharded(tensor) or _rounded_copies(dump, tensor.names[index], differing) or cause)
         .finding(
             tensor.names[index],
             _ranks(others),
@@ -214,7 +214,7 @@ def _in_part_sharded(tensor: Tensor) -> Cause | None:
     return ShardedOnSomeRanks(tuple(others), tuple(plain)) if plain and others else None
 
 
-def _rounded(dump: Dump, name: str, differing: Groups) -> Cause | None:
+def _rounded_copies(dump: Dump, name: str, differing: Groups) -> Cause | None:
     """Return the cause if all copies are equal once rounded to a narrower dtype."""
     of_ranks = {
         rank: (dtype, digest)
@@ -238,10 +238,10 @@ def _are_first(mesh: Mesh, differing: Groups, others: Groups) -> bool:
     return alone and min(mesh.ranks) in _ranks(others)
 
 
-def _about_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bool) -> About:
+def _explain_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bool) -> About:
     """Say what is wrong if most copies agree."""
     count = len(_ranks(others))
-    apart = _apart(*pair) if count == 1 else ""
+    apart = _difference_text(*pair) if count == 1 else ""
     verb = "has" if count == 1 else "have"
     sentence = f"copies differ from the start: {odd} {verb} different values than the other copies{apart}"
     cause = FirstRankAlone(odd) if is_first else OddRanksAlone(odd)
@@ -268,7 +268,7 @@ def _count(differing: Groups, index: int) -> str:
     return f"each of {len(differing):,} parts has {'up to ' * (len(set(copies)) > 1)}{where}"
 
 
-def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
+def _odd_ranks_text(mesh: Mesh, differing: Groups, others: Groups) -> str:
     """Name the ranks whose replicas differ from the majority's; empty without a majority."""
     if any(2 * len(odd) >= len(group) for odd, group in zip(others, differing, strict=True)):
         return ""
@@ -284,7 +284,7 @@ def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
     return named_ranks(ranks)
 
 
-def _apart(right: Shard, wrong: Shard) -> str:
+def _difference_text(right: Shard, wrong: Shard) -> str:
     """Say by how much all elements of an odd copy differ, if it is by one number or factor."""
     by, factor = same_step(right, wrong)
     if by:
@@ -333,7 +333,7 @@ def first_difference(shard: Shard, second: Shard) -> str:
     pair = (2,) if shard.body.dtype.startswith("complex") else ()  # written as real and imaginary part
     shape = (*shard.body.local_shape, *pair)
     index = index_of(at, shape)
-    texts = _said(first_values[at]), _said(second_values[at])
+    texts = _value_text(first_values[at]), _value_text(second_values[at])
     return f"at {index} of the shard rank {shard.rank} has {texts[0]}, rank {second.rank} {texts[1]}"
 
 
@@ -346,16 +346,16 @@ def same_step(copy: Shard, counterpart: Shard) -> tuple[float, float]:
     if len(pairs) < LEAST_ALIKE or not all(isinstance(value, float | int) for pair in pairs for value in pair):
         return 0, 0
     numbers = [(float(first), float(second)) for first, second in pairs]
-    step = _one_of([second - first for first, second in numbers])
-    return step, 0 if step or not all(first for first, _ in numbers) else _one_of([b / a for a, b in numbers])
+    step = _common_number([second - first for first, second in numbers])
+    return step, 0 if step or not all(first for first, _ in numbers) else _common_number([b / a for a, b in numbers])
 
 
-def _one_of(numbers: list[float]) -> float:
+def _common_number(numbers: list[float]) -> float:
     """Return what all numbers are, rounding apart; 0 if they are not one finite number."""
     first = numbers[0]
     is_one = math.isfinite(first) and all(math.isclose(number, first, rel_tol=STEP) for number in numbers)
     return first if is_one else 0
 
 
-def _said(value: float | str) -> str:
+def _value_text(value: float | str) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -50,7 +50,7 @@ def _check(tensor: Tensor, layout: Layout) -> Iterator[Finding]:
             continue
         lines = _lines(tensor, layout, axis)
         if lines and not any(is_constant(shard) for shard in lines[0]):
-            for index in _alike(lines, len(tensor.names)):
+            for index in _equal_names(lines, len(tensor.names)):
                 repeated.setdefault(index, []).append(axis)
     for index, axes in repeated.items():
         yield _finding(tensor, layout, tensor.names[index], axes)
@@ -87,7 +87,7 @@ def _lines(tensor: Tensor, layout: Layout, axis: str) -> Lines:
     return [list(line.values()) for line in lines.values() if len(line) > 1]
 
 
-def _alike(lines: Lines, num_names: int) -> Iterator[int]:
+def _equal_names(lines: Lines, num_names: int) -> Iterator[int]:
     """Yield the indices of a fold's names whose shards are equal along every line."""
     first, second = lines[0][:2]
     for index in range(num_names):

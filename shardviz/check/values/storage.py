@@ -66,11 +66,11 @@ def _names_with_storage(record: RankRecord) -> set[str]:
 
 def _finding(stamp: Stamp, ranks: tuple[int, ...], num_both: int) -> Finding:
     """Return the finding, of which both names are members."""
-    finding, partner = (_of_name(stamp, name, ranks, num_both) for name in (stamp.name, stamp.tied_to))
+    finding, partner = (_untied_finding(stamp, name, ranks, num_both) for name in (stamp.name, stamp.tied_to))
     return replace(finding, members=(finding, partner))
 
 
-def _of_name(stamp: Stamp, name: str, ranks: tuple[int, ...], num_both: int) -> Finding:
+def _untied_finding(stamp: Stamp, name: str, ranks: tuple[int, ...], num_both: int) -> Finding:
     partner = stamp.tied_to if name == stamp.name else stamp.name
     return BrokenTie(stamp.name, stamp.tied_to).finding(
         name,

@@ -50,10 +50,10 @@ def check_rank_order(dump: Dump) -> Iterator[Finding | NotChecked]:
         named_groups = _groups(mesh_from(record), name)
         groups.setdefault(name, set()).update(group for group in named_groups if not ranks.keys().isdisjoint(group))
     for name, odd in groups.items():
-        yield from _in_question(dump, name, odd)
+        yield from _unchecked_tensors(dump, name, odd)
 
 
-def _in_question(dump: Dump, axis: str, groups: set[tuple[int, ...]]) -> Iterator[NotChecked]:
+def _unchecked_tensors(dump: Dump, axis: str, groups: set[tuple[int, ...]]) -> Iterator[NotChecked]:
     """Yield the tensors that are split or summed over an axis with one of some groups.
 
     A part of a mesh has its groups, so that the mesh that a tensor claims need not be the one that differs.

@@ -34,33 +34,33 @@ SAMPLE = 64
 def explain_elements(case: Case) -> Iterator[Fit]:
     """Yield transpositions and paddings that give every rank the ids it holds."""
     is_moved = False
-    for fit in _moved(case):
+    for fit in _element_moves(case):
         is_moved = True
         yield fit
     if not is_moved:
         yield from _without_strides(case)
 
 
-def _moved(case: Case) -> Iterator[Fit]:
+def _element_moves(case: Case) -> Iterator[Fit]:
     claimed = case.claimed
     assert claimed is not None
     sizes = [(math.prod(shard.body.local_shape), claimed.region(coord).size) for coord, shard in case.shards.items()]
     if all(own == wanted for own, wanted in sizes):
         yield from _transposed(case)
-        yield from _padded(case)
+        yield from _padding_shift(case)
         yield from explain_slices(case)
     yield from _transposed_shards(case)
 
 
 def _transposed(case: Case) -> Iterator[Fit]:
     for first, second, text, content in transpositions(case.shape):
-        if _everywhere(case, content):
+        if _is_held_by_all(case, content):
             words = f"the tensor's own {text}"
             yield Fit(Transposed(first, second), f"the shards are those of {words}", words)
             return
 
 
-def _everywhere(case: Case, content: Callable[[Ids], Ids]) -> bool:
+def _is_held_by_all(case: Case, content: Callable[[Ids], Ids]) -> bool:
     """Whether every rank holds `content` of its claimed places; a sample is compared first."""
     for limit in (SAMPLE, None):
         for coord in case.shards:
@@ -70,7 +70,7 @@ def _everywhere(case: Case, content: Callable[[Ids], Ids]) -> bool:
     return True
 
 
-def _padded(case: Case) -> Iterator[Fit]:
+def _padding_shift(case: Case) -> Iterator[Fit]:
     """Zeros in front push the content along one dim; what does not fit any more is lost."""
     first = next((coord for coord in case.ids if np.any(case.ids[coord] > 0)), None)
     if first is None:
@@ -129,7 +129,7 @@ def explain_slices(case: Case) -> Iterator[Fit]:
         if not np.array_equal(places[dim], held[dim]) or not 0 < len(wrong) < size:
             continue
         inside = np.isin(places[dim], wrong)
-        named = _named(shape, dim, tuple(at[inside] for at in places), tuple(at[inside] for at in held))
+        named = _name_slices(shape, dim, tuple(at[inside] for at in places), tuple(at[inside] for at in held))
         if named is not None:
             words, undo = named
             text = f"in slices {listed(wrong.tolist(), MAX_LISTED)} of dim {dim}, {len(wrong)} of {size}, {words}"
@@ -137,7 +137,7 @@ def explain_slices(case: Case) -> Iterator[Fit]:
             return
 
 
-def _named(shape: tuple[int, ...], dim: int, places: Index, held: Index) -> tuple[str, str] | None:
+def _name_slices(shape: tuple[int, ...], dim: int, places: Index, held: Index) -> tuple[str, str] | None:
     """Return the disorder of all slices, and how to undo it for one; None if no rule fits all."""
     inner = tuple(size for other, size in enumerate(shape) if other != dim)
     other_dims = tuple(other for other in range(len(shape)) if other != dim)

@@ -31,10 +31,12 @@ def are_shared_blocks(case: Case) -> bool:
     if case.claimed is not None or case.ids or case.absent or len(dims) != 1:
         return False
     spans = _spans(case.regions, dims[0])
-    return any(_are_covered(spans, case.shape[dims[0]], finer, length) for finer, length in _finer(case, dims[0]))
+    return any(
+        _are_covered(spans, case.shape[dims[0]], finer, length) for finer, length in _finer_tensors(case, dims[0])
+    )
 
 
-def _finer(case: Case, dim: int) -> Iterator[tuple[Spans, int]]:
+def _finer_tensors(case: Case, dim: int) -> Iterator[tuple[Spans, int]]:
     """Yield ranks' spans of longer dims of tensors nearby, with the lengths of these dims."""
     names = (name for name in case.dump.stamped if name != case.name and _are_near(name, case.name))
     for name in names:

@@ -71,13 +71,13 @@ def check_foreign(case: Case) -> Iterator[Finding]:
     names = {name for name in owners.values() if name}
     mixed = len(names) > 1 or (len(names) == 1 and len(foreign) < len(case.shards))
     if dtype := _rounded_to(case):
-        yield _of_rounded(case, foreign, dtype)
+        yield _rounded_ids(case, foreign, dtype)
     elif mixed and all(owners.values()) and _may_be_renumbered(case, names):
         yield _collision(case)
     elif names and all(owners.values()):
         yield _other_tensor(case, foreign, sorted(names, key=natural_key))
     else:
-        yield _foreign(case, foreign)
+        yield _foreign_values(case, foreign)
 
 
 def _rounded_to(case: Case) -> str:
@@ -98,7 +98,7 @@ def _own_ids(case: Case, coord: Coord) -> NDArray[np.int64]:
     return case.claimed_ids(coord) if is_split else Region.whole(case.shape).flat_ids(case.shape) + 1
 
 
-def _of_rounded(case: Case, foreign: dict[Coord, NDArray[np.int64]], dtype: str) -> Finding:
+def _rounded_ids(case: Case, foreign: dict[Coord, NDArray[np.int64]], dtype: str) -> Finding:
     coord = next(iter(foreign))
     lost = int(np.count_nonzero(case.ids[coord] != _own_ids(case, coord)))
     return case.finding(
@@ -169,7 +169,7 @@ def _share_memory(case: Case, foreign: Collection[Coord]) -> bool:
     )
 
 
-def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
+def _foreign_values(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     reference = case.dump.files.run.reference
     zeros = sum(int(np.count_nonzero(ids == 0)) for ids in foreign.values())
     none = sum(int(np.count_nonzero(ids == -1)) for ids in foreign.values())
@@ -179,12 +179,14 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     if none:
         parts.append(f"{none:,} {'is' if none == 1 else 'are'} not {place}")
     if others:
-        parts.append(f"{others:,} {'is' if others == 1 else 'are'} from other tensors ({_first_other(case, foreign)})")
+        parts.append(
+            f"{others:,} {'is' if others == 1 else 'are'} from other tensors ({_first_foreign_id(case, foreign)})"
+        )
     counts = count_ids(case)
     lost = counts.num_missing
     coord, ids = next(iter(foreign.items()))
     first = index_of(int(np.argmax(ids <= 0)), ids.shape)
-    cause, clause = _explained(case, zeros, none)
+    cause, clause = _explain(case, zeros, none)
     where = "lost" if counts.copies == 1 or not counts.least else "not in every copy"
     details = (f"{lost:,} of the tensor's {case.numel:,} elements are {where}{clause}",) if lost else ()
     return case.finding(
@@ -194,36 +196,36 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
         f"{case.rank(coord)}'s shard{'' if lost else clause}",
         kind="foreign",
         details=details,
-        generic=all(np.all(ids == -1) for ids in foreign.values()) or _is_of_another(case.dump),
+        generic=all(np.all(ids == -1) for ids in foreign.values()) or _is_unrelated(case.dump),
     )
 
 
-def _is_of_another(dump: Dump) -> bool:
+def _is_unrelated(dump: Dump) -> bool:
     """Whether a reference has no weight of the model: zeros then mean nothing of their own."""
     return bool(dump.files.run.reference) and dump.all_without_ids in ("values", "mixed")
 
 
-def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
+def _explain(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
     """Return why a case has foreign values, and how the sentence ends that says so."""
     shifted = next(explain_elements(case), None) if case.claimed is not None else None
     if shifted is not None:
         return shifted.cause, shifted.clause
-    if case.dump.files.run.reference and (none or _is_of_another(case.dump)):
+    if case.dump.files.run.reference and (none or _is_unrelated(case.dump)):
         ranks = sorted(case.rank(coord) for coord, ids in case.ids.items() if np.mean(ids > 0) <= CHANCE)
         claimed = case.claimed
         is_some_right = claimed is not None and any(
             region.size and region == claimed.region(coord) for coord, region in case.regions.items()
         )
-        not_loaded = _not_loaded(case, ranks) if is_some_right else _skipped(case)
+        not_loaded = _missing_load(case, ranks) if is_some_right else _skipped_load(case)
         return not_loaded or AnotherCheckpoint(case.dump.files.run.reference), ""
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
-        return _rewritten(case), ""
+        return _rewrite(case), ""
     if none:
         return RewrittenAfterStamping(), ""
     return cause_of_zeros(case) if zeros else OtherTensor(), ""
 
 
-def _skipped(case: Case) -> Disorder | None:
+def _skipped_load(case: Case) -> Disorder | None:
     """Return the cause if a load had a different prefix or read the values into a copy."""
     keys = {name: key for record in case.dump.files.ranks.values() for name, key in record.skipped_keys}
     key = keys.get(case.name)
@@ -235,20 +237,20 @@ def _skipped(case: Case) -> Disorder | None:
     return KeyOfAnotherPrefix(longer.removesuffix(shorter), key == longer)
 
 
-def _not_loaded(case: Case, ranks: Sequence[int]) -> Disorder | None:
+def _missing_load(case: Case, ranks: Sequence[int]) -> Disorder | None:
     """Return the cause if some ranks have none of their elements and all others have theirs."""
     if not ranks or len(ranks) < sum(1 for ids in case.ids.values() if ids.size):
         return None
     return RanksNotLoaded(case.dump.files.run.reference, tuple(ranks))
 
 
-def _rewritten(case: Case) -> Disorder:
+def _rewrite(case: Case) -> Disorder:
     """Return the cause if whole shards have no ids while other ranks kept theirs."""
     holders = sorted(case.rank(coord) for coord, region in case.regions.items() if region.size)
     return LoadedOnOneRank(holders[0]) if len(holders) == 1 else RewrittenAfterStamping()
 
 
-def _first_other(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> str:
+def _first_foreign_id(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> str:
     ids = next(ids for ids in foreign.values() if np.any(ids < -1))
     name, at = case.owner(-1 - int(ids[ids < -1][0]))
     return f"the first is element {at} of {name}"
@@ -265,10 +267,10 @@ def cause_of_zeros(case: Case) -> Disorder:
     if case.tensor.role != "param":
         return BufferNotWritten()
     is_nothing_loaded = case.dump.all_without_ids == "zeros" and len(case.dump.without_ids) > 1
-    return NoWeightLoaded() if is_nothing_loaded else WeightNotLoaded(*_sent(case))
+    return NoWeightLoaded() if is_nothing_loaded else WeightNotLoaded(*_collective_of(case))
 
 
-def _sent(case: Case) -> tuple[str, tuple[str, ...]]:
+def _collective_of(case: Case) -> tuple[str, tuple[str, ...]]:
     """Return the collective that gave all ranks the tensor, and the lines that call it."""
     ranks = case.dump.files.ranks
     records = [[sent for sent in ranks[rank].sent if sent.name == case.name] for rank in case.tensor.shards]

@@ -110,7 +110,7 @@ def wanted_layout(case: Case, text: str) -> Layout | None:
 def _fit(case: Case, intended: Layout, kind: Kind, held: str) -> Fit:
     """Return why a case is not held as wanted, and how the sentence ends."""
     if kind == "wrong-segment":
-        return Fit(_of_segments(intended), "", held)
+        return Fit(_segments_advice(intended), "", held)
     if case.held is None:
         return explain(replace(case, claimed=intended))[0]
     wanted_placements = intended.placements()
@@ -124,7 +124,7 @@ def _fit(case: Case, intended: Layout, kind: Kind, held: str) -> Fit:
     return Fit(AnotherPlan(held, placements), "", held)
 
 
-def _of_segments(intended: Layout) -> FusedWeightSplit:
+def _segments_advice(intended: Layout) -> FusedWeightSplit:
     """Say how to split a fused dim's segments: FSDP2 and ColwiseParallel cannot."""
     dim, chain = next((dim, chain) for dim, chain in enumerate(intended.chains) if _numbers(chain))
     count, axes = _numbers(chain)[0], [link for link in chain if isinstance(link, str) and link != JOIN]
@@ -164,7 +164,7 @@ def check_states(dump: Dump) -> Iterator[Finding]:
     for tensor in dump.at("step") if patterns else ():
         for name in tensor.names if tensor.role == "optim" else ():
             text = next((text for pattern, text in patterns.items() if fnmatchcase(name, pattern)), "")
-            if text and (finding := _compared(tensor, name, text)) is not None:
+            if text and (finding := _compare(tensor, name, text)) is not None:
                 yield finding
 
 
@@ -179,7 +179,7 @@ def of_states(dump: Dump) -> Mapping[str, str]:
     }
 
 
-def _compared(tensor: Tensor, name: str, text: str) -> Finding | None:
+def _compare(tensor: Tensor, name: str, text: str) -> Finding | None:
     intended = parse_intended(text)
     wrong = [shard for shard in tensor.shards.values() if not _fits(tensor, shard.rank, intended)]
     if not wrong:

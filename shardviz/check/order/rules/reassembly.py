@@ -152,7 +152,7 @@ def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, calls_seen: se
         return finding
     calls = [call for name, call in calls_seen if name == finding.tensor]
     clauses = [
-        f"{call}() {_said(dump, finding.tensor, wrong[finding.tensor, call])}"
+        f"{call}() {_gathered_text(dump, finding.tensor, wrong[finding.tensor, call])}"
         if (finding.tensor, call) in wrong
         else f"{call}() still gives it back in order"
         for call in sorted(calls)
@@ -160,7 +160,7 @@ def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, calls_seen: se
     return replace(finding, details=(*finding.details, *clauses))
 
 
-def _said(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
+def _gathered_text(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
     rank, gathered = next(iter(ranks.items()))
     return (
         f"raised {gathered.error}"
@@ -177,12 +177,12 @@ def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -
     return cause.finding(
         name,
         tuple(ranks),
-        f"the shards are as claimed, but {call}(){_along(claimed)} {_said(dump, name, ranks)}",
+        f"the shards are as claimed, but {call}(){_axes_text(claimed)} {_gathered_text(dump, name, ranks)}",
         claimed=write(claimed) if claimed is not None else "",
     ).seen_in(Gathered(dump, dump.stamps[name], call, ranks))
 
 
-def _along(claimed: Layout | None) -> str:
+def _axes_text(claimed: Layout | None) -> str:
     """Say over which axes shards are gathered."""
     axes = [axis for axis in claimed.split_axes if claimed.mesh.axis_size(axis) > 1] if claimed is not None else []
     return f", which gathers over {' and '.join(axes)}," if axes else ""

@@ -150,14 +150,14 @@ def _compare(dump: Dump, order: Order, usual: Order) -> Iterator[Finding | NotCh
 
 def _finding(dump: Dump, order: Order, usual: Order, wrong: tuple[int, ...]) -> Finding:
     rank = wrong[0]
-    here, there = _said(order.held[rank]), _said(usual.held[rank])
+    here, there = _ranges_text(order.held[rank]), _ranges_text(usual.held[rank])
     finding = _cause(order, usual).finding(
         order.name,
         wrong,
         f"{len(wrong):,} of {len(order.held):,} ranks hold different positions of the sequence here than in "
         f"{usual.name}: rank {rank} has {here}, {usual.name} has {there}",
-        held=_in_words(dump.files.mesh, order),
-        intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",
+        held=_split_text(dump.files.mesh, order),
+        intended=f"as {usual.name}: {_split_text(dump.files.mesh, usual)}",
     )
     return finding.seen_in(PairOfOrders(order, usual))
 
@@ -189,11 +189,11 @@ def _shift(order: Order, usual: Order) -> int:
     return shift if is_one and stays < shifts.total() / 2 and abs(shift) < shortest else 0
 
 
-def _said(ranges: Ranges) -> str:
+def _ranges_text(ranges: Ranges) -> str:
     return str(Region((ranges,)))
 
 
-def _in_words(mesh: Mesh, order: Order) -> str:
+def _split_text(mesh: Mesh, order: Order) -> str:
     """Say how the sequence is split: in the notation, by its rule, or rank by rank."""
     regions = {mesh.coord_of(rank): Region((ranges,)) for rank, ranges in order.held.items() if rank in mesh}
     layout = infer_layout(mesh, (order.size,), regions)
@@ -203,5 +203,5 @@ def _in_words(mesh: Mesh, order: Order) -> str:
         for split in explain_splits(Layout(mesh, (order.size,), ((axis,),)), regions):
             return split.held
     if len(set(order.held.values())) == 1:
-        return f"every rank {_said(next(iter(order.held.values())))}"
-    return listed((f"rank {rank} {_said(ranges)}" for rank, ranges in sorted(order.held.items())), MAX_LISTED)
+        return f"every rank {_ranges_text(next(iter(order.held.values())))}"
+    return listed((f"rank {rank} {_ranges_text(ranges)}" for rank, ranges in sorted(order.held.items())), MAX_LISTED)

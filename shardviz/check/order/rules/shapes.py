@@ -85,8 +85,8 @@ def _cause_of_shape(
         return mixed, ""
     guessed = GuessedGlobalShape(expected, stride)
     try:
-        case = _relabeled(laid_out, tensor, name, claimed, expected)
-        return _held(case, tensor.shape, guessed) if case is not None else (guessed, "")
+        case = _relabeled_case(laid_out, tensor, name, claimed, expected)
+        return _held_in_shape(case, tensor.shape, guessed) if case is not None else (guessed, "")
     except ShardvizError:  # ids that cannot be laid out: only the shape is reported
         return guessed, ""
 
@@ -115,7 +115,7 @@ def _sharded_over_different(
     return ShardedOverDifferent(tuple(differing)) if differing and is_over else None
 
 
-def _relabeled(
+def _relabeled_case(
     laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, expected: tuple[int, ...]
 ) -> Case | None:
     """Return the case with placements over the expected shape; None if that is impossible."""
@@ -126,7 +126,7 @@ def _relabeled(
     return replace(cases[0], claimed=Layout.from_placements(cases[0].mesh, expected, placements))
 
 
-def _held(case: Case, shape: tuple[int, ...], guessed: GuessedGlobalShape) -> tuple[Disorder, str]:
+def _held_in_shape(case: Case, shape: tuple[int, ...], guessed: GuessedGlobalShape) -> tuple[Disorder, str]:
     """Return why a case in the wanted shape had another one, and what is held in the wanted one."""
     if case.as_claimed:
         return replace(guessed, is_placed=True), case.claimed_text
@@ -200,13 +200,13 @@ def check_label(case: Case) -> Iterator[Finding]:
         return
     claims = Counter(shard.layout for shard in case.shards.values())
     if len({layout.chains + layout.partial for layout in claims if layout}) > 1:
-        yield _disagreeing(case)
+        yield _disagreement(case)
     wrong = shape_differs(case)
     if wrong and case.held is None:
         yield _wrong_local_shape(case)
 
 
-def _disagreeing(case: Case) -> Finding:
+def _disagreement(case: Case) -> Finding:
     others = {shard.rank: shard.layout for shard in case.shards.values() if shard.layout != case.claimed}
     rank, layout = next(iter(others.items()))
     odd = write(layout) if layout else "nothing"

@@ -177,7 +177,7 @@ def with_suspects(
         explained = [result for result in results if result.tensor and not _is_unexplained(result)]
         return [*explained, NotChecked("", why, "step")]
     suspects = list(_suspects(laid_out))
-    return [_blamed(result, suspects) if suspects and _is_unexplained(result) else result for result in results]
+    return [_with_suspects(result, suspects) if suspects and _is_unexplained(result) else result for result in results]
 
 
 def _is_unexplained(result: Finding | NotChecked) -> bool:
@@ -206,6 +206,6 @@ def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, str, str]]:
                 )
 
 
-def _blamed(result: Finding | NotChecked, suspects: list[tuple[str, str, str]]) -> Finding | NotChecked:
+def _with_suspects(result: Finding | NotChecked, suspects: list[tuple[str, str, str]]) -> Finding | NotChecked:
     assert isinstance(result, Finding)
     return result.because(UncheckedWeights(tuple(suspects), result.explanation))
