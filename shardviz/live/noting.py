@@ -55,7 +55,7 @@ def noting(notes: Path | None, *, writes: bool) -> Iterator[None]:
     if notes is None:
         yield
         return
-    finder = _Noting(notes if writes else None)
+    finder = _NotingFinder(notes if writes else None)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -97,7 +97,7 @@ def load_file(path: Path, name: str) -> ModuleType:
     return module
 
 
-class _Noting(MetaPathFinder):
+class _NotingFinder(MetaPathFinder):
     """Ask the other finders, and note where they find or could have found a user's module."""
 
     def __init__(self, notes: Path | None) -> None:

@@ -30,7 +30,7 @@ def tensors_of(text: str) -> tuple[Tensors, dict[str, str]]:
     Raises:
         ProbeError: There is no such file, function or probe, or it does not return a module.
     """
-    model = _built(text)
+    model = _build(text)
     tensors: Tensors = {}
     tied: dict[str, str] = {}
     firsts: dict[int, str] = {}
@@ -43,7 +43,7 @@ def tensors_of(text: str) -> tuple[Tensors, dict[str, str]]:
     return tensors, tied
 
 
-def _built(text: str) -> nn.Module:
+def _build(text: str) -> nn.Module:
     path, _, function = text.partition(":")
     module, build = (_module(Path(path)), function or "build") if path.endswith(".py") else _probe(text)
     if not callable(getattr(module, build, None)):

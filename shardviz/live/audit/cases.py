@@ -106,7 +106,7 @@ def all_cases(mesh: Mesh, max_size: int) -> list[Case]:
     cases: list[Case] = []
     for shape in shapes(max_size):
         for on in (mesh, reversed_mesh) if mesh.size > 1 else (mesh,):
-            cases += _of_shape(on, shape)
+            cases += _cases_of_shape(on, shape)
     order: dict[str, int] = {"distribute": 0, "gather": 1, "redistribute": 2, "fsdp_tp": 3, "checkpoint": 4}
     return sorted(cases, key=lambda case: (order[case.operation], case.weight))
 
@@ -124,7 +124,7 @@ def is_permuted(mesh: Mesh) -> bool:
     return mesh.ranks != tuple(sorted(mesh.ranks))
 
 
-def _of_shape(mesh: Mesh, shape: tuple[int, ...]) -> Iterator[Case]:
+def _cases_of_shape(mesh: Mesh, shape: tuple[int, ...]) -> Iterator[Case]:
     kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
     plain: list[Placements] = list(product(kinds, repeat=mesh.ndim))
     strided = list(_strided(mesh, len(shape)))

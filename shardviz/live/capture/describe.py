@@ -72,12 +72,12 @@ def nested(values: torch.Tensor) -> Any:
     """Return values as nested lists for JSON; values that are not finite become strings."""
     if values.is_complex():
         values = torch.view_as_real(values)
-    return _spelled(values.detach().cpu().tolist())
+    return _json_value(values.detach().cpu().tolist())
 
 
-def _spelled(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, list):
-        return [_spelled(item) for item in value]
+        return [_json_value(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value

@@ -95,11 +95,11 @@ def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _own_axes(sub_mesh: Mesh, mesh: Mesh) -> tuple[str, ...]:
-    axes = [_along(sub_mesh.groups(axis)[0], (axis, *mesh.axes), mesh) for axis in sub_mesh.axes]
+    axes = [_axis_of(sub_mesh.groups(axis)[0], (axis, *mesh.axes), mesh) for axis in sub_mesh.axes]
     return tuple(axes) if len(axes) < mesh.ndim and all(axes) and len(set(axes)) == len(axes) else ()
 
 
-def _along(group: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> str:
+def _axis_of(group: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> str:
     """Return the first of some axes that a group runs along; single ranks run along several."""
     return next((one for one in axes if one in mesh.axes and group in mesh.groups(one)), "")
 
@@ -117,11 +117,11 @@ def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:
     by_axis = dict(zip(mesh.axes, placements, strict=True))
     if len(kept_axes) == mesh.ndim or any(by_axis[axis] != Replicate() for axis in mesh.axes if axis not in kept_axes):
         return claim
-    return _part_of(mesh, kept_axes, rank), tuple(by_axis[axis] for axis in kept_axes)
+    return _sub_mesh(mesh, kept_axes, rank), tuple(by_axis[axis] for axis in kept_axes)
 
 
 @lru_cache(maxsize=64)
-def _part_of(mesh: Mesh, axes: tuple[str, ...], rank: int) -> Mesh:
+def _sub_mesh(mesh: Mesh, axes: tuple[str, ...], rank: int) -> Mesh:
     """Return the part of a mesh along some of its axes that a rank is in."""
     return Mesh(axes, tuple(map(mesh.axis_size, axes)), mesh.group_of(rank, *axes))
 

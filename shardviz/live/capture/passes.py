@@ -131,14 +131,14 @@ def _add_without_ids(capture: Capture, locals_: Sequence[Local], stamped: Stampe
     whole = {
         local.name
         for local in locals_
-        if local.claim is None and local.shape == _unsharded(local, stamped, pipeline_part)
+        if local.claim is None and local.shape == _unsharded_shape(local, stamped, pipeline_part)
     }
     unstamped = [(name, why) for name, why in pipeline_part.renamed(stamped.not_stamped) if name not in whole]
     capture.not_checked += unstamped
     capture.without_ids += [name for name, _ in unstamped]
 
 
-def _unsharded(local: Local, stamped: Stamped, part: PipelinePart) -> tuple[int, ...] | None:
+def _unsharded_shape(local: Local, stamped: Stamped, part: PipelinePart) -> tuple[int, ...] | None:
     return stamped.shapes.get(local.name.removeprefix(part.prefix))
 
 
@@ -179,7 +179,7 @@ def _gather(capture: Capture, model: nn.Module, last: int, pipeline_part: Pipeli
         if isinstance(tensor, DTensor) and exact_bits(tensor.dtype) and not tensor.is_meta
     }
     sharded = {name: tensor for name, tensor in sharded.items() if name in capture.stamps}
-    refused = _refused(sharded)
+    refused = _refusals(sharded)
     for name, tensor in sharded.items():
         if name in refused:
             capture.not_checked.append((name, f"full_tensor was not run: {refused[name]}"))
@@ -212,7 +212,7 @@ MAX_ELEMENTS = 1 << 26
 """Tensors with more elements than this are not gathered on every rank."""
 
 
-def _refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
+def _refusals(tensors: Mapping[str, DTensor]) -> dict[str, str]:
     """Return why tensors must not be gathered, the same on all ranks. Every rank calls this.
 
     Args:
@@ -224,10 +224,10 @@ def _refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
     }
     of_all = of_all_ranks(refusals_here)
     refusals = {name: reason for one in reversed(of_all) for name, (reason, _, _) in one.items() if reason}
-    return _of_other_shapes(of_all) | refusals
+    return _shape_refusals(of_all) | refusals
 
 
-def _of_other_shapes(of_all: list[Described]) -> dict[str, str]:
+def _shape_refusals(of_all: list[Described]) -> dict[str, str]:
     """Return the tensors whose global shape differs between two ranks of one mesh."""
     first: dict[tuple[str, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
     mismatches: dict[str, str] = {}

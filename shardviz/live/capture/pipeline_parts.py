@@ -72,7 +72,7 @@ class PipelinePart:
 
 
 @dataclass(frozen=True)
-class _Sent:
+class _StageMessage:
     """A rank's message to the others; only the first rank of each stage sends all of it.
 
     Attributes:
@@ -103,12 +103,12 @@ def agree(mesh: Mesh, axes: Sequence[str], stamps: Sequence[Stamp], names: Colle
     rank = distributed.get_rank()
     digest = hashlib.blake2b(msgspec.json.encode(tuple(stamps)), digest_size=16).hexdigest()
     speaks = rank in _first_ranks(mesh, columns).values()
-    of_all = of_all_ranks(_Sent(digest, tuple(stamps), tuple(names)) if speaks else _Sent(digest))
+    of_all = of_all_ranks(_StageMessage(digest, tuple(stamps), tuple(names)) if speaks else _StageMessage(digest))
     sent_by = {stage: of_all[first] for stage, first in _first_ranks(mesh, columns).items()}
     _refuse_other_stamps(mesh, columns, axes, of_all)
-    if rank not in mesh or not _each_for_itself(list(sent_by.values())):
+    if rank not in mesh or not _are_stamped_separately(list(sent_by.values())):
         return PipelinePart(tuple(axes), tuple(stamps))
-    return _one_of_many(axes, sent_by, _stage_of(mesh, columns, rank))
+    return _renumbered_part(axes, sent_by, _stage_of(mesh, columns, rank))
 
 
 def _stage_of(mesh: Mesh, columns: list[int], rank: int) -> Coord:
@@ -123,7 +123,7 @@ def _first_ranks(mesh: Mesh, columns: list[int]) -> dict[Coord, int]:
     return dict(sorted(first.items()))
 
 
-def _refuse_other_stamps(mesh: Mesh, columns: list[int], axes: Sequence[str], of_all: list[_Sent]) -> None:
+def _refuse_other_stamps(mesh: Mesh, columns: list[int], axes: Sequence[str], of_all: list[_StageMessage]) -> None:
     """Raise if ranks of one stage stamped different tensors: ids would then show no place."""
     firsts = _first_ranks(mesh, columns)
     for rank in mesh.ranks:
@@ -142,7 +142,7 @@ def _label(axes: Sequence[str], stage: Coord) -> str:
     return ", ".join(f"{axis}={at}" for axis, at in zip(axes, stage, strict=True))
 
 
-def _each_for_itself(sent_by: list[_Sent]) -> bool:
+def _are_stamped_separately(sent_by: list[_StageMessage]) -> bool:
     """Whether every stage stamped itself: stamps differ, or no stage lost a stamped tensor.
 
     If the model was stamped as a whole, a stage has only a part of the stamped tensors left.
@@ -153,19 +153,19 @@ def _each_for_itself(sent_by: list[_Sent]) -> bool:
     )
 
 
-def _one_of_many(axes: Sequence[str], sent_by: dict[Coord, _Sent], own_coord: Coord) -> PipelinePart:
+def _renumbered_part(axes: Sequence[str], sent_by: dict[Coord, _StageMessage], own_coord: Coord) -> PipelinePart:
     uses = Counter(name for sent in sent_by.values() for name in {*sent.names, *(stamp.name for stamp in sent.stamps)})
     clash = any(count > 1 for count in uses.values())
     parts, total = {}, 0
     for at, sent in sent_by.items():
         prefix = "".join(f"{axis}={position}." for axis, position in zip(axes, at, strict=True)) if clash else ""
         parts[at] = PipelinePart(
-            tuple(axes), tuple(_moved(stamp, prefix, total) for stamp in sent.stamps), prefix, total
+            tuple(axes), tuple(_shifted_stamp(stamp, prefix, total) for stamp in sent.stamps), prefix, total
         )
         total = max((stamp.last for stamp in parts[at].stamps), default=total)
     return replace(parts[own_coord], stamps=tuple(chain.from_iterable(stage.stamps for stage in parts.values())))
 
 
-def _moved(stamp: Stamp, prefix: str, shift: int) -> Stamp:
+def _shifted_stamp(stamp: Stamp, prefix: str, shift: int) -> Stamp:
     tied_to = prefix + stamp.tied_to if stamp.tied_to else ""
     return msgspec.structs.replace(stamp, name=prefix + stamp.name, first=stamp.first + shift, tied_to=tied_to)

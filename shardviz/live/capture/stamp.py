@@ -123,7 +123,7 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
     last = Stamped(plan(model)).last
     stamps, not_applied, not_stamped = [], [], []
     shapes, fills = {}, {}
-    for tensor_stamp, tensor in _numbered(model):
+    for tensor_stamp, tensor in _stamped_tensors(model):
         if not exact_bits(tensor.dtype) and (digits is not None or not _can_stamp(tensor.dtype)):
             not_stamped.append((tensor_stamp.name, f"{tensor.dtype} cannot hold ids"))
             shapes[tensor_stamp.name] = tensor_stamp.shape
@@ -151,10 +151,10 @@ def plan(model: nn.Module) -> tuple[Stamp, ...]:
     Raises:
         ShardvizError: As `stamp`.
     """
-    return tuple(one for one, tensor in _numbered(model) if _can_stamp(tensor.dtype))
+    return tuple(one for one, tensor in _stamped_tensors(model) if _can_stamp(tensor.dtype))
 
 
-def _numbered(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
+def _stamped_tensors(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
     """Yield an unsharded model's tensors with their stamps; a dtype without ids uses none up."""
     by_storage: dict[tuple[int, int, tuple[int, ...]], Stamp] = {}
     first = 1

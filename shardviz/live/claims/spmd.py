@@ -41,7 +41,7 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
     if bare:
         why = f"its layout: spmd_types has it vary along {_name(bare[0])} and does not say which dim is split"
         return not_understood(name, role, tensor, why)
-    on = mesh if mesh is not None and all(_along(axis, mesh) for axis in kinds) else _own_mesh(list(kinds))
+    on = mesh if mesh is not None and all(_axes_along(axis, mesh) for axis in kinds) else _own_mesh(list(kinds))
     if on is None:
         axes = ", ".join(map(_name, kinds))
         why = f"its layout: its axes in spmd_types, {axes}, do not make a grid of all ranks"
@@ -50,7 +50,7 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
     shape = list(tensor.shape)
     for axis, kind in kinds.items():
         placement = Shard(dims[axis]) if kind == "V" else Partial("sum") if kind == "P" else Replicate()
-        placements |= dict.fromkeys(_along(axis, on), placement)
+        placements |= dict.fromkeys(_axes_along(axis, on), placement)
         if kind == "V":
             shape[dims[axis]] *= axis.size()
     if not _is_in_order(tensor, on):
@@ -91,13 +91,13 @@ def _spec(tensor: torch.Tensor) -> list[tuple[Any, ...]]:
 def _is_in_order(tensor: torch.Tensor, mesh: Mesh) -> bool:
     """Whether axes that split one dim are in the order of the mesh, in which placements split."""
     for axes in _spec(tensor):
-        columns = [mesh.axis_index(name) for axis in axes if axis.size() > 1 for name in _along(axis, mesh)]
+        columns = [mesh.axis_index(name) for axis in axes if axis.size() > 1 for name in _axes_along(axis, mesh)]
         if columns != sorted(columns):
             return False
     return True
 
 
-def _along(axis: Any, mesh: Mesh) -> tuple[str, ...]:
+def _axes_along(axis: Any, mesh: Mesh) -> tuple[str, ...]:
     """Return the mesh axes that an annotation's axis runs along, outermost first, if any."""
     ranks = _ranks(axis)
     for width in range(1, mesh.ndim + 1):

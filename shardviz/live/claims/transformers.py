@@ -46,7 +46,7 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
         else:
             parts.setdefault(name, []).append((pattern, key))
     for name, sources in parts.items():
-        entries |= _merged(model, by_pattern[sources[0][0]], name, sources, reference.entries)
+        entries |= _merge(model, by_pattern[sources[0][0]], name, sources, reference.entries)
     return replace(reference, entries=entries)
 
 
@@ -60,14 +60,14 @@ def _transforms(model: nn.Module) -> list[Any]:
     return copy.deepcopy(find(model)) if find is not None else []
 
 
-def _merged(
+def _merge(
     model: nn.Module, converter: Any, name: str, sources: list[tuple[str, str]], entries: Mapping[str, Entry]
 ) -> dict[str, Entry]:
     """Return a converter's tensors, with their shapes, without reading the file's."""
 
     def outputs(read: Callable[[Entry], torch.Tensor]) -> dict[str, torch.Tensor]:
         fresh_converter = copy.deepcopy(converter)
-        for pattern, key in sorted(sources, key=lambda pair: _in_order(pair[1])):
+        for pattern, key in sorted(sources, key=lambda pair: _sort_key(pair[1])):
             fresh_converter.add_tensor(name, key, pattern, partial(read, entries[key]))
         results = fresh_converter.convert(name, model=model, config=getattr(model, "config", None))
         return {called: one[0] if isinstance(one, list) else one for called, one in results.items()}
@@ -82,6 +82,6 @@ def _merged(
     }
 
 
-def _in_order(key: str) -> list[tuple[bool, int, str]]:
+def _sort_key(key: str) -> list[tuple[bool, int, str]]:
     """Return what sorts `experts.2` before `experts.10`."""
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in key.split(".")]

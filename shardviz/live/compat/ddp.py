@@ -81,7 +81,7 @@ def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
 
     for ddp in _ddps(model):
         hook(ddp)
-    for state in _replicated(model):
+    for state in _replicate_states(model):
         _call_when_made(state, hook)
     return buckets
 
@@ -118,7 +118,7 @@ def ddp_buckets(model: nn.Module) -> Iterator[tuple[int, bool]]:
 def _ddps(model: nn.Module) -> list[Any]:
     from torch.nn.parallel import DistributedDataParallel
 
-    replicated = [state._ddp for state in _replicated(model) if hasattr(state, "_ddp")]
+    replicated = [state._ddp for state in _replicate_states(model) if hasattr(state, "_ddp")]
     return [module for module in model.modules() if isinstance(module, DistributedDataParallel)] + replicated
 
 
@@ -133,7 +133,7 @@ def params_of_ddp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, .
             yield param, ranks
 
 
-def _replicated(model: nn.Module) -> list[Any]:
+def _replicate_states(model: nn.Module) -> list[Any]:
     """Return the states of modules that `replicate` was called with, in torch 2.6.0 to 2.13.0.
 
     The state has a DistributedDataParallel of the module's parameters, which is made in the first forward.
@@ -220,7 +220,7 @@ def only_in_first_step(model: nn.Module) -> int:
 
 def is_made_in_first_step(model: nn.Module) -> bool:
     """Whether there is a DistributedDataParallel that `replicate` makes in the first forward."""
-    return bool(_replicated(model))
+    return bool(_replicate_states(model))
 
 
 def has_ddp(model: nn.Module) -> bool:

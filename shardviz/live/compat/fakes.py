@@ -145,7 +145,7 @@ def _with_quick_keys(kind: Any) -> Any:
             key = _quick_key(self, func, args, kwargs)
             cached = _FAKES.get(key) if key is not None else None
             if cached is not None:
-                return self._made(cached, func, args)
+                return self._make_fake(cached, func, args)
             try:
                 returned = super()._cached_dispatch_impl(func, types, args, kwargs)
                 if key is not None and args and self._used[0] is func and self._used[1] is args:
@@ -155,7 +155,7 @@ def _with_quick_keys(kind: Any) -> Any:
                 self._used = None, None, None  # kept, its tensors would count as memory of the step
             return returned
 
-        def _made(self, cached: Any, func: Any, args: Any) -> Any:
+        def _make_fake(self, cached: Any, func: Any, args: Any) -> Any:
             """Make the fake tensor of a cache entry without asking for its 20 attributes again."""
             metadata = _only_metadata(cached)
             state = self._states.get(metadata.device) if metadata is not None else None

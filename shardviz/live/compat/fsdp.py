@@ -66,10 +66,10 @@ def flat_params(model: nn.Module) -> Iterator[FlatParam]:
 
     for prefix, module in model.named_modules():
         if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
-            yield from _of_handle(prefix, module._handle, getattr(module, "_inter_node_pg", None))
+            yield from _flat_params_of_handle(prefix, module._handle, getattr(module, "_inter_node_pg", None))
 
 
-def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatParam]:
+def _flat_params_of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatParam]:
     from torch import distributed
 
     flat = handle.flat_param

@@ -163,7 +163,7 @@ def split_alike() -> Iterator[None]:
         has_values = not (tensor.is_meta or is_fake(tensor))
         if has_values or not tensor.numel() or how != {"with_padding": True, "contiguous": True}:
             return before(self, tensor, num_chunks, **how)
-        sizes, pads = _padded(before, tensor.size(self.dim), num_chunks)
+        sizes, pads = _padded_sizes(before, tensor.size(self.dim), num_chunks)
         if len(sizes) > 1:
             return before(self, tensor, num_chunks, **how)
         first = tensor.narrow(self.dim, 0, min(sizes)).contiguous()
@@ -177,7 +177,7 @@ def split_alike() -> Iterator[None]:
 
 
 @lru_cache(maxsize=1024)
-def _padded(split: Any, size: int, num_chunks: int) -> tuple[frozenset[int], tuple[int, ...]]:
+def _padded_sizes(split: Any, size: int, num_chunks: int) -> tuple[frozenset[int], tuple[int, ...]]:
     """Return a dim's padded part sizes, and each part's padding, as torch splits it."""
     with real_tensors():
         dim = torch.empty(size, device="meta")

@@ -124,7 +124,7 @@ class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
 
-class _Talks(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _UserCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes collectives that user code calls: here they send nothing and return no true values."""
 
     def __init__(self) -> None:
@@ -178,14 +178,14 @@ def sharded(
     """
     refused: list[str] = []
     reasons: list[str] = []
-    talks = _Talks()
+    talks = _UserCollectives()
     for kind in means:
         if kind == "values" and size > MAX_VALUES:
             needed, most = bytes_text(size), bytes_text(MAX_VALUES)
             limit = f"with values it needs {needed}, more than the {most} that a plan may use"
             raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
         mode: Any = {"meta": contextlib.nullcontext, "fakes": fake_mode, "values": _Limit}[kind]()
-        call, talks = "build()", _Talks()
+        call, talks = "build()", _UserCollectives()
         try:
             with mode, fakes_converted(mode) if kind == "fakes" else contextlib.nullcontext():
                 with torch.device("meta") if kind == "meta" else contextlib.nullcontext():

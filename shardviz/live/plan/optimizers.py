@@ -86,15 +86,15 @@ def states(
     """
     optimizer = job.optimizer
     if not optimizer.kind and hasattr(probe, "optimizer") and step.comms is not None:
-        state_locals = _of_own(job, probe, built, mesh, params, step)
+        state_locals = _state_of_probe(job, probe, built, mesh, params, step)
         if state_locals is not None:
             return state_locals
     trained = {grad.name for grad in grads} - tied_again(unwrapped(built.model))
-    by_rule = _by_rule(optimizer, [one for one in params if one.role == "param" and one.name in trained])
+    by_rule = _states_by_rule(optimizer, [one for one in params if one.role == "param" and one.name in trained])
     return list(by_rule), NAMES[optimizer.kind or "adam"]
 
 
-def _of_own(
+def _state_of_probe(
     job: PlanJob, probe: ModuleType, built: Built, mesh: DeviceMesh, params: Sequence[Local], step: PlannedStep
 ) -> tuple[list[Local], str] | None:
     """Return the state of the probe's own optimizer after a step; None if it has none."""
@@ -121,10 +121,10 @@ def _of_own(
         step.notes.append("--state and --master are not used: the probe's optimizer() says what is kept")
     names = dict.fromkeys(type(getattr(part, "optim", part)).__name__ for part in parts)
     model = unwrapped(built.model)
-    return [local for part in parts for local in _kept(part, model, params)], ", ".join(names)
+    return [local for part in parts for local in _states_of(part, model, params)], ", ".join(names)
 
 
-def _kept(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Iterator[Local]:
+def _states_of(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Iterator[Local]:
     """Yield an optimizer's state; wrappers are taken apart, as into 8-bit codes and scales."""
     state = getattr(optimizer, "optim", optimizer).state
     tensors = {
@@ -163,7 +163,7 @@ def _parts(optimizer: Any) -> list[Any]:
     return parts
 
 
-def _by_rule(optimizer: Optimizer, trained: Sequence[Local]) -> Iterator[Local]:
+def _states_by_rule(optimizer: Optimizer, trained: Sequence[Local]) -> Iterator[Local]:
     for local in trained:
         dtype = dtype_of(optimizer.dtype) if optimizer.dtype else local.values.dtype
         dtypes = dict.fromkeys(KINDS[optimizer.kind or "adam"], dtype)

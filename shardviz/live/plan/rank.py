@@ -129,7 +129,7 @@ class _Rank:
         """Build and step the model; if that fails from the meta device, try other means."""
         built = self._sharded()
         step = self._step(built)
-        answered = self._answered(built.means) if step.reads_values else None
+        answered = self._step_with_answers(built.means) if step.reads_values else None
         if answered is not None:
             return answered
         if not step.failed or built.means != "meta":
@@ -144,7 +144,7 @@ class _Rank:
                 step = step if again.reads_values else again
         return self._sharded(), step  # a step that failed has left its model half done
 
-    def _answered(self, means: Means) -> tuple[Built, PlannedStep] | None:
+    def _step_with_answers(self, means: Means) -> tuple[Built, PlannedStep] | None:
         """Step the model with several answers for numbers read; None if the step depends on them.
 
         An answer on which the user's code raises, as on a loss that is infinite, is none that a job goes on with.
@@ -161,7 +161,7 @@ class _Rank:
                 ended += f"; with {answers.tried} {step.failed}"
                 continue
             stepped.append((built, step))
-            if self._did(built, step) != self._did(*stepped[0]):
+            if self._outcome(built, step) != self._outcome(*stepped[0]):
                 return None
             same.append(answers)
         if len(same) < 2:
@@ -170,7 +170,7 @@ class _Rank:
         stepped[0][1].notes.append(NO_VALUES.format(same[0].reads, tried, ended))
         return stepped[0]
 
-    def _did(self, built: Built, step: PlannedStep) -> object:
+    def _outcome(self, built: Built, step: PlannedStep) -> object:
         """Return what a step has sent and held, and which parameters have a gradient after it."""
         assert step.comms is not None
         sent = step.comms.records(self.job.mesh, self.rank, with_ranks=True)

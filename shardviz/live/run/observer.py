@@ -61,13 +61,13 @@ class Observer:
         arm(self.visit)
         if not self._is_noted_at_exit:
             self._is_noted_at_exit = True
-            atexit.register(self._finished)
+            atexit.register(self._note_finish)
 
     def rank_died(self, rank: int, code: int) -> None:
         """Note how a rank ended that this process has started."""
         self.session.leave("died", str(code), rank)
 
-    def _finished(self) -> None:
+    def _note_finish(self) -> None:
         """Note that the script finished; what then happens to the process is not its doing."""
         if not hasattr(sys, "last_value"):  # Python's main program has printed an error otherwise
             self.session.leave("finished", rank=self._rank)
@@ -180,7 +180,7 @@ class Observer:
         if not any(self._is_new(part) for part in module.modules()):
             self._settle(module)
         else:
-            root = max((module, *self._around(module)), key=lambda one: sum(1 for _ in one.modules()))
+            root = max((module, *self._models_around(module)), key=lambda one: sum(1 for _ in one.modules()))
             if not _is_on_meta(root):
                 self._take(root)
 
@@ -204,7 +204,7 @@ class Observer:
         if self._num_taken and not any(True for _ in self._pending()):
             disarm(self.visit)
 
-    def _around(self, module: nn.Module) -> Iterator[nn.Module]:
+    def _models_around(self, module: nn.Module) -> Iterator[nn.Module]:
         """Yield the sharded modules that contain one."""
         for sharded in list(self._sharded):
             if any(part is module for part in sharded.modules()):

@@ -77,10 +77,10 @@ def take(session: Session, root: nn.Module, folder: Path | None = None, stage: S
             else "the ranks did not call it together"
         )
         return Note("not-captured", distributed.get_rank(), f"{name}: {late} within {session.options.patience:g} s")
-    return _taken(session, root, name, folder or session.options.dump(len(session.dumps)), stage)
+    return _take(session, root, name, folder or session.options.dump(len(session.dumps)), stage)
 
 
-def _taken(session: Session, root: nn.Module, name: str, folder: Path, stage: Stage | None) -> Note:
+def _take(session: Session, root: nn.Module, name: str, folder: Path, stage: Stage | None) -> Note:
     """Capture a model to which all ranks have come; if any of them cannot, none does."""
     rank = distributed.get_rank()
     try:
@@ -116,7 +116,7 @@ def _capture(session: Session, root: nn.Module, folder: Path, stage: Stage | Non
     pipeline_part = PipelinePart(_axes_of(mesh, stage) if stage else ())
     locals_ = list(pipeline_part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
     source = replace(
-        _compared_with(session, unwrapped(root), locals_), unwritten=session.unwritten.names(unwrapped(root))
+        _reference_of_job(session, unwrapped(root), locals_), unwritten=session.unwritten.names(unwrapped(root))
     )
     names = [local.name for local in locals_]
     if stage and (apart := told_apart(pipeline_part, stage.group, names)).prefix:
@@ -127,7 +127,7 @@ def _capture(session: Session, root: nn.Module, folder: Path, stage: Stage | Non
     return source.reference
 
 
-def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> ComparedWith:
+def _reference_of_job(session: Session, model: nn.Module, locals_: list[Local]) -> ComparedWith:
     """Return the job's reference: its stamped copy, the one asked for, or the values seen."""
     names, tied = session.options.names, tuple(session.values.tied(model))
     if session.stamped:

@@ -198,7 +198,7 @@ class JobTrace(Trace):
             if not name:
                 self._keep_given((inputs, named))
 
-        return _harmless(begin_all)
+        return _without_errors(begin_all)
 
     def _end(self, name: str) -> Callable[..., None]:
         end = super()._end(name)
@@ -208,7 +208,7 @@ class JobTrace(Trace):
             if self._states[name] and not in_backward():
                 self.draws[name].append(not _are_equal(self._states[name].pop(), _random_states()))
 
-        return _harmless(end_all)
+        return _without_errors(end_all)
 
     def came_back(self, seen: Seen, gradient: torch.Tensor) -> None:
         """Keep the gradient of a tensor."""
@@ -220,7 +220,7 @@ class JobTrace(Trace):
             self.batches.append([(tuple(one.shape), self._sampled(one.detach())) for one in whole])
 
 
-def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
+def _without_errors(hook: Callable[..., None]) -> Callable[..., None]:
     """Return a hook that never raises, and that `torch.compile` leaves out of what it compiles."""
 
     def call(*given: Any) -> None:
@@ -295,7 +295,7 @@ class Follower:
 
         # The hooks stay: torch walks over them while it calls them, and raises if one is removed meanwhile.
         def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            quietly("the trace of a step", self._before, optimizer)
+            quietly("the trace of a step", self._before_step, optimizer)
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
@@ -333,10 +333,10 @@ class Follower:
         copied = [one for one in root.modules() if isinstance(one, DistributedDataParallel)]
         if not any(_contains(called.modules(), one) for one in copied):
             trace.uncalled = set(copied)
-            forget = _harmless(lambda module, *_: trace.uncalled.clear())
+            forget = _without_errors(lambda module, *_: trace.uncalled.clear())
             self._handles += [one.register_forward_pre_hook(forget) for one in copied]
 
-    def _before(self, optimizer: Optimizer) -> None:
+    def _before_step(self, optimizer: Optimizer) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
         if self._step is not None and (self._step.trace.order or self._step.is_compiled):
             parameter_ids = {id(one) for one in self._step.root.parameters()}

@@ -180,13 +180,13 @@ class Watch:
                 if member.line.poll():  # its last words, or the end of the line
                     self._receive(member)
                 else:
-                    self._bury(member)
+                    self._note_end(member)
 
     def _receive(self, member: Member) -> None:
         try:
             message: Message = pickle.loads(member.line.recv_bytes())
         except (EOFError, OSError):
-            self._bury(member)
+            self._note_end(member)
             return
         if isinstance(message, Started):
             member.thread = message.thread
@@ -197,7 +197,7 @@ class Watch:
         if not isinstance(message, Done):
             self._heard_at = time.monotonic()
 
-    def _bury(self, member: Member) -> None:
+    def _note_end(self, member: Member) -> None:
         """Note a rank whose process has ended, or cannot be reached any more."""
         member.process.join(GRACE)
         if member.process.exitcode is None:

@@ -141,17 +141,17 @@ def _start_first(members: list[Member], job: Job, method: Method) -> None:
         _start_process(members, job, 0, method)
         return
     try:
-        with _limited_imports():
+        with _import_time_limit():
             _start_process(members, job, 0, method)
     except (EOFError, ConnectionError):
         time.sleep(DYING_LIMIT)
         prepare(method)
-        with _limited_imports():
+        with _import_time_limit():
             _start_process(members, job, 0, method)
 
 
 @contextmanager
-def _limited_imports() -> Iterator[None]:
+def _import_time_limit() -> Iterator[None]:
     """End a fork server that does not finish its imports: nothing else wakes the launcher.
 
     Raises:
@@ -182,7 +182,7 @@ def end(members: list[Member], *, finished: bool) -> None:
     """See every process of a world to its end: politely if all have `finished`, else at once."""
     with interrupts_held():
         if finished:
-            _dismiss(members)
+            _release(members)
         for member in members:
             if member.process.exitcode is None or not finished:
                 kill(member.process)
@@ -229,7 +229,7 @@ def _start_process(members: list[Member], job: Job, number: int, method: Method)
     members.append(Member(number, process, parent_end))
 
 
-def _dismiss(members: list[Member]) -> None:
+def _release(members: list[Member]) -> None:
     for member in members:
         with suppress(OSError):
             member.line.send_bytes(END)

@@ -114,7 +114,7 @@ def stored_slice(local: Local, whole: Entry) -> NDArray[np.generic] | None:
     claimed = claimed_region(local, shape) if whole.shape == local.shape else None
     if claimed is None or claimed.shape != tuple(local.values.shape):
         return None
-    return _part_of(whole, claimed, shape)
+    return _part_of_entry(whole, claimed, shape)
 
 
 def place_of(local: Local, sources: Known) -> tuple[NDArray[np.int64] | None, Region | None]:
@@ -159,10 +159,10 @@ def _is_slice(
 
 def _slice_of(local: Local, entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
     """Return a part of a tensor as bits of the shard's dtype."""
-    return cast_bits(_part_of(entry, claimed, shape), entry.dtype, local.values.dtype)
+    return cast_bits(_part_of_entry(entry, claimed, shape), entry.dtype, local.values.dtype)
 
 
-def _part_of(entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
+def _part_of_entry(entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
     entry = replace(entry, shape=shape) if isinstance(entry, Fill) else entry
     return entry.read(claimed) if entry.shape == shape else part_of(entry.bits.reshape(shape), claimed)
 
@@ -199,10 +199,10 @@ def claimed_region(local: Local, shape: tuple[int, ...]) -> Region | None:
     if rank not in mesh or any(type(one).__name__ == "Partial" for one in placements):
         return None
     region = Layout.from_placements(mesh, local.claimed_shape, placements).region(mesh.coord_of(rank))
-    return _own_stretch(region, local.flat[0].offset, shape[0]) if local.flat else region
+    return _part_in_concatenation(region, local.flat[0].offset, shape[0]) if local.flat else region
 
 
-def _own_stretch(region: Region, offset: int, size: int) -> Region:
+def _part_in_concatenation(region: Region, offset: int, size: int) -> Region:
     """Return a parameter's own part of what a rank claims of FSDP1's concatenation."""
     cut = ((max(start - offset, 0), min(stop - offset, size)) for start, stop in region.dims[0])
     return Region((tuple((start, stop) for start, stop in cut if start < stop),))

@@ -160,10 +160,10 @@ def add_masters(capture: Capture, engine: nn.Module, mesh: Mesh, pipeline_part: 
         peers = {rank: of_all[rank][name] for rank in master.ranks if name in of_all[rank]}
         local = _add(capture, name, master, peers, mesh)
         if any(peer.differs for peer in peers.values()):
-            whole = wholes.get(local.name) or _entry(master, _gathered(master))
+            whole = wholes.get(local.name) or _entry(master, _gather_weight(master))
             _place(capture, local, master, replace(model_stamps, entries={local.name: whole}), tracer)
         else:
-            _as_claimed(capture, local, master)
+            _add_claimed(capture, local, master)
 
 
 def _claim_of(master: Fragment) -> Claim:
@@ -212,7 +212,7 @@ def _stamps(capture: Capture, of_all: list[dict[str, Claim]], names: Iterable[st
 
 def _add(capture: Capture, name: str, master: Fragment, peers: Mapping[int, Claim], mesh: Mesh) -> Local:
     """Record a master copy's values and moments, with their places in all ranks' buffers."""
-    offset, part_size = _agreed(peers)
+    offset, part_size = _usual_place(peers)
     claim, flat = None, None
     if part_size:
         flat = FlatRecord(master.shape, offset), part_size * len(master.ranks)
@@ -244,7 +244,7 @@ def _add(capture: Capture, name: str, master: Fragment, peers: Mapping[int, Clai
     return local
 
 
-def _agreed(peers: Mapping[int, Claim]) -> tuple[int, int]:
+def _usual_place(peers: Mapping[int, Claim]) -> tuple[int, int]:
     """Return a parameter's usual offset in the joined buffers, and the size of one buffer."""
     places = Counter((one.offset, one.part) for one in peers.values() if one.offset is not None and one.part)
     fits = [
@@ -274,7 +274,7 @@ def _entry(master: Fragment, weight: torch.Tensor) -> Whole:
     return Whole(dtype_name(weight.dtype), master.shape, weight)
 
 
-def _gathered(master: Fragment) -> torch.Tensor:
+def _gather_weight(master: Fragment) -> torch.Tensor:
     """Return a flattened weight that ranks have parts of. Every rank of its group calls this."""
     padded = torch.zeros(master.part, dtype=master.weight.dtype, device=master.weight.device)
     padded[: master.weight.numel()] = master.weight
@@ -295,7 +295,7 @@ def _place(capture: Capture, local: Local, master: Fragment, sources: Known, tra
         capture.not_checked.append((local.name, ALIKE))
 
 
-def _as_claimed(capture: Capture, local: Local, master: Fragment) -> None:
+def _add_claimed(capture: Capture, local: Local, master: Fragment) -> None:
     """Record that a master copy has the weight's elements that the rank claims."""
     of = master.weight if master.is_whole else master.values
     if 1 < master.size < master.numel and is_alike(bits_of_tensor(of)):

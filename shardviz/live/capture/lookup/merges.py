@@ -85,14 +85,14 @@ class Merged:
     @property
     def bits(self) -> NDArray[Any]:
         """Their values as unsigned integers."""
-        rows = [np.concatenate([self._turned(one) for one in row], self.dim) for row in self.rows]
+        rows = [np.concatenate([self._oriented(one) for one in row], self.dim) for row in self.rows]
         return np.stack(rows) if self.stacked else rows[0]
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part, in the region's order."""
         return part_of(self.bits, region)
 
-    def _turned(self, source: Entry) -> NDArray[Any]:
+    def _oriented(self, source: Entry) -> NDArray[Any]:
         return source.bits.T if self.transposed else source.bits
 
 
@@ -137,15 +137,15 @@ def with_merged(
         family = starred(name)
         if family not in recipes:
             recipes[family] = _recipe(name, tensor.shape, sources, locals_by_name.get(name))
-            _say(family, recipes[family])
+            _print_recipe(family, recipes[family])
         recipe = recipes[family]
-        merged = _composed(name, tensor.shape, sources, recipe) if recipe else None
+        merged = _compose(name, tensor.shape, sources, recipe) if recipe else None
         if merged is not None:
             by_name[name] = merged
-    return _joined(sources_known, by_name, lookups, sources)
+    return _join(sources_known, by_name, lookups, sources)
 
 
-def _joined(
+def _join(
     sources_known: Known, by_name: Mapping[str, Merged], lookups: Mapping[str, Wanted], sources: Mapping[str, Entry]
 ) -> Known:
     stamps = dict(sources_known.stamps)
@@ -154,7 +154,7 @@ def _joined(
         first = max((stamp.last for stamp in stamps.values()), default=0) + 1
         stamps[name] = Stamp(name, first, lookups[name].shape, role)
     used = {id(one) for merged in by_name.values() for row in merged.rows for one in row}
-    before = next((start for name, entry in sources_known.entries.items() if (start := _before(name, entry))), "")
+    before = next((start for name, entry in sources_known.entries.items() if (start := _prefix_of(name, entry))), "")
     unused_names = [name for name, entry in sources.items() if id(entry) not in used]
     unused = [printable(name) for name in unused_names if name.startswith(before)]
     not_checked = [(name, why) for name, why in sources_known.not_checked if name not in by_name]
@@ -166,7 +166,7 @@ def _joined(
     )
 
 
-def _before(name: str, stored: Entry) -> str:
+def _prefix_of(name: str, stored: Entry) -> str:
     """Return the prefix of the model's names in a reference; other prefixes are the optimizer's."""
     known_as = getattr(stored, "name", name)
     return str(known_as.removesuffix(name)) if known_as.endswith(f".{name}") else ""
@@ -181,7 +181,7 @@ def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], loc
     if not 0 < len(parts) <= MOST_PARTS:
         return None
     recipes = [Recipe(order, turned) for turned in (False, True) for order in permutations(parts)]
-    fitting = [(one, merged) for one in recipes if (merged := _composed(name, shape, near, one)) is not None]
+    fitting = [(one, merged) for one in recipes if (merged := _compose(name, shape, near, one)) is not None]
     right = of_all_ranks([local is not None and is_as_claimed(local, merged) for _, merged in fitting])
     scores = [sum(column) for column in zip(*right, strict=True)]
     return fitting[scores.index(max(scores))][0] if fitting else None
@@ -232,7 +232,7 @@ def _sample(bits: NDArray[Any]) -> NDArray[Any]:
     return block
 
 
-def _composed(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], recipe: Recipe) -> Merged | None:
+def _compose(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], recipe: Recipe) -> Merged | None:
     """Return the tensors of a recipe side by side in a shape; None if they do not fit."""
     prefix = _numbers(name)
     columns = []
@@ -269,7 +269,7 @@ def _numbers(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.split(".") if part.isdecimal())
 
 
-def _say(family: str, recipe: Recipe | None) -> None:
+def _print_recipe(family: str, recipe: Recipe | None) -> None:
     """Print, once in a job, what a tensor was found to be made of."""
     if recipe is not None and torch.distributed.get_rank() == 0:
         parts = listed(map(printable, recipe.parts), MOST_PARTS)

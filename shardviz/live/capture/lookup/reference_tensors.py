@@ -144,11 +144,11 @@ def known_in(
     Raises:
         ShardvizError: It has none of them and should, or a pattern fits none.
     """
-    mapped = _mapped(reference, lookups, names)
+    mapped = _map_names(reference, lookups, names)
     known_as = {name: mapped.known_as.get(name, name) for name in lookups}
     matching = matched([known for name, known in known_as.items() if name not in mapped.made], reference.entries)
     entry_of = {other: reference.entries[known] for other, known in matching.names.items()}
-    _say_where(matching, reference.path.name)
+    _print_prefix(matching, reference.path.name)
     stamps: dict[str, Stamp] = {}
     entries: dict[str, Entry] = {}
     unknown: list[tuple[str, str]] = []
@@ -206,7 +206,7 @@ def _stamp(name: str, tensor: Wanted, stamps: Mapping[str, Stamp], first: int) -
     return Stamp(name, same.first if same else first, tensor.shape, role, same.name if same else "")
 
 
-def _mapped(reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[str, str]) -> MapResult:
+def _map_names(reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[str, str]) -> MapResult:
     """Return what a map says of a model's tensors, whichever side of it has their names."""
     rules = rules_of(names, "the map")
     patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
@@ -218,7 +218,7 @@ def _mapped(reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[
     )
 
 
-def _say_where(matching: NameMatching, path: str) -> None:
+def _print_prefix(matching: NameMatching, path: str) -> None:
     """Print, once in a job, under which beginning of its names a reference has the model."""
     if matching.before and torch.distributed.get_rank() == 0:
         print(f"shardviz: the model's tensors are {matching.before}* in {path}", file=sys.stderr)

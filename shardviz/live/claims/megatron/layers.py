@@ -55,16 +55,16 @@ def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
     for role, called, tensor in named_tensors(model) if cuts else ():
         name = clean_name(called)
         if name in cuts and getattr(tensor, "allreduce", True) is not False:
-            local = _as_saved(name, role, tensor, cuts[name], mesh)
+            local = _saved_local(name, role, tensor, cuts[name], mesh)
             if local is not None:
                 yield local
 
 
-def _as_saved(name: str, role: Role, tensor: torch.Tensor, cut: Cut | None, mesh: Mesh | None) -> Local | None:
+def _saved_local(name: str, role: Role, tensor: torch.Tensor, cut: Cut | None, mesh: Mesh | None) -> Local | None:
     """Return a weight that is saved in another way than its attributes say; None for any other."""
     if cut is None:
         return not_understood(name, role, tensor, "its layout: its module saves it in parts of several sizes")
-    if cut.dim < 0 or (cut.dim, cut.stride) == _marked(tensor):
+    if cut.dim < 0 or (cut.dim, cut.stride) == _marked_split(tensor):
         return None
     ranks = ranks_of("get_tensor_model_parallel_group")
     me = ranks.index(distributed.get_rank())
@@ -74,7 +74,7 @@ def _as_saved(name: str, role: Role, tensor: torch.Tensor, cut: Cut | None, mesh
     return _split(name, role, tensor, cut.dim, cut.stride, mesh)
 
 
-def _marked(tensor: Any) -> tuple[int, int] | None:
+def _marked_split(tensor: Any) -> tuple[int, int] | None:
     """Return the dim that a weight's attributes say is split, and its stride."""
     if not getattr(tensor, "tensor_model_parallel", False):
         return None

@@ -114,7 +114,7 @@ def planned_step(
             if built.means == "meta":
                 built.model.to_empty(device="cpu")
             with answers or contextlib.nullcontext():
-                return _stepped(job, probe, built, device_mesh, mode)
+                return _run_step(job, probe, built, device_mesh, mode)
     except ShardvizError as error:
         hint = f": {error.hint}" if error.hint else ""
         fails: StepFails = "yes" if isinstance(error, ProbeError) else "no"
@@ -162,7 +162,7 @@ def _failed(built: Built, error: BaseException) -> PlannedStep:
     return PlannedStep(f"a step run {how} raised {one_line(error)}{why}", fails=fails)
 
 
-def _stepped(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceMesh, mode: Any) -> PlannedStep:
+def _run_step(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceMesh, mode: Any) -> PlannedStep:
     model = built.model
     axes = batch_axes(probe, job.mesh)
     batch = own_batch(_whole(job, probe, axes), axes, device_mesh)
@@ -172,7 +172,7 @@ def _stepped(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceM
     buckets = ddp_alone(model)
     choices = None if built.means == "values" else Choices()
     with (
-        _alone(has_values=built.means == "values"),
+        _single_rank(has_values=built.means == "values"),
         _saved_on_cpu() as saved_on_cpu,
         observed(model, stages, values=False) as observation,
         Watched(
@@ -212,7 +212,7 @@ def _whole(job: PlanJob, probe: ModuleType, axes: Mapping[str, int]) -> Batch:
 
 
 @contextlib.contextmanager
-def _alone(*, has_values: bool) -> Iterator[None]:
+def _single_rank(*, has_values: bool) -> Iterator[None]:
     """Let a step run on one rank, and refuse to read values."""
     with (
         Refusal() if has_values else contextlib.nullcontext(),

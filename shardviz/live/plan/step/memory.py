@@ -259,7 +259,7 @@ class Watched(UnwrappedMode):
         self._mark_state()
         for module_pass in self._passes:
             self._stack.callback(module_pass.register_forward_hook(lambda *_: self.log.events.append(None)).remove)
-        self._stack.enter_context(storages_resized(self._resized))
+        self._stack.enter_context(storages_resized(self._note_resized))
         self._stack.callback(register_optimizer_step_pre_hook(lambda *_: self._mark_state()).remove)
         self._stack.callback(
             register_optimizer_step_post_hook(lambda of, *_: self._mark(list(of.state.values()))).remove
@@ -341,21 +341,21 @@ class Watched(UnwrappedMode):
     def _made_in(self, value: Any) -> list[Made]:
         """Return the storages of all tensors in a value, which are followed from now on."""
         plain = [part for tensor in tensors_in(value) for part in plain_tensors(tensor)]
-        return [self._made(one.untyped_storage()) for one in plain if one.layout == torch.strided]
+        return [self._made_of(one.untyped_storage()) for one in plain if one.layout == torch.strided]
 
-    def _made(self, storage: torch.UntypedStorage) -> Made:
+    def _made_of(self, storage: torch.UntypedStorage) -> Made:
         key = id_without_memory(storage)
         if key not in self._followed:
             storage_record, size = Made(self._comms.module, in_backward()), storage.nbytes()
-            self._followed[key] = storage_record, size, weakref.ref(storage, lambda _: self._freed(key))
+            self._followed[key] = storage_record, size, weakref.ref(storage, lambda _: self._note_freed(key))
             self.log.events.append((storage_record, size))
         return self._followed[key][0]
 
-    def _freed(self, key: int) -> None:
+    def _note_freed(self, key: int) -> None:
         made, size, _ = self._followed.pop(key)
         self.log.events.append((made, -size))
 
-    def _resized(self, storage: torch.UntypedStorage) -> None:
+    def _note_resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a storage was resized, which only FSDP does to free and fill it."""
         key = id_without_memory(storage)
         (self._emptied.discard if storage.nbytes() else self._emptied.add)(key)

@@ -73,10 +73,10 @@ class Hook:
                 return function(*args, **kwargs)
             with nested(counts=self.hides) as is_outermost:
                 if is_outermost and self.before:
-                    quietly(self.name, _tell, self.before, arguments)
+                    quietly(self.name, _call_observer, self.before, arguments)
                 returned = function(*args, **kwargs)
                 if is_outermost and self.after:
-                    quietly(self.name, _tell, self.after, arguments, returned)
+                    quietly(self.name, _call_observer, self.after, arguments, returned)
             return returned
 
         if not isinstance(function, type):
@@ -114,12 +114,12 @@ def _wrapped_in(owner: Any, name: str, hooks: Iterable[Around]) -> Any:
     for hook in hooks:
         function = hook.around(function)
     if isinstance(raw, type):
-        return _instead_of(raw, function)
+        return _stand_in(raw, function)
     function.__dict__["__shardviz__"] = True
     return classmethod(function) if isinstance(raw, classmethod) else function
 
 
-def _instead_of(kind: type, make: Callable[..., Any]) -> type:
+def _stand_in(kind: type, make: Callable[..., Any]) -> type:
     """Return a stand-in for a class that can't be derived from; a function makes instances."""
 
     class Kind(type):
@@ -133,5 +133,5 @@ def _instead_of(kind: type, make: Callable[..., Any]) -> type:
     return Kind(kind.__name__, (), {**names, "__shardviz__": True})
 
 
-def _tell(function: Callable[..., None], *given: Any) -> None:
+def _call_observer(function: Callable[..., None], *given: Any) -> None:
     function(observer(), *given)

@@ -47,7 +47,7 @@ LEAST = 8
 """Elements that a rule needs: a few numbers may follow any rule by chance."""
 
 
-def _how(local: Local, stored_entry: Entry) -> str:
+def _difference_text(local: Local, stored_entry: Entry) -> str:
     """Return how a shard differs from its claimed slice, as half a sentence; empty if unknown."""
     if local.values.is_meta or not local.values.dtype.is_floating_point or local.values.numel() < LEAST:
         return ""
@@ -58,10 +58,12 @@ def _how(local: Local, stored_entry: Entry) -> str:
     stored = getattr(torch, stored_entry.dtype, None)
     if bits is None or stored is None or not stored.is_floating_point:
         return ""
-    return _by_type(local.values.detach().cpu(), from_bits(bits, stored)) or _by_number(local, bits, stored_entry.dtype)
+    return _dtype_text(local.values.detach().cpu(), from_bits(bits, stored)) or _number_text(
+        local, bits, stored_entry.dtype
+    )
 
 
-def _by_number(local: Local, bits: NDArray[Any], stored: str) -> str:
+def _number_text(local: Local, bits: NDArray[Any], stored: str) -> str:
     """Return the factor, or the number, by which all elements differ."""
     dtype = dtype_name(local.values.dtype)
     before = cast(bits, stored, dtype)
@@ -75,7 +77,7 @@ def _by_number(local: Local, bits: NDArray[Any], stored: str) -> str:
     return ""
 
 
-def _by_type(held: torch.Tensor, stored: torch.Tensor) -> str:
+def _dtype_text(held: torch.Tensor, stored: torch.Tensor) -> str:
     """Return the dtype that the file's bytes were read as, cast afterwards or not."""
     for taken in HALVES:
         is_another = taken != stored.dtype and taken.itemsize == stored.dtype.itemsize
@@ -247,7 +249,9 @@ def sifting(
 def _rules(tensors: Mapping[str, Local], entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, str]:
     """Return how tensors differ from a reference, if all ranks agree. Every rank calls this."""
     rules_here = {
-        name: _how(tensors[name], entries[name]) for name in names if name in tensors and tensors[name].values.numel()
+        name: _difference_text(tensors[name], entries[name])
+        for name in names
+        if name in tensors and tensors[name].values.numel()
     }
     by_name: dict[str, set[str]] = {}
     for of_rank in of_all_ranks(rules_here):

@@ -100,7 +100,7 @@ def chosen(
     }
     of_ranks = of_all_ranks((own_candidates, why))
     reasons = {name: text for _, not_here in reversed(of_ranks) for name, text in not_here.items()}
-    of_all, elsewhere = _together([of_rank for of_rank, _ in of_ranks])
+    of_all, elsewhere = _join_candidates([of_rank for of_rank, _ in of_ranks])
     discarded = discarded_on_all_ranks(sources, locals_, of_all)
     by_name, notes, without = fitting(of_all, locals_, skipped, discarded)
     paths = sorted({one.path for one in by_name.values()}, key=str)
@@ -119,7 +119,9 @@ def chosen(
     )
 
 
-def _together(of_ranks: Iterable[Mapping[str, list[Candidate]]]) -> tuple[dict[str, list[Candidate]], frozenset[str]]:
+def _join_candidates(
+    of_ranks: Iterable[Mapping[str, list[Candidate]]],
+) -> tuple[dict[str, list[Candidate]], frozenset[str]]:
     """Join all ranks' candidates by tensor; return also the names that this rank cannot read.
 
     The paths are the same on all ranks, in one order; of each the first entry counts that is in reach.

@@ -45,13 +45,13 @@ def discarded_on_all_ranks(
         names = matched([local.name for local in locals_], copies).names
         if names and all(copies[name]() is None for name in names.values()):
             largest = max((local for local in locals_ if local.name in names), key=lambda one: one.values.numel())
-            if not _lives(largest, [one for one in of_all.get(largest.name, []) if one.path == source.path]):
+            if not _is_alive(largest, [one for one in of_all.get(largest.name, []) if one.path == source.path]):
                 mine[source.path] = set(names)
     first, *others = of_all_ranks(mine)
     return {path: names for path, names in first.items() if all(path in of_rank for of_rank in others)}
 
 
-def _lives(local: Local, stored: Sequence[Candidate]) -> bool:
+def _is_alive(local: Local, stored: Sequence[Candidate]) -> bool:
     """Whether a tensor of this process has a checkpoint's values of a tensor or its shard."""
     try:
         wanted = [(bits, one.entry.dtype) for one in stored if (bits := stored_slice(local, one.entry)) is not None]

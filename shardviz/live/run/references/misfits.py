@@ -139,14 +139,16 @@ def lost(
         discarded: What was read from each file into tensors that are gone, by the model's names.
     """
     names: set[str] = set()
-    for file, some in _by_file(misfits, of_all).items():
+    for file, some in _misfits_by_file(misfits, of_all).items():
         read = discarded.get(file, ())
         if not used[file] and _is_unlike(some.values()) and all(name in read for name in some):
             names |= {name for name, misfit in some.items() if misfit.state == "unlike"}
     return names
 
 
-def _by_file(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]]) -> dict[Path, dict[str, Misfit]]:
+def _misfits_by_file(
+    misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]]
+) -> dict[Path, dict[str, Misfit]]:
     by_file: dict[Path, dict[str, Misfit]] = defaultdict(dict)
     for name, misfit in misfits.items():
         by_file[of_all[name][misfit.at].path][name] = misfit
@@ -162,10 +164,10 @@ def notes_on(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]
         used: How many tensors are held of each file.
     """
     notes: list[str] = []
-    for file, some in _by_file(misfits, of_all).items():
+    for file, some in _misfits_by_file(misfits, of_all).items():
         has = sum(any(one.is_guess and one.path == file for one in of_tensor) for of_tensor in of_all.values())
         if used[file]:
-            notes += _of_a_part(file, some, used[file])
+            notes += _partial_file_notes(file, some, used[file])
         elif 2 * has >= len(of_all) and _is_unlike(some.values()):
             notes.append(
                 f"whether {printable(file.name)} was to be loaded: the job opened it, it has {has} of the model's "
@@ -207,7 +209,7 @@ def notes_on_mixtures(
     ]
 
 
-def _of_a_part(file: Path, some: Mapping[str, Misfit], num_used: int) -> Iterator[str]:
+def _partial_file_notes(file: Path, some: Mapping[str, Misfit], num_used: int) -> Iterator[str]:
     """Yield the notes on a file, other tensors of which the model holds."""
     name = printable(file.name)
     unlike = [tensor for tensor, misfit in some.items() if misfit.state == "unlike"]

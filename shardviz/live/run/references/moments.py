@@ -72,7 +72,7 @@ def with_moments(
     if not any(of_all_ranks(bool(named or numbered))):  # no value has to be read
         return replace(chosen, notes=(*chosen.notes, *notes)), ()
     notes += _notes_on_none_loaded(own_moments, sources, named)
-    shared_candidates = _on_all_ranks(own_moments, locals_, named | numbered)
+    shared_candidates = _shared_candidates(own_moments, locals_, named | numbered)
     compared = [local for local in own_moments.locals if local.name in shared_candidates]
     by_name, more, _ = fitting({name: shared_candidates[name] for name in sorted(shared_candidates)}, compared)
     entries = dict(chosen.reference.entries) | {name: one.entry for name, one in by_name.items()}
@@ -91,16 +91,16 @@ def _moments(model: nn.Module, locals_: Sequence[Local]) -> Moments:
     names = {id(one): clean_name(name) for name, one in model.named_parameters()}
     states: dict[str, Local] = {}
     orders: list[tuple[str, ...]] = []
-    for optimizer in _living(names):
+    for optimizer in _living_optimizers(names):
         orders.append(tuple(names.get(id(one), "") for group in optimizer.param_groups for one in group["params"]))
         for state in optimizer_states(optimizer, model, [*parameters.values()]):
             parameter = parameters.get(state.name.rpartition(".")[0])
             if parameter is not None and state.values.shape == parameter.values.shape and not state.values.is_meta:
-                states[state.name] = state if state.claim or state.flat else _claiming_as(state, parameter)
+                states[state.name] = state if state.claim or state.flat else _with_claim_of(state, parameter)
     return Moments(tuple(states.values()), tuple(orders), tuple(name for name in names.values() if name in parameters))
 
 
-def _living(names: Collection[int]) -> Iterator[Any]:
+def _living_optimizers(names: Collection[int]) -> Iterator[Any]:
     """Yield this process's optimizers that step a model's parameters and have states."""
     from torch.optim import Optimizer
 
@@ -112,7 +112,7 @@ def _living(names: Collection[int]) -> Iterator[Any]:
             yield optimizer
 
 
-def _claiming_as(state: Local, parameter: Local) -> Local:
+def _with_claim_of(state: Local, parameter: Local) -> Local:
     return replace(state, shape=parameter.shape, claim=parameter.claim, flat=parameter.flat)
 
 
@@ -132,7 +132,7 @@ def _candidates(
             if (split := moment_of(name)) is not None:
                 states[split[0]][split[1]] = stored
         by_number = bool(states) and all(name.isdigit() for name in states)
-        position = _by_position(states, moments) if by_number else {}
+        position = _names_by_position(states, moments) if by_number else {}
         if position is None:
             unclear.append(path)
         whose = (position or {}) if by_number else matched(moments.own_order, states).names
@@ -156,7 +156,7 @@ def _checkpoints(sources: Sequence[Source]) -> dict[Path, Reference]:
     return references
 
 
-def _by_position(states: Mapping[str, Mapping[str, Entry]], moments: Moments) -> dict[str, str] | None:
+def _names_by_position(states: Mapping[str, Mapping[str, Entry]], moments: Moments) -> dict[str, str] | None:
     """Return whose numbered states these are, if an optimizer keeps the model's order.
 
     In another order, as that of groups, a number does not say which parameter it meant when it was saved: None.
@@ -181,7 +181,7 @@ def _are_shaped(
     return all(entry.shape == shapes[names[one]] for one in states if one in names for entry in states[one].values())
 
 
-def _on_all_ranks(
+def _shared_candidates(
     moments: Moments, locals_: Sequence[Local], candidates: Mapping[str, list[Candidate]]
 ) -> dict[str, list[Candidate]]:
     """Return the candidates for states that every rank with elements of the parameter has.

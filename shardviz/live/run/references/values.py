@@ -102,7 +102,7 @@ class Values:
         return next(
             (
                 module
-                for module in _living()
+                for module in _living_modules()
                 for _, tensor in _own_tensors(module)
                 if is_plain(tensor) and tensor.data_ptr() == where
             ),
@@ -133,10 +133,10 @@ class Values:
                 groups[values.storage].append(name)
         tied_names = [tuple(names) for names in groups.values() if len(names) > 1]
         return tied_names + [
-            group for group in self._tied_in(root) if not any(set(group) & set(other) for other in tied_names)
+            group for group in self._tied_names(root) if not any(set(group) & set(other) for other in tied_names)
         ]
 
-    def _tied_in(self, root: nn.Module) -> Iterator[tuple[str, ...]]:
+    def _tied_names(self, root: nn.Module) -> Iterator[tuple[str, ...]]:
         prefixes = {id(module): prefix for prefix, module in root.named_modules(remove_duplicate=False)}
         for group in self._tied:
             owners = ((prefixes.get(id(module())), name) for module, name in group)
@@ -185,7 +185,7 @@ def sample(tensor: torch.Tensor) -> int:
     return zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
 
 
-def _living() -> list[nn.Module]:
+def _living_modules() -> list[nn.Module]:
     """Return every module of this process."""
     # By type(): isinstance would run the code of lazy proxies that say that they are something else.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
@@ -194,7 +194,7 @@ def _living() -> list[nn.Module]:
 
 def outermost(module: nn.Module) -> nn.Module:
     """Return the largest living module around one: layers are sharded before the model."""
-    around = (one for one in _living() if any(part is module for part in one.modules()))
+    around = (one for one in _living_modules() if any(part is module for part in one.modules()))
     return max(around, key=lambda one: sum(1 for _ in one.modules()), default=module)
 
 

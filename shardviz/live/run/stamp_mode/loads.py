@@ -198,15 +198,15 @@ class Loads:
         root, name = checkpoint_of(place)
         if not _is_checkpoint(root) or self._session in root.parents:
             return None
-        copy = root if is_stamped(root) else self._made(root)
+        copy = root if is_stamped(root) else self._make_copy(root)
         return copy, copy / name if name else copy
 
-    def _made(self, root: Path) -> Path:
+    def _make_copy(self, root: Path) -> Path:
         salt = salt_of(root)
         folder = self._session / "stamped" / salt
         folder.mkdir(parents=True, exist_ok=True)
         copy = folder / root.name
-        with _alone(folder / "lock"):
+        with _file_lock(folder / "lock"):
             if not copy.exists():
                 stamp = stamp_dcp if (root / DCP).is_file() else stamp_safetensors
                 stamped = stamp(root, copy, salt=salt)
@@ -237,21 +237,23 @@ class Loads:
         of_all: dict[Path, Mapping[str, Entry]] = {}
         names: dict[str, None] = {}
         for copies, fills, of_rank in of_all_ranks((*own_copies, [local.name for local in locals_])):
-            here = map(self._here, copies)
+            here = map(self._reachable_copy, copies)
             of_all |= {copy: open_reference(copy).entries for copy in here if copy not in of_all} | fills
             names |= dict.fromkeys(of_rank)
         entries = {name: entry for of_one in of_all.values() for name, entry in of_one.items()}
         path = Path(f"the stamped copy of {listed([path.name for path in of_all], MAX_LISTED)}")
         if len(of_all) > 1:
-            entries |= _held(of_all, list(names), locals_)
+            entries |= _held_entries(of_all, list(names), locals_)
         return Reference(path, entries, is_stamped=True)
 
-    def _here(self, copy: Path) -> Path:
+    def _reachable_copy(self, copy: Path) -> Path:
         """Return the copy that this machine can reach: without a shared session it made its own."""
         return copy if copy.exists() else Path(self._session, *copy.parts[-3:])
 
 
-def _held(of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_: Sequence[Local]) -> dict[str, Entry]:
+def _held_entries(
+    of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_: Sequence[Local]
+) -> dict[str, Entry]:
     """Choose among checkpoints with the same names: the tensors that ranks hold, or the newest."""
     candidates: dict[str, list[Candidate]] = {}
     for path, entries in of_all.items():
@@ -275,7 +277,7 @@ def _is_checkpoint(root: Path) -> bool:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
+def _file_lock(lock: Path) -> Iterator[None]:
     """Let one process at a time do something; the kernel frees the lock of a killed one."""
     descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
     try:

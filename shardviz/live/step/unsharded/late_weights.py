@@ -52,7 +52,7 @@ def drawn_after_sharding(model: nn.Module, built: nn.Module, mesh: Mesh, rank: i
     of_all = of_all_ranks({name: part for name, part in shards.items() if name in names}) if names else []
     gathered: dict[str, torch.Tensor] = {}
     for name in sorted(names):
-        whole = _together([parts[name] for parts in of_all if name in parts], wholes[name])
+        whole = _join_parts([parts[name] for parts in of_all if name in parts], wholes[name])
         if whole is not None:
             gathered[name] = whole
     drawn = {name for name, whole in gathered.items() if _is_drawn(whole, wholes[name].values)}
@@ -125,7 +125,7 @@ def _bytes(values: torch.Tensor) -> torch.Tensor:
     return values.detach().cpu().contiguous().flatten().unsqueeze(-1).view(torch.uint8)
 
 
-def _together(parts: Sequence[Part], whole: Local) -> torch.Tensor | None:
+def _join_parts(parts: Sequence[Part], whole: Local) -> torch.Tensor | None:
     """Return the whole tensor; None if copies differ or elements are missing."""
     values = torch.zeros(whole.values.numel(), dtype=whole.values.dtype)
     is_there = torch.zeros(whole.values.numel(), dtype=torch.bool)

@@ -57,7 +57,7 @@ def with_own_loss(
         reference: The unsharded model's.
         judge: Says what the sharded step has of a reference's values.
     """
-    if not hasattr(probe, "step") or hasattr(probe, "loss") or not _is_another(step, reference):
+    if not hasattr(probe, "step") or hasattr(probe, "loss") or not _has_different_loss(step, reference):
         return reference
     forward = replace(reference, has_own_loss=True)
     if judge(forward).is_called_otherwise:
@@ -65,7 +65,7 @@ def with_own_loss(
     return replace(forward, notes=(*(reference.whole or reference).notes, LOSS))
 
 
-def _is_another(step: StepResult, reference: UnshardedStep) -> bool:
+def _has_different_loss(step: StepResult, reference: UnshardedStep) -> bool:
     """Whether a sharded step's loss is another one than the mean square. Every rank calls this."""
     of_all = of_all_ranks((_number(step.loss), _squares(step), _squares(step, torch.float64)))
     losses = [loss for loss, *_ in of_all]
