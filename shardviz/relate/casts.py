@@ -90,7 +90,7 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
 
 def _is_integer_beside_eight_bits(*dtypes: str) -> bool:
     """Whether a cast is between whole numbers and eight bits, which may be raw bits."""
-    return any(one in EIGHT_BITS for one in dtypes) and any("int" in one or one == "bool" for one in dtypes)
+    return any(dtype in EIGHT_BITS for dtype in dtypes) and any("int" in dtype or dtype == "bool" for dtype in dtypes)
 
 
 def _from_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:

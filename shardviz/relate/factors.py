@@ -151,7 +151,7 @@ def may_be(actual: Values, expected: Values) -> bool:
 def candidates(actual: Values, expected: Values) -> Iterator[float]:
     """Yield factors to try, simplest first; none if the arrays are not nearly proportional."""
     sides = ((actual, expected), (expected, expected), (actual, actual))
-    dot, square, norm = (float((one * other).sum()) for one, other in sides)
+    dot, square, norm = (float((first * second).sum()) for first, second in sides)
     if not math.isfinite(norm + square):
         finite = np.isfinite(actual) & np.isfinite(expected) & (np.abs(actual) < LARGE) & (np.abs(expected) < LARGE)
         yield from candidates(actual[finite], expected[finite])

@@ -117,8 +117,10 @@ def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = No
         for rank, held in side.reduced.items()
         if ranks is None or rank in ranks
     ]
-    factor = common_factor((held, wanted) for _, held, wanted in pairs)
-    if not factor or not all(result.near(held, factor * wanted, scale=abs(factor)) for result, held, wanted in pairs):
+    factor = common_factor((held, expected) for _, held, expected in pairs)
+    if not factor or not all(
+        result.near(held, factor * expected, scale=abs(factor)) for result, held, expected in pairs
+    ):
         return None
     return factor
 
@@ -382,9 +384,11 @@ def moved_slices(sides: Sides, rank: int, dim: int) -> Slices:
     return dict(zip(places, slices, strict=True)) if fits else {}
 
 
-def _differ_elsewhere(region: Region, other: Region, dim: int) -> bool:
-    pairs = zip(region.dims, other.dims, strict=True)
-    return region.shape != other.shape or any(own != its for at, (own, its) in enumerate(pairs) if at != dim)
+def _differ_elsewhere(region: Region, second: Region, dim: int) -> bool:
+    pairs = zip(region.dims, second.dims, strict=True)
+    return region.shape != second.shape or any(
+        ranges != second_ranges for at, (ranges, second_ranges) in enumerate(pairs) if at != dim
+    )
 
 
 def lost_slices(sides: Sides) -> tuple[int, list[int]] | None:
@@ -402,7 +406,7 @@ def lost_slices(sides: Sides) -> tuple[int, list[int]] | None:
 def _zero_slices(sides: Sides, rank: int, dim: int, region: Region) -> list[int]:
     """Return the slices of a rank's part that are wrongly zero, if all others are right."""
     held, expected = sides.reduced[rank], sides.wanted_of(rank)
-    others = tuple(axis for axis in range(held.ndim) if axis != dim)
-    off = np.any(np.abs(held - expected) > sides.tolerance, axis=others)
+    other_axes = tuple(axis for axis in range(held.ndim) if axis != dim)
+    off = np.any(np.abs(held - expected) > sides.tolerance, axis=other_axes)
     is_zero = not np.any(held.take(np.flatnonzero(off), dim))
     return np.array(indices(region.dims[dim]))[off].tolist() if is_zero and not np.all(off) else []

@@ -76,10 +76,10 @@ def places_of(shard: Values, whole: Values, near: float) -> tuple[int, Order] | 
 def _places(shard: Values, whole: Values, dim: int, near: float) -> Iterator[Order]:
     if shard.ndim != whole.ndim or not shard.size or not whole.size:
         return
-    if any(shard.shape[other] != whole.shape[other] for other in range(shard.ndim) if other != dim):
+    if any(shard.shape[axis] != whole.shape[axis] for axis in range(shard.ndim) if axis != dim):
         return
-    slices, others = slices_of(shard, dim), slices_of(whole, dim)
-    if slices.shape[1] < 2 or len(others) < 2 or (close := matches(slices, others, near)) is None:
+    slices, whole_slices = slices_of(shard, dim), slices_of(whole, dim)
+    if slices.shape[1] < 2 or len(whole_slices) < 2 or (close := matches(slices, whole_slices, near)) is None:
         return
     if np.all(close.sum(axis=1) <= 1):
         yield np.where(close.any(axis=1), close.argmax(axis=1), -1)
@@ -131,7 +131,7 @@ def _hashes(bits: NDArray[Any]) -> list[NDArray[np.uint64]]:
     for rows in _row_blocks(bits):
         values = mixed(bits[rows].astype(np.uint64) + np.uint64(1))
         for dim in dims:
-            sums = values.sum(axis=tuple(other for other in dims if other != dim), dtype=np.uint64)
+            sums = values.sum(axis=tuple(axis for axis in dims if axis != dim), dtype=np.uint64)
             if dim:
                 hashes[dim] += sums
             else:
@@ -154,8 +154,8 @@ def _same_hashes(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> Order
 
 
 def _is_made_of(before: NDArray[Any], after: NDArray[Any], orders: list[Order]) -> bool:
-    first, *others = orders
-    return all(np.array_equal(before[np.ix_(first[rows], *others)], after[rows]) for rows in _row_blocks(after))
+    first, *inner_orders = orders
+    return all(np.array_equal(before[np.ix_(first[rows], *inner_orders)], after[rows]) for rows in _row_blocks(after))
 
 
 def features(slices: Values) -> Values:
@@ -178,11 +178,11 @@ def nearest(points: Values, among: Values, nears: Sequence[float]) -> list[Order
     """
     if len(points) * len(among) > 1 << 17:
         return [_nearest_in_cells(points, among, near) for near in nears]
-    apart, own = np.abs(points[:, None] - among).max(2), np.arange(len(points))
+    apart, own_indices = np.abs(points[:, None] - among).max(2), np.arange(len(points))
     best = apart.argmin(1)
-    places = [np.where(apart[own, best] <= near, best, -1) for near in nears]
+    places = [np.where(apart[own_indices, best] <= near, best, -1) for near in nears]
     if len(points) == len(among):
-        places = [np.where(apart.diagonal() <= near, own, at) for near, at in zip(nears, places, strict=True)]
+        places = [np.where(apart.diagonal() <= near, own_indices, at) for near, at in zip(nears, places, strict=True)]
     return places
 
 
@@ -255,9 +255,11 @@ def _columns(
 ) -> list[NDArray[np.bool_]]:
     """Return the distinct column sets that ranks hold of each slice; those of all ranks first."""
     columns: list[NDArray[np.bool_]] = [np.asarray(is_known.all(0))]
-    for others in list(dict.fromkeys(region.dims[:dim] + region.dims[dim + 1 :] for region in regions))[:MAX_BALLOTS]:
+    for other_ranges in list(dict.fromkeys(region.dims[:dim] + region.dims[dim + 1 :] for region in regions))[
+        :MAX_BALLOTS
+    ]:
         held = np.zeros(shape[:dim] + shape[dim + 1 :], np.bool_)
-        held[np.ix_(*map(indices, others))] = True
+        held[np.ix_(*map(indices, other_ranges))] = True
         columns.append(held.ravel())
     return list({column.tobytes(): column for column in columns}.values())
 

@@ -50,8 +50,10 @@ def refine(search: Search, context: Context, layouts: list[Layout], unexplained:
     if search.claimed is not None:
         reassign(search, context, layouts[0], unexplained[0] - search.filled.keys())
     is_small = context.source.size <= SMALL or not context.stated
-    others = range(min(len(unexplained), MAX_LAYOUTS)) if search.claimed is None else ()
-    for index in dict.fromkeys([min(range(len(unexplained)), key=lambda index: len(unexplained[index])), 0, *others]):
+    more_indices = range(min(len(unexplained), MAX_LAYOUTS)) if search.claimed is None else ()
+    for index in dict.fromkeys(
+        [min(range(len(unexplained)), key=lambda index: len(unexplained[index])), 0, *more_indices]
+    ):
         if search.best() or unexplained[index] <= search.filled.keys():
             break
         layout = layouts[index]
@@ -89,7 +91,7 @@ def add(search: Search, context: Context, layout: Layout, odd: Collection[int]) 
 
 def _numbers(sides: list[tuple[Values, ...]]) -> Iterator[float]:
     """Yield candidates for an added number: that of all ranks together, then the commonest."""
-    alone = [times for side in sides if (times := coefficient_of(*([one] for one in side))) is not None]
+    alone = [times for side in sides if (times := coefficient_of(*([values] for values in side))) is not None]
     together = coefficient_of(*map(list, zip(*sides, strict=True)))
     common = [] if together is None else [together]
     if alone and len(sides) > 2:
@@ -98,8 +100,8 @@ def _numbers(sides: list[tuple[Values, ...]]) -> Iterator[float]:
     yield from dict.fromkeys(number for times in likely for number in factors.ratios(times))
 
 
-def _look_alike(actual: Values, wanted: Values) -> bool:
-    return next(factors.candidates(actual, wanted), None) is not None
+def _look_alike(actual: Values, expected: Values) -> bool:
+    return next(factors.candidates(actual, expected), None) is not None
 
 
 def permute(search: Search, context: Context, layout: Layout) -> None:

@@ -207,8 +207,8 @@ class Sides:
         source = next((link.source_of(rank) for link in chain if isinstance(link, Reassigned)), rank)
         claimed = {Pending(*partial) for partial in self.claimed.partial} if self.claimed is not None else set()
         pending = claimed ^ {link for link in chain if isinstance(link, Pending)}
-        others = (link for link in chain if not isinstance(link, (Located, Reassigned, Pending)))
-        links = (*sorted(pending, key=lambda link: link.axis), *others)
+        other_links = (link for link in chain if not isinstance(link, (Located, Reassigned, Pending)))
+        links = (*sorted(pending, key=lambda link: link.axis), *other_links)
         return located.layout.region(self.mesh.coord_of(source)), links
 
     def changes_of(self, rank: int) -> Chain | None:

@@ -119,13 +119,13 @@ def is_made(
         slack: How far it may be off besides that, relative to the difference of the last source and the first.
     """
     for there, *parts in zip(blocks(held), *map(blocks, sources), strict=True):
-        values, others = values_of(there, dtype), [values_of(part, dtype) for part in parts]
+        values, source_values = values_of(there, dtype), [values_of(part, dtype) for part in parts]
         with np.errstate(all="ignore"):
-            expected = function(*others)
+            expected = function(*source_values)
             size = np.abs(values)
-            for tensor in (expected, *others):
+            for tensor in (expected, *source_values):
                 size = np.maximum(size, np.abs(tensor))
-            room = rounding * size + (slack * np.abs(others[-1] - others[0]) if slack else 0.0)
+            room = rounding * size + (slack * np.abs(source_values[-1] - source_values[0]) if slack else 0.0)
             if not (np.abs(values - expected) <= room).all():
                 return False
     return True

@@ -117,7 +117,7 @@ def placements_of_sum(
         for rank in terms:
             total = _total(terms, mesh.group_of(rank, axis), near)
             fitting = (
-                {one for one in fits(rank, total) if isinstance(one[at], Replicate)} if total is not None else set()
+                {fit for fit in fits(rank, total) if isinstance(fit[at], Replicate)} if total is not None else set()
             )
             shared = fitting if shared is None else shared & fitting
             if not shared:

@@ -144,7 +144,7 @@ def error_of(actual: NDArray[Any], expected: NDArray[Any], size: float = 0.0, en
     if math.sqrt(worst) > enough:
         return math.sqrt(worst)
     for dim in range(expected.ndim):
-        others, typical = tuple(other for other in range(expected.ndim) if other != dim), total / expected.shape[dim]
-        room = typical if size else np.maximum(square.sum(others), LEAST_SLICE**2 * typical)
-        worst = max(worst, float((apart.sum(others) / room).max()))
+        other_axes, typical = tuple(axis for axis in range(expected.ndim) if axis != dim), total / expected.shape[dim]
+        room = typical if size else np.maximum(square.sum(other_axes), LEAST_SLICE**2 * typical)
+        worst = max(worst, float((apart.sum(other_axes) / room).max()))
     return math.sqrt(worst)
