@@ -92,7 +92,7 @@ class Difference:
         """That nothing was compared, and why, in a line; empty if something was."""
         if self or self.num_compared or self.step.num_compared:
             return ""
-        reasons = [one.why for one in self.not_compared] or ["neither dump has a weight or a buffer"]
+        reasons = [unchecked.why for unchecked in self.not_compared] or ["neither dump has a weight or a buffer"]
         return f"nothing was compared: {'; '.join(reasons)}"
 
     def to_json(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _is_of_values(unchecked: NotChecked) -> bool:
 def _only_in(report: Report, second_report: Report, dump: Dump) -> tuple[Finding, ...]:
     """Return the findings that only the first report has; the rest of a group is one finding."""
     keys = {(finding.kind, finding.tensor) for finding in ungrouped(second_report.findings)}
-    only_here = [one for one in ungrouped(report.findings) if (one.kind, one.tensor) not in keys]
+    only_here = [finding for finding in ungrouped(report.findings) if (finding.kind, finding.tensor) not in keys]
     return tuple(grouped(only_here, ranks_by_name(dump) if only_here else {}))
 
 

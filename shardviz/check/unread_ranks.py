@@ -73,7 +73,9 @@ def split_by_certainty(
         which: `first` or `second`.
     """
     ranks = unread_ranks(dump)
-    certain = tuple(one for one in findings if not ranks or (one.kind == "incomplete" and not one.tensor))
+    certain = tuple(
+        finding for finding in findings if not ranks or (finding.kind == "incomplete" and not finding.tensor)
+    )
     if certain == findings:
         return findings, ()
     count = counted(len(findings) - len(certain), "finding")

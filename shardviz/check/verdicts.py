@@ -65,7 +65,7 @@ def verdict_on(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report)
     Without a finding it is "not checked" unless something that it should be compared was compared.
     """
     name_list = list(names)
-    verdicts: list[Verdict] = [one.severity for name in name_list for one in report.findings_of.get(name, ())]
+    verdicts: list[Verdict] = [finding.severity for name in name_list for finding in report.findings_of.get(name, ())]
     if any(state_of(dump, tensor, name, report) in ("not checked", "cannot tell") for name in name_list):
         verdicts.append("unknown")
     return worst(verdicts)
@@ -126,8 +126,8 @@ def nothing_checked(dump: Dump, report: Report) -> str:
         return ""
     weights = [tensor for tensor in dump.tensors if is_of_model(tensor) and tensor.moment in ("stamped", "initial")]
     names = {name for tensor in weights for name in tensor.names if verdict_on(dump, tensor, [name], report) == "good"}
-    unchecked = {one.tensor for one in report.not_checked if one.about in ("order", "no-ids")}
+    unchecked = {result.tensor for result in report.not_checked if result.about in ("order", "no-ids")}
     if names - unchecked or next(compared(dump), None) is not None:
         return ""
-    reasons = sorted({one.why for one in report.not_checked if one.about in ("order", "no-ids")})
+    reasons = sorted({result.why for result in report.not_checked if result.about in ("order", "no-ids")})
     return f"nothing was checked in {counted(report.num_tensors, 'tensor')}" + (f": {reasons[0]}" if reasons else "")

@@ -76,7 +76,7 @@ class Copies:
 
     def wanted_of(self, rank: int) -> NDArray[np.float64]:
         """Return what most copies of a rank's part hold."""
-        alike = next(alike for alike in self.alike if any(shard.rank == rank for own in alike for shard in own))
+        alike = next(alike for alike in self.alike if any(shard.rank == rank for group in alike for shard in group))
         return self.dump.values(alike[0][0], self.name)
 
     def held_of(self, rank: int) -> NDArray[np.float64]:
@@ -181,23 +181,23 @@ def _differing_groups(groups: Groups, index: int) -> Groups:
 
 def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Finding:
     usual = [Counter(shard.digest(index) for shard in group).most_common(1)[0][0] for group in differing]
-    others = [
+    odd_groups = [
         [shard for shard in group if shard.digest(index) != most] for group, most in zip(differing, usual, strict=True)
     ]
-    pair = next(shard for shard in differing[0] if shard.digest(index) == usual[0]), others[0][0]
+    pair = next(shard for shard in differing[0] if shard.digest(index) == usual[0]), odd_groups[0][0]
     claimed = pair[1].layout
     mesh = claimed.mesh if claimed else dump.files.mesh
-    odd = _odd_ranks_text(mesh, differing, others)
-    is_first = _are_first(mesh, differing, others)
+    odd = _odd_ranks_text(mesh, differing, odd_groups)
+    is_first = _are_first(mesh, differing, odd_groups)
     cause, sentence, held = (
-        _explain_odd(odd, others, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
+        _explain_odd(odd, odd_groups, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
     )
     first = first_difference(*pair)
     return (
         (_in_part_sharded(tensor) or _rounded_copies(dump, tensor.names[index], differing) or cause)
         .finding(
             tensor.names[index],
-            _ranks(others),
+            _ranks(odd_groups),
             sentence,
             details=(first,) if first else (),
             claimed=write(claimed, equal=True) if claimed else "",
@@ -210,8 +210,8 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
 def _in_part_sharded(tensor: Tensor) -> Cause | None:
     """Return the cause if some ranks have a DTensor and others a plain tensor; None otherwise."""
     plain = tensor.claims.get(None, ())
-    others = sorted(set(tensor.shards) - set(plain))
-    return ShardedOnSomeRanks(tuple(others), tuple(plain)) if plain and others else None
+    sharded = sorted(set(tensor.shards) - set(plain))
+    return ShardedOnSomeRanks(tuple(sharded), tuple(plain)) if plain and sharded else None
 
 
 def _rounded_copies(dump: Dump, name: str, differing: Groups) -> Cause | None:
@@ -225,22 +225,24 @@ def _rounded_copies(dump: Dump, name: str, differing: Groups) -> Cause | None:
     known = [{of_ranks.get(shard.rank) for shard in group} for group in differing]
     if any(len(of_group) > 1 or None in of_group for of_group in known):
         return None
-    return RoundedCopies(next(dtype for of_group in known for one in of_group if one for dtype in one[:1]))
+    return RoundedCopies(
+        next(dtype for of_group in known for rounding in of_group if rounding for dtype in rounding[:1])
+    )
 
 
 def _ranks(groups: Groups) -> tuple[int, ...]:
     return tuple(sorted(shard.rank for group in groups for shard in group))
 
 
-def _are_first(mesh: Mesh, differing: Groups, others: Groups) -> bool:
+def _are_first(mesh: Mesh, differing: Groups, odd_groups: Groups) -> bool:
     """Whether each part's only odd copy is its first rank's, the mesh's first rank among them."""
-    alone = all(len(odd) == 1 and odd[0] is group[0] for odd, group in zip(others, differing, strict=True))
-    return alone and min(mesh.ranks) in _ranks(others)
+    alone = all(len(odd) == 1 and odd[0] is group[0] for odd, group in zip(odd_groups, differing, strict=True))
+    return alone and min(mesh.ranks) in _ranks(odd_groups)
 
 
-def _explain_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bool) -> About:
+def _explain_odd(odd: str, odd_groups: Groups, pair: tuple[Shard, Shard], is_first: bool) -> About:
     """Say what is wrong if most copies agree."""
-    count = len(_ranks(others))
+    count = len(_ranks(odd_groups))
     apart = _difference_text(*pair) if count == 1 else ""
     verb = "has" if count == 1 else "have"
     sentence = f"copies differ from the start: {odd} {verb} different values than the other copies{apart}"
@@ -255,7 +257,7 @@ def _about_axes(dump: Dump, tensor: Tensor, mesh: Mesh, differing: Groups, index
     held = f"different values along {' and '.join(axes)}" if axes else "different values"
     if tensor.role == "buffer":
         return (UnsynchronizedBuffer(tuple(axes)), sentence, held)
-    is_plain = tensor.claimed is None and any(other.claimed is not None for other in dump.at("initial"))
+    is_plain = tensor.claimed is None and any(initial.claimed is not None for initial in dump.at("initial"))
     return ((PlainAmongShards if is_plain else RankDependentSeed)(tuple(axes)), sentence, held)
 
 
@@ -268,11 +270,11 @@ def _count(differing: Groups, index: int) -> str:
     return f"each of {len(differing):,} parts has {'up to ' * (len(set(copies)) > 1)}{where}"
 
 
-def _odd_ranks_text(mesh: Mesh, differing: Groups, others: Groups) -> str:
+def _odd_ranks_text(mesh: Mesh, differing: Groups, odd_groups: Groups) -> str:
     """Name the ranks whose replicas differ from the majority's; empty without a majority."""
-    if any(2 * len(odd) >= len(group) for odd, group in zip(others, differing, strict=True)):
+    if any(2 * len(odd) >= len(group) for odd, group in zip(odd_groups, differing, strict=True)):
         return ""
-    ranks = sorted(shard.rank for shards in others for shard in shards)
+    ranks = sorted(shard.rank for shards in odd_groups for shard in shards)
     coords = [mesh.coord_of(rank) for rank in ranks if rank in mesh]
     if len(ranks) == 1:
         at = mesh.label(ranks[0]) if coords and mesh.ndim > 1 else ""

@@ -35,7 +35,7 @@ def check_identical_shards(dump: Dump) -> Iterator[Finding]:
         for layout in tensor.claims:
             if layout is not None and layout.split_axes:
                 findings = _check(tensor, layout)
-                yield from (one for one in findings if not _are_as_built(dump, tensor, one.tensor))
+                yield from (finding for finding in findings if not _are_as_built(dump, tensor, finding.tensor))
 
 
 def _are_as_built(dump: Dump, tensor: Tensor, name: str) -> bool:

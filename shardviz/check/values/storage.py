@@ -35,7 +35,9 @@ def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
         return
     names = {rank: _names_with_storage(record) for rank, record in dump.files.ranks.items()}
     for stamp in stamps:
-        ranks_with_both = [rank for rank, own in names.items() if stamp.name in own and stamp.tied_to in own]
+        ranks_with_both = [
+            rank for rank, stored_names in names.items() if stamp.name in stored_names and stamp.tied_to in stored_names
+        ]
         both_names = {stamp.name, stamp.tied_to}
         tied = {
             rank for rank in ranks_with_both if any(both_names <= {*group} for group in dump.files.ranks[rank].tied)
@@ -44,7 +46,7 @@ def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
         if untied:
             yield _finding(stamp, untied, len(ranks_with_both))
         elif not ranks_with_both and all(
-            any(name in own for own in names.values()) for name in (stamp.name, stamp.tied_to)
+            any(name in stored_names for stored_names in names.values()) for name in (stamp.name, stamp.tied_to)
         ):
             why = f"it was tied to {stamp.tied_to}, and no rank has both now"
             yield NotChecked(stamp.name, why, "ties")

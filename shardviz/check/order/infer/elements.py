@@ -45,7 +45,7 @@ def _element_moves(case: Case) -> Iterator[Fit]:
     claimed = case.claimed
     assert claimed is not None
     sizes = [(math.prod(shard.body.local_shape), claimed.region(coord).size) for coord, shard in case.shards.items()]
-    if all(own == wanted for own, wanted in sizes):
+    if all(size == claimed_size for size, claimed_size in sizes):
         yield from _transposed(case)
         yield from _padding_shift(case)
         yield from explain_slices(case)
@@ -104,10 +104,13 @@ def _transposed_shards(case: Case) -> Iterator[Fit]:
 def _without_strides(case: Case) -> Iterator[Fit]:
     """Yield a transposition of every shard whose elements were read in the order of its memory."""
     parts = [(case.local_ids(coord), case.claimed_ids(coord)) for coord in case.shards]
-    if any(own.shape != wanted.shape for own, wanted in parts):
+    if any(held_ids.shape != claimed_ids.shape for held_ids, claimed_ids in parts):
         return
     for first, second in combinations(range(len(case.shape)), 2):
-        if all(np.array_equal(own.ravel(), wanted.swapaxes(first, second).ravel()) for own, wanted in parts):
+        if all(
+            np.array_equal(held_ids.ravel(), claimed_ids.swapaxes(first, second).ravel())
+            for held_ids, claimed_ids in parts
+        ):
             words = f"each shard's own transpose({first}, {second}), in the order of its memory"
             yield Fit(WithoutStrides(), f"the ranks hold {words}", words)
             return
@@ -139,11 +142,9 @@ def explain_slices(case: Case) -> Iterator[Fit]:
 
 def _name_slices(shape: tuple[int, ...], dim: int, places: Index, held: Index) -> tuple[str, str] | None:
     """Return the disorder of all slices, and how to undo it for one; None if no rule fits all."""
-    inner = tuple(size for other, size in enumerate(shape) if other != dim)
-    other_dims = tuple(other for other in range(len(shape)) if other != dim)
-    from_numbers, to_numbers = (
-        np.ravel_multi_index([at[other] for other in other_dims], inner) for at in (places, held)
-    )
+    inner = tuple(size for axis, size in enumerate(shape) if axis != dim)
+    other_dims = tuple(axis for axis in range(len(shape)) if axis != dim)
+    from_numbers, to_numbers = (np.ravel_multi_index([at[axis] for axis in other_dims], inner) for at in (places, held))
     for first, second, text, content in transpositions(inner):
         if np.array_equal(content(from_numbers), to_numbers):
             return f"each slice is transposed: its own {text}", f"slice.transpose({first}, {second})"
@@ -157,7 +158,7 @@ def _name_slices(shape: tuple[int, ...], dim: int, places: Index, held: Index) -
 
 def _order(places: Index, held: Index, dim: int, size: int) -> Ids | None:
     """Return the order of a dim's indices if it is complete and nothing else differs."""
-    if any(not np.array_equal(places[other], held[other]) for other in range(len(places)) if other != dim):
+    if any(not np.array_equal(places[axis], held[axis]) for axis in range(len(places)) if axis != dim):
         return None
     order = np.full(size, -1, np.int64)
     order[places[dim]] = held[dim]

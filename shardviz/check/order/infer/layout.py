@@ -283,9 +283,9 @@ def _search_layout(
     """Find a layout by trying all axes that missing or empty shards leave open."""
     for kind in TRIES:
         chains = [_open_chains(mesh, *dim, kind) for dim in zip(shape, tables, prefer, strict=True)]
-        several = (found for found in islice(product(*chains), MAX_LAYOUTS) if _each_axis_once(found))
+        several = (choice for choice in islice(product(*chains), MAX_LAYOUTS) if _each_axis_once(choice))
         simplest_first = sorted(several, key=lambda chains: sum(map(len, chains)))
-        proved = (_proven_layout(mesh, shape, found, held) for found in simplest_first)
+        proved = (_proven_layout(mesh, shape, choice, held) for choice in simplest_first)
         if layout := next((layout for layout in proved if layout is not None), None):
             return layout
     return None
@@ -313,9 +313,9 @@ def holds(layout: Layout, held: Mapping[Coord, Region]) -> bool:
     return all(same_region(layout.region(coord), region) for coord, region in held.items())
 
 
-def same_region(one: Region, other: Region) -> bool:
+def same_region(first: Region, second: Region) -> bool:
     """Whether two regions hold the same elements in the same order."""
-    return one.dims == other.dims or (one.size == 0 == other.size)
+    return first.dims == second.dims or (first.size == 0 == second.size)
 
 
 def _known_ranges(region: Region, dim: int) -> Ranges | None:
@@ -329,7 +329,10 @@ def axes_of_change(mesh: Mesh, held: Mapping[Coord, Hashable]) -> list[str]:
     axes = []
     for index, axis in enumerate(mesh.axes):
         first_held: dict[Coord, Hashable] = {}
-        if any(first_held.setdefault((*coord[:index], *coord[index + 1 :]), own) != own for coord, own in held.items()):
+        if any(
+            first_held.setdefault((*coord[:index], *coord[index + 1 :]), content) != content
+            for coord, content in held.items()
+        ):
             axes.append(axis)
     return axes
 

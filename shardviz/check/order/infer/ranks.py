@@ -87,7 +87,7 @@ def _sources(claimed: Layout, held: Mapping[Coord, Region]) -> dict[Coord, Coord
             sources[coord] = coord
         elif region in owners:
             owner = owners[region]
-            sources[coord] = tuple(owner[at] if at in columns else own for at, own in enumerate(coord))
+            sources[coord] = tuple(owner[at] if at in columns else position for at, position in enumerate(coord))
         else:
             return None
     return sources
@@ -225,9 +225,9 @@ def _explain_by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> 
                 yield Fit(GlobalRank(axis), words, words)
 
 
-def _rules_of_rank(size: int, others: int) -> Iterator[tuple[str, Callable[[int], int]]]:
+def _rules_of_rank(size: int, num_groups: int) -> Iterator[tuple[str, Callable[[int], int]]]:
     yield f"rank % {size}", lambda rank: rank % size
-    yield f"rank // {others}", lambda rank: rank // others
+    yield f"rank // {num_groups}", lambda rank: rank // num_groups
 
 
 def _explain_by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:

@@ -118,8 +118,10 @@ def right_label(held: Layout, own_axes: Sequence[str] = ()) -> str:
     if placements is None:
         return NO_LABEL
     by_axis = dict(zip(held.mesh.axes, placements, strict=True))
-    others = {placement for axis, placement in by_axis.items() if axis not in own_axes}
-    return spell(tuple(by_axis[axis] for axis in own_axes) if own_axes and others == {Replicate()} else placements)
+    other_placements = {placement for axis, placement in by_axis.items() if axis not in own_axes}
+    return spell(
+        tuple(by_axis[axis] for axis in own_axes) if own_axes and other_placements == {Replicate()} else placements
+    )
 
 
 def splitting(layout: Layout) -> set[str]:

@@ -41,10 +41,10 @@ def _finer_tensors(case: Case, dim: int) -> Iterator[tuple[Spans, int]]:
     names = (name for name in case.dump.stamped if name != case.name and _are_near(name, case.name))
     for name in names:
         shape = case.dump.stamps[name].shape
-        longer = [other for other, size in enumerate(shape) if size > case.shape[dim]]
+        longer = [long_dim for long_dim, size in enumerate(shape) if size > case.shape[dim]]
         for near in _cases(case, name) if longer else ():
             if near.regions.keys() == case.regions.keys():
-                yield from ((_spans(near.regions, other), shape[other]) for other in longer)
+                yield from ((_spans(near.regions, long_dim), shape[long_dim]) for long_dim in longer)
 
 
 def _cases(case: Case, name: str) -> list[Case]:

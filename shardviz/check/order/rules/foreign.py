@@ -87,7 +87,7 @@ def _rounded_to(case: Case) -> str:
         return ""
     for dtype in NARROW:
         pairs = [(case.local_ids(coord), _own_ids(case, coord)) for coord in case.shards]
-        as_of_model = [(np.where(ids > 0, ids + first - 1, -1 - ids), own + first - 1) for ids, own in pairs]
+        as_of_model = [(np.where(ids > 0, ids + first - 1, -1 - ids), own_ids + first - 1) for ids, own_ids in pairs]
         if all(np.array_equal(held, rounded(due, dtype)) for held, due in as_of_model):
             return dtype
     return ""
@@ -173,15 +173,14 @@ def _foreign_values(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Find
     reference = case.dump.files.run.reference
     zeros = sum(int(np.count_nonzero(ids == 0)) for ids in foreign.values())
     none = sum(int(np.count_nonzero(ids == -1)) for ids in foreign.values())
-    others = sum(int(np.count_nonzero(ids < -1)) for ids in foreign.values())
+    num_others = sum(int(np.count_nonzero(ids < -1)) for ids in foreign.values())
     place = f"in {reference}" if reference else "an id" if none == 1 else "ids"
     parts = [f"{zeros:,} {'is' if zeros == 1 else 'are'} zero"] if zeros else []
     if none:
         parts.append(f"{none:,} {'is' if none == 1 else 'are'} not {place}")
-    if others:
-        parts.append(
-            f"{others:,} {'is' if others == 1 else 'are'} from other tensors ({_first_foreign_id(case, foreign)})"
-        )
+    if num_others:
+        first_id = _first_foreign_id(case, foreign)
+        parts.append(f"{num_others:,} {'is' if num_others == 1 else 'are'} from other tensors ({first_id})")
     counts = count_ids(case)
     lost = counts.num_missing
     coord, ids = next(iter(foreign.items()))

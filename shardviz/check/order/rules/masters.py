@@ -71,12 +71,12 @@ def _held_text(case: Case, coord: Coord, ids: NDArray[np.int64]) -> str:
     """Say which elements a shard mostly has instead, of the weight or a different one."""
     expected = _expected_ids(case, coord)
     moved = (ids != expected) & (ids > 0)
-    others = ids < -1
+    is_foreign = ids < -1
     if 2 * moved.sum() >= (ids != expected).sum() and moved.any():
         at = int(np.argmax(moved))
         return f"element {ids[at] - 1} of it but says that it has element {expected[at] - 1}"
-    if 2 * others.sum() >= (ids != expected).sum() and others.any():
-        at = int(np.argmax(others))
+    if 2 * is_foreign.sum() >= (ids != expected).sum() and is_foreign.any():
+        at = int(np.argmax(is_foreign))
         name, element = case.owner(-1 - int(ids[at]))
         return f"element {element} of {name} but says that it has element {expected[at] - 1} of this one"
     return ""

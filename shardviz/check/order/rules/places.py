@@ -98,17 +98,17 @@ def _holds(case: Case, coord: Coord, element: int) -> bool:
 
 def _cause(case: Case, fits: list[Fit]) -> Disorder:
     """Return the first cause that fits, with the next one if that may as well be it."""
-    first, *others = fits
+    first, *alternatives = fits
     if case.absent and isinstance(first.cause, Scrambled):
         return UnreadOrder()
-    if others and first.layout is None:
-        return replace(first.cause, or_if=(others[0].held, others[0].cause))
+    if alternatives and first.layout is None:
+        return replace(first.cause, or_if=(alternatives[0].held, alternatives[0].cause))
     return first.cause
 
 
 def _finding(case: Case, kind: Kind, ranks: Sequence[int], sentence: str, fits: list[Fit]) -> Finding:
     """Return the finding of what fits a case, the likeliest first."""
-    first, *others = fits
+    first, *alternatives = fits
     return case.finding(
         _cause(case, fits),
         ranks,
@@ -116,7 +116,7 @@ def _finding(case: Case, kind: Kind, ranks: Sequence[int], sentence: str, fits: 
         kind=kind,
         details=first.details,
         held=first.held,
-        also=tuple(other.held for other in others),
+        also=tuple(fit.held for fit in alternatives),
     )
 
 
@@ -157,7 +157,10 @@ def _same_set(case: Case, coord: Coord) -> bool:
     if coord in case.ids:
         return np.array_equal(np.sort(case.ids[coord].ravel()), np.sort(case.claimed_ids(coord).ravel()))
     pairs = zip(case.regions[coord].dims, case.claimed.region(coord).dims, strict=True)
-    return all(np.array_equal(np.sort(indices(own)), np.sort(indices(wanted))) for own, wanted in pairs)
+    return all(
+        np.array_equal(np.sort(indices(held_ranges)), np.sort(indices(claimed_ranges)))
+        for held_ranges, claimed_ranges in pairs
+    )
 
 
 def wrong_ranks(case: Case) -> tuple[int, ...]:

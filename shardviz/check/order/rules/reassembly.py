@@ -92,8 +92,10 @@ def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[F
     """
     placed = list(placed)
     wrong, calls = wrongly_gathered(dump)
-    unknown = {one.tensor for one in placed if isinstance(one, NotChecked) and one.about == "order"}
-    shards = [_with_consequence(dump, one, wrong, calls) if isinstance(one, Finding) else one for one in placed]
+    unknown = {result.tensor for result in placed if isinstance(result, NotChecked) and result.about == "order"}
+    shards = [
+        _with_consequence(dump, result, wrong, calls) if isinstance(result, Finding) else result for result in placed
+    ]
     return [
         *shards,
         *unhidden([_finding(dump, *call, ranks) for call, ranks in wrong.items() if call[0] not in unknown], shards),

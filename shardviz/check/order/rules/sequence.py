@@ -138,12 +138,14 @@ def _compare(dump: Dump, order: Order, usual: Order) -> Iterator[Finding | NotCh
     shared_ranks = [rank for rank in sorted(order.held) if rank in usual.held]
     wrong = tuple(rank for rank in shared_ranks if order.held[rank] != usual.held[rank])
     counts = {rank: (length(order.held[rank]), length(usual.held[rank])) for rank in wrong}
-    uneven = next((rank for rank, (own, others) in counts.items() if own != others), None)
+    uneven = next((rank for rank, (count, usual_count) in counts.items() if count != usual_count), None)
     if order.size != usual.size:
         yield NotChecked(order.name, f"its {order.size} positions are not the {usual.size} of {usual.name}", "order")
     elif uneven is not None:
-        count, others = counts[uneven]
-        yield NotChecked(order.name, f"rank {uneven} has {count} positions of it and {others} of {usual.name}", "order")
+        count, usual_count = counts[uneven]
+        yield NotChecked(
+            order.name, f"rank {uneven} has {count} positions of it and {usual_count} of {usual.name}", "order"
+        )
     elif wrong:
         yield _finding(dump, order, usual, wrong)
 

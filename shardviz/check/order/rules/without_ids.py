@@ -111,7 +111,7 @@ def _is_computed_alike(case: Case, ids: Mapping[Coord, NDArray[np.int64]]) -> bo
     """Whether all ranks have equal numbers, stamped and original, that aren't all ids."""
     first = next(iter(ids.values()))
     initial = case.dump.find("initial", "buffer", case.name)
-    alike = all(np.array_equal(first, other) for other in ids.values())
+    alike = all(np.array_equal(first, local_ids) for local_ids in ids.values())
     if case.regions or not alike or not np.any(first == -1):
         return False
     if initial is None:  # a captured job has the stamped model only, whose other values a dump does not tell apart
