@@ -159,8 +159,10 @@ def capture_by_reference(
         command: The command that the dump is of; the process's own by default.
     """
     reference, names = source.reference, source.names
-    locals_ = [one for one in pipeline_part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
-    moments = [replace(one, name=pipeline_part.prefix + one.name) for one in source.moments]
+    locals_ = [
+        local for local in pipeline_part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not local.unknown
+    ]
+    moments = [replace(local, name=pipeline_part.prefix + local.name) for local in source.moments]
     locals_ += moments
     before = [tuple(pipeline_part.prefix + name for name in together) for together in source.tied]
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
@@ -285,7 +287,7 @@ def add_model(
         if local.name not in placed and (stamps is None or local.unknown or local.name not in rank_capture.stamps):
             rank_capture.add_values(local, "initial")
     return (
-        add_ids(rank_capture, [one for one in locals_ if not one.unknown], stamps, pipeline_part)
+        add_ids(rank_capture, [local for local in locals_ if not local.unknown], stamps, pipeline_part)
         if stamps is not None
         else 0
     )

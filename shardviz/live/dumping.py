@@ -88,7 +88,7 @@ def made_folder(folder: Path, run_id: str, *, force: bool) -> bool:
         DumpError: Something is there that may not be replaced; every rank raises it.
     """
     rank = distributed.get_rank()
-    marks = [folder.with_name(f".{folder.name}.{run_id}.{one}.tmp") for one in range(rank + 1)]
+    marks = [folder.with_name(f".{folder.name}.{run_id}.{number}.tmp") for number in range(rank + 1)]
     try:
         with suppress(OSError, ValueError):  # whoever makes the folder says why
             folder.parent.mkdir(parents=True, exist_ok=True)

@@ -108,9 +108,9 @@ class _NotingFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return what the others find."""
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        specs = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next((one for one in specs if one is not None), None)
+        finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        specs = (finder.find_spec(fullname, path, target) for finder in finders)
+        spec = next((candidate for candidate in specs if candidate is not None), None)
         if spec is None:
             self._note(_places(fullname, path))
         elif spec.origin and spec.has_location and not is_library(spec.origin):

@@ -47,7 +47,7 @@ def _build(text: str) -> nn.Module:
     path, _, function = text.partition(":")
     module, build = (_module(Path(path)), function or "build") if path.endswith(".py") else _probe(text)
     if not callable(getattr(module, build, None)):
-        names = [name for name, found in vars(module).items() if callable(found) and not name.startswith("_")]
+        names = [name for name, member in vars(module).items() if callable(member) and not name.startswith("_")]
         hint = f"name the function that returns the model: {path}:{names[0]}" if names else "define build()"
         raise ProbeError(f"{path} has no {build}()", hint)
     try:

@@ -128,7 +128,7 @@ def _cases_of_shape(mesh: Mesh, shape: tuple[int, ...]) -> Iterator[Case]:
     kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
     plain: list[Placements] = list(product(kinds, repeat=mesh.ndim))
     strided = list(_strided(mesh, len(shape)))
-    summed = [one for one in product([*kinds, Partial()], repeat=mesh.ndim) if Partial() in one]
+    summed = [placements for placements in product([*kinds, Partial()], repeat=mesh.ndim) if Partial() in placements]
     is_flattened = [False, True] if mesh.ndim > 1 and not is_permuted(mesh) else [False]
     for placements in plain:
         yield Case("distribute", mesh, shape, placements, placements)

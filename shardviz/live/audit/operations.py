@@ -53,7 +53,7 @@ def sharded(case: Case, mesh: DeviceMesh, placements: Sequence[Placement], value
     """Return a DTensor whose shards the oracle cuts, or a share of them if a sum is pending."""
     region = case.layout(tuple(placements)).region(case.mesh.coord_of(distributed.get_rank()))
     local = values.flatten()[torch.from_numpy(region.flat_ids(case.shape))]
-    if any(isinstance(one, Partial) for one in placements):
+    if any(isinstance(placement, Partial) for placement in placements):
         local = local * case.share(distributed.get_rank())
     spelled = [compat.torch_placement(p) for p in placements]
     return DTensor.from_local(local, mesh, spelled, shape=values.shape, stride=values.stride(), run_check=False)

@@ -147,4 +147,4 @@ def _classes(cases: list[Case], wrong: dict[int, dict[int, list[int] | str]]) ->
     for index in sorted(wrong):
         families.setdefault(cases[index].family, []).append(index)
     disagreements = [Disagreement(cases[of[0]], len(of), wrong[of[0]]) for of in families.values()]
-    return sorted(disagreements, key=lambda one: -one.count)
+    return sorted(disagreements, key=lambda disagreement: -disagreement.count)

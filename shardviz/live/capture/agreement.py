@@ -96,7 +96,7 @@ def together() -> Iterator[None]:
         OtherRankError: Another rank raised.
     """
     world = distributed.group.WORLD
-    if any(one is world for one in _TOGETHER):
+    if any(entered is world for entered in _TOGETHER):
         yield
         return
     _TOGETHER.append(world)
@@ -190,7 +190,9 @@ def in_a_line(error: BaseException) -> str:
     """Describe an error in one line, with the place in the user's own code."""
     from shardviz.live.world.failures.stacks import Frame, user_frames
 
-    frames = [Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
+    frames = [
+        Frame(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)
+    ]
     user_code = [
         frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents
     ]

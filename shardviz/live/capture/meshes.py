@@ -101,7 +101,7 @@ def _own_axes(sub_mesh: Mesh, mesh: Mesh) -> tuple[str, ...]:
 
 def _axis_of(group: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> str:
     """Return the first of some axes that a group runs along; single ranks run along several."""
-    return next((one for one in axes if one in mesh.axes and group in mesh.groups(one)), "")
+    return next((axis for axis in axes if axis in mesh.axes and group in mesh.groups(axis)), "")
 
 
 def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:

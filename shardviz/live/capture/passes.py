@@ -72,7 +72,7 @@ def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: Pipeline
         The result of stamping.
     """
     model, stamped = sharding.stamped()
-    capture.stamps = {one.name: one for one in pipeline_part.stamps or stamped.stamps}
+    capture.stamps = {stamp.name: stamp for stamp in pipeline_part.stamps or stamped.stamps}
     locals_ = _with_values(capture, pipeline_part.own(local_tensors(unwrapped(model), sharding.mesh)))
     exact_bits_here = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)
     of_all = of_all_ranks((exact_bits_here, stamped.last))  # every rank shards in every pass, whatever its stage needs
@@ -223,7 +223,7 @@ def _refusals(tensors: Mapping[str, DTensor]) -> dict[str, str]:
         for name, tensor in tensors.items()
     }
     of_all = of_all_ranks(refusals_here)
-    refusals = {name: reason for one in reversed(of_all) for name, (reason, _, _) in one.items() if reason}
+    refusals = {name: reason for of_rank in reversed(of_all) for name, (reason, _, _) in of_rank.items() if reason}
     return _shape_refusals(of_all) | refusals
 
 

@@ -130,11 +130,11 @@ def _refuse_other_stamps(mesh: Mesh, columns: list[int], axes: Sequence[str], of
         first = firsts[_stage_of(mesh, columns, rank)]
         if of_all[rank].digest != of_all[first].digest:
             where = f", both at {_label(axes, _stage_of(mesh, columns, rank))}," if axes else ""
-            others = [axis for axis in mesh.axes if axis not in axes]
+            other_axes = [axis for axis in mesh.axes if axis not in axes]
             raise ShardvizError(
                 f"ranks {first} and {rank}{where} stamped tensors with different names or shapes",
                 "if ranks have different layers, as in a pipeline, name the axes along which layers differ, from "
-                f"{', '.join(others)}: stage_axes=({others[0]!r},)",
+                f"{', '.join(other_axes)}: stage_axes=({other_axes[0]!r},)",
             )
 
 
@@ -148,8 +148,8 @@ def _are_stamped_separately(sent_by: list[_StageMessage]) -> bool:
     If the model was stamped as a whole, a stage has only a part of the stamped tensors left.
     """
     return len(sent_by) > 1 and (
-        len({one.digest for one in sent_by}) > 1
-        or all({s.name for s in one.stamps} <= set(one.names) for one in sent_by)
+        len({message.digest for message in sent_by}) > 1
+        or all({s.name for s in message.stamps} <= set(message.names) for message in sent_by)
     )
 
 

@@ -32,8 +32,8 @@ def rounded_copies(locals_: Iterable[Local]) -> list[tuple[str, str, str]]:
     }
     mine = {name: dtype for name, values in wide.items() if (dtype := _narrow(values)) is not None}
     narrow: dict[str, set[torch.dtype | None]] = {}
-    for own, of_rank in of_all_ranks((set(wide), mine)):
-        for name in own:
+    for wide_names, of_rank in of_all_ranks((set(wide), mine)):
+        for name in wide_names:
             narrow.setdefault(name, set()).add(of_rank.get(name))
     names = {name: dtypes - {None} for name, dtypes in narrow.items() if len(dtypes) == 2 and None in dtypes}
     return [

@@ -151,7 +151,7 @@ def plan(model: nn.Module) -> tuple[Stamp, ...]:
     Raises:
         ShardvizError: As `stamp`.
     """
-    return tuple(one for one, tensor in _stamped_tensors(model) if _can_stamp(tensor.dtype))
+    return tuple(stamp for stamp, tensor in _stamped_tensors(model) if _can_stamp(tensor.dtype))
 
 
 def _stamped_tensors(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
@@ -189,7 +189,7 @@ def under_names(stamped: Stamped, names: Sequence[str]) -> Stamped:
         stamped: The result of stamping.
         names: The names of the model's tensors now.
     """
-    now = {then: name for name, then in matched(names, [one.name for one in stamped.stamps]).names.items()}
+    now = {then: name for name, then in matched(names, [stamp.name for stamp in stamped.stamps]).names.items()}
     if all(then == name for then, name in now.items()):
         return stamped
 

@@ -44,10 +44,10 @@ def mesh_of(model: nn.Module) -> DeviceMesh | None:
     """Return the largest mesh that a model's DTensors are on, sub-meshes counted as their root."""
     tensors = [tensor for _, _, tensor in named_tensors(model) if isinstance(tensor, DTensor)]
     roots = [root_mesh(tensor.device_mesh) for tensor in tensors]
-    return max(roots, key=lambda one: (one.size(), one.ndim), default=None)
+    return max(roots, key=lambda mesh: (mesh.size(), mesh.ndim), default=None)
 
 
 def _local_and_claim(tensor: torch.Tensor) -> tuple[torch.Tensor, Claim | None]:
     if not isinstance(tensor, DTensor):
         return tensor, None
-    return tensor.to_local(), on_root(tensor.device_mesh, [placement_of(one) for one in tensor.placements])
+    return tensor.to_local(), on_root(tensor.device_mesh, [placement_of(placement) for placement in tensor.placements])

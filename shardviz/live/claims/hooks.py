@@ -41,7 +41,7 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
     if not from_hooks and not why:
         return None
     entries = {**reference.entries, **from_hooks}
-    lacking = {one: text for one, text in why.items() if one not in entries}
+    lacking = {name: text for name, text in why.items() if name not in entries}
     return replace(reference, entries=entries, why={**reference.why, **lacking})
 
 

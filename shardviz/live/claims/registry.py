@@ -53,7 +53,7 @@ def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
 
 def names(model: nn.Module) -> dict[str, str]:
     """Return the unparallelized names of tensors that ranks number for themselves."""
-    return {own: name for find in _functions("names") for own, name in find(model).items()}
+    return {own_name: name for find in _functions("names") for own_name, name in find(model).items()}
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None = None) -> Local:
@@ -80,14 +80,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while inside is not None:
         model = inside
         inner_models = (find(model) for find in _functions("inner"))
-        inside = next((one for one in inner_models if one is not None), None)
+        inside = next((inner_model for inner_model in inner_models if inner_model is not None), None)
     return model
 
 
 def mesh_of(model: nn.Module) -> DeviceMesh | None:
     """Return the largest mesh that a source has for a model as torch's object."""
     meshes = (find(model) for find in _functions("mesh_of"))
-    return max((one for one in meshes if one is not None), key=lambda one: (one.size(), one.ndim), default=None)
+    return max((mesh for mesh in meshes if mesh is not None), key=lambda mesh: (mesh.size(), mesh.ndim), default=None)
 
 
 def groups_of(model: nn.Module) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
     axes = {axis for _, _, tensor in named_tensors(model) for axis in _kinds(tensor)}
     axis_of_group = getattr(sys.modules.get("spmd_types._mesh_axis"), "_pg_to_mesh_axis", {})
     groups = {axis: group for group, axis in list(axis_of_group.items()) if axis in axes}
-    finest = [axis for axis in groups if not any(other < axis for other in groups)]
+    finest = [axis for axis in groups if not any(finer < axis for finer in groups)]
     return {_name(axis): groups[axis] for axis in sorted(finest, key=_stride, reverse=True)}
 
 
@@ -116,11 +116,11 @@ def _ranks(axis: Any) -> tuple[int, ...]:
 def _own_mesh(axes: list[Any]) -> Mesh | None:
     """Return the mesh that axes make by themselves; None if they are not a grid of all ranks."""
     world = distributed.get_world_size()
-    finest = sorted((one for one in axes if not any(other < one for other in axes)), key=_stride, reverse=True)
+    finest = sorted((axis for axis in axes if not any(finer < axis for finer in axes)), key=_stride, reverse=True)
     shape = tuple(axis.size() for axis in finest)
     ranks = np.zeros(shape, int)
     for column, axis in enumerate(finest):
-        ranks += np.array(_ranks(axis)).reshape([-1 if one == column else 1 for one in range(len(finest))])
+        ranks += np.array(_ranks(axis)).reshape([-1 if dim == column else 1 for dim in range(len(finest))])
     if math.prod(shape) != world or sorted(ranks.ravel().tolist()) != list(range(world)):
         return None
     return Mesh(tuple(map(_name, finest)), shape, tuple(ranks.ravel().tolist()))
@@ -139,6 +139,10 @@ def _name(axis: Any) -> str:
 
 def _name_in_a_mesh(ranks: tuple[int, ...]) -> str:
     """Return the job's device meshes' name for the axis of these ranks; empty if there is none."""
-    meshes = (one for one in gc.get_objects() if issubclass(type(one), DeviceMesh) and one.mesh_dim_names)
-    plain_ones = {plain_mesh(one) for one in meshes}
-    return min((name for one in plain_ones for name in one.axes if ranks in one.groups(name)), default="")
+    meshes = (
+        device_mesh
+        for device_mesh in gc.get_objects()
+        if issubclass(type(device_mesh), DeviceMesh) and device_mesh.mesh_dim_names
+    )
+    plain_meshes = {plain_mesh(device_mesh) for device_mesh in meshes}
+    return min((name for mesh in plain_meshes for name in mesh.axes if ranks in mesh.groups(name)), default="")

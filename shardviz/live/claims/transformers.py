@@ -29,9 +29,9 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
     if not transforms:
         return None
     loading = sys.modules["transformers.core_model_loading"]
-    converters = [one for one in transforms if isinstance(one, loading.WeightConverter)]
-    renamings = [one for one in transforms if not isinstance(one, loading.WeightConverter)]
-    by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+    converters = [transform for transform in transforms if isinstance(transform, loading.WeightConverter)]
+    renamings = [transform for transform in transforms if not isinstance(transform, loading.WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     known_names: dict[str, Any] = {name: name for name, _ in tensors}
     entries: dict[str, Entry] = {}
@@ -70,7 +70,9 @@ def _merge(
         for pattern, key in sorted(sources, key=lambda pair: _sort_key(pair[1])):
             fresh_converter.add_tensor(name, key, pattern, partial(read, entries[key]))
         results = fresh_converter.convert(name, model=model, config=getattr(model, "config", None))
-        return {called: one[0] if isinstance(one, list) else one for called, one in results.items()}
+        return {
+            called: converted[0] if isinstance(converted, list) else converted for called, converted in results.items()
+        }
 
     def made_alone(called: str) -> torch.Tensor:
         return outputs(values_of)[called]

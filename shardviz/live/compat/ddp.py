@@ -42,8 +42,8 @@ class _PartOfBucket:
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, each in the shape of its parameter."""
-        cut = torch.split(self._buffer, [one.numel() for one in self._params])
-        return [own.view(one.shape) for own, one in zip(cut, self._params, strict=True)]
+        cut = torch.split(self._buffer, [param.numel() for param in self._params])
+        return [piece.view(param.shape) for piece, param in zip(cut, self._params, strict=True)]
 
     def is_last(self) -> bool:
         """Whether no other bucket comes after it."""
@@ -112,7 +112,7 @@ def ddp_buckets(model: nn.Module) -> Iterator[tuple[int, bool]]:
     for ddp in _ddps(model):
         params = ddp._build_params_for_reducer()[0]
         for bucket in _buckets(ddp, params[::-1]) if _builds_again(ddp) else _buckets(ddp, params)[::-1]:
-            yield sum(one.numel() * one.element_size() for one in bucket), bool(ddp.gradient_as_bucket_view)
+            yield sum(param.numel() * param.element_size() for param in bucket), bool(ddp.gradient_as_bucket_view)
 
 
 def _ddps(model: nn.Module) -> list[Any]:
@@ -169,7 +169,7 @@ def _buckets(ddp: Any, params: Sequence[torch.Tensor]) -> list[list[torch.Tensor
     first = distributed._DEFAULT_FIRST_BUCKET_BYTES if is_default else ddp.bucket_bytes_cap
     limits = list(getattr(ddp, "bucket_bytes_cap_list", ())) or [first, ddp.bucket_bytes_cap]
     buckets = distributed._compute_bucket_assignment_by_size(list(params), limits, [False] * len(params))[0]
-    return [[params[at] for at in own] for own in buckets]
+    return [[params[at] for at in bucket] for bucket in buckets]
 
 
 @contextmanager

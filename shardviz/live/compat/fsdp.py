@@ -172,10 +172,10 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
         for group in _fsdp_groups(state):
             params = getattr(group, "fsdp_params", ())
             dtype = getattr(getattr(group, "mp_policy", None), "param_dtype", None)
-            sizes = (_gathered_bytes(one, dtype) for one in params)
+            sizes = (_gathered_bytes(param, dtype) for param in params)
             if params:
                 stays = is_kept or group.post_forward_mesh_info is None
-                yield clean_name(name), sum(sizes), stays, all(one.offload_to_cpu for one in params)
+                yield clean_name(name), sum(sizes), stays, all(param.offload_to_cpu for param in params)
         if isinstance(module, FullyShardedDataParallel):
             is_root = module not in inside
             inside.update(module.modules())
@@ -186,7 +186,7 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
 def _gathered_bytes(param: Any, dtype: torch.dtype | None) -> int:
     """Return the bytes that FSDP2 gathers of a parameter, as a step has shown if it is encoded."""
     if hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") and param.all_gather_outputs:
-        return sum(one.numel() * one.itemsize for one in param.all_gather_outputs)
+        return sum(output.numel() * output.itemsize for output in param.all_gather_outputs)
     size: int = param._orig_size.numel() * (dtype or param.sharded_param.dtype).itemsize
     return size
 

@@ -36,7 +36,7 @@ def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_forward_metadata_inference":
         frame = frame.f_back
-    return frame is not None or any(torch.is_tensor(one) and one.is_meta for one in inputs)
+    return frame is not None or any(torch.is_tensor(tensor) and tensor.is_meta for tensor in inputs)
 
 
 class _Vote:

@@ -135,8 +135,8 @@ class _UserCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator; for a collective, note who called torch's outermost function."""
         if getattr(func, "namespace", "") == "c10d" and "barrier" not in str(func):
             frames = list(traceback.extract_stack())
-            first = next((at for at, one in enumerate(frames) if one.filename.endswith("distributed_c10d.py")), 0)
-            callers = [one for one in frames[:first] if not one.filename.endswith("c10d_logger.py")]
+            first = next((at for at, frame in enumerate(frames) if frame.filename.endswith("distributed_c10d.py")), 0)
+            callers = [frame for frame in frames[:first] if not frame.filename.endswith("c10d_logger.py")]
             if callers and is_own(callers[-1].filename):
                 caller = callers[-1]
                 line = f"({Path(caller.filename).name}, line {caller.lineno}: {caller.line})"
@@ -223,4 +223,4 @@ def _hint(why: str) -> str:
 def size_of(model: nn.Module | None) -> int:
     """Return the bytes of a model's tensors; 0 if there is none."""
     tensors = () if model is None else (*model.parameters(), *model.buffers())
-    return sum(one.numel() * one.element_size() for one in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

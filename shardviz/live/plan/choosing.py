@@ -95,7 +95,9 @@ class Replies:
         if failed and not self.failed:
             self.failed, self.step_fails = failed[0].without_step, failed[0].step_fails
         if self.failed and stepped:
-            again = [rank for rank, one in self.by_rank.items() if one.was_asked_for_step and not one.without_step]
+            again = [
+                rank for rank, reply in self.by_rank.items() if reply.was_asked_for_step and not reply.without_step
+            ]
             self.by_rank |= self._ask(again, ())
 
     def _needs_step(self, rank: int) -> bool:
@@ -197,7 +199,7 @@ def _ask_along(replies: Replies, axes: tuple[str, ...]) -> Sequence[Part]:
 
 def _uneven_axes(record: RankRecord) -> set[str]:
     """Return the axes with uneven splits, on which torch and the oracle may disagree."""
-    layouts = [layout_of(one, mesh_of(record.meshes[one.mesh])) for one in record.layouts]
+    layouts = [layout_of(layout_record, mesh_of(record.meshes[layout_record.mesh])) for layout_record in record.layouts]
     return {axis for layout in layouts if not has_equal_parts(layout) for axis in layout.split_axes}
 
 
@@ -274,17 +276,23 @@ def explains(reply: Reply, reference: Reply, mesh: Mesh) -> bool:
 def _in_step(plan_part: PlanPart) -> tuple[int, int]:
     """Return a step's bytes at its fullest moment, and those saved for backward."""
     peak = plan_part.peak or PeakRecord()
-    return peak.activations + peak.gathered, sum(one.bytes for one in plan_part.saved)
+    return peak.activations + peak.gathered, sum(state.bytes for state in plan_part.saved)
 
 
 def _comparable(record: RankRecord, *, stepped: bool) -> object:
     """Return what a record says, whatever the numbers of its bodies and layouts."""
-    layouts = [(record.meshes[one.mesh], structs.replace(one, mesh=0)) for one in record.layouts]
+    layouts = [
+        (record.meshes[layout_record.mesh], structs.replace(layout_record, mesh=0)) for layout_record in record.layouts
+    ]
     bodies = [
         (structs.replace(body, layout=None), None if body.layout is None else layouts[body.layout])
         for body in record.bodies
     ]
-    named = [(one, bodies[one.body]) for one in record.tensors]
-    tensors = {(one.name, one.numbers, one.suffix): body for one, body in named if stepped or body[0].moment != "step"}
+    named = [(tensor, bodies[tensor.body]) for tensor in record.tensors]
+    tensors = {
+        (tensor.name, tensor.numbers, tensor.suffix): body
+        for tensor, body in named
+        if stepped or body[0].moment != "step"
+    }
     step = (without_ranks(record.collectives), record.schedule) if stepped else ()
     return tensors, record.tied, record.not_checked, step

@@ -90,7 +90,7 @@ def states(
         if state_locals is not None:
             return state_locals
     trained = {grad.name for grad in grads} - tied_again(unwrapped(built.model))
-    by_rule = _states_by_rule(optimizer, [one for one in params if one.role == "param" and one.name in trained])
+    by_rule = _states_by_rule(optimizer, [param for param in params if param.role == "param" and param.name in trained])
     return list(by_rule), NAMES[optimizer.kind or "adam"]
 
 
@@ -156,7 +156,7 @@ def _parts(optimizer: Any) -> list[Any]:
     parts: list[Any] = []
     for value in getattr(optimizer, "__dict__", {}).values():
         inside = value if isinstance(value, (list, tuple)) else [value]
-        parts += [one for one in inside if isinstance(one, torch.optim.Optimizer)]
+        parts += [part for part in inside if isinstance(part, torch.optim.Optimizer)]
     if not parts:
         name = type(optimizer).__name__
         raise ShardvizError(f"optimizer() returned {name}, which has no state and no torch.optim.Optimizer")
@@ -189,7 +189,7 @@ def _parts_of(name: str, role: Role, tensor: torch.Tensor) -> list[Local]:
     """
     wrapper, parts = local_of(tensor), list[Local]()
     for attribute, inner in inner_tensors(wrapper).items():
-        if inner.shape == wrapper.shape and not any(other.name == name for other in parts):
+        if inner.shape == wrapper.shape and not any(part.name == name for part in parts):
             parts.append(_main_part(name, role, inner.detach(), tensor))
         else:
             part_name = f"{name}{'_' if role == 'optim' else '.'}{attribute.replace('.', '_')}"

@@ -118,7 +118,7 @@ def load(job: PlanJob) -> Loaded:
             module = _import(job.probe)
         check_intended(getattr(module, "expect", {}))
         of_ranks = [variables(rank, size, job.per_node) for rank in (0, min(1, size - 1), size - 1)]
-        if any(len({one[name] for one in of_ranks}) > 1 for name in read):
+        if any(len({values[name] for values in of_ranks}) > 1 for name in read):
             return Loaded(module, again=_importer(job, module, set(sys.modules) - modules))
         return Loaded(module, early_model(lambda: unsharded(module, job.probe.build, double=job.double)))
 

@@ -217,8 +217,8 @@ def _expected(model: nn.Module, locals_: list[Local]) -> list[Local]:
     """Return gradients as a step leaves them if nothing is special: each as its parameter."""
     params = {clean_name(name): param for name, param in unwrapped(model).named_parameters()}
     without = {name for name, param in params.items() if not param.requires_grad}
-    without |= {one.name for one in locals_ if one.name.rpartition(".")[0] in params}  # scales of narrow weights
-    return [replace(one, role="grad") for one in locals_ if one.role == "param" and one.name not in without]
+    without |= {local.name for local in locals_ if local.name.rpartition(".")[0] in params}  # scales of narrow weights
+    return [replace(local, role="grad") for local in locals_ if local.role == "param" and local.name not in without]
 
 
 def _without_values(local: Local) -> Local:

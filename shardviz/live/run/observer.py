@@ -135,7 +135,7 @@ class Observer:
         end_stamped(self.session, f"before {what}")
 
     def _take_all(self) -> None:
-        for module in sorted(self._pending(), key=lambda one: -sum(1 for _ in one.modules())):
+        for module in sorted(self._pending(), key=lambda model: -sum(1 for _ in model.modules())):
             if module not in self._captured and not _is_on_meta(module):
                 self._take(module)
 
@@ -160,8 +160,8 @@ class Observer:
     def stepping(self, optimizer: Any) -> None:
         """Capture sharded models that were never called: those it changes, and weight averages."""
         stepped_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for module in sorted(self._pending(), key=lambda one: -sum(1 for _ in one.modules())):
-            is_due = any(id(one) in stepped_ids for one in module.parameters()) or _is_frozen(module)
+        for module in sorted(self._pending(), key=lambda model: -sum(1 for _ in model.modules())):
+            is_due = any(id(parameter) in stepped_ids for parameter in module.parameters()) or _is_frozen(module)
             if module not in self._captured and is_due:
                 self._take(module)
 
@@ -180,7 +180,7 @@ class Observer:
         if not any(self._is_new(part) for part in module.modules()):
             self._settle(module)
         else:
-            root = max((module, *self._models_around(module)), key=lambda one: sum(1 for _ in one.modules()))
+            root = max((module, *self._models_around(module)), key=lambda model: sum(1 for _ in model.modules()))
             if not _is_on_meta(root):
                 self._take(root)
 
@@ -219,7 +219,8 @@ class Observer:
         if submodule in self._sharded:
             return True
         return any(
-            registry.marks(one) for one in (*submodule.parameters(recurse=False), *submodule.buffers(recurse=False))
+            registry.marks(tensor)
+            for tensor in (*submodule.parameters(recurse=False), *submodule.buffers(recurse=False))
         )
 
 

@@ -106,7 +106,11 @@ class Session:
 
     def skipped_keys(self, model: nn.Module, state_dict: Mapping[str, Any], keys: Any) -> None:
         """Remember parameters that a load missed because their keys have a different prefix."""
-        shapes = {name: tuple(one.shape) for name, one in model.named_parameters()} if keys.unexpected_keys else {}
+        shapes = (
+            {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+            if keys.unexpected_keys
+            else {}
+        )
         for name in shapes.keys() & set(keys.missing_keys):
             for key in keys.unexpected_keys:
                 is_alike = tuple(getattr(state_dict[key], "shape", ())) == shapes[name]

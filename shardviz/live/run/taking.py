@@ -149,7 +149,7 @@ def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:
     try:
         return found_mesh(root)
     except MeshError:
-        if any(of_all_ranks(any(isinstance(one, DTensor) for one in (*root.parameters(), *root.buffers())))):
+        if any(of_all_ranks(any(isinstance(tensor, DTensor) for tensor in (*root.parameters(), *root.buffers())))):
             raise
         return _whole_job(root, "pp" if stage else "dp")
 

@@ -215,9 +215,13 @@ class JobTrace(Trace):
         quietly(WHAT, super().came_back, seen, gradient)
 
     def _keep_given(self, inputs: Any) -> None:
-        whole = [one for one in tensors_in(inputs) if not one.is_floating_point() and not one.is_complex() and one.ndim]
+        whole = [
+            tensor
+            for tensor in tensors_in(inputs)
+            if not tensor.is_floating_point() and not tensor.is_complex() and tensor.ndim
+        ]
         if len(self.batches) < MAX_GIVEN:
-            self.batches.append([(tuple(one.shape), self._sampled(one.detach())) for one in whole])
+            self.batches.append([(tuple(tensor.shape), self._sampled(tensor.detach())) for tensor in whole])
 
 
 def _without_errors(hook: Callable[..., None]) -> Callable[..., None]:
@@ -313,12 +317,15 @@ class Follower:
                 self._follow(outermost(module) if self.model is None else self.model, module)
 
     def _is_trained(self, module: nn.Module) -> bool:
-        trainable = {id(one) for one in module.parameters() if one.requires_grad}
+        trainable = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
         optimizers = [*self._optimizers, *self._taken]
         own_optimizers = [optimizer for optimizer in optimizers if trainable & _parameters(optimizer)]
-        is_due = max((self._taken.get(one, 0) for one in own_optimizers), default=0) == self.options.trace_step - 1
+        is_due = (
+            max((self._taken.get(optimizer, 0) for optimizer in own_optimizers), default=0)
+            == self.options.trace_step - 1
+        )
         is_model = bool(own_optimizers) if self.model is None else runs(module, self.model)
-        return is_model and is_due and not any(one.is_meta for one in module.parameters())
+        return is_model and is_due and not any(parameter.is_meta for parameter in module.parameters())
 
     def _follow(self, root: nn.Module, called: nn.Module) -> None:
         disarm(self.visit)
@@ -330,16 +337,16 @@ class Follower:
         most = most_of(len(before))
         self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most))
         self._handles = list(trace.follow(model, followed))
-        copied = [one for one in root.modules() if isinstance(one, DistributedDataParallel)]
-        if not any(_contains(called.modules(), one) for one in copied):
+        copied = [ddp for ddp in root.modules() if isinstance(ddp, DistributedDataParallel)]
+        if not any(_contains(called.modules(), ddp) for ddp in copied):
             trace.uncalled = set(copied)
             forget = _without_errors(lambda module, *_: trace.uncalled.clear())
-            self._handles += [one.register_forward_pre_hook(forget) for one in copied]
+            self._handles += [ddp.register_forward_pre_hook(forget) for ddp in copied]
 
     def _before_step(self, optimizer: Optimizer) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
         if self._step is not None and (self._step.trace.order or self._step.is_compiled):
-            parameter_ids = {id(one) for one in self._step.root.parameters()}
+            parameter_ids = {id(parameter) for parameter in self._step.root.parameters()}
             if parameter_ids & _parameters(optimizer):
                 self._finish("")
 
@@ -365,11 +372,11 @@ class Follower:
 
 
 def _parameters(optimizer: Optimizer) -> set[int]:
-    return {id(one) for group in optimizer.param_groups for one in group["params"]}
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def _contains(modules: Iterable[nn.Module], wanted: nn.Module) -> bool:
-    return any(one is wanted for one in modules)
+def _contains(modules: Iterable[nn.Module], module: nn.Module) -> bool:
+    return any(candidate is module for candidate in modules)
 
 
 def runs(module: nn.Module, model: nn.Module) -> bool:

@@ -196,7 +196,7 @@ def claimed_region(local: Local, shape: tuple[int, ...]) -> Region | None:
         return Region.whole(shape) if tuple(local.values.shape) == shape else None
     mesh, placements = local.claim
     rank = torch.distributed.get_rank()
-    if rank not in mesh or any(type(one).__name__ == "Partial" for one in placements):
+    if rank not in mesh or any(type(placement).__name__ == "Partial" for placement in placements):
         return None
     region = Layout.from_placements(mesh, local.claimed_shape, placements).region(mesh.coord_of(rank))
     return _part_in_concatenation(region, local.flat[0].offset, shape[0]) if local.flat else region

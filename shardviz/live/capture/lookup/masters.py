@@ -132,7 +132,9 @@ class Tracer:
 
 
 def _has_any(flat: NDArray[Any], samples: list[NDArray[Any]]) -> bool:
-    return any(only_place(LineTable(flat[None], len(one)), one) >= 0 for one in samples if len(one) >= MIN_WINDOW)
+    return any(
+        only_place(LineTable(flat[None], len(sample)), sample) >= 0 for sample in samples if len(sample) >= MIN_WINDOW
+    )
 
 
 def add_masters(capture: Capture, engine: nn.Module, mesh: Mesh, pipeline_part: PipelinePart) -> None:
@@ -246,7 +248,7 @@ def _add(capture: Capture, name: str, master: Fragment, peers: Mapping[int, Clai
 
 def _usual_place(peers: Mapping[int, Claim]) -> tuple[int, int]:
     """Return a parameter's usual offset in the joined buffers, and the size of one buffer."""
-    places = Counter((one.offset, one.part) for one in peers.values() if one.offset is not None and one.part)
+    places = Counter((claim.offset, claim.part) for claim in peers.values() if claim.offset is not None and claim.part)
     fits = [
         (_num_fitting(peers, offset or 0, part), count, offset or 0, part) for (offset, part), count in places.items()
     ]
@@ -255,7 +257,7 @@ def _usual_place(peers: Mapping[int, Claim]) -> tuple[int, int]:
 
 
 def _num_fitting(peers: Mapping[int, Claim], offset: int, part: int) -> int:
-    return sum(_fits(one, rank, offset, part) for rank, one in peers.items())
+    return sum(_fits(claim, rank, offset, part) for rank, claim in peers.items())
 
 
 def _fits(claim: Claim, rank: int, offset: int, part_size: int) -> bool:
@@ -267,7 +269,7 @@ def _fits(claim: Claim, rank: int, offset: int, part_size: int) -> bool:
 
 def _tile(peers: Mapping[int, Claim], offset: int, part: int) -> bool:
     """Whether every rank says that it has its part of a parameter, no more and no less."""
-    return all(_fits(one, rank, offset, part) for rank, one in peers.items())
+    return all(_fits(claim, rank, offset, part) for rank, claim in peers.items())
 
 
 def _entry(master: Fragment, weight: torch.Tensor) -> Whole:

@@ -79,13 +79,13 @@ class Merged:
     def shape(self) -> tuple[int, ...]:
         """The shape of them all together."""
         inner = list(_shape(self.rows[0][0], transposed=self.transposed))
-        inner[self.dim] = sum(_shape(one, transposed=self.transposed)[self.dim] for one in self.rows[0])
+        inner[self.dim] = sum(_shape(entry, transposed=self.transposed)[self.dim] for entry in self.rows[0])
         return (len(self.rows), *inner) if self.stacked else tuple(inner)
 
     @property
     def bits(self) -> NDArray[Any]:
         """Their values as unsigned integers."""
-        rows = [np.concatenate([self._oriented(one) for one in row], self.dim) for row in self.rows]
+        rows = [np.concatenate([self._oriented(source) for source in row], self.dim) for row in self.rows]
         return np.stack(rows) if self.stacked else rows[0]
 
     def read(self, region: Region) -> NDArray[Any]:
@@ -153,7 +153,7 @@ def _join(
         role: Role = "buffer" if lookups[name].role == "buffer" else "param"
         first = max((stamp.last for stamp in stamps.values()), default=0) + 1
         stamps[name] = Stamp(name, first, lookups[name].shape, role)
-    used = {id(one) for merged in by_name.values() for row in merged.rows for one in row}
+    used = {id(entry) for merged in by_name.values() for row in merged.rows for entry in row}
     before = next((start for name, entry in sources_known.entries.items() if (start := _prefix_of(name, entry))), "")
     unused_names = [name for name, entry in sources.items() if id(entry) not in used]
     unused = [printable(name) for name in unused_names if name.startswith(before)]
@@ -175,13 +175,19 @@ def _prefix_of(name: str, stored: Entry) -> str:
 def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], local: Local | None) -> Recipe | None:
     """Return which of the reference's tensors ranks hold in one tensor; None if none."""
     numbers = _numbers(name)
-    near = {other: entry for other, entry in sources.items() if _numbers(other)[: len(numbers)] == numbers}
+    near = {
+        source_name: entry for source_name, entry in sources.items() if _numbers(source_name)[: len(numbers)] == numbers
+    }
     of_all = of_all_ranks(_readable_parts_in(local, near) if local is not None else [])
-    parts = list(dict.fromkeys(part for one in sorted(of_all, key=len, reverse=True) for part in one))
+    parts = list(
+        dict.fromkeys(part for parts_of_rank in sorted(of_all, key=len, reverse=True) for part in parts_of_rank)
+    )
     if not 0 < len(parts) <= MOST_PARTS:
         return None
     recipes = [Recipe(order, turned) for turned in (False, True) for order in permutations(parts)]
-    fitting = [(one, merged) for one in recipes if (merged := _compose(name, shape, near, one)) is not None]
+    fitting = [
+        (candidate, merged) for candidate in recipes if (merged := _compose(name, shape, near, candidate)) is not None
+    ]
     right = of_all_ranks([local is not None and is_as_claimed(local, merged) for _, merged in fitting])
     scores = [sum(column) for column in zip(*right, strict=True)]
     return fitting[scores.index(max(scores))][0] if fitting else None
@@ -237,10 +243,14 @@ def _compose(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], re
     prefix = _numbers(name)
     columns = []
     for starred_name in recipe.parts:
-        named = {_numbers(other): entry for other, entry in sources.items() if starred(other) == starred_name}
+        named = {
+            _numbers(source_name): entry
+            for source_name, entry in sources.items()
+            if starred(source_name) == starred_name
+        }
         columns.append([named[numbers] for numbers in sorted(named) if numbers[: len(prefix)] == prefix])
     count = len(columns[0])
-    shapes = [_shape(one, transposed=recipe.transposed) for column in columns for one in column]
+    shapes = [_shape(entry, transposed=recipe.transposed) for column in columns for entry in column]
     if not count or any(len(column) != count for column in columns) or (recipe.transposed and len(shapes[0]) != 2):
         return None
     rows = tuple(zip(*columns, strict=True))
@@ -256,9 +266,9 @@ def _compose(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], re
 
 def _is_even(rows: Iterable[Sequence[Entry]], dim: int, *, transposed: bool) -> bool:
     """Whether tensors fit side by side: shapes equal but for one dim, and equal in every row."""
-    shapes = [[list(_shape(one, transposed=transposed)) for one in row] for row in rows]
-    others = {tuple(size for at, size in enumerate(one) if at != dim) for row in shapes for one in row}
-    return len(others) == 1 and all(row == shapes[0] for row in shapes)
+    shapes = [[list(_shape(entry, transposed=transposed)) for entry in row] for row in rows]
+    other_sizes = {tuple(size for at, size in enumerate(shape) if at != dim) for row in shapes for shape in row}
+    return len(other_sizes) == 1 and all(row == shapes[0] for row in shapes)
 
 
 def _shape(source: Entry, *, transposed: bool) -> tuple[int, ...]:

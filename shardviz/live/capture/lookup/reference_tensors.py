@@ -123,7 +123,9 @@ def wanted_of(locals_: Iterable[Local], tied: Iterable[tuple[str, ...]]) -> dict
     groups = {name: group for group in tied for name in group}
     local_tensors_here = {
         local.name: Wanted(
-            local.role, local.shape, tuple(one for one in groups.get(local.name, ()) if one != local.name)
+            local.role,
+            local.shape,
+            tuple(tied_name for tied_name in groups.get(local.name, ()) if tied_name != local.name),
         )
         for local in locals_
     }
@@ -147,7 +149,7 @@ def known_in(
     mapped = _map_names(reference, lookups, names)
     known_as = {name: mapped.known_as.get(name, name) for name in lookups}
     matching = matched([known for name, known in known_as.items() if name not in mapped.made], reference.entries)
-    entry_of = {other: reference.entries[known] for other, known in matching.names.items()}
+    entry_of = {stored_name: reference.entries[known] for stored_name, known in matching.names.items()}
     _print_prefix(matching, reference.path.name)
     stamps: dict[str, Stamp] = {}
     entries: dict[str, Entry] = {}
@@ -155,7 +157,8 @@ def known_in(
     first = 1
     for name, tensor in lookups.items():
         candidates = (
-            mapped.made.get(other) or entry_of.get(known_as.get(other, other)) for other in (name, *tensor.tied)
+            mapped.made.get(candidate) or entry_of.get(known_as.get(candidate, candidate))
+            for candidate in (name, *tensor.tied)
         )
         stored = next((entry for entry in candidates if entry is not None), None)
         why = _why_not(name, tensor, stored, known_as[name], reference, mapped.lacking.get(name))
@@ -185,7 +188,7 @@ def _why_not(
 
 def _padding(shape: tuple[int, ...], saved: tuple[int, ...]) -> str:
     """Return what to do if shapes differ as by padding; empty if they differ otherwise."""
-    odd = [dim for dim, (one, other) in enumerate(zip(shape, saved, strict=False)) if one != other]
+    odd = [dim for dim, (size, saved_size) in enumerate(zip(shape, saved, strict=False)) if size != saved_size]
     if len(shape) != len(saved) or len(odd) != 1:
         return ""
     short, long = sorted((shape[odd[0]], saved[odd[0]]))
@@ -201,7 +204,12 @@ def _stamp(name: str, tensor: Wanted, stamps: Mapping[str, Stamp], first: int) -
     """Return a tensor's ids: those of one that it is tied to, or new ones."""
     role: Role = tensor.role if tensor.role in ("buffer", "optim") else "param"
     same = next(
-        (stamps[other] for other in tensor.tied if other in stamps and stamps[other].shape == tensor.shape), None
+        (
+            stamps[tied_name]
+            for tied_name in tensor.tied
+            if tied_name in stamps and stamps[tied_name].shape == tensor.shape
+        ),
+        None,
     )
     return Stamp(name, same.first if same else first, tensor.shape, role, same.name if same else "")
 

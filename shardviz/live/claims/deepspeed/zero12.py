@@ -83,4 +83,4 @@ def _states(engine: nn.Module) -> dict[int, dict[str, torch.Tensor]]:
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    return {kind: one for kind, one in state.items() if hasattr(one, "numel") and one.ndim}
+    return {kind: moment for kind, moment in state.items() if hasattr(moment, "numel") and moment.ndim}

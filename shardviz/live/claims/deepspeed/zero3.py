@@ -79,7 +79,7 @@ def _fragment(name: str, param: Any, optimizer: Any) -> Fragment:
         if hasattr(state, "numel") and state.numel() == flat.numel() > 1
     }
     values = flat.detach()[at : at + size]
-    shape = tuple(int(one) for one in param.ds_shape)
+    shape = tuple(int(size) for size in param.ds_shape)
     return Fragment(
         name,
         shape,
@@ -90,7 +90,7 @@ def _fragment(name: str, param: Any, optimizer: Any) -> Fragment:
         is_whole=len(ranks) == 1,
         offset=0,
         part=partition_size,
-        states={kind: one[at : at + size] for kind, one in buffers.items()},
+        states={kind: buffer[at : at + size] for kind, buffer in buffers.items()},
         buffer=int(group),
         buffers=buffers,
         group=param.ds_process_group,

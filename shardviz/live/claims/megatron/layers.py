@@ -100,9 +100,9 @@ def marks(tensor: torch.Tensor) -> bool:
 def groups_of(model: nn.Module) -> dict[str, Any]:
     """Return Megatron's groups of several ranks by axis, if the model has a Megatron layer."""
     is_marked = any(hasattr(tensor, "partition_dim") for _, _, tensor in named_tensors(model))
-    is_used = is_up() and (is_marked or any(hasattr(one, "sharded_state_dict") for one in model.modules()))
+    is_used = is_up() and (is_marked or any(hasattr(module, "sharded_state_dict") for module in model.modules()))
     groups = {axis: group(get) for axis, get in AXES.items()} if is_used else {}
-    return {axis: one for axis, one in groups.items() if one.size() > 1}
+    return {axis: process_group for axis, process_group in groups.items() if process_group.size() > 1}
 
 
 def _claim(ranks: tuple[int, ...], dim: int, stride: int, mesh: Mesh | None) -> Claim:
@@ -171,7 +171,7 @@ def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the largest modules that say how they are saved."""
     done: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        if hasattr(module, "sharded_state_dict") and not any(name.startswith(one) for one in done):
+        if hasattr(module, "sharded_state_dict") and not any(name.startswith(prefix_done) for prefix_done in done):
             done += (f"{name}." if name else "",)
             yield f"{name}." if name else "", module
 
@@ -198,7 +198,8 @@ def _cut(parts: Sequence[Any]) -> Cut | None:
     if not split and len(parts) == 1:
         return Cut(-1, 1, 0, 1)
     alike = all(
-        tuple(part.local_shape) == local and one == fragments[0] for part, one in zip(parts, fragments, strict=True)
+        tuple(part.local_shape) == local and fragment == fragments[0]
+        for part, fragment in zip(parts, fragments, strict=True)
     )
     if len(split) != 1 or not alike or fragments[0][split[0]] % len(parts) or first.flattened_range is not None:
         return None

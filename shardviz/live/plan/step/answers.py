@@ -68,9 +68,9 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def reads(self) -> str:
         """Which values were read, in words."""
-        first, *others = self.lines
-        more = f" and on {counted(len(others), 'more line')}" if others else ""
-        return f"{'values' if others else 'a value'}{first and f' {first}'}{more}"
+        first, *more_lines = self.lines
+        more = f" and on {counted(len(more_lines), 'more line')}" if more_lines else ""
+        return f"{'values' if more_lines else 'a value'}{first and f' {first}'}{more}"
 
     @property
     def tried(self) -> str:

@@ -95,17 +95,17 @@ class Choices:
             return func(*args, **kwargs)
         if "c10d" in getattr(func, "namespace", ""):
             return self._exchange(func, func(*args, **kwargs), args)
-        inputs = [self._of(one) for one in tensors_in((args, kwargs))]
+        inputs = [self._of(tensor) for tensor in tensors_in((args, kwargs))]
         if inputs and None not in inputs and _is_pure(func):
-            return self._run_on_values(func, args, kwargs, [one for one in inputs if one])
+            return self._run_on_values(func, args, kwargs, [known for known in inputs if known])
         self._forget(func, args)
         if func in GROUPED:
             return _grouped_product(func, *args, **kwargs)
         return func(*self._with_positions(func, args), **kwargs)
 
     def _of(self, tensor: Tensor) -> Known | None:
-        found: Known | None = self._known.get(tensor)
-        return None if found is None or found.origin.is_lost else found
+        known: Known | None = self._known.get(tensor)
+        return None if known is None or known.origin.is_lost else known
 
     def _choose(self, func: Any, returned: Any, args: Any) -> Any:
         """Choose every position along a dim equally often, in turn."""
@@ -146,13 +146,15 @@ class Choices:
 
     def _run_on_values(self, func: Any, args: Any, kwargs: Any, inputs: list[Known]) -> Any:
         """Run an operator on known numbers too, which decide a result's size if it depends on them."""
-        choices = {line: None for one in inputs for line in one.origin.choices}
+        choices = {line: None for known in inputs for line in known.origin.choices}
         returned = None if func is ATEN._local_scalar_dense.default else _run_unless_value_dependent(func, args, kwargs)
-        if any(one.numel() > MOST for one in tensors_in(returned)):
+        if any(tensor.numel() > MOST for tensor in tensors_in(returned)):
             self._forget(func, args)
             return returned
         with real_tensors():
-            own_args, own_kwargs = tree_map_only(torch.Tensor, lambda one: self._known[one].values, (args, kwargs))
+            own_args, own_kwargs = tree_map_only(
+                torch.Tensor, lambda tensor: self._known[tensor].values, (args, kwargs)
+            )
             values = func(*own_args, **own_kwargs)
         if returned is None:
             self.read |= choices
@@ -229,12 +231,17 @@ def _flows(func: Any, args: Any, returned: Any, at: int) -> Iterable[tuple[Tenso
     if name in OUT_FIRST:
         return [(args[1], args[0])]
     if name == "allgather_":
-        return [(sent, one) for sent, parts in zip(args[1], args[0], strict=True) for one in parts]
+        return [(sent, part) for sent, parts in zip(args[1], args[0], strict=True) for part in parts]
     if name == "alltoall_":
-        return [(args[1][at], one) for one in args[0]]
+        return [(args[1][at], part) for part in args[0]]
     if "functional" in func.namespace and torch.is_tensor(returned):
         return [(args[0], returned)]
-    return [(one, one) for arg in args for one in (arg if isinstance(arg, list) else [arg]) if torch.is_tensor(one)]
+    return [
+        (tensor, tensor)
+        for arg in args
+        for tensor in (arg if isinstance(arg, list) else [arg])
+        if torch.is_tensor(tensor)
+    ]
 
 
 def received(func: Any, values: Tensor, args: Any, size: int, at: int) -> Tensor | None:

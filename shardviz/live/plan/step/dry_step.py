@@ -207,7 +207,7 @@ def _whole(job: PlanJob, probe: ModuleType, axes: Mapping[str, int]) -> Batch:
         return whole_batch(probe, axes, job.mesh, double=job.double)
     sizes, name = job.batch
     batch_tensors = tensors_in(probe.batch()) if not name and hasattr(probe, "batch") else ()
-    dtype = dtype_of(name) if name else next((one.dtype for one in batch_tensors), torch.float32)
+    dtype = dtype_of(name) if name else next((tensor.dtype for tensor in batch_tensors), torch.float32)
     return whole_parts((torch.zeros(sizes, dtype=dtype),), axes, job.mesh)
 
 
@@ -228,6 +228,8 @@ def _single_rank(*, has_values: bool) -> Iterator[None]:
 
 def _leaves_none(model: nn.Module) -> bool:
     """Whether a step has left no gradients, of parameters that could have some."""
-    trained = [one for one in model.parameters() if one.requires_grad]
-    has_some = any(one.grad is not None for one in trained) or any(True for _ in held_back(unwrapped(model)))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    has_some = any(parameter.grad is not None for parameter in trained) or any(
+        True for _ in held_back(unwrapped(model))
+    )
     return bool(trained) and not has_some

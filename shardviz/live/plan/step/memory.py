@@ -214,7 +214,7 @@ def _waits(func: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _has_dtensor(types: tuple[type, ...]) -> bool:
-    return any(issubclass(one, DTensor) for one in types)
+    return any(issubclass(kind, DTensor) for kind in types)
 
 
 class Watched(UnwrappedMode):
@@ -318,7 +318,7 @@ class Watched(UnwrappedMode):
         """Refuse operands of different element types if only an operator with values does."""
         if func in OF_ONE_DTYPE:
             operands = [args[at] for at in OF_ONE_DTYPE[func]]
-            dtypes = dict.fromkeys(str(one.dtype) for one in operands if one is not None)
+            dtypes = dict.fromkeys(str(operand.dtype) for operand in operands if operand is not None)
             if len(dtypes) > 1:
                 raise RuntimeError(f"{func.__name__.partition('.')[0]}() of {' and '.join(dtypes)}")
 
@@ -332,7 +332,7 @@ class Watched(UnwrappedMode):
     def _mark_state(self) -> None:
         """Mark weights and gradients, both from before a step and their replacements."""
         weights = (*self._model.parameters(), *self._model.buffers())
-        self._mark([*weights, *(one.grad for one in weights), *self._buckets])
+        self._mark([*weights, *(weight.grad for weight in weights), *self._buckets])
 
     def _mark(self, state: Any) -> None:
         for made in self._made_in(state):
@@ -341,7 +341,7 @@ class Watched(UnwrappedMode):
     def _made_in(self, value: Any) -> list[Made]:
         """Return the storages of all tensors in a value, which are followed from now on."""
         plain = [part for tensor in tensors_in(value) for part in plain_tensors(tensor)]
-        return [self._made_of(one.untyped_storage()) for one in plain if one.layout == torch.strided]
+        return [self._made_of(tensor.untyped_storage()) for tensor in plain if tensor.layout == torch.strided]
 
     def _made_of(self, storage: torch.UntypedStorage) -> Made:
         key = id_without_memory(storage)

@@ -82,7 +82,7 @@ def _dtype_text(held: torch.Tensor, stored: torch.Tensor) -> str:
     for taken in HALVES:
         is_another = taken != stored.dtype and taken.itemsize == stored.dtype.itemsize
         if is_another and torch.equal(stored.view(taken).to(held.dtype).nan_to_num(), held.nan_to_num()):
-            was, now = (str(one).removeprefix("torch.") for one in (stored.dtype, taken))
+            was, now = (str(dtype).removeprefix("torch.") for dtype in (stored.dtype, taken))
             return f"its bytes there, which are {was}, were read as {now}"
     return ""
 
@@ -131,7 +131,7 @@ def rounded_files(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local
         for at, candidate in enumerate(of_all.get(local.name, []) if is_wide else []):
             if candidate.is_guess and (dtype := _rounding(local, candidate.entry)):
                 roundings.setdefault(local.name, (at, dtype))
-    return {name: one for of_rank in of_all_ranks(roundings) for name, one in of_rank.items()}
+    return {name: rounding for of_rank in of_all_ranks(roundings) for name, rounding in of_rank.items()}
 
 
 def _rounding(local: Local, stored_entry: Entry) -> str:
@@ -207,7 +207,7 @@ def sifting(
         moments: Its optimizer's states that are compared, too.
     """
     snapshots = chosen.snapshots
-    samples = {name: one.sample for name, one in kept_values.items() if name in chosen.before}
+    samples = {name: kept.sample for name, kept in kept_values.items() if name in chosen.before}
     equal = _equal_buffers(locals_)
     locals_by_name = {local.name: local for local in (*locals_, *moments)}
 
@@ -219,7 +219,7 @@ def sifting(
         changed = (name for name, ids in places.items() if ids is not None and name in snapshots)
         not_known = dict.fromkeys((name for name in changed if name in equal), AGAIN)
         written: list[str] = []
-        for name in sorted({name for found, _ in of_all for name in found} - not_known.keys()):
+        for name in sorted({name for states_there, _ in of_all for name in states_there} - not_known.keys()):
             lost = {
                 of_rank.get(name)
                 for of_name, of_rank in of_all
@@ -228,7 +228,7 @@ def sifting(
             first = next((of_rank[name] for _, of_rank in of_all if of_rank.get(name) is not None), None)
             if lost - {None, first}:
                 not_known[name] = DIFFERED
-            elif not any(found.get(name) for found, _ in of_all):  # NONE is false
+            elif not any(states_there.get(name) for states_there, _ in of_all):  # NONE is false
                 written.append(name)
         opened = {
             name: f"the job opened {printable(snapshots[name].name)}, and"
@@ -281,5 +281,7 @@ def _equal_buffers(locals_: Iterable[Local]) -> frozenset[str]:
         for local in locals_
         if local.role == "buffer" and local.claim is None and not local.values.is_meta
     }
-    first, *others = of_all_ranks(sums)
-    return frozenset(name for name, own in first.items() if all(other.get(name) == own for other in others))
+    first, *more_sums = of_all_ranks(sums)
+    return frozenset(
+        name for name, checksum in first.items() if all(sums_there.get(name) == checksum for sums_there in more_sums)
+    )

@@ -108,7 +108,7 @@ def misfits(
     by_name: dict[str, Misfit] = {}
     for of_rank in of_all_ranks(misfits_here):
         for name, misfit in of_rank.items():
-            by_name[name] = max(by_name.get(name, misfit), misfit, key=lambda one: one.weight)
+            by_name[name] = max(by_name.get(name, misfit), misfit, key=lambda candidate: candidate.weight)
     return by_name
 
 
@@ -165,7 +165,10 @@ def notes_on(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]
     """
     notes: list[str] = []
     for file, some in _misfits_by_file(misfits, of_all).items():
-        has = sum(any(one.is_guess and one.path == file for one in of_tensor) for of_tensor in of_all.values())
+        has = sum(
+            any(candidate.is_guess and candidate.path == file for candidate in of_tensor)
+            for of_tensor in of_all.values()
+        )
         if used[file]:
             notes += _partial_file_notes(file, some, used[file])
         elif 2 * has >= len(of_all) and _is_unlike(some.values()):
@@ -178,7 +181,7 @@ def notes_on(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]
 
 def _is_unlike(some: Collection[Misfit]) -> bool:
     """Whether tensors hold nothing of a file, apart from likeness by chance."""
-    states = Counter(one.state for one in some)
+    states = Counter(misfit.state for misfit in some)
     return not states["another"] + states["layer"] and states["unlike"] >= MOST_OF * len(some)
 
 
@@ -198,8 +201,12 @@ def notes_on_mixtures(
     for name, places in fits.items():
         files = {of_all[name][at].path for at in places}
         shape = of_all[name][min(places)].entry.shape
-        others = {one.path for one in of_all[name] if one.is_guess and one.entry.shape == shape and one.path in used}
-        for pair in product(files, others - files):
+        alternatives = {
+            candidate.path
+            for candidate in of_all[name]
+            if candidate.is_guess and candidate.entry.shape == shape and candidate.path in used
+        }
+        for pair in product(files, alternatives - files):
             instead[pair].append(name)
     return [
         f"whether {printable(first.name)} and {printable(second.name)} were to be mixed: both have these tensors, and "
@@ -224,13 +231,13 @@ def _partial_file_notes(file: Path, some: Mapping[str, Misfit], num_used: int) -
             f"whether {printable(tensor)} should be tied: the job has it as {printable(holds)}, and {name} has two "
             "different tensors under these names"
         )
-    others = {tensor: misfit.holds for tensor, misfit in some.items() if misfit.state in ("another", "layer")}
-    for tensor, holds in islice(others.items(), MOST_NAMES):
+    misplaced = {tensor: misfit.holds for tensor, misfit in some.items() if misfit.state in ("another", "layer")}
+    for tensor, holds in islice(misplaced.items(), MOST_NAMES):
         what = "its elements in another order" if tensor == holds else f"what {name} has as {printable(holds)}"
         held = f"{printable(tensor)} holds {what}, already before it was sharded"
         yield f"whether {name} was loaded as it was meant: {held}"
-    if len(others) > MOST_NAMES:
-        more = counted(len(others) - MOST_NAMES, "more tensor")
+    if len(misplaced) > MOST_NAMES:
+        more = counted(len(misplaced) - MOST_NAMES, "more tensor")
         yield f"whether {name} was loaded as it was meant: {more} held other elements than those of their names"
 
 
@@ -246,30 +253,30 @@ def _has_more(file: Path, name: str, model: Collection[str]) -> bool:
         return True
     names = matched(model, stored).names
     kind = starred(names.get(name, name))
-    return any(starred(other) == kind for other in stored.keys() - set(names.values()))
+    return any(starred(stored_name) == kind for stored_name in stored.keys() - set(names.values()))
 
 
 def _file_of(local: Local, some: Sequence[Candidate], used: Collection[Path]) -> int | None:
     """Return the index of a tensor's likely file: preferably one of which others are held."""
-    fits = [at for at, one in enumerate(some) if one.is_guess and one.entry.shape == local.shape]
+    fits = [at for at, candidate in enumerate(some) if candidate.is_guess and candidate.entry.shape == local.shape]
     return next((at for at in fits if some[at].path in used), next(iter(fits), None))
 
 
 def _was_loaded_before(local: Local, some: Iterable[Candidate]) -> bool:
     """Whether a shard has its values from before sharding, and these tell it from another."""
-    before = next((one for one in some if not one.is_guess and one.is_snapshot), None)
+    before = next((candidate for candidate in some if not candidate.is_guess and candidate.is_snapshot), None)
     if before is None or local.values.is_meta or is_alike(bits_of_tensor(local.values)):
         return False
     return is_as_claimed(local, before.entry)
 
 
-def _misfit(local: Local, at: int, stored: Entry, others: Mapping[str, Entry]) -> Misfit:
-    """Return how a shard is related to its own tensor in a file, or to others of its shape."""
+def _misfit(local: Local, at: int, stored: Entry, neighbors: Mapping[str, Entry]) -> Misfit:
+    """Return how a shard is related to its own tensor in a file, or to neighbors of its shape."""
     try:
         if _is_similar(local, stored):
             return Misfit(at, "similar")
-        for name in (local.name, *others) if others else ():
-            neighbor = others[name]
+        for name in (local.name, *neighbors) if neighbors else ():
+            neighbor = neighbors[name]
             if neighbor.shape == local.shape and _has_some_of(local, neighbor):
                 return Misfit(at, "another", name)
     except (DumpError, OSError):  # a file that this rank cannot read gives no note

@@ -75,9 +75,9 @@ def with_moments(
     shared_candidates = _shared_candidates(own_moments, locals_, named | numbered)
     compared = [local for local in own_moments.locals if local.name in shared_candidates]
     by_name, more, _ = fitting({name: shared_candidates[name] for name in sorted(shared_candidates)}, compared)
-    entries = dict(chosen.reference.entries) | {name: one.entry for name, one in by_name.items()}
+    entries = dict(chosen.reference.entries) | {name: candidate.entry for name, candidate in by_name.items()}
     reference = replace(chosen.reference, entries=entries)
-    snapshots = dict(chosen.snapshots) | {name: one.path for name, one in by_name.items()}
+    snapshots = dict(chosen.snapshots) | {name: candidate.path for name, candidate in by_name.items()}
     return replace(chosen, reference=reference, snapshots=snapshots, notes=(*chosen.notes, *more, *notes)), tuple(
         compared
     )
@@ -88,11 +88,13 @@ def _moments(model: nn.Module, locals_: Sequence[Local]) -> Moments:
     from shardviz.live.step.observe import optimizer_states
 
     parameters = {local.name: local for local in locals_ if local.role == "param"}
-    names = {id(one): clean_name(name) for name, one in model.named_parameters()}
+    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
     states: dict[str, Local] = {}
     orders: list[tuple[str, ...]] = []
     for optimizer in _living_optimizers(names):
-        orders.append(tuple(names.get(id(one), "") for group in optimizer.param_groups for one in group["params"]))
+        orders.append(
+            tuple(names.get(id(parameter), "") for group in optimizer.param_groups for parameter in group["params"])
+        )
         for state in optimizer_states(optimizer, model, [*parameters.values()]):
             parameter = parameters.get(state.name.rpartition(".")[0])
             if parameter is not None and state.values.shape == parameter.values.shape and not state.values.is_meta:
@@ -178,7 +180,12 @@ def _are_shaped(
 ) -> bool:
     """Whether numbered states have the shapes of the parameters at their places in an order."""
     names = {str(number): name for number, name in enumerate(order) if name in shapes}
-    return all(entry.shape == shapes[names[one]] for one in states if one in names for entry in states[one].values())
+    return all(
+        entry.shape == shapes[names[number]]
+        for number in states
+        if number in names
+        for entry in states[number].values()
+    )
 
 
 def _shared_candidates(
@@ -212,9 +219,9 @@ def _notes_on_none_loaded(
     """
     notes: list[str] = []
     is_fresh = all(of_all_ranks(all(is_alike(bits_of_tensor(local.values)) for local in moments.locals)))
-    for path in dict.fromkeys(one.path for one in sources if isinstance(one, Loaded) and one.has_states):
-        entries = [one.entry for some in named.values() for one in some if one.path == path]
-        if is_fresh and entries and not is_alike(max(entries, key=lambda one: math.prod(one.shape)).bits):
+    for path in dict.fromkeys(source.path for source in sources if isinstance(source, Loaded) and source.has_states):
+        entries = [candidate.entry for some in named.values() for candidate in some if candidate.path == path]
+        if is_fresh and entries and not is_alike(max(entries, key=lambda entry: math.prod(entry.shape)).bits):
             notes.append(
                 f"whether the optimizer state of {printable(path.name)} was to be loaded: the job read it, and every "
                 "state that its optimizer has is one number throughout, as before any step"
@@ -244,7 +251,7 @@ def _notes_on_ranks_without(moments: Moments, locals_: Sequence[Local]) -> list[
     without: dict[str, list[int]] = defaultdict(list)
     for rank, (params, stated) in enumerate(of_all):
         for name in params - stated:
-            if any(name in others for _, others in of_all):
+            if any(name in names_there for _, names_there in of_all):
                 without[name].append(rank)
     ranks = sorted({rank for some in without.values() for rank in some})
     if not ranks:

@@ -86,7 +86,8 @@ class Loaded:
             return {}
         full_names = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
         loaded = {
-            full_names[name]: self.reference.entries[other] for name, other in self._matched(list(full_names)).items()
+            full_names[name]: self.reference.entries[stored_name]
+            for name, stored_name in self._matched(list(full_names)).items()
         }
         return read_by(root, self.reference) | loaded
 
@@ -149,7 +150,7 @@ def loaded_whole(model: nn.Module, loaded: Loaded, load: Callable[[], nn.Module]
     and where the machine has memory for the whole model twice: the job needs some, too.
     """
     names = [name for name, _ in _named_tensors(model) if loaded.reference.find(name) is None]
-    if not names or not any(isinstance(one, DTensor) for one in model.parameters()):
+    if not names or not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return None
     if not is_first_here(options.session) or not _has_memory(model, loaded.path):
         return None
@@ -227,7 +228,7 @@ class Opened:
         stored_names |= _wrapped_names(
             root, [name for name in names if name not in stored_names], reference, set(stored_names.values())
         )
-        return {name: reference.entries[other] for name, other in stored_names.items()}
+        return {name: reference.entries[stored_name] for name, stored_name in stored_names.items()}
 
     def opened(self) -> Reference | None:
         """Return what it has, if it can be read."""
@@ -238,9 +239,9 @@ class Opened:
 
 def _wrapped_names(root: nn.Module, names: Iterable[str], reference: Reference, used: set[str]) -> dict[str, str]:
     """Return a checkpoint's names for weights whose modules were wrapped since, such as by LoRA."""
-    shapes = {clean_name(name): tuple(one.shape) for _, name, one in named_tensors(root)}
-    others = {name: one.shape for name, one in reference.entries.items() if name not in used}
-    return wrapped_alone(names, others, lambda name, other: shapes.get(name) == others[other])
+    shapes = {clean_name(name): tuple(tensor.shape) for _, name, tensor in named_tensors(root)}
+    unused = {name: entry.shape for name, entry in reference.entries.items() if name not in used}
+    return wrapped_alone(names, unused, lambda name, stored_name: shapes.get(name) == unused[stored_name])
 
 
 def checkpoint_of(file: str | Path) -> tuple[Path, str]:

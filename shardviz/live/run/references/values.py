@@ -133,7 +133,7 @@ class Values:
                 groups[values.storage].append(name)
         tied_names = [tuple(names) for names in groups.values() if len(names) > 1]
         return tied_names + [
-            group for group in self._tied_names(root) if not any(set(group) & set(other) for other in tied_names)
+            group for group in self._tied_names(root) if not any(set(group) & set(tied) for tied in tied_names)
         ]
 
     def _tied_names(self, root: nn.Module) -> Iterator[tuple[str, ...]]:
@@ -188,14 +188,14 @@ def sample(tensor: torch.Tensor) -> int:
 def _living_modules() -> list[nn.Module]:
     """Return every module of this process."""
     # By type(): isinstance would run the code of lazy proxies that say that they are something else.
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    return [one for one in modules if "_modules" in vars(one)]  # a wrapper that is being made has none yet
+    modules = [module for module in gc.get_objects() if issubclass(type(module), nn.Module)]
+    return [module for module in modules if "_modules" in vars(module)]  # a wrapper that is being made has none yet
 
 
 def outermost(module: nn.Module) -> nn.Module:
     """Return the largest living module around one: layers are sharded before the model."""
-    around = (one for one in _living_modules() if any(part is module for part in one.modules()))
-    return max(around, key=lambda one: sum(1 for _ in one.modules()), default=module)
+    around = (candidate for candidate in _living_modules() if any(part is module for part in candidate.modules()))
+    return max(around, key=lambda candidate: sum(1 for _ in candidate.modules()), default=module)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def poison_loaded(module: nn.Module, state_dict: Mapping[str, Any]) -> None:
     """Poison the tensors that a module is about to load, except those it is loaded from."""
     sources = {_storage(value) for value in state_dict.values() if isinstance(value, torch.Tensor)}
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    poison(one for name, one in tensors.items() if name in state_dict and _storage(one) not in sources)
+    poison(tensor for name, tensor in tensors.items() if name in state_dict and _storage(tensor) not in sources)
 
 
 def poison_state(state_dict: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -123,7 +123,7 @@ def poison_state(state_dict: Mapping[str, Any], names: Iterable[str]) -> None:
         names: The names that the checkpoint has.
     """
     loaded_names = set(names)
-    poison(one for name, one in tensors_in(state_dict) if name in loaded_names)
+    poison(tensor for name, tensor in tensors_in(state_dict) if name in loaded_names)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -261,7 +261,7 @@ def _held_entries(
             candidate = Candidate(entries[stored_name], path, is_snapshot=False, is_guess=True)
             candidates.setdefault(name, []).insert(0, candidate)
     several = {name: some for name, some in candidates.items() if len(some) > 1}
-    return {name: one.entry for name, one in fitting(several, locals_)[0].items()}
+    return {name: candidate.entry for name, candidate in fitting(several, locals_)[0].items()}
 
 
 def salt_of(root: Path) -> str:

@@ -45,8 +45,10 @@ def drawn_after_sharding(model: nn.Module, built: nn.Module, mesh: Mesh, rank: i
         rank: This rank.
     """
     wholes = {local.name: local for local in local_tensors(built) if local.role == "param"}
-    locals_ = [one for one in local_tensors(unwrapped(model), mesh) if one.name in wholes and one.role == "param"]
-    shards = {one.name: shard for one in locals_ if (shard := _part(one, wholes[one.name], rank)) is not None}
+    locals_ = [
+        local for local in local_tensors(unwrapped(model), mesh) if local.name in wholes and local.role == "param"
+    ]
+    shards = {local.name: shard for local in locals_ if (shard := _part(local, wholes[local.name], rank)) is not None}
     changed = {name for name, (at, values) in shards.items() if not _is_built(wholes[name], at, values)}
     names = set.union(*of_all_ranks(changed))
     of_all = of_all_ranks({name: part for name, part in shards.items() if name in names}) if names else []
@@ -76,7 +78,7 @@ def _repeats(values: torch.Tensor, count: int) -> bool:
     """Whether the second of so many parts of a dim begins as the first does."""
     starts = ((dim, -(-size // count)) for dim, size in enumerate(values.shape))
     pairs = (tuple(values.select(dim, place) for place in (0, at)) for dim, at in starts if at < values.shape[dim])
-    return any(torch.equal(_bytes(one), _bytes(other)) for one, other in pairs)
+    return any(torch.equal(_bytes(first), _bytes(second)) for first, second in pairs)
 
 
 def as_built(model: nn.Module, wholes: Mapping[str, Local], mesh: Mesh, rank: int) -> list[str]:

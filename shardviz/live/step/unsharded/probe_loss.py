@@ -72,14 +72,14 @@ def _has_different_loss(step: StepResult, reference: UnshardedStep) -> bool:
     loss_ways = [(loss, ways) for loss, *ways in of_all if ways[0]]
     near = max(SINGLE, ROUNDINGS_OF_ONE * reference.precision)
 
-    def are(actual: Sequence[float], wanted: Sequence[float]) -> bool:
-        return bool(np.allclose(actual, wanted, rtol=near, atol=0.0, equal_nan=True))
+    def are(actual: Sequence[float], expected: Sequence[float]) -> bool:
+        return bool(np.allclose(actual, expected, rtol=near, atol=0.0, equal_nan=True))
 
     if not np.all(np.isfinite(losses)) or are([float(np.mean(losses))], [_number(reference.step.loss)]):
         return False
     own_losses = [loss for loss, _ in loss_ways]
-    candidates = [one for way in (0, 1) for one in _losses([ways[way] for _, ways in loss_ways])]
-    return not loss_ways or not any(are(own_losses, wanted) for wanted in candidates)
+    candidates = [losses_of_way for way in (0, 1) for losses_of_way in _losses([ways[way] for _, ways in loss_ways])]
+    return not loss_ways or not any(are(own_losses, expected) for expected in candidates)
 
 
 def _losses(of_all: Sequence[Sequence[float]]) -> Iterator[list[float]]:
@@ -135,7 +135,7 @@ def _loss_and_gradients(probe: ModuleType, model: nn.Module, batch: Batch) -> to
     torch.manual_seed(2)
     loss = loss_of(probe, model, batch)
     torch.autograd.backward(loss)
-    parts = [loss.detach(), *(one.grad for one in model.parameters() if one.grad is not None)]
+    parts = [loss.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
     return torch.cat([part.detach().reshape(-1).double().cpu() for part in parts])
 
 

@@ -119,7 +119,7 @@ class UnshardedStep:
     def clipped(self, step: StepResult, probe: ModuleType, batch: Batch) -> UnshardedStep:
         """Clip its gradients as the sharded step clipped its own. Every rank calls this."""
         clips = () if self.has_own_loss else agreed_clips(step.clips, self.model)
-        models = [self.model, *(other.model for other in (self.whole, self.moved) if other is not None)]
+        models = [self.model, *(step.model for step in (self.whole, self.moved) if step is not None)]
         for clip, model in product(clips, models):
             clip.apply(model)
         logged = logged_by(probe, self.model, batch, self.step.loss) if clips else self.step.logged
@@ -197,7 +197,10 @@ def stepped(
             loss = loss_of(probe, model, part_of(batch, number, parts, dim)) / parts
             torch.autograd.backward(loss)
             losses.append(loss.detach())
-    draws = any(not torch.equal(one, other) for one, other in zip(states, _generators(), strict=False))
+    draws = any(
+        not torch.equal(before_state, after_state)
+        for before_state, after_state in zip(states, _generators(), strict=False)
+    )
     outputs = [output for output in observation.outputs if output.ndim]
     output = None if not outputs else torch.cat(outputs, dim) if parts > 1 else outputs[-1]
     loss = torch.stack(losses).sum()
