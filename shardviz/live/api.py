@@ -159,9 +159,8 @@ def capture_by_reference(
         command: The command that the dump is of; the process's own by default.
     """
     reference, names = source.reference, source.names
-    locals_ = [
-        local for local in pipeline_part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not local.unknown
-    ]
+    tensors = pipeline_part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
+    locals_ = [local for local in tensors if not local.unknown]
     moments = [replace(local, name=pipeline_part.prefix + local.name) for local in source.moments]
     locals_ += moments
     before = [tuple(pipeline_part.prefix + name for name in together) for together in source.tied]
