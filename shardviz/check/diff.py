@@ -92,7 +92,7 @@ class Difference:
         """That nothing was compared, and why, in a line; empty if something was."""
         if self or self.num_compared or self.step.num_compared:
             return ""
-        reasons = [one.why for one in self.not_compared] or ["neither dump has a weight or a buffer"]
+        reasons = [unchecked.why for unchecked in self.not_compared] or ["neither dump has a weight or a buffer"]
         return f"nothing was compared: {'; '.join(reasons)}"
 
     def to_json(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def compare(
         results = [NotChecked("", f"layouts: the {which} dump has a step's trace and no weights", "order")]
     elif not any(before.at(moment) and after.at(moment) for moment in MOMENTS):
         results += [result for role in ROLES for result in _layout_changes(before, after, role)]
-    results = [_unless_unread(result, before, after) if isinstance(result, Change) else result for result in results]
+    results = [_change_or_unread(result, before, after) if isinstance(result, Change) else result for result in results]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
     relaid = [change for change in changes if step.is_of_jobs and _is_of_layout(change, before, after)]
     unchecked_results = [result for result in results if isinstance(result, NotChecked)]
@@ -146,7 +146,7 @@ def compare(
         gained,
         lost,
         tuple(dict.fromkeys((*unread, *not_compared, *without))),
-        sum(len(_kept(before, role).keys() & _kept(after, role).keys()) for role in ROLES),
+        sum(len(_tensors_by_name(before, role).keys() & _tensors_by_name(after, role).keys()) for role in ROLES),
         step,
         tuple(relaid),
         plans.sizes if plans is not None else (),
@@ -160,32 +160,34 @@ def _is_trace_alone(dump: Dump) -> bool:
 
 
 def _is_of_layout(change: Change, before: Dump, after: Dump) -> bool:
-    """Whether a change follows from another layout; a tensor that was cut by hand has the shape of one rank's part."""
+    """Whether a change follows from a different layout; a plain tensor's shape is its shard's."""
     if change.aspect != "shape":
         return change.aspect == "claimed"
-    tensors = (_kept(dump, role).get(change.tensor) for dump in (before, after) for role in ROLES)
+    tensors = (_tensors_by_name(dump, role).get(change.tensor) for dump in (before, after) for role in ROLES)
     return any(tensor is not None and tensor.claimed is None for tensor in tensors)
 
 
 def _is_of_values(unchecked: NotChecked) -> bool:
-    """Whether a tensor's values could not be compared; if two jobs' steps are, their traces compare the values."""
+    """Whether a tensor's values could not be compared; two jobs' traces compare them instead."""
     return bool(unchecked.tensor) and unchecked.about == "values"
 
 
 def _only_in(report: Report, second_report: Report, dump: Dump) -> tuple[Finding, ...]:
     """Return the findings that only the first report has; the rest of a group is one finding."""
     keys = {(finding.kind, finding.tensor) for finding in ungrouped(second_report.findings)}
-    only_here = [one for one in ungrouped(report.findings) if (one.kind, one.tensor) not in keys]
+    only_here = [finding for finding in ungrouped(report.findings) if (finding.kind, finding.tensor) not in keys]
     return tuple(grouped(only_here, ranks_by_name(dump) if only_here else {}))
 
 
-def _unless_unread(change: Change, before: Dump, after: Dump) -> Change | NotChecked:
+def _change_or_unread(change: Change, before: Dump, after: Dump) -> Change | NotChecked:
     """Return a change; not checked if ranks that were not read may have the tensor."""
     if change.aspect != "presence":
         return change
     dumps = (("first", before, after), ("second", after, before))
     for which, dump, counterpart in dumps:
-        firsts, seconds = ([_kept(each, role).get(change.tensor) for role in ROLES] for each in (dump, counterpart))
+        firsts, seconds = (
+            [_tensors_by_name(each, role).get(change.tensor) for role in ROLES] for each in (dump, counterpart)
+        )
         for present, tensor in zip(firsts, seconds, strict=True):
             if present is None and tensor is not None and may_have(dump, counterpart, tensor):
                 ranks = named_ranks(unread_ranks(dump))
@@ -203,13 +205,15 @@ def _moment_changes(laid_out: tuple[LaidOut, LaidOut], moment: Kept, role: str) 
     for name in dict.fromkeys([*first_tensors, *second_tensors]):
         first, second = first_tensors.get(name), second_tensors.get(name)
         if first is None or second is None:
-            tensors = (tensor or _kept(dump, role).get(name) for tensor, dump in ((first, before), (second, after)))
+            tensors = (
+                tensor or _tensors_by_name(dump, role).get(name) for tensor, dump in ((first, before), (second, after))
+            )
             yield from _only_one_has(name, *tensors)
             continue
         yield from _tensor_changes(name, first, second)
         if moment == "stamped":
             was, now = held_text(laid_out[0], first, name), held_text(laid_out[1], second, name)
-            if (was, now) != (_claimed(first), _claimed(second)):
+            if (was, now) != (_layout_text(first), _layout_text(second)):
                 yield from _change(name, "held", was, now)
         elif before.files.planned is None and after.files.planned is None:
             yield from _value_changes(name, (before, first), (after, second))
@@ -218,31 +222,31 @@ def _moment_changes(laid_out: tuple[LaidOut, LaidOut], moment: Kept, role: str) 
 def _only_one_has(name: str, first: Tensor | None, second: Tensor | None) -> Iterator[Change | NotChecked]:
     """Compare a tensor that the dumps have at different moments, or only one dump has."""
     if first is None or second is None:
-        yield Change(name, "presence", _present(first), _present(second))
+        yield Change(name, "presence", _dtype_and_shape(first), _dtype_and_shape(second))
         return
     yield from _tensor_changes(name, first, second)
     which = "first" if first.moment == "stamped" else "second"
     yield NotChecked(name, f"where its elements are: only the {which} dump has them", "values")
 
 
-def _kept(dump: Dump, role: str) -> dict[str, Tensor]:
+def _tensors_by_name(dump: Dump, role: str) -> dict[str, Tensor]:
     """Return the tensors of a role by name, from whichever moment the dump has them."""
     return {name: tensor for moment in MOMENTS for name, tensor in dump.by_name(moment, role).items()}
 
 
 def _layout_changes(before: Dump, after: Dump, role: str) -> Iterator[Change]:
     """Yield layout changes if only one dump has ids, whose dtypes may differ."""
-    firsts, seconds = _kept(before, role), _kept(after, role)
+    firsts, seconds = _tensors_by_name(before, role), _tensors_by_name(after, role)
     for name in dict.fromkeys([*firsts, *seconds]):
         tensor, counterpart = firsts.get(name), seconds.get(name)
         if tensor is None or counterpart is None:
-            yield Change(name, "presence", _present(tensor), _present(counterpart))
+            yield Change(name, "presence", _dtype_and_shape(tensor), _dtype_and_shape(counterpart))
             continue
         yield from _change(name, "shape", str(list(tensor.shape)), str(list(counterpart.shape)))
-        yield from _change(name, "claimed", _claimed(tensor), _claimed(counterpart))
+        yield from _change(name, "claimed", _layout_text(tensor), _layout_text(counterpart))
 
 
-def _present(tensor: Tensor | None) -> str:
+def _dtype_and_shape(tensor: Tensor | None) -> str:
     return "absent" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
 
 
@@ -254,10 +258,10 @@ def _change(name: str, aspect: Aspect, before: str, after: str) -> Iterator[Chan
 def _tensor_changes(name: str, before: Tensor, after: Tensor) -> Iterator[Change]:
     yield from _change(name, "shape", str(list(before.shape)), str(list(after.shape)))
     yield from _change(name, "dtype", before.dtype, after.dtype)
-    yield from _change(name, "claimed", _claimed(before), _claimed(after))
+    yield from _change(name, "claimed", _layout_text(before), _layout_text(after))
 
 
-def _claimed(tensor: Tensor) -> str:
+def _layout_text(tensor: Tensor) -> str:
     return write(tensor.claimed) + f" on {tensor.claimed.mesh}" if tensor.claimed else "plain"
 
 

@@ -1,4 +1,4 @@
-"""One cause on many tensors is one finding: findings that differ only in their tensor are put together.
+"""One cause on many tensors is one finding: findings that differ only in their tensor merge.
 
 Findings belong together that have the same kind and the same cause with the same fields but the tensor, on the same
 ranks, or each on all ranks that have its tensor, as on the stages of a pipeline; of a step's results the ranks may
@@ -36,7 +36,7 @@ def grouped(findings: Sequence[Finding], ranks_of: Mapping[str, frozenset[int]] 
         # A tensor may have a finding twice, as weight and as state: the second ones are a group of their own.
         times[key, finding.tensor] += 1
         groups.setdefault((key, times[key, finding.tensor]), []).append(finding)
-    return [_as_one(members) for members in groups.values()]
+    return [_merge(members) for members in groups.values()]
 
 
 def ranks_by_name(dump: Dump) -> dict[str, frozenset[int]]:
@@ -63,7 +63,7 @@ def _key(finding: Finding, ranks_of: Mapping[str, frozenset[int]]) -> Hashable:
     return finding.kind, finding.severity, finding.generic, ranks, cause, finding.refs, numbers
 
 
-def _as_one(members: Sequence[Finding]) -> Finding:
+def _merge(members: Sequence[Finding]) -> Finding:
     """Return the finding of all members, with the numbers of the first."""
     first = members[0]
     if len(members) == 1:

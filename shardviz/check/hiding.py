@@ -38,7 +38,11 @@ def unhidden(
     for cause in causes:
         if isinstance(cause, Finding):
             cause_kinds.setdefault("" if anywhere else cause.tensor, set()).add(cause.kind)
-    return [one for one in results if not follows_from(one) & cause_kinds.get("" if anywhere else one.tensor, set())]
+    return [
+        result
+        for result in results
+        if not follows_from(result) & cause_kinds.get("" if anywhere else result.tensor, set())
+    ]
 
 
 def follows_from(outcome: Finding | NotChecked) -> frozenset[Kind]:

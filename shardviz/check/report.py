@@ -116,7 +116,7 @@ class Report:
 def _names_of(folds: Sequence[Fold]) -> str:
     """Return the names of folds, with the number of tensors if there is no room for all of them."""
     names = listed(folds, MOST_NAMES)
-    tensors = sum(1 for one in folds for _ in one.names())
+    tensors = sum(1 for fold in folds for _ in fold.names())
     return f"{counted(tensors, 'tensor')} ({names})" if len(folds) > MOST_NAMES else names
 
 

@@ -90,15 +90,15 @@ def report_on(dump: Dump) -> Report:
     laid_out = LaidOut(dump)
     if dump.files.planned is not None:
         return _report(dump, laid_out, list(check_planned(dump)))
-    weights = [*with_one_order(_of_shards(laid_out), laid_out), *_of_run(dump)]
+    weights = [*with_one_order(_check_shards(laid_out), laid_out), *_check_run(dump)]
     told_right: dict[Place, bool] = {}
-    step = with_unread(dump, with_lines(dump, _of_step(laid_out, _findings(weights), told_right)))
+    step = with_unread(dump, with_lines(dump, _check_step(laid_out, _findings(weights), told_right)))
     results = _without_rates([*weights, *step, *check_collectives(dump)])
     return replace(_report(dump, laid_out, results), compared=told_right)
 
 
 def _without_rates(results: list[Result]) -> list[Result]:
-    """Return results without the notes that learning rates differ, if a finding about a weight's step says so."""
+    """Drop notes on different learning rates if a finding about a weight's step covers them."""
     causes = [finding.explanation for finding in _findings(results)]
     if not any(isinstance(cause, AnotherLearningRate | RepeatedStep) for cause in causes):
         return results
@@ -128,7 +128,7 @@ def _findings(results: Iterable[Result]) -> list[Finding]:
     return [result for result in results if isinstance(result, Finding)]
 
 
-def _of_shards(laid_out: LaidOut) -> list[Result]:
+def _check_shards(laid_out: LaidOut) -> list[Result]:
     """Return findings from ids and initial values, without consequences of other findings."""
     dump = laid_out.dump
     ordered = list(check_sequence(laid_out))
@@ -141,7 +141,7 @@ def _of_shards(laid_out: LaidOut) -> list[Result]:
     return of_masters(dump, [*of_ids, *unhidden(of_values, of_ids)])
 
 
-def _of_run(dump: Dump) -> Iterator[Result]:
+def _check_run(dump: Dump) -> Iterator[Result]:
     """Yield what concerns the run as a whole, or a tensor's record rather than its content."""
     yield from check_completeness(dump)
     yield from check_rank_order(dump)
@@ -152,7 +152,7 @@ def _of_run(dump: Dump) -> Iterator[Result]:
     yield from _not_checked_by_ranks(dump)
 
 
-def _of_step(laid_out: LaidOut, weights: list[Finding], told_right: dict[Place, bool]) -> Iterator[Result]:
+def _check_step(laid_out: LaidOut, weights: list[Finding], told_right: dict[Place, bool]) -> Iterator[Result]:
     """Yield the findings of a step and its update, and the gradients that cannot show anything."""
     dump = laid_out.dump
     outcomes = with_suspects(check_step(dump, weights, told_right), laid_out, weights)
@@ -188,7 +188,7 @@ def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
 
 
 def _about(dump: Dump, name: str, ranks: list[int]) -> About:
-    """Return the subject of a check that ranks could not make; not the order, if they wrote the ids anyway."""
+    """Return what a rank's missing check is about; not the order, if ids were written anyway."""
     if not name:
         return "run"
     if any(name in dump.files.ranks[rank].without_ids for rank in ranks):
@@ -203,7 +203,7 @@ def _place(name: str, order: dict[str, int]) -> tuple[object, ...]:
 
 
 def _check_stamped(laid_out: LaidOut, tensor: Tensor) -> Iterator[Result]:
-    """Check a tensor, or a fold once for all of its names, unless they have ids or intentions of their own."""
+    """Check a tensor, or a fold once for all names with the same ids and expectations."""
     dump = laid_out.dump
     as_claimed = is_as_claimed(dump, tensor)
     dense = any(shard.body.dense for shard in tensor.shards.values())
@@ -227,7 +227,7 @@ def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> 
         order = split_order(intended)[1]
         for laid in laid_out.cases(tensor, name) if not of_name else ():
             case = laid if order is None else laid.in_order(order)
-            results, expected = _not_reordered(laid, _check_case(case), order), laid.claimed
+            results, expected = _with_missing_reorder(laid, _check_case(case), order), laid.claimed
             if not results and intended:
                 results, expected = list(check_intent(case, intended)), wanted_layout(case, intended)
             pair = PairOfIds(laid_out, tensor, name, laid.mesh, expected if results else laid.claimed, order)
@@ -235,10 +235,10 @@ def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> 
             of_name += (result.seen_in(pair) if isinstance(result, Finding) else result for result in results)
     except ShardvizError as error:
         return [NotChecked(name, error.message, "order")]
-    return [_as_intended(result, intended) if isinstance(result, Finding) else result for result in of_name]
+    return [_with_intention(result, intended) if isinstance(result, Finding) else result for result in of_name]
 
 
-def _not_reordered(case: Case, results: list[Result], order: DimOrder | None) -> list[Result]:
+def _with_missing_reorder(case: Case, results: list[Result], order: DimOrder | None) -> list[Result]:
     """Give findings their cause if an order is expected of a tensor that is still in its own."""
     if order is None or not case.as_claimed:
         return results
@@ -246,8 +246,8 @@ def _not_reordered(case: Case, results: list[Result], order: DimOrder | None) ->
     return [result.because(cause) if isinstance(result, Finding) else result for result in results]
 
 
-def _as_intended(finding: Finding, intended: str) -> Finding:
-    """Return a finding with what was intended, and that places are counted in an intended order, if there is one."""
+def _with_intention(finding: Finding, intended: str) -> Finding:
+    """Add the expected layout to a finding, and whether it counts places in its order."""
     counted = ("places are counted in the order that is expected",) if split_order(intended)[1] is not None else ()
     return replace(finding, intended=intended, details=(*finding.details, *counted))
 
@@ -259,7 +259,7 @@ def _check_case(case: Case) -> list[Result]:
     if case.as_claimed and len({shard.layout for shard in case.shards.values()}) == 1:
         return []
     if case.claimed is not None and case.claimed.partial and case.held is not case.claimed:
-        why = f"a sum over {_pending(case)} is pending, so the values that ranks hold are not ids"
+        why = f"a sum over {_pending_text(case)} is pending, so the values that ranks hold are not ids"
         return [NotChecked(case.name, why, "order")]
     recomputed = [*check_recomputed(case), *check_plain_copies(case)]
     if recomputed:
@@ -271,6 +271,6 @@ def _check_case(case: Case) -> list[Result]:
     return [*labels, *unhidden(list(check_foreign(case)) or list(check_places(case)), labels)]
 
 
-def _pending(case: Case) -> str:
+def _pending_text(case: Case) -> str:
     assert case.claimed is not None
     return ", ".join(axis for axis, _ in case.claimed.partial)

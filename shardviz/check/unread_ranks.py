@@ -1,4 +1,4 @@
-"""Ranks of a dump whose files are missing or damaged, as far as a comparison goes: what they hold is not known."""
+"""Ranks with missing or damaged files, in a comparison: what they hold is not known."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def split_by_certainty(
         which: `first` or `second`.
     """
     ranks = unread_ranks(dump)
-    certain = tuple(one for one in findings if not ranks or (one.kind == "incomplete" and not one.tensor))
+    certain = tuple(
+        finding for finding in findings if not ranks or (finding.kind == "incomplete" and not finding.tensor)
+    )
     if certain == findings:
         return findings, ()
     count = counted(len(findings) - len(certain), "finding")

@@ -1,4 +1,4 @@
-"""Which tensors are listed, and with what verdict: the same in text, on a page and in the viewer.
+"""Which tensors are listed, with what verdict: the same in text, pages and the viewer.
 
 `terminal.Glyphs` has the glyphs of the verdicts.
 """
@@ -54,7 +54,7 @@ def state_of(dump: Dump, tensor: Tensor, name: str, report: Report) -> State:
 
 
 def recorded(dump: Dump) -> Iterator[tuple[Tensor, str]]:
-    """Yield every tensor of a run at each moment, with each of its names; not the unsharded model's."""
+    """Yield a run's tensors at each moment, with each name; without the unsharded model's."""
     run_tensors = (tensor for tensor in dump.tensors if tensor.moment not in ("reference", "updated"))
     yield from ((tensor, name) for tensor in run_tensors for name in tensor.names)
 
@@ -65,7 +65,7 @@ def verdict_on(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report)
     Without a finding it is "not checked" unless something that it should be compared was compared.
     """
     name_list = list(names)
-    verdicts: list[Verdict] = [one.severity for name in name_list for one in report.findings_of.get(name, ())]
+    verdicts: list[Verdict] = [finding.severity for name in name_list for finding in report.findings_of.get(name, ())]
     if any(state_of(dump, tensor, name, report) in ("not checked", "cannot tell") for name in name_list):
         verdicts.append("unknown")
     return worst(verdicts)
@@ -86,7 +86,7 @@ def captured(dump: Dump) -> list[Tensor]:
 
 
 def is_listed(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report | None) -> bool:
-    """Whether a tensor is listed unless more is asked for: all of a model is, and results of a step that are noted.
+    """Whether a tensor is listed by default: all of a model, and a step's reported results.
 
     A gradient, an optimizer state and an output for every layer would bury the rest. Where neither ids nor the model's
     own values were captured, everything is listed.
@@ -98,7 +98,7 @@ def is_listed(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report |
 
 
 def is_of_model(tensor: Tensor) -> bool:
-    """Whether a tensor is one of the model's, or a master copy of one: they are counted, and have verdicts."""
+    """Whether a tensor is the model's or a master copy, and so is counted and has a verdict."""
     return tensor.role in WEIGHTS or (tensor.role == "optim" and tensor.moment == "stamped")
 
 
@@ -126,8 +126,8 @@ def nothing_checked(dump: Dump, report: Report) -> str:
         return ""
     weights = [tensor for tensor in dump.tensors if is_of_model(tensor) and tensor.moment in ("stamped", "initial")]
     names = {name for tensor in weights for name in tensor.names if verdict_on(dump, tensor, [name], report) == "good"}
-    unchecked = {one.tensor for one in report.not_checked if one.about in ("order", "no-ids")}
+    unchecked = {result.tensor for result in report.not_checked if result.about in ("order", "no-ids")}
     if names - unchecked or next(compared(dump), None) is not None:
         return ""
-    reasons = sorted({one.why for one in report.not_checked if one.about in ("order", "no-ids")})
+    reasons = sorted({result.why for result in report.not_checked if result.about in ("order", "no-ids")})
     return f"nothing was checked in {counted(report.num_tensors, 'tensor')}" + (f": {reasons[0]}" if reasons else "")

@@ -1,1 +1,1 @@
-"""The half of shardviz that needs torch: launch ranks, stamp weights, capture what each rank holds."""
+"""The half of shardviz that needs torch: launch ranks, stamp weights, capture tensors."""

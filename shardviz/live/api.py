@@ -1,4 +1,4 @@
-"""The functions for users' own jobs: capture the tensors of every rank, or run a file as a probe."""
+"""The functions for users' jobs: capture every rank's tensors, or run a file as a probe."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def capture(
     intended: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Path:
-    """Write a dump of the tensors that every rank holds of a model. Every rank of the job calls this.
+    """Write a dump of the tensors that every rank holds of a model. Every rank calls this.
 
     Args:
         model: The sharded model; in a pipeline, this rank's stage.
@@ -145,7 +145,7 @@ def capture_by_reference(
     force: bool,
     command: tuple[str, ...] = (),
 ) -> Path:
-    """Write a dump whose ids are the places of the model's values in a reference. Every rank of the job calls this.
+    """Write a dump whose ids are places in a reference. Every rank of the job calls this.
 
     Args:
         model: As for `capture`, as are the others.
@@ -159,8 +159,9 @@ def capture_by_reference(
         command: The command that the dump is of; the process's own by default.
     """
     reference, names = source.reference, source.names
-    locals_ = [one for one in pipeline_part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
-    moments = [replace(one, name=pipeline_part.prefix + one.name) for one in source.moments]
+    tensors = pipeline_part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
+    locals_ = [local for local in tensors if not local.unknown]
+    moments = [replace(local, name=pipeline_part.prefix + local.name) for local in source.moments]
     locals_ += moments
     before = [tuple(pipeline_part.prefix + name for name in together) for together in source.tied]
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
@@ -204,7 +205,9 @@ def capture_sharding(
     intended: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Path:
-    """Build, stamp and shard a model in any dtype, and write a dump of the result. Every rank of the job calls this.
+    """Build, stamp and shard a model, and write a dump of it. Every rank calls this.
+
+    The model may have any dtype.
 
     The model is built and sharded several times: once unchanged, for its own values, and then stamped. It is stamped in
     float64, or, if sharding casts it to a narrower dtype, with one digit of the ids per pass. Random states are
@@ -283,7 +286,7 @@ def add_model(
         if local.name not in placed and (stamps is None or local.unknown or local.name not in rank_capture.stamps):
             rank_capture.add_values(local, "initial")
     return (
-        add_ids(rank_capture, [one for one in locals_ if not one.unknown], stamps, pipeline_part)
+        add_ids(rank_capture, [local for local in locals_ if not local.unknown], stamps, pipeline_part)
         if stamps is not None
         else 0
     )

@@ -1,4 +1,4 @@
-"""The dump of a running job: folders are made before any rank captures, and complete on every rank afterwards.
+"""A running job's dump: folders exist before any rank captures, and are complete after.
 
 Ranks whose machines share a disk share a folder; each machine with a disk of its own keeps the files of its own ranks.
 """
@@ -42,7 +42,7 @@ def dump_of_job(
     reference: str = "",
     command: tuple[str, ...] = (),
 ) -> Iterator[Capture]:
-    """Yield a capture to fill, then write it; all ranks have a folder before, and a complete one after.
+    """Yield a capture to fill, then write it; every rank ends up with a complete folder.
 
     Raises:
         DumpError: A folder may not be replaced, or a rank cannot write its file.
@@ -79,7 +79,7 @@ def dump_of_job(
 
 
 def made_folder(folder: Path, run_id: str, *, force: bool) -> bool:
-    """Have a rank of each machine, or of several that share a disk, make the dump's folder. Every rank calls this.
+    """Make the dump's folder on one rank per machine or shared disk. Every rank calls this.
 
     Returns:
         Whether this rank made it, and writes what is true of the whole run.
@@ -88,7 +88,7 @@ def made_folder(folder: Path, run_id: str, *, force: bool) -> bool:
         DumpError: Something is there that may not be replaced; every rank raises it.
     """
     rank = distributed.get_rank()
-    marks = [folder.with_name(f".{folder.name}.{run_id}.{one}.tmp") for one in range(rank + 1)]
+    marks = [folder.with_name(f".{folder.name}.{run_id}.{number}.tmp") for number in range(rank + 1)]
     try:
         with suppress(OSError, ValueError):  # whoever makes the folder says why
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def made_folder(folder: Path, run_id: str, *, force: bool) -> bool:
 
 
 def _refusal(folder: Path, *, force: bool) -> DumpError | None:
-    """Make the folder; return the error instead of raising it, because ranks that wait for this one would hang."""
+    """Make the folder and return any error: ranks that wait for this one would hang."""
     try:
         prepare_folder(folder, force=force)
     except DumpError as error:

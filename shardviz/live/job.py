@@ -1,4 +1,4 @@
-"""A probe as a job: the arguments that every rank gets, and its launch. Importable without torch."""
+"""A probe as a job: every rank's arguments, and its launch. Importable without torch."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ProbeJob:
         timeout: float = TIMEOUT,
         on_output: OnOutput | None = None,
     ) -> None:
-        """Run the probe on new ranks of this machine; arguments and errors are those of `world.launch`."""
+        """Run the probe on new ranks of this machine; arguments and errors as for `world.launch`."""
         world.prepare(method, also=(TASK.partition(":")[0],))
         world.launch(
             TASK,

@@ -1,4 +1,4 @@
-"""Which files a probe is made of: the modules that it imports from outside the libraries, with a stamp of each.
+"""The files of a probe: modules imported from outside the libraries, each with a stamp.
 
 A rank notes a file as Python looks for it, so that a change during a run is one since. Such modules are always read
 from their source: Python takes old bytecode for that of a file of the same size that was saved in the same second.
@@ -55,7 +55,7 @@ def noting(notes: Path | None, *, writes: bool) -> Iterator[None]:
     if notes is None:
         yield
         return
-    finder = _Noting(notes if writes else None)
+    finder = _NotingFinder(notes if writes else None)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -97,7 +97,7 @@ def load_file(path: Path, name: str) -> ModuleType:
     return module
 
 
-class _Noting(MetaPathFinder):
+class _NotingFinder(MetaPathFinder):
     """Ask the other finders, and note where they find or could have found a user's module."""
 
     def __init__(self, notes: Path | None) -> None:
@@ -108,9 +108,9 @@ class _Noting(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return what the others find."""
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        specs = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next((one for one in specs if one is not None), None)
+        finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        specs = (finder.find_spec(fullname, path, target) for finder in finders)
+        spec = next((candidate for candidate in specs if candidate is not None), None)
         if spec is None:
             self._note(_places(fullname, path))
         elif spec.origin and spec.has_location and not is_library(spec.origin):

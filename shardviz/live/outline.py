@@ -22,7 +22,7 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def tensors_of(text: str) -> tuple[Tensors, dict[str, str]]:
-    """Build a model and return what its state dict has, and the tied names, each with the first of its tensor.
+    """Build a model and return its state dict's tensors, and tied names with their first.
 
     Args:
         text: `path/to/file.py`, `path/to/file.py:function` or the name of a probe.
@@ -30,7 +30,7 @@ def tensors_of(text: str) -> tuple[Tensors, dict[str, str]]:
     Raises:
         ProbeError: There is no such file, function or probe, or it does not return a module.
     """
-    model = _built(text)
+    model = _build(text)
     tensors: Tensors = {}
     tied: dict[str, str] = {}
     firsts: dict[int, str] = {}
@@ -43,11 +43,11 @@ def tensors_of(text: str) -> tuple[Tensors, dict[str, str]]:
     return tensors, tied
 
 
-def _built(text: str) -> nn.Module:
+def _build(text: str) -> nn.Module:
     path, _, function = text.partition(":")
     module, build = (_module(Path(path)), function or "build") if path.endswith(".py") else _probe(text)
     if not callable(getattr(module, build, None)):
-        names = [name for name, found in vars(module).items() if callable(found) and not name.startswith("_")]
+        names = [name for name, member in vars(module).items() if callable(member) and not name.startswith("_")]
         hint = f"name the function that returns the model: {path}:{names[0]}" if names else "define build()"
         raise ProbeError(f"{path} has no {build}()", hint)
     try:

@@ -1,4 +1,4 @@
-"""Run a probe on this rank: build, stamp, parallelize, capture; once with the model's own values and once with ids."""
+"""Run a probe on this rank: once with the model's own values and once with ids."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def run_probe(world: World, job: ProbeJob) -> bool:
-    """Run a probe on this rank and write the rank's file; one rank that reaches the folder writes `run.json` too.
+    """Run a probe on this rank and write its file; one rank writes `run.json` too.
 
     Returns:
         Whether this rank is that one.
@@ -147,7 +147,7 @@ class ProbeOnRank:
         return (*getattr(self.probe, "BATCH_AXES", ()), *self.part.axes)
 
     def capture_initial(self) -> None:
-        """Capture the model's own values after sharding: some bugs show only in real values, not in ids."""
+        """Capture the model's values after sharding: some bugs show in values but not in ids."""
         built = self.built()
         shapes = {local.name: local.shape for local in local_tensors(built)}
         wholes = repeating(built, self.job.mesh)
@@ -166,7 +166,7 @@ class ProbeOnRank:
         self.capture.add_meshes(model)
 
     def capture_stamped(self) -> Stamped:
-        """Capture where every element went, by its id, and the tensors that torch gathers from the shards."""
+        """Capture every element's place by its id, and the tensors that torch gathers."""
         return capture_passes(self.capture, Sharding(self.built, self.parallelized, self.job.mesh), self.part)
 
     def built(self) -> nn.Module:
@@ -184,7 +184,7 @@ class ProbeOnRank:
         return model if returned is None else returned
 
     def initialized(self, model: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
-        """Let a probe fill a model that it shards before it has values; stamped weights are left as they are."""
+        """Let a probe fill a model sharded without values; stamped weights stay as they are."""
         if hasattr(self.probe, "initialize"):
             self.probe.initialize(model, mesh or self.device_mesh)
         return model

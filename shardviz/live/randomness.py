@@ -1,4 +1,4 @@
-"""Random states of a job that is watched: whatever shardviz draws, the job draws what it would have drawn."""
+"""A watched job's random states: shardviz's draws do not change what the job draws."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def kept_random_states() -> AbstractContextManager[None]:
-    """Restore torch's random states afterwards: the CPU's, and this rank's own device's if it has used one.
+    """Restore torch's random states afterwards: the CPU's, and this rank's GPU's if used.
 
     torch's `fork_rng` by itself takes every GPU of the machine, seven of them other ranks', and warns about it.
     """

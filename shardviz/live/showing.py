@@ -1,4 +1,4 @@
-"""torch's own objects for `shardviz.show`: the placements of a DTensor, the layouts in a module."""
+"""torch's objects for `shardviz.show`: a DTensor's placements, a module's layouts."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ def mesh_of(what: object) -> Mesh | None:
 
 
 def claimed_of(what: object, name: str | None) -> tuple[Layout, str, str] | None:
-    """Return the layout, dtype and name of a tensor, or of the one called `name` in a module; else None.
+    """Return the layout, dtype and name of a tensor, or of a module's tensor `name`; else None.
 
     Raises:
         ShardvizError: The tensor is plain, or the module has no tensor of that name.
     """
     if isinstance(what, torch.Tensor):
-        return _claimed(of_tensor("", "param", what))
+        return _layout_dtype_name(of_tensor("", "param", what))
     if not isinstance(what, nn.Module) or name is None:
         return None
     tensors = {local.name: local for local in local_tensors(what)}
     if name not in tensors:
         raise ShardvizError(f"the module has no tensor {name!r}", did_you_mean(name, tensors))
-    return _claimed(tensors[name])
+    return _layout_dtype_name(tensors[name])
 
 
 def table_of(what: object) -> list[tuple[str, str]] | None:
-    """Return every tensor of a module with its layout in the notation; None for anything but a module."""
-    return [(local.name, _described(local)) for local in local_tensors(what)] if isinstance(what, nn.Module) else None
+    """Return a module's tensors, each with its layout in the notation; else None."""
+    return [(local.name, _layout_text(local)) for local in local_tensors(what)] if isinstance(what, nn.Module) else None
 
 
-def _described(local: Local) -> str:
+def _layout_text(local: Local) -> str:
     layout = _layout(local)
     if layout is None:
         return f"{dtype_name(local.values.dtype)}[{', '.join(map(str, local.shape))}] plain"
     return f"{notation.write(layout, dtype_name(local.values.dtype))}  on mesh {layout.mesh}"
 
 
-def _claimed(local: Local) -> tuple[Layout, str, str]:
+def _layout_dtype_name(local: Local) -> tuple[Layout, str, str]:
     layout = _layout(local)
     if layout is None:
         raise ShardvizError(

@@ -1,4 +1,4 @@
-"""Which modules of a step are followed: what `shardviz probe --trace` asks for. Importable without torch."""
+"""Which modules of a step `shardviz probe --trace` follows. Importable without torch."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _QUIET_NAN = 0x7FC0
 
 
 def is_narrower(dtype: str, than: str) -> bool:
-    """Whether a type is the one to round to, of two: the one with fewer bytes, bfloat16 rather than float16."""
+    """Whether a dtype is the narrower of two: fewer bytes; bfloat16 rather than float16."""
     return (itemsize(dtype), dtype != _BFLOAT16) < (itemsize(than), than != _BFLOAT16)
 
 
@@ -46,7 +46,7 @@ def cast(bits: NDArray[Any], dtype: str, to: str) -> NDArray[Any] | None:
         if to in EIGHT_BITS:
             return EIGHT_BITS[to].rounded(values)
         if to == _BFLOAT16:
-            return _rounded(values.astype(np.float32))
+            return _to_bfloat16(values.astype(np.float32))
         return values.astype(to).view(f"u{itemsize(to)}")
 
 
@@ -55,7 +55,7 @@ def numbers_of(bits: NDArray[Any], dtype: str) -> NDArray[Any]:
     if dtype in EIGHT_BITS:
         numbers: NDArray[Any] = EIGHT_BITS[dtype].values[bits]
         return numbers
-    return _widened(bits) if dtype == _BFLOAT16 else bits.view(dtype)
+    return _from_bfloat16(bits) if dtype == _BFLOAT16 else bits.view(dtype)
 
 
 def values_of(bits: NDArray[Any], dtype: str) -> NDArray[np.float64]:
@@ -76,7 +76,7 @@ def through(bits: NDArray[Any], dtype: str, narrow: str, to: str) -> NDArray[Any
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
-    """Return numbers rounded to a dtype, to the nearest and of two to the even one, as a cast of torch does.
+    """Return numbers rounded to a dtype, to nearest and ties to even, as a cast of torch does.
 
     Example:
         >>> rounded(np.array([1.00390625, 1.01171875]), "bfloat16").tolist()  # halfway between two each
@@ -89,16 +89,16 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
 
 
 def _is_integer_beside_eight_bits(*dtypes: str) -> bool:
-    """Whether whole numbers would be cast to or from eight bits: they may be those bits themselves."""
-    return any(one in EIGHT_BITS for one in dtypes) and any("int" in one or one == "bool" for one in dtypes)
+    """Whether a cast is between whole numbers and eight bits, which may be raw bits."""
+    return any(dtype in EIGHT_BITS for dtype in dtypes) and any("int" in dtype or dtype == "bool" for dtype in dtypes)
 
 
-def _widened(bits: NDArray[Any]) -> NDArray[np.float32]:
+def _from_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:
     wide: NDArray[np.uint32] = bits.astype(np.uint32) << np.uint32(16)
     return wide.view(np.float32)
 
 
-def _rounded(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Round to the nearest bfloat16, to the even one of two."""
     bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
     even = (bits >> np.uint32(16)) & np.uint32(1)

@@ -1,4 +1,4 @@
-"""Where a search begins: the tensors that ranks may hold parts of, and the reductions that may still be pending."""
+"""Where a search begins: the tensors that ranks may hold parts of, and pending reductions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def cost(chain: Chain, claimed: Layout | None) -> tuple[int, int, int]:
 
 
 def index_shape_of(pair: Pair) -> tuple[int, ...]:
-    """Return the shape in which the regions of a pair count: that of the claim, flattened for a flat view."""
+    """Return the shape that a pair's regions index: the claim's, flattened for a flat view."""
     return pair.wanted.shape if pair.claimed is None else pair.claimed.index_shape
 
 

@@ -1,4 +1,4 @@
-"""A number that multiplies values: estimated by least squares, verified by whoever asks, named as a ratio if it is one.
+"""Estimates of a number that multiplies values, and its name as a ratio.
 
 This is the only place in which "the reference times k" is estimated. Whether the values really are that depends on how
 far rounding may take them, which the caller knows.
@@ -33,7 +33,7 @@ LARGE = 1e150
 
 
 def factor_of(values: Values, expected: Values) -> float | None:
-    """Return the number that multiplies wanted values to come nearest to others; None if no number is any better.
+    """Return the number that scales expected values nearest to the actual ones, if there is one.
 
     Args:
         values: What is held.
@@ -50,7 +50,7 @@ def factor_of(values: Values, expected: Values) -> float | None:
 
 
 def common_factor(pairs: Iterable[tuple[Values, Values]]) -> float | None:
-    """Return the one number that multiplies the wanted values of all pairs of held and wanted to come nearest to them.
+    """Return the one number that scales expected values nearest to the actual ones in all pairs.
 
     Returns:
         The least-squares factor; None if all wanted values are zero, or if any value is not finite.
@@ -64,7 +64,7 @@ def common_factor(pairs: Iterable[tuple[Values, Values]]) -> float | None:
 
 
 def factor_at_largest(values: Values, expected: Values) -> float:
-    """Return the quotient at the largest wanted value, which rounding changes least; infinite or NaN if that is zero.
+    """Return the quotient at the largest expected value; infinite or NaN if that value is zero.
 
     For values that were rounded once this is nearer than least squares, and a single outlier does not move it.
     """
@@ -93,7 +93,7 @@ def ratio_near(factor: float, most: int, near: float) -> Fraction | None:
 
 
 def scale_between(values: Values, expected: Values, near: float) -> float | None:
-    """Return the one number that multiplies all wanted values, a ratio of small numbers if one fits; None if none does.
+    """Return the number that multiplies all expected values, a simple ratio if one fits.
 
     Args:
         values: What is held.
@@ -113,7 +113,7 @@ def snapped(factor: float, most: int) -> float:
 
 
 def factors_of_rows(values: Values, expected: Values) -> Values | None:
-    """Return the factor of each row whose wanted values have one, by least squares; None if a row of them is zero.
+    """Return each row's least-squares factor; None if a row of expected values is zero.
 
     Args:
         values: Rows of what is held.
@@ -125,7 +125,7 @@ def factors_of_rows(values: Values, expected: Values) -> Values | None:
 
 
 def whole_multiple(excess: Values, term: Values, near: float) -> int:
-    """Return how often a term is in what values have too much: negative if it is lacking, 0 if it is not that.
+    """Return how often a term is in the excess: negative if it is missing, 0 if it doesn't fit.
 
     Args:
         excess: The values less what is wanted.
@@ -138,7 +138,7 @@ def whole_multiple(excess: Values, term: Values, near: float) -> int:
 
 
 def may_be(actual: Values, expected: Values) -> bool:
-    """Whether values may be wanted ones times a number, rounded: a few of them are looked at, if there are many."""
+    """Whether values may be a multiple of the expected ones; of large arrays, a sample is read."""
     if actual.shape != expected.shape or actual.size <= MANY_SAMPLES:
         return True
     few, few_expected = sampled(actual), sampled(expected)
@@ -149,9 +149,9 @@ def may_be(actual: Values, expected: Values) -> bool:
 
 
 def candidates(actual: Values, expected: Values) -> Iterator[float]:
-    """Yield factors to be tried for values, simplest first: none if the two do not look alike at any scale."""
+    """Yield factors to try, simplest first; none if the arrays are not nearly proportional."""
     sides = ((actual, expected), (expected, expected), (actual, actual))
-    dot, square, norm = (float((one * other).sum()) for one, other in sides)
+    dot, square, norm = (float((first * second).sum()) for first, second in sides)
     if not math.isfinite(norm + square):
         finite = np.isfinite(actual) & np.isfinite(expected) & (np.abs(actual) < LARGE) & (np.abs(expected) < LARGE)
         yield from candidates(actual[finite], expected[finite])
@@ -160,7 +160,7 @@ def candidates(actual: Values, expected: Values) -> Iterator[float]:
 
 
 def ratios(factor: float) -> Iterator[float]:
-    """Yield ratios of small numbers near a factor, then the factor in three digits, then the factor itself.
+    """Yield simple ratios near a factor, then the factor in three digits, then unrounded.
 
     Example:
         >>> list(ratios(0.2501))

@@ -117,14 +117,16 @@ def factor_of_all(results: Collection[Sides], ranks: Collection[int] | None = No
         for rank, held in side.reduced.items()
         if ranks is None or rank in ranks
     ]
-    factor = common_factor((held, wanted) for _, held, wanted in pairs)
-    if not factor or not all(result.near(held, factor * wanted, scale=abs(factor)) for result, held, wanted in pairs):
+    factor = common_factor((held, expected) for _, held, expected in pairs)
+    if not factor or not all(
+        result.near(held, factor * expected, scale=abs(factor)) for result, held, expected in pairs
+    ):
         return None
     return factor
 
 
 def factors_of_slices(sides: Sides, rank: int, dims: tuple[int, ...]) -> Values | None:
-    """Return the factor of each slice in some dims; None if these are not the wanted ones times a number plus one."""
+    """Return each slice's factor if all slices are the expected ones, scaled and shifted."""
     got, expected = (_rows(values, dims) for values in (sides.reduced[rank], sides.wanted_of(rank)))
     if got.shape != expected.shape or got.shape[1] < MANY_IN_SLICE or not np.all(np.isfinite(got)):
         return None
@@ -145,7 +147,7 @@ def _rows(values: Values, dims: tuple[int, ...]) -> Values:
 
 
 def reduction_of(sides: Sides) -> tuple[Reduction, tuple[str, ...], Fraction] | None:
-    """Return the reduction that makes every rank right, over the fewest axes along which copies differ.
+    """Return the reduction that makes every rank right, over the fewest axes.
 
     Returns:
         The reduction, its axes, and what ratio to what is wanted is left, which is 1 if nothing else is wrong; None if
@@ -173,7 +175,7 @@ def reduced_over(sides: Sides, kind: Reduction, axes: Iterable[str]) -> Mapping[
 
 
 def reduction_among_holders(sides: Sides) -> Literal["mean", "sum"] | None:
-    """Return the reduction over the ranks that hold the same part that makes every rank right; None if neither does."""
+    """Return the reduction among ranks with the same part that makes every rank right, if any."""
     for kind in ("mean", "sum"):
         with np.errstate(invalid="ignore"):  # the sum of two infinities
             totals = {
@@ -187,7 +189,7 @@ def reduction_among_holders(sides: Sides) -> Literal["mean", "sum"] | None:
 
 
 def mixed_over(sides: Sides) -> tuple[str, Literal["mean", "sum"]] | None:
-    """Return the axis over which parts, which are different parts, were summed or averaged; None if they were not."""
+    """Return the axis over which different shards were summed or averaged, if there is one."""
     expected = {rank: sides.wanted_of(rank) for rank in sides.reduced}
     for axis in sides.mesh.axes:
         groups = [group for group in sides.mesh.groups(axis) if all(rank in expected for rank in group)]
@@ -226,7 +228,9 @@ def _is_nearer(sides: Sides, rank: int, mixed: Values) -> bool:
 
 
 def vector_added(sides: Sides, vectors: Values) -> tuple[int, int] | None:
-    """Return which of some vectors every row of the first wrong rank has too often, and how often: -1 if it lacks it.
+    """Return the index of the vector in every row's excess, and how often; None if none fits.
+
+    A count of -1 says that each row of the first wrong rank lacks the vector.
 
     All vectors are tried at once: the mean row of the excess is a whole number of times the one that was added.
     """
@@ -252,18 +256,18 @@ def owner_of(sides: Sides, rank: int) -> int | None:
     """Return the rank that should hold what this one holds; None if there isn't one."""
     held = sides.reduced[rank]
     for owner in sides.reduced:
-        if sides.regions[owner] != sides.regions[rank] and _is_as(sides, held, sides.wanted_of(owner)):
+        if sides.regions[owner] != sides.regions[rank] and _is_near(sides, held, sides.wanted_of(owner)):
             return owner
     return None
 
 
-def _is_as(sides: Sides, held: Values, due: Values) -> bool:
+def _is_near(sides: Sides, held: Values, due: Values) -> bool:
     return held.shape == due.shape and sides.near(held, due)
 
 
 @dataclass(frozen=True)
 class WrongResults:
-    """The wrong ones among some results, found by what a rank holds without comparing each with each.
+    """The wrong results of some, looked up by what a rank holds instead of comparing all pairs.
 
     Attributes:
         results: The results.
@@ -272,7 +276,7 @@ class WrongResults:
     results: Sequence[Sides]
 
     def near(self, sides: Sides, axis: str) -> list[Sides]:
-        """Return the results that ranks along an axis have in place of some sides and that may be near to these.
+        """Return the results that other ranks along an axis may hold in place of a wrong rank's.
 
         Near arrays have near means. So those that may be near are neighbors among the sorted means.
         """
@@ -283,13 +287,13 @@ class WrongResults:
         indices_near: set[int] = set()
         for at in sides.mesh.group_of(rank, axis):
             if at not in sides.reduced:
-                means, numbers = self._by_place.get((at, sides.reduced[rank].shape), ([], []))
+                means, numbers = self._sorted_means.get((at, sides.reduced[rank].shape), ([], []))
                 indices_near.update(numbers[bisect_left(means, mean - allowed) : bisect_right(means, mean + allowed)])
         return [self.results[number] for number in sorted(indices_near) if rank not in self.results[number].reduced]
 
     @cached_property
-    def _by_place(self) -> Mapping[tuple[int, tuple[int, ...]], tuple[list[float], list[int]]]:
-        """For each rank and shape the means of what it holds, rising, and the numbers of the results."""
+    def _sorted_means(self) -> Mapping[tuple[int, tuple[int, ...]], tuple[list[float], list[int]]]:
+        """Sorted means and indices of the wrong results, for each rank and shape."""
         by_place: dict[tuple[int, tuple[int, ...]], list[tuple[float, int]]] = {}
         for number, side in enumerate(self.results):
             for rank, values in side.reduced.items() if side.wrong else ():
@@ -300,7 +304,7 @@ class WrongResults:
 
 
 def _mean(values: Values) -> float | None:
-    """Return the mean; None if it is not finite, as NaN and infinite elements are near to nothing."""
+    """Return the mean; None if an element or the mean is not finite."""
     if not np.isfinite(values).all():
         return None
     mean = float(np.mean(values)) if values.size else 0.0
@@ -308,14 +312,14 @@ def _mean(values: Values) -> float | None:
 
 
 def is_shared_with(sides: Sides, other_sides: Sides, axis: str) -> bool:
-    """Whether along an axis ranks have one of two tensors each, and one value for both on all wrong ranks."""
+    """Whether two tensors on different ranks of an axis have one value on all wrong ranks."""
     for group in sides.mesh.groups(axis):
         for rank in set(group) & set(sides.wrong):
             held = sides.reduced[rank]
             elsewhere = [
                 other_sides.reduced[at] for at in group if at in other_sides.reduced and at not in sides.reduced
             ]
-            equal = any(_is_as(sides, held, values) for values in elsewhere)
+            equal = any(_is_near(sides, held, values) for values in elsewhere)
             if not equal or not np.any(held) or rank in other_sides.reduced:
                 return False
     return bool(sides.wrong)
@@ -380,16 +384,18 @@ def moved_slices(sides: Sides, rank: int, dim: int) -> Slices:
     return dict(zip(places, slices, strict=True)) if fits else {}
 
 
-def _differ_elsewhere(region: Region, other: Region, dim: int) -> bool:
-    pairs = zip(region.dims, other.dims, strict=True)
-    return region.shape != other.shape or any(own != its for at, (own, its) in enumerate(pairs) if at != dim)
+def _differ_elsewhere(region: Region, second: Region, dim: int) -> bool:
+    pairs = zip(region.dims, second.dims, strict=True)
+    return region.shape != second.shape or any(
+        ranges != second_ranges for at, (ranges, second_ranges) in enumerate(pairs) if at != dim
+    )
 
 
 def lost_slices(sides: Sides) -> tuple[int, list[int]] | None:
     """Return a dim and its slices that are zero on every holder, if all others are right."""
     regions = {rank: region for rank, region in sides.regions.items() if isinstance(region, Region)}
     for dim in range(sides.wanted.ndim if len(regions) == len(sides.regions) and sides.wanted.ndim > 1 else 0):
-        lost = {rank: _lost(sides, rank, dim, regions[rank]) for rank in sides.wrong}
+        lost = {rank: _zero_slices(sides, rank, dim, regions[rank]) for rank in sides.wrong}
         slices = {at for places in lost.values() for at in places}
         held = {rank: {*indices(region.dims[dim]).tolist()} for rank, region in regions.items()}
         if slices and all(lost.values()) and all(slices & held[rank] == {*lost.get(rank, ())} for rank in held):
@@ -397,10 +403,10 @@ def lost_slices(sides: Sides) -> tuple[int, list[int]] | None:
     return None
 
 
-def _lost(sides: Sides, rank: int, dim: int, region: Region) -> list[int]:
+def _zero_slices(sides: Sides, rank: int, dim: int, region: Region) -> list[int]:
     """Return the slices of a rank's part that are wrongly zero, if all others are right."""
     held, expected = sides.reduced[rank], sides.wanted_of(rank)
-    others = tuple(axis for axis in range(held.ndim) if axis != dim)
-    off = np.any(np.abs(held - expected) > sides.tolerance, axis=others)
+    other_axes = tuple(axis for axis in range(held.ndim) if axis != dim)
+    off = np.any(np.abs(held - expected) > sides.tolerance, axis=other_axes)
     is_zero = not np.any(held.take(np.flatnonzero(off), dim))
     return np.array(indices(region.dims[dim]))[off].tolist() if is_zero and not np.all(off) else []

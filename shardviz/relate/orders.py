@@ -76,10 +76,10 @@ def places_of(shard: Values, whole: Values, near: float) -> tuple[int, Order] | 
 def _places(shard: Values, whole: Values, dim: int, near: float) -> Iterator[Order]:
     if shard.ndim != whole.ndim or not shard.size or not whole.size:
         return
-    if any(shard.shape[other] != whole.shape[other] for other in range(shard.ndim) if other != dim):
+    if any(shard.shape[axis] != whole.shape[axis] for axis in range(shard.ndim) if axis != dim):
         return
-    slices, others = slices_of(shard, dim), slices_of(whole, dim)
-    if slices.shape[1] < 2 or len(others) < 2 or (close := matches(slices, others, near)) is None:
+    slices, whole_slices = slices_of(shard, dim), slices_of(whole, dim)
+    if slices.shape[1] < 2 or len(whole_slices) < 2 or (close := matches(slices, whole_slices, near)) is None:
         return
     if np.all(close.sum(axis=1) <= 1):
         yield np.where(close.any(axis=1), close.argmax(axis=1), -1)
@@ -117,7 +117,7 @@ def orders_of_slices(before: NDArray[Any], after: NDArray[Any]) -> list[Order] |
 
 
 def mixed(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread hashes over all 64 bits, in place: the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Spread hashes over 64 bits, in place: SplitMix64's finalizer (Steele, Lea, Flood 2014)."""
     hashes ^= hashes >> np.uint64(30)
     hashes *= np.uint64(0xBF58476D1CE4E5B9)
     hashes ^= hashes >> np.uint64(27)
@@ -131,7 +131,7 @@ def _hashes(bits: NDArray[Any]) -> list[NDArray[np.uint64]]:
     for rows in _row_blocks(bits):
         values = mixed(bits[rows].astype(np.uint64) + np.uint64(1))
         for dim in dims:
-            sums = values.sum(axis=tuple(other for other in dims if other != dim), dtype=np.uint64)
+            sums = values.sum(axis=tuple(axis for axis in dims if axis != dim), dtype=np.uint64)
             if dim:
                 hashes[dim] += sums
             else:
@@ -146,7 +146,7 @@ def _row_blocks(bits: NDArray[Any]) -> Iterator[slice]:
 
 
 def _same_hashes(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> Order:
-    """Return the index of each hash of a second set among the first's if both have the same; ties in order."""
+    """Return each second hash's index among the first, of two equal sets; ties in order."""
     order, after_order = np.argsort(before, kind="stable"), np.argsort(after, kind="stable")
     places = np.empty(len(order), np.int64)
     places[after_order] = order
@@ -154,12 +154,12 @@ def _same_hashes(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> Order
 
 
 def _is_made_of(before: NDArray[Any], after: NDArray[Any], orders: list[Order]) -> bool:
-    first, *others = orders
-    return all(np.array_equal(before[np.ix_(first[rows], *others)], after[rows]) for rows in _row_blocks(after))
+    first, *inner_orders = orders
+    return all(np.array_equal(before[np.ix_(first[rows], *inner_orders)], after[rows]) for rows in _row_blocks(after))
 
 
 def features(slices: Values) -> Values:
-    """Return six numbers per row that neither rounding nor the order within the row changes much.
+    """Return six numbers per row that rounding and the order within the row hardly change.
 
     They are sums of x, x^2, and sin and cos of x at two speeds: enough to tell rows apart that are drawn at random.
     """
@@ -169,7 +169,7 @@ def features(slices: Values) -> Values:
 
 
 def nearest(points: Values, among: Values, nears: Sequence[float]) -> list[Order]:
-    """Return for each point the index of the nearest one, its own index if that is near; -1 if none is near.
+    """Return each point's nearest neighbor by index, its own index first; -1 if none is near.
 
     Args:
         points: What is looked for.
@@ -178,16 +178,16 @@ def nearest(points: Values, among: Values, nears: Sequence[float]) -> list[Order
     """
     if len(points) * len(among) > 1 << 17:
         return [_nearest_in_cells(points, among, near) for near in nears]
-    apart, own = np.abs(points[:, None] - among).max(2), np.arange(len(points))
+    apart, own_indices = np.abs(points[:, None] - among).max(2), np.arange(len(points))
     best = apart.argmin(1)
-    places = [np.where(apart[own, best] <= near, best, -1) for near in nears]
+    places = [np.where(apart[own_indices, best] <= near, best, -1) for near in nears]
     if len(points) == len(among):
-        places = [np.where(apart.diagonal() <= near, own, at) for near, at in zip(nears, places, strict=True)]
+        places = [np.where(apart.diagonal() <= near, own_indices, at) for near, at in zip(nears, places, strict=True)]
     return places
 
 
 def _nearest_in_cells(points: Values, among: Values, near: float) -> Order:
-    """Compare many points by hashed cells of a grid: one near an edge of its cell is inside after the next shift."""
+    """Find near points by hashed grid cells, with shifted grids for points at a cell's edge."""
     places = np.full(len(points), -1)
     if len(points) == len(among):
         places = np.where(np.abs(points - among).max(1) <= near, np.arange(len(points)), -1)
@@ -241,7 +241,7 @@ def orders_along(
     source_slices, held, there = slices_of(source, dim), slices_of(whole, dim), slices_of(is_known, dim)
     columns = _columns(shape, there, regions.values(), dim)
     orders: dict[tuple[int, ...], None] = {}
-    for each in zip(*_ballots(source_slices, held, there, columns, nears), strict=True):
+    for each in zip(*_votes(source_slices, held, there, columns, nears), strict=True):
         ballots = np.stack(each)
         counts = ((ballots[:, None] == ballots[None]) & (ballots >= 0)[:, None]).sum(1)
         vote = ballots[counts.argmax(0), same]
@@ -255,21 +255,23 @@ def _columns(
 ) -> list[NDArray[np.bool_]]:
     """Return the distinct column sets that ranks hold of each slice; those of all ranks first."""
     columns: list[NDArray[np.bool_]] = [np.asarray(is_known.all(0))]
-    for others in list(dict.fromkeys(region.dims[:dim] + region.dims[dim + 1 :] for region in regions))[:MAX_BALLOTS]:
+    for other_ranges in list(dict.fromkeys(region.dims[:dim] + region.dims[dim + 1 :] for region in regions))[
+        :MAX_BALLOTS
+    ]:
         held = np.zeros(shape[:dim] + shape[dim + 1 :], np.bool_)
-        held[np.ix_(*map(indices, others))] = True
+        held[np.ix_(*map(indices, other_ranges))] = True
         columns.append(held.ravel())
     return list({column.tobytes(): column for column in columns}.values())
 
 
-def _ballots(
+def _votes(
     source: Values,
     whole: Values,
     is_known: NDArray[np.bool_],
     columns: Iterable[NDArray[np.bool_]],
     nears: Sequence[float],
 ) -> Iterator[list[Order]]:
-    """Yield for each set of columns the places of all slices, once for each distance that features may be off."""
+    """Yield the places of all slices, for each set of columns and each tolerance."""
     for picked in columns:
         rows = is_known[:, picked].all(1)
         if picked.any() and rows.any():
@@ -318,7 +320,7 @@ class Slices:
 
 
 def places_in(values: NDArray[np.float64], whole: NDArray[np.float64], near: float) -> Slices | None:
-    """Return the slices of the whole that values are made of, and of zeros as padding; None if of anything else.
+    """Return the whole tensor's slices that values consist of, zero padding aside; else None.
 
     Args:
         values: What a rank holds.

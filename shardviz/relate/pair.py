@@ -1,4 +1,4 @@
-"""A pair, one tensor wanted and held, and what comes of relating it: groups of ranks with one chain each."""
+"""A pair, one tensor expected and actual, and what relating it gives: groups with a chain."""
 
 from __future__ import annotations
 

@@ -50,8 +50,10 @@ def refine(search: Search, context: Context, layouts: list[Layout], unexplained:
     if search.claimed is not None:
         reassign(search, context, layouts[0], unexplained[0] - search.filled.keys())
     is_small = context.source.size <= SMALL or not context.stated
-    others = range(min(len(unexplained), MAX_LAYOUTS)) if search.claimed is None else ()
-    for index in dict.fromkeys([min(range(len(unexplained)), key=lambda index: len(unexplained[index])), 0, *others]):
+    more_indices = range(min(len(unexplained), MAX_LAYOUTS)) if search.claimed is None else ()
+    for index in dict.fromkeys(
+        [min(range(len(unexplained)), key=lambda index: len(unexplained[index])), 0, *more_indices]
+    ):
         if search.best() or unexplained[index] <= search.filled.keys():
             break
         layout = layouts[index]
@@ -89,7 +91,7 @@ def add(search: Search, context: Context, layout: Layout, odd: Collection[int]) 
 
 def _numbers(sides: list[tuple[Values, ...]]) -> Iterator[float]:
     """Yield candidates for an added number: that of all ranks together, then the commonest."""
-    alone = [times for side in sides if (times := coefficient_of(*([one] for one in side))) is not None]
+    alone = [times for side in sides if (times := coefficient_of(*([values] for values in side))) is not None]
     together = coefficient_of(*map(list, zip(*sides, strict=True)))
     common = [] if together is None else [together]
     if alone and len(sides) > 2:
@@ -98,8 +100,8 @@ def _numbers(sides: list[tuple[Values, ...]]) -> Iterator[float]:
     yield from dict.fromkeys(number for times in likely for number in factors.ratios(times))
 
 
-def _look_alike(actual: Values, wanted: Values) -> bool:
-    return next(factors.candidates(actual, wanted), None) is not None
+def _look_alike(actual: Values, expected: Values) -> bool:
+    return next(factors.candidates(actual, expected), None) is not None
 
 
 def permute(search: Search, context: Context, layout: Layout) -> None:
@@ -112,9 +114,9 @@ def permute(search: Search, context: Context, layout: Layout) -> None:
     tried = set[Chain]()
     source = np.nan_to_num(context.source)
     source_middle, middle = (float(side[is_known].mean()) if is_known.any() else 0.0 for side in (source, whole))
-    if abs(middle - source_middle) > COARSE * _root(source):  # a number may have been added
+    if abs(middle - source_middle) > COARSE * _root_mean_square(source):  # a number may have been added
         source, whole = source - source_middle, whole - middle
-    held_size, size = (_root(side[is_known]) or 1.0 for side in (whole, source))
+    held_size, size = (_root_mean_square(side[is_known]) or 1.0 for side in (whole, source))
     nears = (search.near, COARSE)[: 1 + bool(search.limit)]
     for scale in (size, held_size, -held_size):
         sides = source / size, whole / scale, is_known, regions
@@ -125,12 +127,12 @@ def permute(search: Search, context: Context, layout: Layout) -> None:
         for links in (*((link,) for orders in per_dim for link in orders), first_orders):
             if 0 < len(links) < MAX_LINKS and links not in tried:
                 tried.add(links)
-                if _permuted(search, context, layout, links):
+                if _place_permuted(search, context, layout, links):
                     return
 
 
-def _permuted(search: Search, context: Context, layout: Layout, links: tuple[Permuted, ...]) -> bool:
-    """Place the source with its slices in another order, and return whether that explains all ranks."""
+def _place_permuted(search: Search, context: Context, layout: Layout, links: tuple[Permuted, ...]) -> bool:
+    """Permute the source's slices, place it, and return whether that explains all ranks."""
     source = context.source
     for link in links:
         source = source.take(link.order, link.dim)
@@ -143,5 +145,5 @@ def _permuted(search: Search, context: Context, layout: Layout, links: tuple[Per
     return not unexplained
 
 
-def _root(values: Values) -> float:
+def _root_mean_square(values: Values) -> float:
     return math.sqrt(float(np.square(values).mean())) if values.size else 0.0

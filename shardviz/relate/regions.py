@@ -1,4 +1,4 @@
-"""Where parts are: the layouts that give ranks the shapes they hold, and the ranks whose regions they hold instead."""
+"""Layouts that give ranks the shapes they hold, and ranks whose regions others hold instead."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FEW_ELEMENTS = 512
 def layouts_of(
     shapes: Sequence[Shape | None], mesh: Mesh, shape: Shape, claimed: Layout | None, segments: Iterable[int] = SEGMENTS
 ) -> list[Layout]:
-    """Return the layouts that give most ranks their shapes: the claimed one in front, then those with fewest splits.
+    """Return the layouts that give most ranks their shapes: the claim first, then fewest splits.
 
     Args:
         shapes: What each rank of the mesh holds, in mesh order; None for ranks that hold nothing.
@@ -63,7 +63,7 @@ def layouts_of(
 def _splits(
     shapes: Sequence[Shape | None], dim: int, mesh: Mesh, size: int, claimed: Layout | None, segments: Iterable[int]
 ) -> list[Splits]:
-    """Return the splits of a dim that give most ranks their sizes: every order of axes, behind segments too."""
+    """Return the splits of a dim that give most ranks their sizes, in every order of axes."""
     there = np.array([shape is not None for shape in shapes])
     expected = np.array([-1 if shape is None else shape[dim] for shape in shapes])
     sizes = tuple(zip(mesh.axes, mesh.shape, strict=True))
@@ -83,7 +83,7 @@ def _splits(
 def sources_of(
     actual: Mapping[int, Values], source: Values, layout: Layout, ranks: Collection[int], near: float
 ) -> tuple[tuple[int, int], ...]:
-    """Return whose region each of some ranks holds, at any scale: pairs of a rank and another one.
+    """Return pairs of a rank and the rank whose region it holds, at any scale.
 
     Of several ranks that should hold what a rank holds, the one that shares most coordinates with it is taken.
 

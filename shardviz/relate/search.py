@@ -196,7 +196,7 @@ class Search:
 
 
 def error_within(bound: Bound, actual: Values, expected: Values, sizes: tuple[float, float]) -> float:
-    """Return the relative error; if the bound is that of elements, the farthest one's in units of the bound's limit.
+    """Return the relative error, or a bound of elements' largest error in units of its limit.
 
     Beyond the limit it may be that of the whole, which is less than that of its worst slice.
 

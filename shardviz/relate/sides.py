@@ -55,7 +55,7 @@ class Rounding:
 
     @property
     def is_double(self) -> bool:
-        """Whether the step is in float64 throughout, where noise is measured only of sums that nearly cancel."""
+        """Whether the whole step is in float64, where only sums that nearly cancel have noise."""
         return self.epsilon <= EPSILON["float64"]
 
     def tolerance(self, expected: NDArray[np.float64], *, gradient: bool) -> float:
@@ -145,7 +145,7 @@ class Sides:
         return self.part(self.wanted, rank)
 
     def part(self, whole: NDArray[Any], rank: int) -> NDArray[Any]:
-        """Return a rank's part of a whole tensor with as many elements as this one; often a read-only view."""
+        """Return a rank's part of a whole tensor with this tensor's shape; often a read-only view."""
         region = self.regions[rank]
         if isinstance(region, Region):
             return part_of(whole.reshape(self.wanted.shape), region)
@@ -160,8 +160,8 @@ class Sides:
         """Whether values are no farther from those wanted on the whole than rounding takes them."""
         if not self.typical or values.size < MANY or self.rounding.is_double:
             return True
-        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(expected))
-        return _root(values - expected) <= allowed
+        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root_mean_square(expected))
+        return _root_mean_square(values - expected) <= allowed
 
     def near(self, actual: Values, expected: Values, scale: float = 1.0) -> bool:
         """Whether two arrays are equal except for rounding; NaN is near to nothing."""
@@ -192,7 +192,7 @@ class Sides:
         is_whole = all(region == Region.whole(self.wanted.shape) for region in self.regions.values())
         whole = Layout(self.mesh, self.wanted.shape, ((),) * self.wanted.ndim)
         layout = self.claimed or (whole if is_whole else None)
-        bound = Bound.of_elements(self.tolerance, _root(self.wanted))
+        bound = Bound.of_elements(self.tolerance, _root_mean_square(self.wanted))
         return relation_of(Pair(self.wanted, self.values, layout, self.mesh, bound))
 
     def held_by(self, rank: int) -> tuple[Region, Chain] | None:
@@ -207,8 +207,8 @@ class Sides:
         source = next((link.source_of(rank) for link in chain if isinstance(link, Reassigned)), rank)
         claimed = {Pending(*partial) for partial in self.claimed.partial} if self.claimed is not None else set()
         pending = claimed ^ {link for link in chain if isinstance(link, Pending)}
-        others = (link for link in chain if not isinstance(link, (Located, Reassigned, Pending)))
-        links = (*sorted(pending, key=lambda link: link.axis), *others)
+        other_links = (link for link in chain if not isinstance(link, (Located, Reassigned, Pending)))
+        links = (*sorted(pending, key=lambda link: link.axis), *other_links)
         return located.layout.region(self.mesh.coord_of(source)), links
 
     def changes_of(self, rank: int) -> Chain | None:
@@ -274,7 +274,7 @@ class Sides:
         return self.neighbors_apart((ranks[0], rank) for ranks in self.holders for rank in ranks[1:])
 
     def neighbors_apart(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, int, float]]:
-        """Return neighbors within groups of ranks that have copies of one part, and how far apart they are."""
+        """Return neighboring ranks that should have equal copies, and how far their copies differ."""
         held = self.reduced
         pairs = (pair for group in groups for pair in pairwise(rank for rank in group if rank in held))
         alike = (pair for pair in pairs if self.regions[pair[0]] == self.regions[pair[1]])
@@ -284,5 +284,5 @@ class Sides:
         return np.array_equal(left, right, equal_nan=True) or self.near(left, right)
 
 
-def _root(values: Values) -> float:
+def _root_mean_square(values: Values) -> float:
     return math.sqrt(float(np.mean(values * values))) if values.size else 0.0

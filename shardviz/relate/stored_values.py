@@ -73,8 +73,8 @@ def rounding_between(before: Bits, dtype: str, after: Bits, to: str, narrower: S
     if before.shape != after.shape:
         return None
     few = (sampled(before), sampled(after)) if before.size > SAMPLES else (before, after)
-    for narrow in (narrow for narrow in narrower if narrow != to and _is_through(*few, dtype, narrow, to)):
-        if all(_is_through(*pair, dtype, narrow, to) for pair in _blocks_of_both(before, after)):
+    for narrow in (narrow for narrow in narrower if narrow != to and _is_cast_by(*few, dtype, narrow, to)):
+        if all(_is_cast_by(*pair, dtype, narrow, to) for pair in _blocks_of_both(before, after)):
             return Rounded(narrow)
     return None
 
@@ -83,7 +83,7 @@ def _blocks_of_both(before: Bits, after: Bits) -> zip[tuple[Bits, Bits]]:
     return zip(blocks(before), blocks(after), strict=True)
 
 
-def _is_through(before: Bits, after: Bits, dtype: str, narrow: str, to: str) -> bool:
+def _is_cast_by(before: Bits, after: Bits, dtype: str, narrow: str, to: str) -> bool:
     there = through(before, dtype, narrow, to)
     return there is not None and np.array_equal(there, after)
 
@@ -119,13 +119,13 @@ def is_made(
         slack: How far it may be off besides that, relative to the difference of the last source and the first.
     """
     for there, *parts in zip(blocks(held), *map(blocks, sources), strict=True):
-        values, others = values_of(there, dtype), [values_of(part, dtype) for part in parts]
+        values, source_values = values_of(there, dtype), [values_of(part, dtype) for part in parts]
         with np.errstate(all="ignore"):
-            expected = function(*others)
+            expected = function(*source_values)
             size = np.abs(values)
-            for tensor in (expected, *others):
+            for tensor in (expected, *source_values):
                 size = np.maximum(size, np.abs(tensor))
-            room = rounding * size + (slack * np.abs(others[-1] - others[0]) if slack else 0.0)
+            room = rounding * size + (slack * np.abs(source_values[-1] - source_values[0]) if slack else 0.0)
             if not (np.abs(values - expected) <= room).all():
                 return False
     return True

@@ -68,7 +68,7 @@ def reduced(
 
 
 def over(axis: str, op: str, values: Mapping[int, Values], mesh: Mesh) -> dict[int, Values]:
-    """Reduce values over an axis. A group in which a rank is missing, or whose shapes differ, has no result."""
+    """Reduce values over an axis, leaving out groups with a missing rank or different shapes."""
     totals: dict[int, Values] = {}
     for group in mesh.groups(axis):
         terms = [values[rank] for rank in group if rank in values]
@@ -117,7 +117,7 @@ def placements_of_sum(
         for rank in terms:
             total = _total(terms, mesh.group_of(rank, axis), near)
             fitting = (
-                {one for one in fits(rank, total) if isinstance(one[at], Replicate)} if total is not None else set()
+                {fit for fit in fits(rank, total) if isinstance(fit[at], Replicate)} if total is not None else set()
             )
             shared = fitting if shared is None else shared & fitting
             if not shared:
@@ -128,7 +128,7 @@ def placements_of_sum(
 
 
 def _total(terms: Mapping[int, Values], group: Sequence[int], near: float) -> Values | None:
-    """Return the sum of a group's terms; None if one is missing or has a different shape, or if they are copies."""
+    """Return a group's sum; None if a term is missing or shaped differently, or for copies."""
     present = [terms[rank] for rank in group if rank in terms]
     if len(group) < 2 or len(present) < len(group) or len({term.shape for term in present}) > 1:
         return None

@@ -1,4 +1,4 @@
-"""How far a value may be off: the dtypes' roundings, one procedure for a bound, and every threshold of the judges.
+"""How far a value may be off: roundings of dtypes, bounds, every threshold of the judges.
 
 The procedure, from the strictest case to the loosest:
 
@@ -176,7 +176,7 @@ LEAST_SLICE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The relative error that rounding may cause. `Bound()` is exact: data that is moved, or ids.
+    """The relative error that rounding may cause; `Bound()` allows none, for ids and moved data.
 
     Attributes:
         limit: Above this error values differ.
@@ -199,7 +199,7 @@ class Bound:
 
 
 def rounding_of_sums(epsilon: float, terms: int) -> float:
-    """Return how far an element may be off that is a sum of products, relative to the size of its terms.
+    """Return how far rounding may move a sum of products, relative to the size of its terms.
 
     Rounding errors add like a random walk, so they grow with the root of the number of terms (Higham & Mary 2019,
     "A new approach to probabilistic rounding error analysis"). What is narrower than float32 is summed in float32, as
@@ -225,10 +225,13 @@ def above_noise(noise: float, least: float, most: float = math.inf, times: float
 
 
 def least_factor(epsilon: float) -> float:
-    """Return how far from 1 the factor of a gradient must be: one third is off by half of a hundredth in bfloat16."""
+    """Return how far from 1 a gradient's factor must be to be reported.
+
+    bfloat16's rounding moves a factor of one third by half of a hundredth.
+    """
     return max(LEAST_FACTOR, 1.5 * epsilon)
 
 
 def near_ratio(epsilon: float) -> float:
-    """Return how near a factor must be to a ratio of small numbers to be that one, in a dtype of a precision."""
+    """Return how near a factor must be to a simple ratio to count as that ratio."""
     return max(SINGLE, epsilon)

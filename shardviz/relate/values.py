@@ -1,4 +1,4 @@
-"""Arrays of numbers, or of the bits of numbers: parts, padding, blocks, and how far two of them differ."""
+"""Arrays of numbers or of their bits: parts, padding, blocks, and how far two arrays differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLES = 256
 
 
 def padded_to(whole: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return an array with zeros behind it along the dims that are longer in a shape; as it is where one is shorter."""
+    """Pad an array with zeros to a shape; return it unchanged if a dim of the shape is shorter."""
     if (
         shape == whole.shape
         or len(shape) != whole.ndim
@@ -33,7 +33,7 @@ def padded_to(whole: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def part_of(array: NDArray[Any], region: Region) -> NDArray[Any]:
-    """Return the elements of an array that a region covers, in the region's order: a view if that is one stretch a dim.
+    """Return a region's elements in the region's order: a view if each dim has one range.
 
     Example:
         >>> from shardviz.layout.region import Region
@@ -55,7 +55,7 @@ def is_alike(array: NDArray[Any]) -> bool:
 
 
 def constant_of(values: NDArray[Any]) -> float | None:
-    """Return the number that all elements are, NaN included; None if they differ, or if one nonzero element is all.
+    """Return the number that all elements equal, or NaN; None for a single nonzero element.
 
     Example:
         >>> constant_of(np.array([2.0, 2.0])), constant_of(np.array([2.0])), constant_of(np.array([0.0]))
@@ -89,7 +89,7 @@ def slices_of(array: NDArray[Any], dim: int) -> NDArray[Any]:
 
 
 def farthest(actual: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Return the largest difference of two arrays' elements; infinite if shapes differ, or if NaN meets a number."""
+    """Return two arrays' largest difference; infinite if shapes differ or NaN meets a number."""
     if actual.shape != expected.shape:
         return math.inf
     with np.errstate(invalid="ignore"):  # the difference of two infinities
@@ -144,7 +144,7 @@ def error_of(actual: NDArray[Any], expected: NDArray[Any], size: float = 0.0, en
     if math.sqrt(worst) > enough:
         return math.sqrt(worst)
     for dim in range(expected.ndim):
-        others, typical = tuple(other for other in range(expected.ndim) if other != dim), total / expected.shape[dim]
-        room = typical if size else np.maximum(square.sum(others), LEAST_SLICE**2 * typical)
-        worst = max(worst, float((apart.sum(others) / room).max()))
+        other_axes, typical = tuple(axis for axis in range(expected.ndim) if axis != dim), total / expected.shape[dim]
+        room = typical if size else np.maximum(square.sum(other_axes), LEAST_SLICE**2 * typical)
+        worst = max(worst, float((apart.sum(other_axes) / room).max()))
     return math.sqrt(worst)

@@ -302,7 +302,7 @@ def parallelize(model, mesh):
     ),
     "is larger than its values may be": (
         "def build(): return needing(nn.Linear(16384, 8192))",
-        "more than the 256 MiB that are planned with values",
+        "more than the 256 MiB that a plan may use",
     ),
 }
 """Code that cannot be planned as it is, and what the plan says of it."""

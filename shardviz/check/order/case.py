@@ -1,4 +1,4 @@
-"""A case: one stamped tensor on one mesh, with each rank's claim and the elements that it holds.
+"""A case: one stamped tensor on one mesh, with each rank's claim and the elements it holds.
 
 The families of checks and the inference look at cases; they do not read the dump's records.
 
@@ -179,12 +179,12 @@ def cases_of(dump: Dump, tensor: Tensor, name: str, *, claims: bool = True) -> I
     Raises:
         DumpError: The dump does not have the ids, or they are too many to lay out.
     """
-    for mesh, shards in _by_mesh(dump, tensor).items():
+    for mesh, shards in _shards_by_mesh(dump, tensor).items():
         usual = Counter(shard.layout for shard in shards.values()).most_common(1)[0][0]
         yield _case(dump, tensor, name, mesh, usual if claims else None, shards)
 
 
-def _by_mesh(dump: Dump, tensor: Tensor) -> dict[Mesh, dict[Coord, Shard]]:
+def _shards_by_mesh(dump: Dump, tensor: Tensor) -> dict[Mesh, dict[Coord, Shard]]:
     meshes: dict[Mesh, dict[Coord, Shard]] = {}
     for rank, shard in tensor.shards.items():
         mesh = shard.layout.mesh if shard.layout else dump.files.mesh
@@ -212,7 +212,7 @@ def _case(
 
 
 def _own_shape(dump: Dump, tensor: Tensor, name: str) -> tuple[int, ...]:
-    """Return the shape of the whole of a plain tensor: that which was stamped, for each rank knows its own only."""
+    """Return a plain tensor's whole shape: as stamped, because a rank knows only its shard's."""
     stamp = dump.stamps.get(name)
     return stamp.shape if stamp else tensor.shape
 
@@ -254,15 +254,15 @@ def counted_from(dump: Dump, stamp: Stamp, least: int, most: int) -> int:
 
 
 def _is_copy(dump: Dump, stamp: Stamp, owner: str) -> bool:
-    """Whether a buffer had a weight's numbers before sharding, and the weight still has its own elements."""
+    """Whether a buffer equaled a weight before sharding, and the weight kept its elements."""
     weight = dump.stamped.get(owner)
     if weight is None or weight.role != "param" or stamp.shape != dump.stamps[owner].shape:
         return False
     digests = {_digest_before(dump, "buffer", stamp.name), _digest_before(dump, "param", owner)}
-    return len(digests) == 1 and "" not in digests and _has_own(dump, weight, owner)
+    return len(digests) == 1 and "" not in digests and _has_its_elements(dump, weight, owner)
 
 
-def _has_own(dump: Dump, weight: Tensor, name: str) -> bool:
+def _has_its_elements(dump: Dump, weight: Tensor, name: str) -> bool:
     """Whether all elements that ranks hold of a weight are its own, in whatever order."""
     return all(
         shard.held is not None or not math.prod(shard.body.local_shape) or dump.local_ids(shard, name).min() > 0
@@ -271,7 +271,7 @@ def _has_own(dump: Dump, weight: Tensor, name: str) -> bool:
 
 
 def _digest_before(dump: Dump, role: str, name: str) -> str:
-    """Return the digest of what the unsharded model had; empty if it was not captured, or is one number."""
+    """Return the unsharded tensor's digest; empty if it wasn't captured or is constant."""
     tensor = dump.find("reference", role, name)
     if tensor is None or tensor.first.body.constant:
         return ""

@@ -1,4 +1,4 @@
-"""Every stamped tensor laid out once: checks, pictures, comparisons and assertions all read the same cases.
+"""Every stamped tensor, laid out once for checks, pictures, comparisons and assertions.
 
 Nearly all tensors of a healthy dump hold what they claim. These are not laid out: claimed and held ranges are compared
 as they stand in the dump.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def is_as_claimed(dump: Dump, tensor: Tensor) -> bool:
-    """Whether every rank claims the same layout of the whole stamped tensor, and holds what that says."""
+    """Whether all ranks claim one layout of the whole stamped tensor and hold what it says."""
     layout = tensor.claimed
     if layout is None or len(tensor.shards) != len(layout.mesh.ranks):
         return False
@@ -68,7 +68,7 @@ class LaidOut:
         self._room = MAX_KEPT
 
     def cases(self, tensor: Tensor, name: str, *, claims: bool = True) -> tuple[Case, ...]:
-        """Return a tensor's cases, one for each mesh that its ranks are on; none if it was not stamped.
+        """Return a tensor's cases, one for each mesh of its ranks; none if it was not stamped.
 
         Args:
             tensor: The tensor, or the fold that it is in.

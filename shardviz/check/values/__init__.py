@@ -1,1 +1,1 @@
-"""Checks of numbers alone: copies that differ, identical shards, broken ties, writes that were lost."""
+"""Checks of numbers alone: differing copies, identical shards, broken ties, lost writes."""

@@ -1,4 +1,4 @@
-"""`unreplicated`: copies of the model's own values that differ but must be equal, from the very start.
+"""`unreplicated`: copies of the model's values that must be equal but differ at the start.
 
 Ranks that held the same ids when the tensor was stamped hold copies, at the same place of any pending sum. Where it was
 not stamped, or has no ids left, what the placements claim decides; of a plain tensor, all ranks have copies. They are
@@ -76,7 +76,7 @@ class Copies:
 
     def wanted_of(self, rank: int) -> NDArray[np.float64]:
         """Return what most copies of a rank's part hold."""
-        alike = next(alike for alike in self.alike if any(shard.rank == rank for own in alike for shard in own))
+        alike = next(alike for alike in self.alike if any(shard.rank == rank for group in alike for shard in group))
         return self.dump.values(alike[0][0], self.name)
 
     def held_of(self, rank: int) -> NDArray[np.float64]:
@@ -87,10 +87,10 @@ class Copies:
     @cached_property
     def alike(self) -> list[Groups]:
         """The copies of each part, equal ones together: those of most ranks first, then the others."""
-        return [_alike(group, self.index) for group in self.groups]
+        return [_groups_by_digest(group, self.index) for group in self.groups]
 
 
-def _alike(group: list[Shard], index: int) -> Groups:
+def _groups_by_digest(group: list[Shard], index: int) -> Groups:
     by_digest: dict[str, list[Shard]] = {}
     for shard in group:
         by_digest.setdefault(shard.digest(index), []).append(shard)
@@ -102,11 +102,11 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield parameters and buffers of the model before stamping whose copies differ."""
     unchecked = {name for record in dump.files.ranks.values() for name, _ in record.not_checked}
     for tensor in dump.at("initial"):
-        for ids, numbers in _by_stamped(tensor, dump.stamped):
+        for ids, numbers in _stamped_tensors(tensor, dump.stamped):
             groups = copies_of(tensor, ids)
             if any(len({shard.digests for shard in group}) > 1 for group in groups):
                 for number in numbers:
-                    if differing := _differing(groups, number):
+                    if differing := _differing_groups(groups, number):
                         yield _finding(dump, tensor, number, differing)
             elif any(not shard.digests for group in groups if len(group) > 1 for shard in group):
                 why = "its copies have no digests to compare"
@@ -114,8 +114,8 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
                 yield from (NotChecked(name, why, "values") for name in names if name not in unchecked)
 
 
-def _by_stamped(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | None, list[int]]]:
-    """Yield the stamped tensors that a fold's names belong to, with the numbers of those names in the fold."""
+def _stamped_tensors(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | None, list[int]]]:
+    """Yield a fold's stamped tensors, each with the numbers of its names in the fold."""
     by_ids: dict[int, tuple[Tensor | None, list[int]]] = {}
     for number, name in enumerate(tensor.names):
         ids = stamped.get(name)
@@ -135,7 +135,7 @@ def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
     for rank, shard in tensor.shards.items():
         if 0 not in shard.body.local_shape:
             claim = _part(shard, ids.shards.get(rank) if ids else None, claimed)
-            groups.setdefault((claim, _pending(shard), shard.body.dtype), []).append(shard)
+            groups.setdefault((claim, _pending_position(shard), shard.body.dtype), []).append(shard)
     return list(groups.values())
 
 
@@ -159,7 +159,7 @@ def _part(shard: Shard, ids: Shard | None, claimed: Collection[tuple[int, ...]])
     return tuple(((0, size),) for size in local) if local in claimed else local
 
 
-def _pending(shard: Shard) -> tuple[int, ...]:
+def _pending_position(shard: Shard) -> tuple[int, ...]:
     layout = shard.layout
     if layout is None or not layout.partial or shard.rank not in layout.mesh:
         return ()
@@ -171,33 +171,33 @@ def with_copies(finding: Finding, dump: Dump, tensor: Tensor) -> Finding:
     """Return a finding about a tensor with its copies that differ bit by bit, if there are any."""
     index = tensor.index(finding.tensor)
     groups = copies_of(tensor, dump.stamped.get(finding.tensor))
-    differing = _differing(groups, index)
+    differing = _differing_groups(groups, index)
     return finding.seen_in(Copies(dump, finding.tensor, index, differing)) if differing else finding
 
 
-def _differing(groups: Groups, index: int) -> Groups:
+def _differing_groups(groups: Groups, index: int) -> Groups:
     return [group for group in groups if len({shard.digest(index) for shard in group}) > 1]
 
 
 def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Finding:
     usual = [Counter(shard.digest(index) for shard in group).most_common(1)[0][0] for group in differing]
-    others = [
+    odd_groups = [
         [shard for shard in group if shard.digest(index) != most] for group, most in zip(differing, usual, strict=True)
     ]
-    pair = next(shard for shard in differing[0] if shard.digest(index) == usual[0]), others[0][0]
+    pair = next(shard for shard in differing[0] if shard.digest(index) == usual[0]), odd_groups[0][0]
     claimed = pair[1].layout
     mesh = claimed.mesh if claimed else dump.files.mesh
-    odd = _odd(mesh, differing, others)
-    is_first = _are_first(mesh, differing, others)
+    odd = _odd_ranks_text(mesh, differing, odd_groups)
+    is_first = _are_first(mesh, differing, odd_groups)
     cause, sentence, held = (
-        _about_odd(odd, others, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
+        _explain_odd(odd, odd_groups, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
     )
     first = first_difference(*pair)
     return (
-        (_in_part_sharded(tensor) or _rounded(dump, tensor.names[index], differing) or cause)
+        (_in_part_sharded(tensor) or _rounded_copies(dump, tensor.names[index], differing) or cause)
         .finding(
             tensor.names[index],
-            _ranks(others),
+            _ranks(odd_groups),
             sentence,
             details=(first,) if first else (),
             claimed=write(claimed, equal=True) if claimed else "",
@@ -210,12 +210,12 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
 def _in_part_sharded(tensor: Tensor) -> Cause | None:
     """Return the cause if some ranks have a DTensor and others a plain tensor; None otherwise."""
     plain = tensor.claims.get(None, ())
-    others = sorted(set(tensor.shards) - set(plain))
-    return ShardedOnSomeRanks(tuple(others), tuple(plain)) if plain and others else None
+    sharded = sorted(set(tensor.shards) - set(plain))
+    return ShardedOnSomeRanks(tuple(sharded), tuple(plain)) if plain and sharded else None
 
 
-def _rounded(dump: Dump, name: str, differing: Groups) -> Cause | None:
-    """Return the cause if all copies of each part are equal once they are rounded to a narrower dtype."""
+def _rounded_copies(dump: Dump, name: str, differing: Groups) -> Cause | None:
+    """Return the cause if all copies are equal once rounded to a narrower dtype."""
     of_ranks = {
         rank: (dtype, digest)
         for rank, record in dump.files.ranks.items()
@@ -225,23 +225,25 @@ def _rounded(dump: Dump, name: str, differing: Groups) -> Cause | None:
     known = [{of_ranks.get(shard.rank) for shard in group} for group in differing]
     if any(len(of_group) > 1 or None in of_group for of_group in known):
         return None
-    return RoundedCopies(next(dtype for of_group in known for one in of_group if one for dtype in one[:1]))
+    return RoundedCopies(
+        next(dtype for of_group in known for rounding in of_group if rounding for dtype in rounding[:1])
+    )
 
 
 def _ranks(groups: Groups) -> tuple[int, ...]:
     return tuple(sorted(shard.rank for group in groups for shard in group))
 
 
-def _are_first(mesh: Mesh, differing: Groups, others: Groups) -> bool:
-    """Whether of every part that has other copies it is the first rank's alone, and the mesh's first is one of them."""
-    alone = all(len(odd) == 1 and odd[0] is group[0] for odd, group in zip(others, differing, strict=True))
-    return alone and min(mesh.ranks) in _ranks(others)
+def _are_first(mesh: Mesh, differing: Groups, odd_groups: Groups) -> bool:
+    """Whether each part's only odd copy is its first rank's, the mesh's first rank among them."""
+    alone = all(len(odd) == 1 and odd[0] is group[0] for odd, group in zip(odd_groups, differing, strict=True))
+    return alone and min(mesh.ranks) in _ranks(odd_groups)
 
 
-def _about_odd(odd: str, others: Groups, pair: tuple[Shard, Shard], is_first: bool) -> About:
+def _explain_odd(odd: str, odd_groups: Groups, pair: tuple[Shard, Shard], is_first: bool) -> About:
     """Say what is wrong if most copies agree."""
-    count = len(_ranks(others))
-    apart = _apart(*pair) if count == 1 else ""
+    count = len(_ranks(odd_groups))
+    apart = _difference_text(*pair) if count == 1 else ""
     verb = "has" if count == 1 else "have"
     sentence = f"copies differ from the start: {odd} {verb} different values than the other copies{apart}"
     cause = FirstRankAlone(odd) if is_first else OddRanksAlone(odd)
@@ -255,12 +257,12 @@ def _about_axes(dump: Dump, tensor: Tensor, mesh: Mesh, differing: Groups, index
     held = f"different values along {' and '.join(axes)}" if axes else "different values"
     if tensor.role == "buffer":
         return (UnsynchronizedBuffer(tuple(axes)), sentence, held)
-    is_plain = tensor.claimed is None and any(other.claimed is not None for other in dump.at("initial"))
+    is_plain = tensor.claimed is None and any(initial.claimed is not None for initial in dump.at("initial"))
     return ((PlainAmongShards if is_plain else RankDependentSeed)(tuple(axes)), sentence, held)
 
 
 def _count(differing: Groups, index: int) -> str:
-    """Say how many different copies there are: `each of 2 parts has up to 2 different copies on 2 ranks`."""
+    """Count the different copies: `each of 2 parts has up to 2 different copies on 2 ranks`."""
     copies = [len({shard.digest(index) for shard in group}) for group in differing]
     where = f"{max(copies):,} different copies on {max(map(len, differing)):,} ranks"
     if len(differing) == 1:
@@ -268,11 +270,11 @@ def _count(differing: Groups, index: int) -> str:
     return f"each of {len(differing):,} parts has {'up to ' * (len(set(copies)) > 1)}{where}"
 
 
-def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
+def _odd_ranks_text(mesh: Mesh, differing: Groups, odd_groups: Groups) -> str:
     """Name the ranks whose replicas differ from the majority's; empty without a majority."""
-    if any(2 * len(odd) >= len(group) for odd, group in zip(others, differing, strict=True)):
+    if any(2 * len(odd) >= len(group) for odd, group in zip(odd_groups, differing, strict=True)):
         return ""
-    ranks = sorted(shard.rank for shards in others for shard in shards)
+    ranks = sorted(shard.rank for shards in odd_groups for shard in shards)
     coords = [mesh.coord_of(rank) for rank in ranks if rank in mesh]
     if len(ranks) == 1:
         at = mesh.label(ranks[0]) if coords and mesh.ndim > 1 else ""
@@ -284,7 +286,7 @@ def _odd(mesh: Mesh, differing: Groups, others: Groups) -> str:
     return named_ranks(ranks)
 
 
-def _apart(right: Shard, wrong: Shard) -> str:
+def _difference_text(right: Shard, wrong: Shard) -> str:
     """Say by how much all elements of an odd copy differ, if it is by one number or factor."""
     by, factor = same_step(right, wrong)
     if by:
@@ -333,7 +335,7 @@ def first_difference(shard: Shard, second: Shard) -> str:
     pair = (2,) if shard.body.dtype.startswith("complex") else ()  # written as real and imaginary part
     shape = (*shard.body.local_shape, *pair)
     index = index_of(at, shape)
-    texts = _said(first_values[at]), _said(second_values[at])
+    texts = _value_text(first_values[at]), _value_text(second_values[at])
     return f"at {index} of the shard rank {shard.rank} has {texts[0]}, rank {second.rank} {texts[1]}"
 
 
@@ -346,16 +348,16 @@ def same_step(copy: Shard, counterpart: Shard) -> tuple[float, float]:
     if len(pairs) < LEAST_ALIKE or not all(isinstance(value, float | int) for pair in pairs for value in pair):
         return 0, 0
     numbers = [(float(first), float(second)) for first, second in pairs]
-    step = _one_of([second - first for first, second in numbers])
-    return step, 0 if step or not all(first for first, _ in numbers) else _one_of([b / a for a, b in numbers])
+    step = _common_number([second - first for first, second in numbers])
+    return step, 0 if step or not all(first for first, _ in numbers) else _common_number([b / a for a, b in numbers])
 
 
-def _one_of(numbers: list[float]) -> float:
+def _common_number(numbers: list[float]) -> float:
     """Return what all numbers are, rounding apart; 0 if they are not one finite number."""
     first = numbers[0]
     is_one = math.isfinite(first) and all(math.isclose(number, first, rel_tol=STEP) for number in numbers)
     return first if is_one else 0
 
 
-def _said(value: float | str) -> str:
+def _value_text(value: float | str) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)

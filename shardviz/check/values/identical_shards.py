@@ -1,4 +1,4 @@
-"""`identical-shards`: different parts of a tensor with bitwise the same values: one seed on every rank.
+"""`identical-shards`: a tensor's parts have bitwise equal values: one seed on every rank.
 
 Only values that were drawn can tell: a tensor of one number (a bias of zeros, a norm of ones), of NaN alone, of one
 element a shard, or of an integer dtype is passed over, and so is one whose parts repeated each other before sharding.
@@ -35,7 +35,7 @@ def check_identical_shards(dump: Dump) -> Iterator[Finding]:
         for layout in tensor.claims:
             if layout is not None and layout.split_axes:
                 findings = _check(tensor, layout)
-                yield from (one for one in findings if not _are_as_built(dump, tensor, one.tensor))
+                yield from (finding for finding in findings if not _are_as_built(dump, tensor, finding.tensor))
 
 
 def _are_as_built(dump: Dump, tensor: Tensor, name: str) -> bool:
@@ -50,14 +50,14 @@ def _check(tensor: Tensor, layout: Layout) -> Iterator[Finding]:
             continue
         lines = _lines(tensor, layout, axis)
         if lines and not any(is_constant(shard) for shard in lines[0]):
-            for index in _alike(lines, len(tensor.names)):
+            for index in _equal_names(lines, len(tensor.names)):
                 repeated.setdefault(index, []).append(axis)
     for index, axes in repeated.items():
         yield _finding(tensor, layout, tensor.names[index], axes)
 
 
 def _first_line_differs(tensor: Tensor, layout: Layout, axis: str) -> bool:
-    """Whether the first two shards along an axis are of one shape and have no digest in common: nearly always."""
+    """Whether an axis's first two shards have one shape but no digest in common."""
     first = [tensor.shards.get(rank) for rank in layout.mesh.groups(axis)[0][:2]]
     if (
         len(first) < 2
@@ -72,7 +72,7 @@ def _first_line_differs(tensor: Tensor, layout: Layout, axis: str) -> bool:
 
 
 def _lines(tensor: Tensor, layout: Layout, axis: str) -> Lines:
-    """Return the shards along an axis, all else equal: those of the first one's shape that hold different parts."""
+    """Return the distinct shards along an axis, all else equal, of the first one's shape."""
     mesh, column = layout.mesh, layout.mesh.axis_index(axis)
     claimed = claimed_dims(layout)
     lines: dict[Coord, dict[object, Shard]] = {}
@@ -87,8 +87,8 @@ def _lines(tensor: Tensor, layout: Layout, axis: str) -> Lines:
     return [list(line.values()) for line in lines.values() if len(line) > 1]
 
 
-def _alike(lines: Lines, num_names: int) -> Iterator[int]:
-    """Yield the fold's names whose shards have one digest along every line; most differ in the first two shards."""
+def _equal_names(lines: Lines, num_names: int) -> Iterator[int]:
+    """Yield the indices of a fold's names whose shards are equal along every line."""
     first, second = lines[0][:2]
     for index in range(num_names):
         digest = first.digest(index)

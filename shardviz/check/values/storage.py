@@ -1,4 +1,4 @@
-"""`untied` and `write-not-applied`: storage that is not shared any more, and writes that never reached it.
+"""`untied` and `write-not-applied`: storage no longer shared, and writes that were lost.
 
 Names that shared storage in the unsharded model and are two tensors now start equal and drift apart, each with a part
 of the gradient. A name that is gone is not a finding (torch lists a shared parameter once), and neither are empty
@@ -35,7 +35,9 @@ def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
         return
     names = {rank: _names_with_storage(record) for rank, record in dump.files.ranks.items()}
     for stamp in stamps:
-        ranks_with_both = [rank for rank, own in names.items() if stamp.name in own and stamp.tied_to in own]
+        ranks_with_both = [
+            rank for rank, stored_names in names.items() if stamp.name in stored_names and stamp.tied_to in stored_names
+        ]
         both_names = {stamp.name, stamp.tied_to}
         tied = {
             rank for rank in ranks_with_both if any(both_names <= {*group} for group in dump.files.ranks[rank].tied)
@@ -44,14 +46,14 @@ def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
         if untied:
             yield _finding(stamp, untied, len(ranks_with_both))
         elif not ranks_with_both and all(
-            any(name in own for own in names.values()) for name in (stamp.name, stamp.tied_to)
+            any(name in stored_names for stored_names in names.values()) for name in (stamp.name, stamp.tied_to)
         ):
             why = f"it was tied to {stamp.tied_to}, and no rank has both now"
             yield NotChecked(stamp.name, why, "ties")
 
 
 def _names_with_storage(record: RankRecord) -> set[str]:
-    """Return the names of a rank's tensors that have storage, without the unsharded model's, which rank 0 runs too."""
+    """Return the names of a rank's own tensors with storage, the unsharded model's left out."""
     names = set()
     for tensor in record.tensors:
         body = record.bodies[tensor.body]
@@ -66,11 +68,11 @@ def _names_with_storage(record: RankRecord) -> set[str]:
 
 def _finding(stamp: Stamp, ranks: tuple[int, ...], num_both: int) -> Finding:
     """Return the finding, of which both names are members."""
-    finding, partner = (_of_name(stamp, name, ranks, num_both) for name in (stamp.name, stamp.tied_to))
+    finding, partner = (_untied_finding(stamp, name, ranks, num_both) for name in (stamp.name, stamp.tied_to))
     return replace(finding, members=(finding, partner))
 
 
-def _of_name(stamp: Stamp, name: str, ranks: tuple[int, ...], num_both: int) -> Finding:
+def _untied_finding(stamp: Stamp, name: str, ranks: tuple[int, ...], num_both: int) -> Finding:
     partner = stamp.tied_to if name == stamp.name else stamp.name
     return BrokenTie(stamp.name, stamp.tied_to).finding(
         name,

@@ -1,1 +1,1 @@
-"""Checks of a run as a whole: what its dump lacks, and ranks whose groups contradict the mesh."""
+"""Checks of a run as a whole: what its dump lacks, and groups that contradict the mesh."""

@@ -1,4 +1,4 @@
-"""`incomplete`: ranks, files or tensors that are not in the dump. What is there is checked; the rest is not.
+"""`incomplete`: ranks, files or tensors that are missing in the dump; the rest is checked.
 
 A tensor that only some ranks have may be a pipeline's stage; a DTensor, though, has a shard on every rank of its mesh,
 and a stamped tensor is somewhere, under its own name, that of a tensor it is tied to, or as ids in another.
@@ -73,7 +73,7 @@ def no_file_of(ranks: Collection[int]) -> str:
 
 
 def _absent_shards(files: DumpFiles, tensor: Tensor, explained: Collection[str]) -> Iterator[Finding]:
-    """Yield ranks whose file is there but has no shard of a DTensor on their mesh, and no word of why."""
+    """Yield ranks with a file but without a shard of a DTensor on their mesh, unexplained."""
     if tensor.moment not in ("initial", "stamped") or len(tensor.shards) == files.run.num_ranks:
         return
     expected = {rank for layout in tensor.claims if layout is not None for rank in layout.mesh.ranks}

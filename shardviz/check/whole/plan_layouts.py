@@ -1,4 +1,4 @@
-"""A plan compared with what its author wants: its layouts are known, and that is all there is.
+"""A plan compared with its author's intentions: it has layouts, and no elements.
 
 Layouts that are not the intended ones are findings, and so are shapes that the placements of a rank that was asked do
 not give. Where elements really go no plan shows, so that no tensor of one is called in order.
@@ -31,9 +31,9 @@ def check_planned(dump: Dump) -> Iterator[Finding | NotChecked]:
         for name in tensor.names:
             text = intended_text(dump.files.run.intended, name)
             if wrong:
-                yield _of_shape(tensor, name, wrong)
+                yield _shape_finding(tensor, name, wrong)
             if not is_intended(tensor, text):
-                yield _of_layout(tensor, name, text)
+                yield _layout_finding(tensor, name, text)
             elif not wrong:
                 yield NotChecked(name, AS_INTENDED if text else NO_VALUES, "order")
     used = {name for tensor in dump.at("initial") for name in tensor.names}
@@ -53,7 +53,7 @@ def _fits(tensor: Tensor, rank: int) -> bool:
     return shard.layout is None or shard.layout.region(shard.layout.mesh.coord_of(rank)).shape == shard.body.local_shape
 
 
-def _of_shape(tensor: Tensor, name: str, wrong: list[int]) -> Finding:
+def _shape_finding(tensor: Tensor, name: str, wrong: list[int]) -> Finding:
     shard = tensor.shards[wrong[0]]
     assert shard.layout is not None
     claimed = shard.layout.region(shard.layout.mesh.coord_of(shard.rank)).shape
@@ -62,7 +62,7 @@ def _of_shape(tensor: Tensor, name: str, wrong: list[int]) -> Finding:
     return UnevenPlan().finding(name, tuple(wrong), what, claimed=write(shard.layout))
 
 
-def _of_layout(tensor: Tensor, name: str, text: str) -> Finding:
+def _layout_finding(tensor: Tensor, name: str, text: str) -> Finding:
     layout = write(tensor.claimed) if tensor.claimed else "no layout: every rank has a plain tensor"
     what = f"its planned layout is {layout}, not the intended {text}"
     return AnotherPlan(layout, is_planned=True).finding(name, tuple(tensor.shards), what, claimed=layout, intended=text)

@@ -1,4 +1,4 @@
-"""`rank-order`: a rank's number in a process group is not its coordinate on the mesh axis that the group is for.
+"""`rank-order`: a rank's number in a process group is not its coordinate on that axis.
 
 Collectives put results in the order of the group, placements in that of the mesh. Where the two differ, every gather
 along the axis comes back permuted, whatever the shards are: a tensor that is split over the axis is not in order, even
@@ -50,11 +50,11 @@ def check_rank_order(dump: Dump) -> Iterator[Finding | NotChecked]:
         named_groups = _groups(mesh_from(record), name)
         groups.setdefault(name, set()).update(group for group in named_groups if not ranks.keys().isdisjoint(group))
     for name, odd in groups.items():
-        yield from _in_question(dump, name, odd)
+        yield from _unchecked_tensors(dump, name, odd)
 
 
-def _in_question(dump: Dump, axis: str, groups: set[tuple[int, ...]]) -> Iterator[NotChecked]:
-    """Yield the tensors that are split, or summed, over an axis that has one of some groups, ranks in the same order.
+def _unchecked_tensors(dump: Dump, axis: str, groups: set[tuple[int, ...]]) -> Iterator[NotChecked]:
+    """Yield the tensors that are split or summed over an axis with one of some groups.
 
     A part of a mesh has its groups, so that the mesh that a tensor claims need not be the one that differs.
     """
@@ -77,14 +77,14 @@ def _groups(mesh: Mesh, axis: str) -> frozenset[tuple[int, ...]]:
 
 
 def _is_by_rank(record: MeshRecord, axis: int, ranks: dict[int, tuple[int, int]]) -> bool:
-    """Whether every group along an axis numbers its ranks rising, and it is the mesh that does not."""
+    """Whether an axis's groups number ranks rising, and it is the mesh that does not."""
     groups = np.moveaxis(np.array(record.ranks).reshape(record.shape), axis, -1).reshape(-1, record.shape[axis])
     numbers = {int(rank): int((group < rank).sum()) for group in groups for rank in group if int(rank) in ranks}
     return all(numbers[rank] == in_group for rank, (_, in_group) in ranks.items())
 
 
 def differing(dump: Dump) -> Places:
-    """Return the ranks whose number in a group is not their coordinate, by the mesh and the axis of the group."""
+    """Return the ranks whose number in a group is not their coordinate, by mesh and axis."""
     ranks: Places = {}
     for rank, record in dump.files.ranks.items():
         for position in record.positions:

@@ -1,4 +1,4 @@
-"""The cases of the audit: every small shape under every placement on a mesh, smallest first. No torch here."""
+"""The audit's cases: every small shape and placement, smallest first. No torch here."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Case:
         return ids
 
     def start(self, rank: int) -> list[int]:
-        """Return the values that a rank begins with, in memory order: ids, or its share where a sum is pending."""
+        """Return a rank's first values in memory order: ids, or its share of a pending sum."""
         share = self.share(rank)
         return [share * number for number in self.ids(self.layout(self.source).region(self.mesh.coord_of(rank)))]
 
     def share(self, rank: int) -> int:
-        """Return the factor of a rank's ids where a sum over axes is pending: a different one on every rank.
+        """Return the factor of a rank's ids if a sum is pending: a different one on every rank.
 
         The shares of ranks that are summed give 1, so that a rank left out, counted twice or taken for another shows.
         """
@@ -82,7 +82,7 @@ class Case:
 
     @property
     def family(self) -> tuple[object, ...]:
-        """The part that cases of one class of disagreement share: all but sizes; on a permuted mesh, the operation."""
+        """What one kind of disagreement shares: all but sizes; on a permuted mesh, the operation."""
         if is_permuted(self.mesh):
             return self.operation, "permuted"
         return self.operation, self.flattened, spell(self.source), spell(self.target)
@@ -101,18 +101,18 @@ class Case:
 
 
 def all_cases(mesh: Mesh, max_size: int) -> list[Case]:
-    """Return every case, smallest first in each operation, so that the first of a class is its smallest."""
+    """Return every case, the smallest of each operation first."""
     reversed_mesh = Mesh(mesh.axes, mesh.shape, tuple(reversed(mesh.ranks)))
     cases: list[Case] = []
     for shape in shapes(max_size):
         for on in (mesh, reversed_mesh) if mesh.size > 1 else (mesh,):
-            cases += _of_shape(on, shape)
+            cases += _cases_of_shape(on, shape)
     order: dict[str, int] = {"distribute": 0, "gather": 1, "redistribute": 2, "fsdp_tp": 3, "checkpoint": 4}
     return sorted(cases, key=lambda case: (order[case.operation], case.weight))
 
 
 def shapes(max_size: int) -> Iterator[tuple[int, ...]]:
-    """Yield vectors of up to `max_size` elements, and matrices of up to a row or column fewer than half of that."""
+    """Yield vectors of up to `max_size` elements, and matrices of up to half as many a side."""
     for size in range(1, max_size + 1):
         yield (size,)
     side = max(2, max_size // 2)
@@ -124,11 +124,11 @@ def is_permuted(mesh: Mesh) -> bool:
     return mesh.ranks != tuple(sorted(mesh.ranks))
 
 
-def _of_shape(mesh: Mesh, shape: tuple[int, ...]) -> Iterator[Case]:
+def _cases_of_shape(mesh: Mesh, shape: tuple[int, ...]) -> Iterator[Case]:
     kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
     plain: list[Placements] = list(product(kinds, repeat=mesh.ndim))
     strided = list(_strided(mesh, len(shape)))
-    summed = [one for one in product([*kinds, Partial()], repeat=mesh.ndim) if Partial() in one]
+    summed = [placements for placements in product([*kinds, Partial()], repeat=mesh.ndim) if Partial() in placements]
     is_flattened = [False, True] if mesh.ndim > 1 and not is_permuted(mesh) else [False]
     for placements in plain:
         yield Case("distribute", mesh, shape, placements, placements)
@@ -148,7 +148,7 @@ def _of_shape(mesh: Mesh, shape: tuple[int, ...]) -> Iterator[Case]:
 
 
 def _strided(mesh: Mesh, ndim: int) -> Iterator[Placements]:
-    """Yield the placements that FSDP2 gives over one later axis: a dim split by an inner axis first."""
+    """Yield FSDP2's placements over one later axis: a dim split by an inner axis first."""
     for dim in range(ndim):
         for outer in range(mesh.ndim - 1):
             for inner in range(outer + 1, mesh.ndim):
@@ -160,7 +160,7 @@ def _strided(mesh: Mesh, ndim: int) -> Iterator[Placements]:
 
 
 def _fsdp_tp(mesh: Mesh) -> Iterator[Placements]:
-    """Yield the placements of `fully_shard` over tensor parallel, column-wise and row-wise; extra axes replicate."""
+    """Yield the placements of `fully_shard` over column- and row-wise tensor parallel."""
     tp = mesh.shape[-1]
     copies = (Replicate(),) * (mesh.ndim - 2)
     column: Placement = StridedShard(0, tp) if tp > 1 else Shard(0)

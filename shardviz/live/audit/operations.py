@@ -1,4 +1,4 @@
-"""The operations of torch that the audit runs, on one rank: they return the ids that this rank holds afterwards."""
+"""The audit's operations of torch: each returns the ids that this rank then holds."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def whole(case: Case) -> torch.Tensor:
 
 
 def sharded(case: Case, mesh: DeviceMesh, placements: Sequence[Placement], values: torch.Tensor) -> Any:
-    """Return a DTensor whose shards are cut by the oracle, not by torch; where a sum is pending, a share of them."""
+    """Return a DTensor whose shards the oracle cuts, or a share of them if a sum is pending."""
     region = case.layout(tuple(placements)).region(case.mesh.coord_of(distributed.get_rank()))
     local = values.flatten()[torch.from_numpy(region.flat_ids(case.shape))]
-    if any(isinstance(one, Partial) for one in placements):
+    if any(isinstance(placement, Partial) for placement in placements):
         local = local * case.share(distributed.get_rank())
     spelled = [compat.torch_placement(p) for p in placements]
     return DTensor.from_local(local, mesh, spelled, shape=values.shape, stride=values.stride(), run_check=False)

@@ -1,4 +1,4 @@
-"""A case as a few lines of plain torch that run by themselves and end in an assertion. Written without torch."""
+"""A case as a script of a few lines of plain torch that ends in an assertion. No torch here."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def repro(case: Case, name: str) -> str:
         what=str(case),
         name=name,
         imports=imports,
-        wanted=_held(case, case.wanted_layout.placements() or ()),
+        wanted=_ids_by_rank(case, case.wanted_layout.placements() or ()),
         size=case.mesh.size,
         ranks=list(case.mesh.ranks),
         shape=case.mesh.shape,
@@ -83,7 +83,7 @@ def repro(case: Case, name: str) -> str:
     return text if "HELD[" not in text else text.replace("\n\n\ndef main", f"\n{_source(case)}\n\n\ndef main", 1)
 
 
-def _held(case: Case, placements: tuple[object, ...]) -> dict[int, list[int]]:
+def _ids_by_rank(case: Case, placements: tuple[object, ...]) -> dict[int, list[int]]:
     layout = case.layout(placements)  # type: ignore[arg-type]
     return {rank: case.ids(region) for rank, region in sorted(layout.regions())}
 

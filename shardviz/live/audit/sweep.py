@@ -74,7 +74,7 @@ def audit(mesh: Mesh, max_size: int, *, on_progress: Callable[[int, int], None] 
     wrong: dict[int, dict[int, list[int] | str]] = {}
     start = deaths = 0
     while start < len(cases) and deaths < MAX_DEATHS:
-        seen_by_rank, stopped, why = _one_world(mesh, max_size, start, len(cases))
+        seen_by_rank, stopped, why = _run_world(mesh, max_size, start, len(cases))
         for rank, of_rank in enumerate(seen_by_rank):
             for index, got in of_rank.items():
                 wrong.setdefault(index, {})[rank] = got
@@ -87,18 +87,18 @@ def audit(mesh: Mesh, max_size: int, *, on_progress: Callable[[int, int], None] 
     return Audit(min(start, len(cases)), len(wrong), _classes(cases, wrong), max(len(cases) - start, 0))
 
 
-def _one_world(mesh: Mesh, max_size: int, start: int, end: int) -> tuple[list[Seen], int, str]:
-    """Run cases until the end or a death; return each rank's results, the last case begun, and why it died."""
+def _run_world(mesh: Mesh, max_size: int, start: int, end: int) -> tuple[list[Seen], int, str]:
+    """Run cases to the end or a death; return ranks' results, the last case begun and the cause."""
     with tempfile.TemporaryDirectory(prefix="shardviz-audit-") as folder:
         try:
             worlds.launch(TASK, (mesh, max_size, start, folder), num_ranks=mesh.size, timeout=600)
         except RankError as error:
             logs = [_read_log(folder, rank) for rank in range(mesh.size)]
-            return [seen for seen, _ in logs], max(begun for _, begun in logs), _last_words(error)
+            return [seen for seen, _ in logs], max(begun for _, begun in logs), _cause_of_death(error)
         return [_read_log(folder, rank)[0] for rank in range(mesh.size)], end, ""
 
 
-def _last_words(error: RankError) -> str:
+def _cause_of_death(error: RankError) -> str:
     """Return the line that says why a world died: the one from gloo, or else the first."""
     lines = [line.strip() for line in str(error).splitlines() if "what():" in line]
     return lines[0] if lines else error.message.partition("\n")[0]
@@ -130,11 +130,11 @@ def run_cases(world: World, mesh: Mesh, max_size: int, start: int, folder: str) 
                 print(json.dumps([index, f"{type(error).__name__}: {line}"]), file=log)
                 continue
             ids = [int(value) for value in local.flatten().tolist()]
-            if not _as_wanted(case, world.rank, tuple(local.shape), ids):
+            if not _is_right(case, world.rank, tuple(local.shape), ids):
                 print(json.dumps([index, ids]), file=log)
 
 
-def _as_wanted(case: Case, rank: int, shape: tuple[int, ...], ids: list[int]) -> bool:
+def _is_right(case: Case, rank: int, shape: tuple[int, ...], ids: list[int]) -> bool:
     """Whether a rank has the right ids; an empty shard only has to be empty."""
     expected = case.wanted(rank)
     if not expected.size:
@@ -147,4 +147,4 @@ def _classes(cases: list[Case], wrong: dict[int, dict[int, list[int] | str]]) ->
     for index in sorted(wrong):
         families.setdefault(cases[index].family, []).append(index)
     disagreements = [Disagreement(cases[of[0]], len(of), wrong[of[0]]) for of in families.values()]
-    return sorted(disagreements, key=lambda one: -one.count)
+    return sorted(disagreements, key=lambda disagreement: -disagreement.count)

@@ -1,4 +1,4 @@
-"""Exchanges between ranks during a capture: a value from every rank, and the errors that ranks raised."""
+"""Exchanges between ranks during a capture: values and errors of every rank."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ a script ends first, the interpreter ends the thread, and C++ aborts the process
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Do something on every rank that is full of exchanges: if one raises, all of them raise, and at once.
+    """Do something full of exchanges on every rank: if one rank raises, all do, at once.
 
     Without it the others would wait for a rank that raised until torch's timeout, or worse, take what it sends in the
     job's next collective for its answer. All exchanges must be by `of_all_ranks`: a rank that raised takes part in the
@@ -96,7 +96,7 @@ def together() -> Iterator[None]:
         OtherRankError: Another rank raised.
     """
     world = distributed.group.WORLD
-    if any(one is world for one in _TOGETHER):
+    if any(entered is world for entered in _TOGETHER):
         yield
         return
     _TOGETHER.append(world)
@@ -117,7 +117,7 @@ def together() -> Iterator[None]:
 
 
 def raise_together(error: ShardvizError | None) -> None:
-    """Raise an error that any rank has on all of them: alone, a rank would leave the others waiting for it.
+    """Raise any rank's error on all ranks: alone, a rank would leave the others waiting.
 
     Args:
         error: This rank's, if it has one.
@@ -139,7 +139,7 @@ def agreed_run_id() -> str:
 
 
 def agreed_errors(error: Exception | None, phase: str) -> list[str]:
-    """Return the error of every rank in a phase as text, empty if it raised none. Every rank calls this.
+    """Return every rank's error in a phase as text, empty without one. Every rank calls this.
 
     A rank that raised cannot communicate with others that wait for it in a collective. So each rank first leaves a mark
     in the job's store, and a rank that raised continues only when all marks are there.
@@ -190,7 +190,9 @@ def in_a_line(error: BaseException) -> str:
     """Describe an error in one line, with the place in the user's own code."""
     from shardviz.live.world.failures.stacks import Frame, user_frames
 
-    frames = [Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
+    frames = [
+        Frame(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)
+    ]
     user_code = [
         frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents
     ]

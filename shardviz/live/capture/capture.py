@@ -132,7 +132,7 @@ class Capture:
         return tuple(dict.fromkeys(axis for mesh in self._meshes for axis in mesh.axes))
 
     def add_mesh(self, device_mesh: DeviceMesh) -> None:
-        """Record this rank's place on a mesh: its coordinate, and its rank in the group along every axis."""
+        """Record this rank's place on a mesh: its coordinate, and its rank in each axis's group."""
         coord = device_mesh.get_coordinate()
         index = self._mesh(plain_mesh(device_mesh))
         if coord is not None:
@@ -149,7 +149,7 @@ class Capture:
             self.add_mesh(mesh)
 
     def add_values(self, local: Local, moment: Moment) -> None:
-        """Record a tensor's own values: a digest, and the values themselves if they are few or will be compared."""
+        """Record a tensor's own values: a digest, and the values if few or needed for comparison."""
         if local.unknown:
             self.not_checked.append((local.name, local.unknown))
         if local.values.is_meta:
@@ -179,7 +179,7 @@ class Capture:
         self._add(local.name, body, "")
 
     def add_region(self, local: Local, region: Region) -> None:
-        """Record that a tensor holds a region of its own elements, in their order: no id is written out."""
+        """Record a tensor's region of its own elements, in order, without writing ids out."""
         if max(map(len, region.dims), default=0) > describe.MAX_RANGES:
             stamp = self.stamps[local.name]
             shape = (math.prod(stamp.shape),) if local.flat else stamp.shape

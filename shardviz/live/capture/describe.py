@@ -1,4 +1,4 @@
-"""Ids and values of one local tensor in their smallest form: ranges, runs, nested lists or a digest."""
+"""A local tensor's ids and values in their smallest form: ranges, runs, lists or a digest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_RUNS = 4096
 
 
 def ids_of(values: torch.Tensor, last: int) -> NDArray[np.int64]:
-    """Return a tensor's values as ids: 0 for zero, `ID_NONE` for anything but a whole number from 0 to `last`."""
+    """Return values as ids: 0 for zero, `ID_NONE` for anything but whole numbers up to `last`."""
     if not values.is_floating_point():
         wide = values.to(torch.int64).cpu().numpy()
         return np.where((wide >= 0) & (wide <= last), wide, ID_NONE)
@@ -50,7 +50,7 @@ def as_ranges(ids: NDArray[np.int64], stamp: Stamp, shape: Sequence[int]) -> tup
 
 
 def as_runs(ids: NDArray[np.int64]) -> tuple[IdRun, ...] | None:
-    """Write ids, in memory order, as runs `(first, step, count)`; None if that takes more than `MAX_RUNS`."""
+    """Write ids in memory order as runs `(first, step, count)`; None for more than `MAX_RUNS`."""
     flat = ids.ravel()
     steps = np.diff(flat)
     bends = np.flatnonzero(np.diff(steps)) + 2
@@ -72,19 +72,19 @@ def nested(values: torch.Tensor) -> Any:
     """Return values as nested lists for JSON; values that are not finite become strings."""
     if values.is_complex():
         values = torch.view_as_real(values)
-    return _spelled(values.detach().cpu().tolist())
+    return _json_value(values.detach().cpu().tolist())
 
 
-def _spelled(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, list):
-        return [_spelled(item) for item in value]
+        return [_json_value(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value
 
 
 def as_numpy(values: torch.Tensor) -> NDArray[np.generic]:
-    """Return values as a numpy array; bfloat16, which numpy lacks, becomes float32, which holds it exactly."""
+    """Return values as a numpy array; bfloat16 becomes float32, which holds it exactly."""
     wide = values.float() if values.dtype == torch.bfloat16 else values
     array: NDArray[np.generic] = wide.detach().cpu().numpy()
     return array

@@ -63,7 +63,7 @@ def idle_axes(
     if any(local.unknown or _is_cut_by_hand(local, shapes.get(local.name)) for local in locals_):
         return []  # something is cut in a way that has no layout
     split = list(_splitting(locals_, rank))
-    explained = [*split, *_meant(model, rank)]
+    explained = [*split, *_replica_groups(model, rank)]
     return [
         axis
         for axis in mesh.axes
@@ -96,7 +96,7 @@ def _splitting(locals_: Iterable[Local], rank: int) -> Iterator[set[int]]:
                 yield set(_group(on, axis, rank))
 
 
-def _meant(model: nn.Module, rank: int) -> Iterator[set[int]]:
+def _replica_groups(model: nn.Module, rank: int) -> Iterator[set[int]]:
     """Yield groups along which replicas are a choice: tensors' own meshes, DDP, engines."""
     for device_mesh in {tensor.device_mesh for _, _, tensor in named_tensors(model) if isinstance(tensor, DTensor)}:
         tensor_mesh = plain_mesh(device_mesh)
@@ -113,7 +113,9 @@ HINT = "pass the mesh of the whole job: shardviz.capture(..., mesh=mesh)"
 
 
 def found_mesh(model: nn.Module) -> DeviceMesh:
-    """Return the largest mesh that a model's tensors show, sub-meshes counted as their root. Every rank calls this.
+    """Return the largest mesh that a model's tensors show. Every rank calls this.
+
+    A sub-mesh counts as its root.
 
     Raises:
         MeshError: Some rank has no tensor that shows one, or ranks are on different meshes; every rank raises it.
@@ -130,13 +132,13 @@ def found_mesh(model: nn.Module) -> DeviceMesh:
     if len(set(of_all)) > 1:
         odd_rank = next(rank for rank, mesh in enumerate(of_all) if mesh != of_all[0])
         raise MeshError(
-            f"no mesh was given, and ranks are on different ones: rank 0 on {_described(of_all[0])}, "
-            f"rank {odd_rank} on {_described(of_all[odd_rank])}",
+            f"no mesh was given, and ranks are on different ones: rank 0 on {_mesh_text(of_all[0])}, "
+            f"rank {odd_rank} on {_mesh_text(of_all[odd_rank])}",
             HINT,
         )
     assert device_mesh is not None
     return device_mesh
 
 
-def _described(mesh: Mesh | None) -> str:
+def _mesh_text(mesh: Mesh | None) -> str:
     return f"{mesh} of ranks {listed(mesh.ranks, 4)}" if mesh is not None else "none"

@@ -1,4 +1,4 @@
-"""Layouts that an author wants, read before a step runs: a layout that cannot be read would spoil the dump."""
+"""Layouts that an author expects, read before a step runs: a bad one would spoil the dump."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ HINT = 'write a layout as text: {"*.weight": "[*/tp/fsdp, *]"}'
 
 
 def check_intended(intended: object) -> None:
-    """Check that every layout can be read. Axes are not checked: a flattened mesh, with its axis, may be made later.
+    """Check that every expected layout can be read.
+
+    Axes are not checked: a flattened mesh, with its axis, may be made later.
 
     Args:
         intended: Layouts in the notation, by pattern over names.
@@ -32,7 +34,7 @@ def check_intended(intended: object) -> None:
 
 
 def check_axes(intended: Mapping[str, str], axes: Sequence[str]) -> None:
-    """Make sure that every axis that is named exists, once the model is sharded and all of its meshes are known.
+    """Check that every named axis exists, once the model is sharded and its meshes are known.
 
     Args:
         intended: Layouts in the notation, by pattern over names.

@@ -1,4 +1,4 @@
-"""A model's tensors as this rank has them: plain and detached, each with its claimed mesh and placements."""
+"""A model's tensors on this rank: plain and detached, each with its claimed placements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Local", "local_tensors", "of_tensor", "unwrapped"]
 
 
 def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]:
-    """Yield every parameter and buffer of a model, each as the library that split it describes it.
+    """Yield a model's parameters and buffers, as described by the library that split each.
 
     Args:
         model: Sharded or not.

@@ -1,4 +1,4 @@
-"""torch's device meshes as shardviz's. Sub-meshes are described on their root, so that all ranks share one mesh."""
+"""torch's device meshes as shardviz's, sub-meshes described on their shared root."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Claim = tuple[Mesh, tuple[Placement, ...]]
 
 
 def plain_mesh(mesh: DeviceMesh) -> Mesh:
-    """Return a device mesh as axes, shape and ranks; axes without names become `dim0`, `dim1`, ..."""
+    """Return a device mesh as axes, shape and ranks; unnamed axes become `dim0`, `dim1`, ..."""
     if mesh not in _plain:
         with real_tensors():
             grid = mesh.mesh
@@ -40,7 +40,7 @@ def plain_mesh(mesh: DeviceMesh) -> Mesh:
 
 
 def over_groups(groups: Mapping[str, ProcessGroup], coords: Sequence[Mapping[str, int]]) -> DeviceMesh | None:
-    """Return a mesh over process groups that are there already; None if ranks' places are not a grid.
+    """Return a mesh over existing process groups; None if the ranks' places are not a grid.
 
     Args:
         groups: This rank's group along each axis, outermost first.
@@ -63,7 +63,7 @@ def over_groups(groups: Mapping[str, ProcessGroup], coords: Sequence[Mapping[str
 
 
 def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
-    """Spell placements on a sub-mesh as placements on its root: copies along the axes that the sub-mesh lacks.
+    """Spell a sub-mesh's placements on its root, with replicas along the axes it lacks.
 
     A flattened axis keeps its name; the root's ranks are regrouped so that it is one of the axes.
     """
@@ -84,7 +84,7 @@ def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
 
 
 def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes of a larger mesh that a device mesh runs along, in its own order; empty if it is as large.
+    """Return a larger mesh's axes that a device mesh runs along; empty if it is as large.
 
     Args:
         device_mesh: A tensor's own mesh.
@@ -95,17 +95,17 @@ def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _own_axes(sub_mesh: Mesh, mesh: Mesh) -> tuple[str, ...]:
-    axes = [_along(sub_mesh.groups(axis)[0], (axis, *mesh.axes), mesh) for axis in sub_mesh.axes]
+    axes = [_axis_of(sub_mesh.groups(axis)[0], (axis, *mesh.axes), mesh) for axis in sub_mesh.axes]
     return tuple(axes) if len(axes) < mesh.ndim and all(axes) and len(set(axes)) == len(axes) else ()
 
 
-def _along(group: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> str:
-    """Return the first of some axes that a group runs along; several do if they have one rank each."""
-    return next((one for one in axes if one in mesh.axes and group in mesh.groups(one)), "")
+def _axis_of(group: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> str:
+    """Return the first of some axes that a group runs along; single ranks run along several."""
+    return next((axis for axis in axes if axis in mesh.axes and group in mesh.groups(axis)), "")
 
 
 def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:
-    """Drop axes from a claim, which leaves the part of its mesh that has the rank's own coordinates on them.
+    """Drop axes from a claim, which leaves the sub-mesh at the rank's coordinates on them.
 
     Args:
         claim: Returned unchanged unless it is Replicate along every axis to drop.
@@ -117,11 +117,11 @@ def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:
     by_axis = dict(zip(mesh.axes, placements, strict=True))
     if len(kept_axes) == mesh.ndim or any(by_axis[axis] != Replicate() for axis in mesh.axes if axis not in kept_axes):
         return claim
-    return _part_of(mesh, kept_axes, rank), tuple(by_axis[axis] for axis in kept_axes)
+    return _sub_mesh(mesh, kept_axes, rank), tuple(by_axis[axis] for axis in kept_axes)
 
 
 @lru_cache(maxsize=64)
-def _part_of(mesh: Mesh, axes: tuple[str, ...], rank: int) -> Mesh:
+def _sub_mesh(mesh: Mesh, axes: tuple[str, ...], rank: int) -> Mesh:
     """Return the part of a mesh along some of its axes that a rank is in."""
     return Mesh(axes, tuple(map(mesh.axis_size, axes)), mesh.group_of(rank, *axes))
 
@@ -147,7 +147,7 @@ def _regrouped(root: Mesh, free_axes: list[str], parts: list[tuple[str, ...]], s
 
 
 def of_flat_param(param: FlatParam, mesh: Mesh | None) -> Claim:
-    """Return the claim of FSDP1's flat parameter: split over its shard group, equal copies elsewhere.
+    """Return the claim of FSDP1's flat parameter: split over its shard group, else replicated.
 
     Args:
         param: One of the original parameters in it.

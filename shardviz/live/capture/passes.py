@@ -1,4 +1,4 @@
-"""Where every element of a model went: build, stamp, shard and capture, in as many passes as the dtypes need.
+"""Where every element went: build, stamp, shard and capture, in as many passes as needed.
 
 Whole ids take one pass; if a dtype cannot hold them, they are written one digit per pass and put together again.
 torch's own reassembly is run only on sound shards: gloo aborts the process on misshapen ones.
@@ -61,7 +61,7 @@ class Sharding:
 
 
 def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: PipelinePart) -> Stamped:
-    """Capture where every element went, by its id, and torch's own reassembly. Every rank calls this.
+    """Capture where every element went, and torch's own reassembly. Every rank calls this.
 
     Args:
         capture: The capture of this rank, to which the ids are added.
@@ -72,7 +72,7 @@ def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: Pipeline
         The result of stamping.
     """
     model, stamped = sharding.stamped()
-    capture.stamps = {one.name: one for one in pipeline_part.stamps or stamped.stamps}
+    capture.stamps = {stamp.name: stamp for stamp in pipeline_part.stamps or stamped.stamps}
     locals_ = _with_values(capture, pipeline_part.own(local_tensors(unwrapped(model), sharding.mesh)))
     exact_bits_here = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)
     of_all = of_all_ranks((exact_bits_here, stamped.last))  # every rank shards in every pass, whatever its stage needs
@@ -87,7 +87,7 @@ def capture_passes(capture: Capture, sharding: Sharding, pipeline_part: Pipeline
 
 
 def _with_values(capture: Capture, locals_: Iterable[Local]) -> list[Local]:
-    """Return the tensors that have values once they are sharded; what is filled later has no ids to be followed."""
+    """Return the tensors with values after sharding, noting those that are filled later."""
     locals_ = list(locals_)
     capture.not_checked += [
         (local.name, FILLED_LATER) for local in locals_ if local.values.is_meta and not local.unknown
@@ -127,18 +127,18 @@ def add_ids(capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeli
 
 
 def _add_without_ids(capture: Capture, locals_: Sequence[Local], stamped: Stamped, pipeline_part: PipelinePart) -> None:
-    """Record the tensors without ids, with the reason, except whole ones, whose elements have only one place."""
+    """Record why tensors have no ids, except whole ones, whose elements have only one place."""
     whole = {
         local.name
         for local in locals_
-        if local.claim is None and local.shape == _unsharded(local, stamped, pipeline_part)
+        if local.claim is None and local.shape == _unsharded_shape(local, stamped, pipeline_part)
     }
     unstamped = [(name, why) for name, why in pipeline_part.renamed(stamped.not_stamped) if name not in whole]
     capture.not_checked += unstamped
     capture.without_ids += [name for name, _ in unstamped]
 
 
-def _unsharded(local: Local, stamped: Stamped, part: PipelinePart) -> tuple[int, ...] | None:
+def _unsharded_shape(local: Local, stamped: Stamped, part: PipelinePart) -> tuple[int, ...] | None:
     return stamped.shapes.get(local.name.removeprefix(part.prefix))
 
 
@@ -163,7 +163,10 @@ def _capture_digits(capture: Capture, sharding: Sharding, base: int, last: int, 
 
 
 def _with_digits(before: NDArray[np.int64], digits: NDArray[np.int64], weight: int) -> NDArray[np.int64]:
-    """Add a pass's digits, each plus 1, to the ids so far; an element without a digit in some pass gets `ID_NONE`."""
+    """Add a pass's digits to the ids so far; an element without a digit gets `ID_NONE`.
+
+    Each digit is stored plus 1.
+    """
     whole = np.where((digits > 0) & (before >= 0), before + (digits - 1) * weight, ID_NONE)
     return np.where((digits == 0) & (before == 0), 0, whole)
 
@@ -176,7 +179,7 @@ def _gather(capture: Capture, model: nn.Module, last: int, pipeline_part: Pipeli
         if isinstance(tensor, DTensor) and exact_bits(tensor.dtype) and not tensor.is_meta
     }
     sharded = {name: tensor for name, tensor in sharded.items() if name in capture.stamps}
-    refused = _refused(sharded)
+    refused = _refusals(sharded)
     for name, tensor in sharded.items():
         if name in refused:
             capture.not_checked.append((name, f"full_tensor was not run: {refused[name]}"))
@@ -209,8 +212,8 @@ MAX_ELEMENTS = 1 << 26
 """Tensors with more elements than this are not gathered on every rank."""
 
 
-def _refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
-    """Return the tensors that must not be gathered, with the reason. Every rank calls this and gets the same answer.
+def _refusals(tensors: Mapping[str, DTensor]) -> dict[str, str]:
+    """Return why tensors must not be gathered, the same on all ranks. Every rank calls this.
 
     Args:
         tensors: This rank's DTensors by name.
@@ -220,11 +223,11 @@ def _refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
         for name, tensor in tensors.items()
     }
     of_all = of_all_ranks(refusals_here)
-    refusals = {name: reason for one in reversed(of_all) for name, (reason, _, _) in one.items() if reason}
-    return _of_other_shapes(of_all) | refusals
+    refusals = {name: reason for of_rank in reversed(of_all) for name, (reason, _, _) in of_rank.items() if reason}
+    return _shape_refusals(of_all) | refusals
 
 
-def _of_other_shapes(of_all: list[Described]) -> dict[str, str]:
+def _shape_refusals(of_all: list[Described]) -> dict[str, str]:
     """Return the tensors whose global shape differs between two ranks of one mesh."""
     first: dict[tuple[str, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
     mismatches: dict[str, str] = {}

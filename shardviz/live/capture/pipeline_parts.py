@@ -1,4 +1,4 @@
-"""A pipeline's stages in one dump: ranks of different stages have different tensors, not copies of each other's.
+"""A pipeline's stages in one dump: their ranks have different tensors, not replicas.
 
 If every stage was built and stamped by itself, ids start at 1 on each, and names may repeat. In the dump, ids continue
 from stage to stage, and if two stages use the same name, all names get their stage's coordinate in front:
@@ -49,7 +49,7 @@ class PipelinePart:
     shift: int = 0
 
     def own(self, locals_: Iterable[Local]) -> list[Local]:
-        """Return this rank's tensors as the dump has them: named, and claiming nothing along the stages' axes."""
+        """Return this rank's tensors as in the dump: named, with no claim along stage axes."""
         rank = distributed.get_rank() if self.axes else 0
 
         def at_stage(claim: Claim | None) -> Claim | None:
@@ -72,7 +72,7 @@ class PipelinePart:
 
 
 @dataclass(frozen=True)
-class _Sent:
+class _StageMessage:
     """A rank's message to the others; only the first rank of each stage sends all of it.
 
     Attributes:
@@ -87,7 +87,7 @@ class _Sent:
 
 
 def agree(mesh: Mesh, axes: Sequence[str], stamps: Sequence[Stamp], names: Collection[str]) -> PipelinePart:
-    """Return this rank's part of the model, agreed with all ranks. Every rank of the job calls this.
+    """Return this rank's part of the model, as all ranks agree. Every rank calls this.
 
     Args:
         mesh: The job's mesh.
@@ -103,12 +103,12 @@ def agree(mesh: Mesh, axes: Sequence[str], stamps: Sequence[Stamp], names: Colle
     rank = distributed.get_rank()
     digest = hashlib.blake2b(msgspec.json.encode(tuple(stamps)), digest_size=16).hexdigest()
     speaks = rank in _first_ranks(mesh, columns).values()
-    of_all = of_all_ranks(_Sent(digest, tuple(stamps), tuple(names)) if speaks else _Sent(digest))
+    of_all = of_all_ranks(_StageMessage(digest, tuple(stamps), tuple(names)) if speaks else _StageMessage(digest))
     sent_by = {stage: of_all[first] for stage, first in _first_ranks(mesh, columns).items()}
     _refuse_other_stamps(mesh, columns, axes, of_all)
-    if rank not in mesh or not _each_for_itself(list(sent_by.values())):
+    if rank not in mesh or not _are_stamped_separately(list(sent_by.values())):
         return PipelinePart(tuple(axes), tuple(stamps))
-    return _one_of_many(axes, sent_by, _stage_of(mesh, columns, rank))
+    return _renumbered_part(axes, sent_by, _stage_of(mesh, columns, rank))
 
 
 def _stage_of(mesh: Mesh, columns: list[int], rank: int) -> Coord:
@@ -123,18 +123,18 @@ def _first_ranks(mesh: Mesh, columns: list[int]) -> dict[Coord, int]:
     return dict(sorted(first.items()))
 
 
-def _refuse_other_stamps(mesh: Mesh, columns: list[int], axes: Sequence[str], of_all: list[_Sent]) -> None:
-    """Raise if ranks of one stage stamped different tensors: an id would not show where its element belongs."""
+def _refuse_other_stamps(mesh: Mesh, columns: list[int], axes: Sequence[str], of_all: list[_StageMessage]) -> None:
+    """Raise if ranks of one stage stamped different tensors: ids would then show no place."""
     firsts = _first_ranks(mesh, columns)
     for rank in mesh.ranks:
         first = firsts[_stage_of(mesh, columns, rank)]
         if of_all[rank].digest != of_all[first].digest:
             where = f", both at {_label(axes, _stage_of(mesh, columns, rank))}," if axes else ""
-            others = [axis for axis in mesh.axes if axis not in axes]
+            other_axes = [axis for axis in mesh.axes if axis not in axes]
             raise ShardvizError(
                 f"ranks {first} and {rank}{where} stamped tensors with different names or shapes",
                 "if ranks have different layers, as in a pipeline, name the axes along which layers differ, from "
-                f"{', '.join(others)}: stage_axes=({others[0]!r},)",
+                f"{', '.join(other_axes)}: stage_axes=({other_axes[0]!r},)",
             )
 
 
@@ -142,30 +142,30 @@ def _label(axes: Sequence[str], stage: Coord) -> str:
     return ", ".join(f"{axis}={at}" for axis, at in zip(axes, stage, strict=True))
 
 
-def _each_for_itself(sent_by: list[_Sent]) -> bool:
-    """Whether every stage stamped itself: stamps differ, or each stage still has every tensor that it stamped.
+def _are_stamped_separately(sent_by: list[_StageMessage]) -> bool:
+    """Whether every stage stamped itself: stamps differ, or no stage lost a stamped tensor.
 
     If the model was stamped as a whole, a stage has only a part of the stamped tensors left.
     """
     return len(sent_by) > 1 and (
-        len({one.digest for one in sent_by}) > 1
-        or all({s.name for s in one.stamps} <= set(one.names) for one in sent_by)
+        len({message.digest for message in sent_by}) > 1
+        or all({s.name for s in message.stamps} <= set(message.names) for message in sent_by)
     )
 
 
-def _one_of_many(axes: Sequence[str], sent_by: dict[Coord, _Sent], own_coord: Coord) -> PipelinePart:
+def _renumbered_part(axes: Sequence[str], sent_by: dict[Coord, _StageMessage], own_coord: Coord) -> PipelinePart:
     uses = Counter(name for sent in sent_by.values() for name in {*sent.names, *(stamp.name for stamp in sent.stamps)})
     clash = any(count > 1 for count in uses.values())
     parts, total = {}, 0
     for at, sent in sent_by.items():
         prefix = "".join(f"{axis}={position}." for axis, position in zip(axes, at, strict=True)) if clash else ""
         parts[at] = PipelinePart(
-            tuple(axes), tuple(_moved(stamp, prefix, total) for stamp in sent.stamps), prefix, total
+            tuple(axes), tuple(_shifted_stamp(stamp, prefix, total) for stamp in sent.stamps), prefix, total
         )
         total = max((stamp.last for stamp in parts[at].stamps), default=total)
     return replace(parts[own_coord], stamps=tuple(chain.from_iterable(stage.stamps for stage in parts.values())))
 
 
-def _moved(stamp: Stamp, prefix: str, shift: int) -> Stamp:
+def _shifted_stamp(stamp: Stamp, prefix: str, shift: int) -> Stamp:
     tied_to = prefix + stamp.tied_to if stamp.tied_to else ""
     return msgspec.structs.replace(stamp, name=prefix + stamp.name, first=stamp.first + shift, tied_to=tied_to)

@@ -1,4 +1,4 @@
-"""Weights that some ranks hold rounded to a narrower dtype and others do not: digests of what all have once rounded."""
+"""Weights that only some ranks hold rounded to a narrower dtype, as digests once rounded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIGEST_BYTES = 8
 
 
 def rounded_copies(locals_: Iterable[Local]) -> list[tuple[str, str, str]]:
-    """Return names with a dtype and a digest of the values rounded to it, if ranks differ in whether they are.
+    """Return names, narrower dtype and rounded digest of weights that only some ranks rounded.
 
     Every rank calls this.
     """
@@ -32,8 +32,8 @@ def rounded_copies(locals_: Iterable[Local]) -> list[tuple[str, str, str]]:
     }
     mine = {name: dtype for name, values in wide.items() if (dtype := _narrow(values)) is not None}
     narrow: dict[str, set[torch.dtype | None]] = {}
-    for own, of_rank in of_all_ranks((set(wide), mine)):
-        for name in own:
+    for wide_names, of_rank in of_all_ranks((set(wide), mine)):
+        for name in wide_names:
             narrow.setdefault(name, set()).add(of_rank.get(name))
     names = {name: dtypes - {None} for name, dtypes in narrow.items() if len(dtypes) == 2 and None in dtypes}
     return [
@@ -45,7 +45,7 @@ def rounded_copies(locals_: Iterable[Local]) -> list[tuple[str, str, str]]:
 
 
 def _narrow(values: torch.Tensor) -> torch.dtype | None:
-    """Return the first narrower dtype that holds all values exactly; most are refused by their first few."""
+    """Return the first narrower dtype that holds all values exactly; a few are tried first."""
     for dtype in NARROW:
         if all(torch.equal(part.to(dtype).to(part.dtype), part) for part in (values.reshape(-1)[:64], values)):
             return dtype

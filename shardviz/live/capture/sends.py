@@ -1,4 +1,4 @@
-"""Which weights get what a rank sends while a model is sharded, and by which line of the user's code."""
+"""Weights that get what a rank sends during sharding, and the user's line that sends it."""
 
 from __future__ import annotations
 

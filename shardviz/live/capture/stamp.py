@@ -1,4 +1,4 @@
-"""Stamping: fill every weight of an unsharded model with its own global index, and read it back.
+"""Stamping: fill an unsharded model's weights with their global indices, and verify them.
 
 Ids count from 1 over the whole model, row-major in each tensor, in the order of `named_parameters` and then
 `named_buffers`. Parameters that share storage get one range of ids. A tensor whose dtype cannot hold its ids exactly
@@ -80,7 +80,7 @@ class Stamped:
 
 @dataclass(frozen=True)
 class Digits:
-    """Ids written one digit per pass: pass `place` writes each id's digit in base `base`, plus 1 so none is zero."""
+    """Ids written one digit per pass: pass `place` writes the digit in base `base`, plus 1."""
 
     base: int
     place: int
@@ -97,7 +97,7 @@ def exact_bits(dtype: torch.dtype) -> int:
 
 
 def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
-    """Fill every parameter and buffer of an unsharded model with ids, in place, and read them back.
+    """Fill an unsharded model's parameters and buffers with ids, in place, and verify them.
 
     Tensors whose dtype cannot hold their ids exactly are filled with values that show the same. Cast the model before
     it is stamped: a cast afterwards rounds ids.
@@ -123,7 +123,7 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
     last = Stamped(plan(model)).last
     stamps, not_applied, not_stamped = [], [], []
     shapes, fills = {}, {}
-    for tensor_stamp, tensor in _numbered(model):
+    for tensor_stamp, tensor in _stamped_tensors(model):
         if not exact_bits(tensor.dtype) and (digits is not None or not _can_stamp(tensor.dtype)):
             not_stamped.append((tensor_stamp.name, f"{tensor.dtype} cannot hold ids"))
             shapes[tensor_stamp.name] = tensor_stamp.shape
@@ -151,11 +151,11 @@ def plan(model: nn.Module) -> tuple[Stamp, ...]:
     Raises:
         ShardvizError: As `stamp`.
     """
-    return tuple(one for one, tensor in _numbered(model) if _can_stamp(tensor.dtype))
+    return tuple(stamp for stamp, tensor in _stamped_tensors(model) if _can_stamp(tensor.dtype))
 
 
-def _numbered(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
-    """Yield every tensor of an unsharded model with its stamp; a dtype that cannot hold ids uses none up."""
+def _stamped_tensors(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
+    """Yield an unsharded model's tensors with their stamps; a dtype without ids uses none up."""
     by_storage: dict[tuple[int, int, tuple[int, ...]], Stamp] = {}
     first = 1
     for role, called, tensor in named_tensors(model):
@@ -176,7 +176,7 @@ def inexact(last: int, dtype: torch.dtype) -> str:
 
 
 def stamps_of(model: nn.Module) -> Stamped | None:
-    """Return the result of `stamp` for a model, or for the model inside a wrapper; None if it was not stamped."""
+    """Return `stamp`'s result for a model or one inside a wrapper; None if it wasn't stamped."""
     return next((_stamped[module] for module in model.modules() if module in _stamped), None)
 
 
@@ -189,7 +189,7 @@ def under_names(stamped: Stamped, names: Sequence[str]) -> Stamped:
         stamped: The result of stamping.
         names: The names of the model's tensors now.
     """
-    now = {then: name for name, then in matched(names, [one.name for one in stamped.stamps]).names.items()}
+    now = {then: name for name, then in matched(names, [stamp.name for stamp in stamped.stamps]).names.items()}
     if all(then == name for then, name in now.items()):
         return stamped
 
@@ -213,7 +213,7 @@ def under_names(stamped: Stamped, names: Sequence[str]) -> Stamped:
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[Role, str, torch.Tensor]]:
-    """Yield every parameter, then every buffer, tied names included; an adapted layer's own have its own names."""
+    """Yield all parameters, then all buffers, tied names included, without adapters' prefixes."""
     adapted = adapted_layers(model)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         yield "param", without_adapter(name, adapted), parameter
@@ -254,7 +254,7 @@ def _can_stamp(dtype: torch.dtype) -> bool:
 
 
 def _write(tensor: torch.Tensor, first: int, digits: Digits | None, fill: Fill | None) -> int:
-    """Write ids or a fill and read them back; return how many elements differ from what was written."""
+    """Write ids or a fill and read them back; return how many elements differ."""
     if fill is not None:
         with torch.no_grad():
             tensor.copy_(fill_of(fill))

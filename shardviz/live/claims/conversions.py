@@ -1,4 +1,4 @@
-"""Tensors of a reference that a loader makes of one or more of its own, read when they are compared."""
+"""Tensors that a loader makes from a reference's, converted when they are compared."""
 
 from __future__ import annotations
 

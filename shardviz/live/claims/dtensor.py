@@ -1,4 +1,4 @@
-"""DTensors, and so FSDP2, `parallelize_module` and transformers' own tensor parallel: the placements are the claim."""
+"""DTensors (FSDP2, `parallelize_module`, transformers' TP): the placements are the claim."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
     grad = tensor.grad if tensor.is_leaf else None
     if not isinstance(tensor, DTensor) and not isinstance(grad, DTensor):
         return None
-    values, claim = _taken_apart(tensor.detach())
+    values, claim = _local_and_claim(tensor.detach())
     if why := reason_of(values):
         return not_understood(name, role, tensor, why)
-    grad_values, grad_claim = _taken_apart(grad.detach()) if grad is not None else (None, None)
+    grad_values, grad_claim = _local_and_claim(grad.detach()) if grad is not None else (None, None)
     axes = own_axes(tensor.device_mesh, claim[0]) if isinstance(tensor, DTensor) and claim else ()
     shape = tuple(tensor.shape)
     return Local(name, role, shape, values, claim, grad=grad_values, grad_claim=grad_claim, own_axes=axes)
@@ -44,10 +44,10 @@ def mesh_of(model: nn.Module) -> DeviceMesh | None:
     """Return the largest mesh that a model's DTensors are on, sub-meshes counted as their root."""
     tensors = [tensor for _, _, tensor in named_tensors(model) if isinstance(tensor, DTensor)]
     roots = [root_mesh(tensor.device_mesh) for tensor in tensors]
-    return max(roots, key=lambda one: (one.size(), one.ndim), default=None)
+    return max(roots, key=lambda mesh: (mesh.size(), mesh.ndim), default=None)
 
 
-def _taken_apart(tensor: torch.Tensor) -> tuple[torch.Tensor, Claim | None]:
+def _local_and_claim(tensor: torch.Tensor) -> tuple[torch.Tensor, Claim | None]:
     if not isinstance(tensor, DTensor):
         return tensor, None
-    return tensor.to_local(), on_root(tensor.device_mesh, [placement_of(one) for one in tensor.placements])
+    return tensor.to_local(), on_root(tensor.device_mesh, [placement_of(placement) for placement in tensor.placements])

@@ -1,4 +1,4 @@
-"""One of the parameters that FSDP1, or DeepSpeed's ZeRO-3, lays side by side in one that is flat, and splits."""
+"""A parameter inside the flat, split parameter of FSDP1 or DeepSpeed's ZeRO-3."""
 
 from __future__ import annotations
 

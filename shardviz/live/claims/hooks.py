@@ -1,4 +1,6 @@
-"""Modules whose load hooks split or merge tensors: torchtitan's `wqkv`, which a checkpoint has as `wq`, `wk` and `wv`.
+"""Modules whose load hooks split or merge tensors, such as torchtitan's `wqkv`.
+
+A checkpoint has it as `wq`, `wk` and `wv`.
 
 The hook is run on the reference's own tensors, so that a weight is compared under the name that the model has for it.
 """
@@ -33,17 +35,17 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
         if any(True for _ in load_hooks(module)):
             own_entries = {key: entry for key, entry in reference.entries.items() if key.startswith(prefix)}
             try:
-                from_hooks |= _made(module, prefix, own_entries)
+                from_hooks |= _hook_tensors(module, prefix, own_entries)
             except Exception as error:  # a hook of somebody else's, that wants a checkpoint of another kind
-                why |= _refused(module, prefix, reference, error)
+                why |= _refusals(module, prefix, reference, error)
     if not from_hooks and not why:
         return None
     entries = {**reference.entries, **from_hooks}
-    lacking = {one: text for one, text in why.items() if one not in entries}
+    lacking = {name: text for name, text in why.items() if name not in entries}
     return replace(reference, entries=entries, why={**reference.why, **lacking})
 
 
-def _refused(module: nn.Module, prefix: str, reference: Reference, error: Exception) -> dict[str, str]:
+def _refusals(module: nn.Module, prefix: str, reference: Reference, error: Exception) -> dict[str, str]:
     """Return why nothing is known of a module's tensors, by name."""
     hooks = f"the load hooks of {type(module).__name__} refuse its state: {in_a_line(error)}"
     tensors = (*module.named_parameters(), *module.named_buffers())
@@ -63,7 +65,7 @@ def read_by(model: nn.Module, reference: Reference) -> dict[str, Entry]:
     return {name: entry for name, entry in reference.entries.items() if name.startswith(prefixes)}
 
 
-def _made(module: nn.Module, prefix: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+def _hook_tensors(module: nn.Module, prefix: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return the tensors that a module's hooks add.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One tensor as a rank has it, whatever library split it, and its claim: a mesh and placements."""
+"""One tensor as a rank has it, whatever library split it, and its claim."""
 
 from __future__ import annotations
 

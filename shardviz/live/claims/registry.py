@@ -1,4 +1,4 @@
-"""The sources of claims, in the order in which they are asked: the first that knows a tensor describes it."""
+"""The sources of claims, in order: the first that knows a tensor describes it."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ SOURCES: tuple[ModuleType, ...] = (
 
 def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
     """Yield the tensors that only a whole model shows."""
-    for find in _having("of_model"):
+    for find in _functions("of_model"):
         yield from find(model, mesh)
 
 
 def names(model: nn.Module) -> dict[str, str]:
-    """Return the names of tensors that ranks number for themselves, as a model without parallelism has them."""
-    return {own: name for find in _having("names") for own, name in find(model).items()}
+    """Return the unparallelized names of tensors that ranks number for themselves."""
+    return {own_name: name for find in _functions("names") for own_name, name in find(model).items()}
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None = None) -> Local:
@@ -65,13 +65,13 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None = N
         tensor: A plain tensor, a DTensor, or one that a library marked.
         mesh: The run's mesh, whose axes give a library's groups their names.
     """
-    locals_found = (find(name, role, tensor, mesh) for find in _having("of_tensor"))
+    locals_found = (find(name, role, tensor, mesh) for find in _functions("of_tensor"))
     return next((local for local in locals_found if local is not None), None) or plain(name, role, tensor)
 
 
 def marks(tensor: torch.Tensor) -> bool:
-    """Whether a library split a tensor: a model may be born split, by no call that could be seen."""
-    return any(marked(tensor) for marked in _having("marks"))
+    """Whether a library split a tensor: a model may be born split, without a visible call."""
+    return any(marked(tensor) for marked in _functions("marks"))
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -79,38 +79,38 @@ def unwrapped(model: nn.Module) -> nn.Module:
     inside: nn.Module | None = model
     while inside is not None:
         model = inside
-        inner_models = (find(model) for find in _having("inner"))
-        inside = next((one for one in inner_models if one is not None), None)
+        inner_models = (find(model) for find in _functions("inner"))
+        inside = next((inner_model for inner_model in inner_models if inner_model is not None), None)
     return model
 
 
 def mesh_of(model: nn.Module) -> DeviceMesh | None:
     """Return the largest mesh that a source has for a model as torch's object."""
-    meshes = (find(model) for find in _having("mesh_of"))
-    return max((one for one in meshes if one is not None), key=lambda one: (one.size(), one.ndim), default=None)
+    meshes = (find(model) for find in _functions("mesh_of"))
+    return max((mesh for mesh in meshes if mesh is not None), key=lambda mesh: (mesh.size(), mesh.ndim), default=None)
 
 
 def groups_of(model: nn.Module) -> dict[str, Any]:
-    """Return the process groups along the axes of a mesh that is not an object, from the first source that has any."""
-    return next(filter(None, (find(model) for find in _having("groups_of"))), {})
+    """Return the process groups along mesh axes, from the first source that has any."""
+    return next(filter(None, (find(model) for find in _functions("groups_of"))), {})
 
 
 def fragments(engine: nn.Module) -> list[Fragment]:
-    """Return this rank's fragments of master copies and moments, from the first source that has any.
+    """Return this rank's fragments of master copies and moments, from the first such source.
 
     Args:
         engine: The model as the job calls it: an engine has the optimizer.
     """
     model = unwrapped(engine)
-    return next(filter(None, (list(find(engine, model)) for find in _having("fragments"))), [])
+    return next(filter(None, (list(find(engine, model)) for find in _functions("fragments"))), [])
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference:
     """Return a reference under the model's own names if a library's loader renames or merges."""
-    for find in _having("checkpoint"):
+    for find in _functions("checkpoint"):
         reference = find(model, reference) or reference
     return reference
 
 
-def _having(function: str) -> Iterator[Callable[..., Any]]:
+def _functions(function: str) -> Iterator[Callable[..., Any]]:
     return (getattr(source, function) for source in SOURCES if hasattr(source, function))

@@ -1,4 +1,4 @@
-"""`spmd_types`, torchtitan's default: plain tensors, annotated with what they are along each mesh axis.
+"""`spmd_types`, torchtitan's default: plain tensors, annotated along each mesh axis.
 
 The types are in `_local_type`, by axis: replicated, invariant, varying or partial. Which dim an axis splits is in
 `_partition_spec`. An axis knows its ranks, not its process group. Tried on spmd_types 0.2.3.
@@ -41,7 +41,7 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
     if bare:
         why = f"its layout: spmd_types has it vary along {_name(bare[0])} and does not say which dim is split"
         return not_understood(name, role, tensor, why)
-    on = mesh if mesh is not None and all(_along(axis, mesh) for axis in kinds) else _own_mesh(list(kinds))
+    on = mesh if mesh is not None and all(_axes_along(axis, mesh) for axis in kinds) else _own_mesh(list(kinds))
     if on is None:
         axes = ", ".join(map(_name, kinds))
         why = f"its layout: its axes in spmd_types, {axes}, do not make a grid of all ranks"
@@ -50,7 +50,7 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
     shape = list(tensor.shape)
     for axis, kind in kinds.items():
         placement = Shard(dims[axis]) if kind == "V" else Partial("sum") if kind == "P" else Replicate()
-        placements |= dict.fromkeys(_along(axis, on), placement)
+        placements |= dict.fromkeys(_axes_along(axis, on), placement)
         if kind == "V":
             shape[dims[axis]] *= axis.size()
     if not _is_in_order(tensor, on):
@@ -70,7 +70,7 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
     axes = {axis for _, _, tensor in named_tensors(model) for axis in _kinds(tensor)}
     axis_of_group = getattr(sys.modules.get("spmd_types._mesh_axis"), "_pg_to_mesh_axis", {})
     groups = {axis: group for group, axis in list(axis_of_group.items()) if axis in axes}
-    finest = [axis for axis in groups if not any(other < axis for other in groups)]
+    finest = [axis for axis in groups if not any(finer < axis for finer in groups)]
     return {_name(axis): groups[axis] for axis in sorted(finest, key=_stride, reverse=True)}
 
 
@@ -91,14 +91,14 @@ def _spec(tensor: torch.Tensor) -> list[tuple[Any, ...]]:
 def _is_in_order(tensor: torch.Tensor, mesh: Mesh) -> bool:
     """Whether axes that split one dim are in the order of the mesh, in which placements split."""
     for axes in _spec(tensor):
-        columns = [mesh.axis_index(name) for axis in axes if axis.size() > 1 for name in _along(axis, mesh)]
+        columns = [mesh.axis_index(name) for axis in axes if axis.size() > 1 for name in _axes_along(axis, mesh)]
         if columns != sorted(columns):
             return False
     return True
 
 
-def _along(axis: Any, mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes of a mesh that an annotation's axis runs along, outermost first; empty if there are none."""
+def _axes_along(axis: Any, mesh: Mesh) -> tuple[str, ...]:
+    """Return the mesh axes that an annotation's axis runs along, outermost first, if any."""
     ranks = _ranks(axis)
     for width in range(1, mesh.ndim + 1):
         for first in range(mesh.ndim - width + 1):
@@ -116,11 +116,11 @@ def _ranks(axis: Any) -> tuple[int, ...]:
 def _own_mesh(axes: list[Any]) -> Mesh | None:
     """Return the mesh that axes make by themselves; None if they are not a grid of all ranks."""
     world = distributed.get_world_size()
-    finest = sorted((one for one in axes if not any(other < one for other in axes)), key=_stride, reverse=True)
+    finest = sorted((axis for axis in axes if not any(finer < axis for finer in axes)), key=_stride, reverse=True)
     shape = tuple(axis.size() for axis in finest)
     ranks = np.zeros(shape, int)
     for column, axis in enumerate(finest):
-        ranks += np.array(_ranks(axis)).reshape([-1 if one == column else 1 for one in range(len(finest))])
+        ranks += np.array(_ranks(axis)).reshape([-1 if dim == column else 1 for dim in range(len(finest))])
     if math.prod(shape) != world or sorted(ranks.ravel().tolist()) != list(range(world)):
         return None
     return Mesh(tuple(map(_name, finest)), shape, tuple(ranks.ravel().tolist()))
@@ -139,6 +139,10 @@ def _name(axis: Any) -> str:
 
 def _name_in_a_mesh(ranks: tuple[int, ...]) -> str:
     """Return the job's device meshes' name for the axis of these ranks; empty if there is none."""
-    meshes = (one for one in gc.get_objects() if issubclass(type(one), DeviceMesh) and one.mesh_dim_names)
-    plain_ones = {plain_mesh(one) for one in meshes}
-    return min((name for one in plain_ones for name in one.axes if ranks in one.groups(name)), default="")
+    meshes = (
+        device_mesh
+        for device_mesh in gc.get_objects()
+        if issubclass(type(device_mesh), DeviceMesh) and device_mesh.mesh_dim_names
+    )
+    plain_meshes = {plain_mesh(device_mesh) for device_mesh in meshes}
+    return min((name for mesh in plain_meshes for name in mesh.axes if ranks in mesh.groups(name)), default="")

@@ -1,4 +1,4 @@
-"""Tensor subclasses that wrap other tensors: quantized weights of torchao, float8, and any other without storage.
+"""Tensor subclasses that wrap tensors: torchao's quantized weights, float8 and others.
 
 Their elements are in inner tensors, in a form that only the class knows, so that neither their bits nor their order say
 anything. They are named, and what is not understood is never called wrong.

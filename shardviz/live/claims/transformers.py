@@ -1,4 +1,4 @@
-"""transformers: checkpoints that its loader renames and merges, such as the experts of a MoE into one weight each.
+"""transformers: checkpoints that its loader renames and merges, such as a MoE's experts.
 
 Its parameters are DTensors. What differs is the file: `experts.3.w1.weight` is a part of `experts.gate_up_proj`. The
 library's own mapping from the names of files to those of the model says which, and how they are put together.
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
-    """Return a checkpoint under the names of a transformers model; None if its names are the model's already."""
+    """Return a checkpoint under a transformers model's names; None if it has these already."""
     transforms = _transforms(model)
     if not transforms:
         return None
     loading = sys.modules["transformers.core_model_loading"]
-    converters = [one for one in transforms if isinstance(one, loading.WeightConverter)]
-    renamings = [one for one in transforms if not isinstance(one, loading.WeightConverter)]
-    by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+    converters = [transform for transform in transforms if isinstance(transform, loading.WeightConverter)]
+    renamings = [transform for transform in transforms if not isinstance(transform, loading.WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     known_names: dict[str, Any] = {name: name for name, _ in tensors}
     entries: dict[str, Entry] = {}
@@ -46,12 +46,12 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
         else:
             parts.setdefault(name, []).append((pattern, key))
     for name, sources in parts.items():
-        entries |= _merged(model, by_pattern[sources[0][0]], name, sources, reference.entries)
+        entries |= _merge(model, by_pattern[sources[0][0]], name, sources, reference.entries)
     return replace(reference, entries=entries)
 
 
 def _transforms(model: nn.Module) -> list[Any]:
-    """Return how transformers turns a checkpoint into the model; empty if it is another's, or an older version."""
+    """Return transformers' conversions from checkpoint to model; empty if there are none."""
     base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     if base is None or not isinstance(model, base):
         return []
@@ -60,17 +60,19 @@ def _transforms(model: nn.Module) -> list[Any]:
     return copy.deepcopy(find(model)) if find is not None else []
 
 
-def _merged(
+def _merge(
     model: nn.Module, converter: Any, name: str, sources: list[tuple[str, str]], entries: Mapping[str, Entry]
 ) -> dict[str, Entry]:
     """Return a converter's tensors, with their shapes, without reading the file's."""
 
     def outputs(read: Callable[[Entry], torch.Tensor]) -> dict[str, torch.Tensor]:
         fresh_converter = copy.deepcopy(converter)
-        for pattern, key in sorted(sources, key=lambda pair: _in_order(pair[1])):
+        for pattern, key in sorted(sources, key=lambda pair: _sort_key(pair[1])):
             fresh_converter.add_tensor(name, key, pattern, partial(read, entries[key]))
         results = fresh_converter.convert(name, model=model, config=getattr(model, "config", None))
-        return {called: one[0] if isinstance(one, list) else one for called, one in results.items()}
+        return {
+            called: converted[0] if isinstance(converted, list) else converted for called, converted in results.items()
+        }
 
     def made_alone(called: str) -> torch.Tensor:
         return outputs(values_of)[called]
@@ -82,6 +84,6 @@ def _merged(
     }
 
 
-def _in_order(key: str) -> list[tuple[bool, int, str]]:
+def _sort_key(key: str) -> list[tuple[bool, int, str]]:
     """Return what sorts `experts.2` before `experts.10`."""
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in key.split(".")]

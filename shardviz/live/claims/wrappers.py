@@ -27,7 +27,7 @@ ENGINES = {
 
 
 def inner(model: nn.Module) -> nn.Module | None:
-    """Return the module inside DDP, an engine, a compiled model or a PEFT model; None for any other."""
+    """Return the module inside DDP, an engine, a compiled or a PEFT model; else None."""
     if isinstance(model, DistributedDataParallel | DataParallel):
         wrapped: nn.Module = model.module
         return wrapped
@@ -98,9 +98,11 @@ def _inside_peft(model: nn.Module) -> nn.Module | None:
 
 
 def adapted_layers(model: nn.Module) -> frozenset[str]:
-    """Return the names of the modules that PEFT put adapters around: the layer itself is their `base_layer`."""
+    """Return the names of modules with PEFT adapters; the layer itself is their `base_layer`."""
     kind = getattr(sys.modules.get("peft.tuners.tuners_utils"), "BaseTunerLayer", None)
-    return frozenset(name for name, one in model.named_modules() if isinstance(one, kind)) if kind else frozenset()
+    return (
+        frozenset(name for name, module in model.named_modules() if isinstance(module, kind)) if kind else frozenset()
+    )
 
 
 def without_adapter(name: str, adapted: Collection[str]) -> str:

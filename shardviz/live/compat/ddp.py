@@ -42,8 +42,8 @@ class _PartOfBucket:
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, each in the shape of its parameter."""
-        cut = torch.split(self._buffer, [one.numel() for one in self._params])
-        return [own.view(one.shape) for own, one in zip(cut, self._params, strict=True)]
+        cut = torch.split(self._buffer, [param.numel() for param in self._params])
+        return [piece.view(param.shape) for piece, param in zip(cut, self._params, strict=True)]
 
     def is_last(self) -> bool:
         """Whether no other bucket comes after it."""
@@ -51,7 +51,9 @@ class _PartOfBucket:
 
 
 def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
-    """Let DistributedDataParallel reduce its buckets by calls of `all_reduce`: a fake world's own answers crash it.
+    """Make DistributedDataParallel reduce by calls of `all_reduce`, in a fake world.
+
+    A fake world's own answers crash it.
 
     Its first step has one bucket for all gradients; they are reduced as in the steps that follow, by the model's own
     hook if it has one. `_comm_hooks` and `_register_comm_hook`, tried on torch 2.13.0, whose `FakeWork` has a
@@ -79,13 +81,13 @@ def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
 
     for ddp in _ddps(model):
         hook(ddp)
-    for state in _replicated(model):
+    for state in _replicate_states(model):
         _call_when_made(state, hook)
     return buckets
 
 
 def _call_when_made(state: Any, hook: Callable[[Any], None]) -> None:
-    """Call a function with the DistributedDataParallel that `replicate` makes in the first forward.
+    """Call a function with the DDP that `replicate` makes in the first forward.
 
     `_ReplicateState.register_comm_hook` is what is called last when it is made, in torch 2.6.0 to 2.13.0.
     """
@@ -103,25 +105,25 @@ def _all_reduced(group: Any, bucket: _PartOfBucket) -> None:
 
 
 def ddp_buckets(model: nn.Module) -> Iterator[tuple[int, bool]]:
-    """Yield the bytes of DistributedDataParallel's buckets after its first step, and whether they are the gradients.
+    """Yield DDP's bucket sizes after its first step, and whether gradients are views of them.
 
     `_build_params_for_reducer`, in torch 2.6.0 to 2.13.0.
     """
     for ddp in _ddps(model):
         params = ddp._build_params_for_reducer()[0]
         for bucket in _buckets(ddp, params[::-1]) if _builds_again(ddp) else _buckets(ddp, params)[::-1]:
-            yield sum(one.numel() * one.element_size() for one in bucket), bool(ddp.gradient_as_bucket_view)
+            yield sum(param.numel() * param.element_size() for param in bucket), bool(ddp.gradient_as_bucket_view)
 
 
 def _ddps(model: nn.Module) -> list[Any]:
     from torch.nn.parallel import DistributedDataParallel
 
-    replicated = [state._ddp for state in _replicated(model) if hasattr(state, "_ddp")]
+    replicated = [state._ddp for state in _replicate_states(model) if hasattr(state, "_ddp")]
     return [module for module in model.modules() if isinstance(module, DistributedDataParallel)] + replicated
 
 
 def params_of_ddp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-    """Yield every parameter that DistributedDataParallel reduces the gradient of, with the ranks of its group.
+    """Yield every parameter whose gradient DDP reduces, with the ranks of its group.
 
     `_module_parameters`, which its reducer was made of, in torch 2.6.0 to 2.13.0.
     """
@@ -131,7 +133,7 @@ def params_of_ddp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, .
             yield param, ranks
 
 
-def _replicated(model: nn.Module) -> list[Any]:
+def _replicate_states(model: nn.Module) -> list[Any]:
     """Return the states of modules that `replicate` was called with, in torch 2.6.0 to 2.13.0.
 
     The state has a DistributedDataParallel of the module's parameters, which is made in the first forward.
@@ -143,7 +145,7 @@ def _replicated(model: nn.Module) -> list[Any]:
 
 
 def _builds_again(ddp: Any) -> bool:
-    """Whether buckets are built again after the first step, as gradients came: nearly the last parameters first."""
+    """Whether DDP rebuilds buckets after the first step, in the order that gradients came."""
     return _is_static(ddp) or not ddp.find_unused_parameters
 
 
@@ -167,7 +169,7 @@ def _buckets(ddp: Any, params: Sequence[torch.Tensor]) -> list[list[torch.Tensor
     first = distributed._DEFAULT_FIRST_BUCKET_BYTES if is_default else ddp.bucket_bytes_cap
     limits = list(getattr(ddp, "bucket_bytes_cap_list", ())) or [first, ddp.bucket_bytes_cap]
     buckets = distributed._compute_bucket_assignment_by_size(list(params), limits, [False] * len(params))[0]
-    return [[params[at] for at in own] for own in buckets]
+    return [[params[at] for at in bucket] for bucket in buckets]
 
 
 @contextmanager
@@ -203,12 +205,12 @@ def _ddp_unasked() -> Iterator[None]:
 
 
 def looks_for_unused(model: nn.Module) -> bool:
-    """Whether DistributedDataParallel looks for parameters that a step does not use: it reads them from a tensor."""
+    """Whether DDP looks for unused parameters, which it reads from a tensor."""
     return any(ddp.find_unused_parameters for ddp in _ddps(model))
 
 
 def only_in_first_step(model: nn.Module) -> int:
-    """Return the bytes that DistributedDataParallel reduces only in its first step, with `static_graph=True`.
+    """Return the bytes that DDP reduces only in its first step, with `static_graph=True`.
 
     That is an int32 for each parameter: whether it was used. Measured on torch 2.13.0.
     """
@@ -218,9 +220,9 @@ def only_in_first_step(model: nn.Module) -> int:
 
 def is_made_in_first_step(model: nn.Module) -> bool:
     """Whether there is a DistributedDataParallel that `replicate` makes in the first forward."""
-    return bool(_replicated(model))
+    return bool(_replicate_states(model))
 
 
 def has_ddp(model: nn.Module) -> bool:
-    """Whether a model is, or has in it, DistributedDataParallel, which hooks the parameters that it is given."""
+    """Whether a model is or contains DistributedDataParallel, which hooks its parameters."""
     return bool(_ddps(model))

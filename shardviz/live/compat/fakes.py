@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def fake_mode() -> Any:
-    """Return a mode in which tensors have shapes, dtypes and devices, and no memory. Tried on torch 2.13.0."""
+    """Return a mode in which tensors have no memory. Tried on torch 2.13.0."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode: Any = _with_one_cpu(FakeTensorMode)
@@ -27,7 +27,7 @@ def fake_mode() -> Any:
 
 @cache
 def _with_one_cpu(kind: Any) -> Any:
-    """Return a `FakeTensorMode` to which `cpu:0`, accelerate's name of the CPU, is the same device as `cpu`.
+    """Return a `FakeTensorMode` that treats accelerate's `cpu:0` as the device `cpu`.
 
     Only tensors with values are that: `FakeTensorMode.dispatch`, tried on torch 2.13.0.
     """
@@ -73,7 +73,7 @@ class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_fake(tensor: Any) -> bool:
-    """Whether a tensor has no values, and is not one that wraps such. Tried on torch 2.6.0, 2.13.0 and 2.15.0."""
+    """Whether a tensor itself is fake, not what it wraps. Tried on torch 2.6.0 to 2.15.0."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
@@ -145,7 +145,7 @@ def _with_quick_keys(kind: Any) -> Any:
             key = _quick_key(self, func, args, kwargs)
             cached = _FAKES.get(key) if key is not None else None
             if cached is not None:
-                return self._made(cached, func, args)
+                return self._make_fake(cached, func, args)
             try:
                 returned = super()._cached_dispatch_impl(func, types, args, kwargs)
                 if key is not None and args and self._used[0] is func and self._used[1] is args:
@@ -155,7 +155,7 @@ def _with_quick_keys(kind: Any) -> Any:
                 self._used = None, None, None  # kept, its tensors would count as memory of the step
             return returned
 
-        def _made(self, cached: Any, func: Any, args: Any) -> Any:
+        def _make_fake(self, cached: Any, func: Any, args: Any) -> Any:
             """Make the fake tensor of a cache entry without asking for its 20 attributes again."""
             metadata = _only_metadata(cached)
             state = self._states.get(metadata.device) if metadata is not None else None
@@ -206,7 +206,7 @@ def _only_metadata(cached: Any) -> Any:
 
 
 def _is_plain(fake: Any) -> bool:
-    """Whether nothing is noted of a new tensor but its mode and its device, and its data may not be asked for."""
+    """Whether a new tensor only has its mode and device, and its data may not be read."""
     noted = {name for name, value in vars(fake).items() if value is not None}
     return noted == {"fake_mode", "_fake_device"} and not fake.fake_mode._allow_unsafe_data_ptr_access
 
@@ -286,7 +286,7 @@ class _Answered:
 
 @contextmanager
 def futures_answered() -> Iterator[None]:
-    """Let futures of `all_reduce` have their tensors, for hooks that go on with them: a fake world's have none."""
+    """Give futures of `all_reduce` their tensors, for hooks; a fake world's futures have none."""
     from torch import distributed
 
     before: Any = distributed.all_reduce

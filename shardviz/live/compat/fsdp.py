@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def dividing_float64_once() -> Iterator[None]:
-    """Let FSDP2 divide float64 gradients as it divides float32 gradients, the dtype in which the model is trained.
+    """Make FSDP2 divide float64 gradients as it divides float32 gradients: once.
 
     Over a group of one rank, as for experts, `foreach_reduce` divides by `set_gradient_divide_factor` in its copy, and
     for float16 and float64 a second time, by the result of `_get_gradient_divide_factors`. Tried on torch 2.13.0
@@ -40,7 +40,7 @@ def dividing_float64_once() -> Iterator[None]:
 
 
 def held_back(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the parameters whose gradient FSDP2 keeps to itself until a later backward, so that `.grad` is None.
+    """Yield parameters whose gradient FSDP2 keeps until a later backward, with no `.grad`.
 
     After `set_requires_gradient_sync(False)` it is on the unsharded parameter, after `set_requires_all_reduce(False)`
     in `_partial_reduce_output`. Tried on torch 2.13.0; where a name has moved, nothing is held back.
@@ -66,10 +66,10 @@ def flat_params(model: nn.Module) -> Iterator[FlatParam]:
 
     for prefix, module in model.named_modules():
         if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
-            yield from _of_handle(prefix, module._handle, getattr(module, "_inter_node_pg", None))
+            yield from _flat_params_of_handle(prefix, module._handle, getattr(module, "_inter_node_pg", None))
 
 
-def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatParam]:
+def _flat_params_of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatParam]:
     from torch import distributed
 
     flat = handle.flat_param
@@ -111,7 +111,7 @@ def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatP
 
 @contextmanager
 def flat_gradients_reduced(note: Callable[[torch.Tensor | None], None]) -> Iterator[Callable[[], bool]]:
-    """Call back with every gradient that FSDP1 is about to reduce, and yield a function that says whether it does.
+    """Report each gradient that FSDP1 will reduce; yield a function that says if it is reducing.
 
     It is the whole one of a flat parameter, which autograd has made. `_runtime_utils._post_backward_hook` is replaced
     for this long, in torch 2.13.0; where it has another name, nothing is called and the answer is always no.
@@ -139,7 +139,9 @@ def flat_gradients_reduced(note: Callable[[torch.Tensor | None], None]) -> Itera
 
 @contextmanager
 def flat_params_without_memory() -> Iterator[None]:
-    """Let FSDP1 take a storage without memory for allocated if it has a size: it looks for a data pointer.
+    """Make FSDP1 take a storage without memory for allocated if its size is not 0.
+
+    FSDP1 looks for a data pointer.
 
     `_flat_param._data_ptr_allocated`, which `SHARD_GRAD_OP` with `use_orig_params=True` asks, in torch 2.6.0 to 2.13.0.
     """
@@ -170,10 +172,10 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
         for group in _fsdp_groups(state):
             params = getattr(group, "fsdp_params", ())
             dtype = getattr(getattr(group, "mp_policy", None), "param_dtype", None)
-            sizes = (_gathered_bytes(one, dtype) for one in params)
+            sizes = (_gathered_bytes(param, dtype) for param in params)
             if params:
                 stays = is_kept or group.post_forward_mesh_info is None
-                yield clean_name(name), sum(sizes), stays, all(one.offload_to_cpu for one in params)
+                yield clean_name(name), sum(sizes), stays, all(param.offload_to_cpu for param in params)
         if isinstance(module, FullyShardedDataParallel):
             is_root = module not in inside
             inside.update(module.modules())
@@ -184,7 +186,7 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
 def _gathered_bytes(param: Any, dtype: torch.dtype | None) -> int:
     """Return the bytes that FSDP2 gathers of a parameter, as a step has shown if it is encoded."""
     if hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") and param.all_gather_outputs:
-        return sum(one.numel() * one.itemsize for one in param.all_gather_outputs)
+        return sum(output.numel() * output.itemsize for output in param.all_gather_outputs)
     size: int = param._orig_size.numel() * (dtype or param.sharded_param.dtype).itemsize
     return size
 
@@ -199,7 +201,7 @@ def _unit_of_handle(name: str, handle: Any, *, is_root: bool) -> Iterator[tuple[
 
 
 def wide_reductions(model: nn.Module) -> set[torch.dtype]:
-    """Return the dtypes in which FSDP2's policies sum gradients that are computed in a narrower one.
+    """Return the dtypes in which FSDP2 reduces gradients of a narrower compute dtype.
 
     `FSDPParam.mp_policy`. Tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
@@ -215,13 +217,13 @@ def without_pinned_memory(model: nn.Module) -> None:
 
 
 def sharded_by_fsdp(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the parameters that FSDP2 has sharded: it calls their hooks itself. `sharded_param` in torch 2.13.0."""
+    """Yield the parameters that FSDP2 sharded, whose hooks it calls. `sharded_param` in 2.13.0."""
     for param in _fsdp_params(model):
         yield param.sharded_param
 
 
 def params_of_fsdp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, ...], float | None]]:
-    """Yield the parameters that FSDP2 has sharded, with the ranks that it reduces over, and what it divides by.
+    """Yield FSDP2's sharded parameters, the ranks it reduces over, and its divisor.
 
     `mesh_info` of a parameter, and `gradient_divide_factor` of its group, which `set_gradient_divide_factor` sets, in
     torch 2.13.0. Torch 2.6.0 has no such factor: what it divides by is not known, and None.
@@ -236,7 +238,7 @@ def params_of_fsdp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, 
 
 
 def _divisor(group: Any, num_ranks: int) -> float | None:
-    """Return what FSDP2 divides the sum of gradients by: the number of ranks, if no factor was set."""
+    """Return FSDP2's divisor of summed gradients: the number of ranks, or a set factor."""
     if not hasattr(group, "gradient_divide_factor"):
         return None
     return float(num_ranks if group.gradient_divide_factor is None else group.gradient_divide_factor)

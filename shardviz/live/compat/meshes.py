@@ -40,7 +40,7 @@ def placement_of(placement: Any) -> placements.Placement:
 
 
 def torch_placement(placement: placements.Placement) -> Any:
-    """Return a plain value as one of torch's placements. `_StridedShard`, in torch 2.6.0 to 2.15.0."""
+    """Return a placement as torch's own. `_StridedShard`, in torch 2.6.0 to 2.15.0."""
     if isinstance(placement, placements.StridedShard):
         return _StridedShard(placement.dim, split_factor=placement.split_factor)
     if isinstance(placement, placements.Shard):
@@ -49,7 +49,7 @@ def torch_placement(placement: placements.Placement) -> Any:
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the mesh that a sub-mesh was sliced or flattened from; any other mesh is its own root.
+    """Return the mesh that a sub-mesh was sliced or flattened from, or the mesh itself.
 
     `_get_root_mesh` in torch 2.13.0 and 2.15.0; `_mesh_resources.get_root_mesh` in 2.6.0.
     """
@@ -64,7 +64,7 @@ def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Flatten a mesh's axes into one; torch may use the flattened mesh to merge collectives from then on.
+    """Flatten a mesh's axes into one, which torch may then use to merge collectives.
 
     Calls `DeviceMesh._flatten`, tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """
@@ -89,7 +89,7 @@ def quiet_redistribution() -> Iterator[None]:
 
 @contextmanager
 def working_out_shapes() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether DTensor runs an operator only to know the shape of its result.
+    """Yield a function that says if DTensor runs an operator only to learn a result's shape.
 
     It runs it on tensors of the whole shape, without values: `ShardingPropagator._propagate_tensor_meta_non_cached`, in
     torch 2.6.0 to 2.15.0; if it has a different name, the answer is always no.
@@ -114,7 +114,9 @@ def working_out_shapes() -> Iterator[Callable[[], bool]]:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a DTensor's own part without waiting for it or recording it for autograd; another tensor is returned.
+    """Return a DTensor's local part without waiting for it or recording it for autograd.
+
+    Any other tensor is returned as it is.
 
     `DTensor._local_tensor` in torch 2.6.0 to 2.13.0.
     """
@@ -123,7 +125,9 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def meshes_joined_once() -> Iterator[None]:
-    """Let FSDP2 over tensor parallel join its two meshes once, not for every parameter: a quarter of its time.
+    """Make FSDP2 over tensor parallel join its two meshes once instead of per parameter.
+
+    That saves a quarter of its time.
 
     `DeviceMesh._concatenate`, tried on torch 2.13.0; 2.6.0 has none.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def computed_buffers(model: nn.Module) -> frozenset[str]:
-    """Return the names of the buffers that are in no checkpoint, because every rank computes them.
+    """Return the names of buffers that every rank computes and no checkpoint has.
 
     `_non_persistent_buffers_set` in torch 2.6.0 and 2.13.0.
     """
@@ -41,7 +41,7 @@ def load_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
 
 @contextmanager
 def replaced(owner: Any, name: str, new: object) -> Iterator[None]:
-    """Put something in the place of an attribute of a module or a class, for as long as the context lasts.
+    """Replace an attribute of a module or a class while the context lasts.
 
     Afterwards a class has what it had, not what it returns when it is asked for that: a function of C++ or a static
     method would no longer be one.
@@ -62,7 +62,7 @@ def replaced(owner: Any, name: str, new: object) -> Iterator[None]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a module is what `torch.compile` made of one, or was compiled in place by `Module.compile`.
+    """Whether a module came from `torch.compile` or was compiled by `Module.compile`.
 
     `OptimizedModule` and `_compiled_call_impl` in torch 2.6.0 to 2.13.0.
     """
@@ -70,7 +70,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def class_name(module: nn.Module) -> str:
-    """Return the name of a module's class, of the module that `torch.compile` wraps: `_orig_mod` in torch 2.13.0."""
+    """Return a module's class name, without `torch.compile`'s wrapper. `_orig_mod` in 2.13.0."""
     return type(getattr(module, "_orig_mod", module)).__name__
 
 
@@ -78,7 +78,7 @@ def class_name(module: nn.Module) -> str:
 def compiled_calls_wrapped(
     module: nn.Module, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Wrap what a compiled module runs: `Module.compile` compiles hooks too, so these cannot stand around it.
+    """Wrap what a compiled module runs, because `Module.compile` compiles hooks too.
 
     Tried on torch 2.13.0.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def unit_of(name: str) -> str | None:
-    """Return the module whose flat parameter has this name; None for the name of any other parameter.
+    """Return the module whose flat parameter has this name; else None.
 
     FSDP1 names it `_flat_param`: tried on torch 2.6.0, 2.13.0 and 2.15.0.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def parameters_are_held(model: nn.Module) -> bool:
-    """Whether hooks, optimizers or lists know parameters that `to_empty` replaces: they would go on with the old ones.
+    """Whether hooks, optimizers or lists keep parameters that `to_empty` replaces.
 
     It replaces plain parameters. A parameter that wraps a tensor, such as a DTensor, stays the same object but loses
     its hooks, unless it is FSDP2's, which calls them itself.

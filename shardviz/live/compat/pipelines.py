@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
-    """Return this rank's stages of a pipeline's schedule, each with the process group of its pipeline.
+    """Return a schedule's stages on this rank, each with its pipeline's process group.
 
     `_stage` of a schedule with one stage a rank, `_stages` of one with several, in torch 2.6.0 to 2.13.0.
     """
@@ -36,7 +36,7 @@ def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_forward_metadata_inference":
         frame = frame.f_back
-    return frame is not None or any(torch.is_tensor(one) and one.is_meta for one in inputs)
+    return frame is not None or any(torch.is_tensor(tensor) and tensor.is_meta for tensor in inputs)
 
 
 class _Vote:

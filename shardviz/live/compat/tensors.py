@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has elements of its own: sparse ones and subclasses that wrap other tensors do not.
+    """Whether a tensor has its own elements, unlike sparse tensors and wrapper subclasses.
 
     A wrapper's storage is there, but has no data pointer. Tried on torch 2.6.0 and 2.13.0.
     """
@@ -35,7 +35,7 @@ def in_backward() -> bool:
 
 
 def real_tensors() -> Any:
-    """Return a context in which new tensors have values, inside `fake_mode` too. Tried on torch 2.6.0 and 2.13.0."""
+    """Return a context with real new tensors, even in `fake_mode`. Tried on 2.6.0 and 2.13.0."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     return unset_fake_temporarily()
@@ -61,7 +61,7 @@ def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the tensors with elements of their own that a tensor is made of: a DTensor's part, or a tensor itself.
+    """Yield the plain tensors inside a tensor: a DTensor's part, or the tensor itself.
 
     Wrappers say what they hold by `__tensor_flatten__`, in torch 2.6.0 to 2.13.0.
     """
@@ -91,7 +91,7 @@ def storages_resized(note: Callable[[torch.UntypedStorage], None]) -> Iterator[N
 
 
 def version_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return how often a tensor and this rank's part of it were written to in place, as far as torch counts it.
+    """Return how often a tensor and its local part were written in place, as torch counts.
 
     Writes to a DTensor count on itself, those to its part on that: `Tensor._version` in torch 2.6.0 to 2.13.0.
     """

@@ -24,12 +24,15 @@ PAUSE, MAX_PAUSE = 0.002, 0.1
 
 
 def default_store() -> Any:
-    """Return the store that the job's ranks met at. `_get_default_store` in torch 2.6.0 to 2.13.0."""
+    """Return the store where ranks met. `_get_default_store` in torch 2.6.0 to 2.13.0."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
 def have_come(store: Any, keys: list[str], patience: float) -> bool:
-    """Wait until a store has some keys; False after `patience` seconds, when `Store.wait` would log a warning."""
+    """Wait until a store has some keys; return False after `patience` seconds, silently.
+
+    `Store.wait` would log a warning.
+    """
     deadline, pause = time.monotonic() + patience, PAUSE
     while not store.check(keys):
         if time.monotonic() > deadline:
@@ -41,7 +44,7 @@ def have_come(store: Any, keys: list[str], patience: float) -> bool:
 
 @contextmanager
 def world_of(group: Any) -> Iterator[None]:
-    """Let a process group be the whole world for its members: its first ranks are the job's first ranks.
+    """Make a process group the whole world for its members.
 
     Names of groups are counted, and the members make groups that the others do not: their count is where the caller
     sets it right with `count_groups`. `_update_default_pg` and `_world.default_pg`, tried on torch 2.13.0.
@@ -118,7 +121,7 @@ def ranks_of_operator(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
 
 @contextmanager
 def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
-    """Be one rank of a world that does not exist: its collectives send nothing, and leave their outputs as they were.
+    """Be one rank of a fake world, whose collectives send nothing and leave outputs unchanged.
 
     `FakeStore` of `torch.testing._internal`, and the backend "fake", tried on torch 2.13.0.
     """
@@ -135,7 +138,7 @@ def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
 
 @contextmanager
 def _own_part_only() -> Iterator[None]:
-    """Let FSDP2 make the parts of a parameter that it asks for, its own and the first: torch makes that of every rank.
+    """Make FSDP2 build only this rank's and the first part of a parameter, not every rank's.
 
     `_chunk_with_empty`, in torch 2.6 to 2.13.0: two minutes of a plan on 100,000 ranks, a sixth of one on 1,024.
     """
@@ -167,7 +170,9 @@ class _Chunks:
 
 @contextmanager
 def split_alike() -> Iterator[None]:
-    """Let DTensor send every rank the first part of a tensor without values: parts are padded to one shape.
+    """Make DTensor send every rank the first part of a tensor without values.
+
+    The parts are padded to one shape.
 
     torch makes that of every rank and sends them: a minute for 80 layers over 1,024 ranks, under `fake_mode`. Nothing
     is sent here. `Shard._split_tensor`, and `mesh_scatter` in its module, in torch 2.6.0 to 2.13.0.
@@ -180,7 +185,7 @@ def split_alike() -> Iterator[None]:
         has_values = not (tensor.is_meta or is_fake(tensor))
         if has_values or not tensor.numel() or how != {"with_padding": True, "contiguous": True}:
             return before(self, tensor, num_chunks, **how)
-        sizes, pads = _padded(before, tensor.size(self.dim), num_chunks)
+        sizes, pads = _padded_sizes(before, tensor.size(self.dim), num_chunks)
         if len(sizes) > 1:
             return before(self, tensor, num_chunks, **how)
         first = tensor.narrow(self.dim, 0, min(sizes)).contiguous()
@@ -194,8 +199,8 @@ def split_alike() -> Iterator[None]:
 
 
 @lru_cache(maxsize=1024)
-def _padded(split: Any, size: int, num_chunks: int) -> tuple[frozenset[int], tuple[int, ...]]:
-    """Return the sizes of the padded parts of a dim, and how much of each is padding, as torch splits it."""
+def _padded_sizes(split: Any, size: int, num_chunks: int) -> tuple[frozenset[int], tuple[int, ...]]:
+    """Return a dim's padded part sizes, and each part's padding, as torch splits it."""
     with real_tensors():
         dim = torch.empty(size, device="meta")
         parts, pads = split(Shard(0), dim, num_chunks, with_padding=True, contiguous=True)

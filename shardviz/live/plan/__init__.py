@@ -1,4 +1,4 @@
-"""Plan a job on a few of its ranks: each is asked alone, in a world that does not exist. Needs torch.
+"""Plan a job from a few ranks, each alone in a world that does not exist. Needs torch.
 
 `planning` plans a `job`; `choosing` says which ranks are asked, `forks` asks them, and in each `rank` builds the model,
 shards it and runs its `step/`.

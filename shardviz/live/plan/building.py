@@ -1,4 +1,4 @@
-"""Build a probe's model and shard it without values if that works, and otherwise with as little of them as it takes."""
+"""Build and shard a probe's model without values, or else with as few as it takes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def early_model(build: Callable[[], nn.Module]) -> nn.Module | None:
 
 
 class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Ends what makes more new tensors than a plan's values may take, before a machine's memory does."""
+    """Ends what makes too many new tensors for a plan, before the machine's memory does."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -119,23 +119,24 @@ class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.is_tensor(returned) and not any(map(torch.is_tensor, args)):
             self.made += returned.numel() * returned.element_size()
             if self.made > MAX_VALUES:
-                raise ProbeError(f"more than the {bytes_text(MAX_VALUES)} that are planned with values", AT_FAULT)
+                most = bytes_text(MAX_VALUES)
+                raise ProbeError(f"with values it needs more than the {most} that a plan may use", AT_FAULT)
         return returned
 
 
-class _Talks(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes collectives that no library has called: here they send nothing, and what they return is not true."""
+class _UserCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes collectives that user code calls: here they send nothing and return no true values."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: dict[str, None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator; if it is a collective, note who called the outermost of torch's functions for it."""
+        """Run an operator; for a collective, note who called torch's outermost function."""
         if getattr(func, "namespace", "") == "c10d" and "barrier" not in str(func):
             frames = list(traceback.extract_stack())
-            first = next((at for at, one in enumerate(frames) if one.filename.endswith("distributed_c10d.py")), 0)
-            callers = [one for one in frames[:first] if not one.filename.endswith("c10d_logger.py")]
+            first = next((at for at, frame in enumerate(frames) if frame.filename.endswith("distributed_c10d.py")), 0)
+            callers = [frame for frame in frames[:first] if not frame.filename.endswith("c10d_logger.py")]
             if callers and is_own(callers[-1].filename):
                 caller = callers[-1]
                 line = f"({Path(caller.filename).name}, line {caller.lineno}: {caller.line})"
@@ -145,7 +146,7 @@ class _Talks(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def without_groups() -> Iterator[None]:
-    """Refuse a process group while a probe is imported: it would wait for ranks that are never started."""
+    """Refuse a process group while a probe is imported: it would wait for absent ranks."""
     before: Any = distributed.init_process_group
     is_imported = False
 
@@ -177,13 +178,14 @@ def sharded(
     """
     refused: list[str] = []
     reasons: list[str] = []
-    talks = _Talks()
+    talks = _UserCollectives()
     for kind in means:
         if kind == "values" and size > MAX_VALUES:
-            limit = f"{bytes_text(size)} are more than the {bytes_text(MAX_VALUES)} that are planned with values"
+            needed, most = bytes_text(size), bytes_text(MAX_VALUES)
+            limit = f"with values it needs {needed}, more than the {most} that a plan may use"
             raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
         mode: Any = {"meta": contextlib.nullcontext, "fakes": fake_mode, "values": _Limit}[kind]()
-        call, talks = "build()", _Talks()
+        call, talks = "build()", _UserCollectives()
         try:
             with mode, fakes_converted(mode) if kind == "fakes" else contextlib.nullcontext():
                 with torch.device("meta") if kind == "meta" else contextlib.nullcontext():
@@ -221,4 +223,4 @@ def _hint(why: str) -> str:
 def size_of(model: nn.Module | None) -> int:
     """Return the bytes of a model's tensors; 0 if there is none."""
     tensors = () if model is None else (*model.parameters(), *model.buffers())
-    return sum(one.numel() * one.element_size() for one in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

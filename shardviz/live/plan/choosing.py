@@ -87,7 +87,7 @@ class Replies:
         If one could not be stepped, none is asked for a step, and those that were stepped are asked without one.
         """
         needs_step = {rank: self._needs_step(rank) for rank in ranks}
-        new_ranks = [rank for rank in needs_step if not self._knows(rank, with_step=needs_step[rank])]
+        new_ranks = [rank for rank in needs_step if not self._was_asked(rank, with_step=needs_step[rank])]
         stepped = {rank for rank in new_ranks if needs_step[rank]}
         replies = self._ask(new_ranks, stepped)
         self.by_rank |= replies
@@ -95,15 +95,17 @@ class Replies:
         if failed and not self.failed:
             self.failed, self.step_fails = failed[0].without_step, failed[0].step_fails
         if self.failed and stepped:
-            again = [rank for rank, one in self.by_rank.items() if one.was_asked_for_step and not one.without_step]
+            again = [
+                rank for rank, reply in self.by_rank.items() if reply.was_asked_for_step and not reply.without_step
+            ]
             self.by_rank |= self._ask(again, ())
 
     def _needs_step(self, rank: int) -> bool:
-        """Whether a rank's step may differ from that of the first one, as far as code and models tell."""
+        """Whether a rank's step may differ from the first one's, as far as code and models tell."""
         coord, apart = self.mesh.coord_of(rank), {*self.reads, *self.axes}
         return not (self.failed or any(at for axis, at in zip(self.mesh.axes, coord, strict=True) if axis not in apart))
 
-    def _knows(self, rank: int, *, with_step: bool) -> bool:
+    def _was_asked(self, rank: int, *, with_step: bool) -> bool:
         """Whether a rank has been asked already."""
         return rank in self.by_rank and (self.by_rank[rank].was_asked_for_step or not with_step)
 
@@ -133,7 +135,7 @@ class Replies:
         return {rank: reply for part, reply in stands for rank in part.ranks if rank in self.by_rank}
 
     def notes(self) -> Iterator[str]:
-        """Note a rank that holds less in a step than the one that stands for it, and places that were not asked."""
+        """Note ranks that hold less than their stand-ins, and positions that were not asked."""
         differences = [
             (
                 _in_step(stand_in.plan_part)[0] - _in_step(self.by_rank[rank].plan_part)[0],
@@ -169,44 +171,44 @@ def choose(
         return replies
     replies.ask([mesh.ranks[-1]])
     replies.ask(_corners(mesh, _uneven_axes(replies.first.plan_part.record)))
-    replies.ask(_where_read(replies))
+    replies.ask(_ranks_by_reads(replies))
     if all(map(replies.is_explained, replies.by_rank)):
         return replies
     long_axes = tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)
-    told_apart = _told_apart(replies, stage_axes)
+    told_apart = _unexplained_axes(replies, stage_axes)
     with_read = tuple(axis for axis in long_axes if axis in {*told_apart, *replies.reads})
     for axes in dict.fromkeys(filter(None, (told_apart, with_read, long_axes))):
-        replies.parts, replies.axes = _asked_along(replies, axes), axes
+        replies.parts, replies.axes = _ask_along(replies, axes), axes
         stand_for = replies.stand_for()
         if all(explains(stand_for[rank], reply, mesh) for rank, reply in replies.by_rank.items()):
             break
     return replies
 
 
-def _asked_along(replies: Replies, axes: tuple[str, ...]) -> Sequence[Part]:
+def _ask_along(replies: Replies, axes: tuple[str, ...]) -> Sequence[Part]:
     """Ask every position along some axes."""
-    positions_by_rank = _along(replies.mesh, axes)
+    positions_by_rank = _positions_along(replies.mesh, axes)
     if len(positions_by_rank) > MAX_ASKED:
         sizes = " * ".join(f"{axis}({replies.mesh.axis_size(axis)})" for axis in axes)
         raise ShardvizError(
             TOO_MANY.format(sizes, len(positions_by_rank), MAX_ASKED), "plan a smaller mesh of the same axes"
         )
     replies.ask(positions_by_rank)
-    return _merged([(replies.by_rank[rank], at) for rank, at in positions_by_rank.items()], replies.mesh)
+    return _merge([(replies.by_rank[rank], at) for rank, at in positions_by_rank.items()], replies.mesh)
 
 
 def _uneven_axes(record: RankRecord) -> set[str]:
-    """Return the axes that split a dim into parts of different sizes: torch and the oracle may not agree there."""
-    layouts = [layout_of(one, mesh_of(record.meshes[one.mesh])) for one in record.layouts]
+    """Return the axes with uneven splits, on which torch and the oracle may disagree."""
+    layouts = [layout_of(layout_record, mesh_of(record.meshes[layout_record.mesh])) for layout_record in record.layouts]
     return {axis for layout in layouts if not has_equal_parts(layout) for axis in layout.split_axes}
 
 
-def _where_read(replies: Replies) -> list[int]:
-    """Return a rank for each position along the axes that the user's code reads; the last if these are too many."""
+def _ranks_by_reads(replies: Replies) -> list[int]:
+    """Return a rank for each position along the axes that user code reads; the last if too many."""
     mesh, reads = replies.mesh, replies.reads
     answering = [rank for rank, reply in replies.by_rank.items() if replies.failed or reply.was_asked_for_step]
     answered = {*replies.positions(answering)}
-    ranks = list(_along(mesh, tuple(reads)))
+    ranks = list(_positions_along(mesh, tuple(reads)))
     if len(ranks) - len(answered) > min(
         MAX_READING, MAX_TENSORS // max(1, len(replies.first.plan_part.record.tensors))
     ):
@@ -215,7 +217,7 @@ def _where_read(replies: Replies) -> list[int]:
 
 
 def _corners(mesh: Mesh, axes: Collection[str]) -> list[int]:
-    """Return the ranks that are first or last along some axes, and first along the others, as long as they are few."""
+    """Return the ranks first or last along some axes, first along the rest, up to a limit."""
     ends = [
         (0, size - 1)[: min(size, 2)] if axis in axes else (0,)
         for axis, size in zip(mesh.axes, mesh.shape, strict=True)
@@ -223,22 +225,22 @@ def _corners(mesh: Mesh, axes: Collection[str]) -> list[int]:
     return [mesh.rank_at(way) for way in list(product(*ends))[:MAX_CORNERS]]
 
 
-def _told_apart(replies: Replies, stage_axes: Sequence[str]) -> tuple[str, ...]:
+def _unexplained_axes(replies: Replies, stage_axes: Sequence[str]) -> tuple[str, ...]:
     """Return the axes along which the last position is not what the first one explains."""
     mesh = replies.mesh
-    last = {axis: [*_along(mesh, [axis])][-1] for axis in mesh.axes if mesh.axis_size(axis) > 1}
+    last = {axis: [*_positions_along(mesh, [axis])][-1] for axis in mesh.axes if mesh.axis_size(axis) > 1}
     replies.ask(rank for axis, rank in last.items() if axis not in stage_axes)
     return tuple(axis for axis, rank in last.items() if axis in stage_axes or not replies.is_explained(rank))
 
 
-def _along(mesh: Mesh, axes: Sequence[str]) -> dict[int, dict[str, tuple[int, ...]]]:
+def _positions_along(mesh: Mesh, axes: Sequence[str]) -> dict[int, dict[str, tuple[int, ...]]]:
     """Return one rank for each position along some axes, with the position."""
     ranges = [range(size if axis in axes else 1) for axis, size in zip(mesh.axes, mesh.shape, strict=True)]
     places = [(way, dict(zip(mesh.axes, way, strict=True))) for way in product(*ranges)]
     return {mesh.rank_at(way): {axis: (at[axis],) for axis in axes} for way, at in places}
 
 
-def _merged(parts: Sequence[Part], mesh: Mesh) -> Sequence[Part]:
+def _merge(parts: Sequence[Part], mesh: Mesh) -> Sequence[Part]:
     """Merge ranks that differ along one axis only and hold the same: one stands for all."""
     merged: list[Part] = []
     for reply, at in parts:
@@ -274,17 +276,23 @@ def explains(reply: Reply, reference: Reply, mesh: Mesh) -> bool:
 def _in_step(plan_part: PlanPart) -> tuple[int, int]:
     """Return a step's bytes at its fullest moment, and those saved for backward."""
     peak = plan_part.peak or PeakRecord()
-    return peak.activations + peak.gathered, sum(one.bytes for one in plan_part.saved)
+    return peak.activations + peak.gathered, sum(state.bytes for state in plan_part.saved)
 
 
 def _comparable(record: RankRecord, *, stepped: bool) -> object:
     """Return what a record says, whatever the numbers of its bodies and layouts."""
-    layouts = [(record.meshes[one.mesh], structs.replace(one, mesh=0)) for one in record.layouts]
+    layouts = [
+        (record.meshes[layout_record.mesh], structs.replace(layout_record, mesh=0)) for layout_record in record.layouts
+    ]
     bodies = [
         (structs.replace(body, layout=None), None if body.layout is None else layouts[body.layout])
         for body in record.bodies
     ]
-    named = [(one, bodies[one.body]) for one in record.tensors]
-    tensors = {(one.name, one.numbers, one.suffix): body for one, body in named if stepped or body[0].moment != "step"}
+    named = [(tensor, bodies[tensor.body]) for tensor in record.tensors]
+    tensors = {
+        (tensor.name, tensor.numbers, tensor.suffix): body
+        for tensor, body in named
+        if stepped or body[0].moment != "step"
+    }
     step = (without_ranks(record.collectives), record.schedule) if stepped else ()
     return tensors, record.tied, record.not_checked, step

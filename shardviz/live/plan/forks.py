@@ -1,4 +1,4 @@
-"""Ask ranks, each in a fork of this process: as many at a time as there are cores, and as memory suffices.
+"""Ask ranks, each in a fork: as many at a time as cores and memory allow.
 
 A fork leaves nothing behind for the next, except for what operators return on tensors without values: that is the same
 on all ranks. How much memory a rank needs is known once the first one has answered.
@@ -138,7 +138,7 @@ def _has_room(running: int, most: int) -> bool:
 
 
 def memory_used() -> int:
-    """Return the most bytes that this process or a rank has used, with what they share; 0 if no rank has ended yet."""
+    """Return the most bytes that this process or a rank used; 0 before any rank has ended."""
     of_ranks, of_this = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF))
     return (1 if sys.platform == "darwin" else 1024) * max(of_ranks, of_this) if of_ranks else 0
 
@@ -200,7 +200,7 @@ def _answer_of(rank: int, pid: int, pipe: Connection) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception's type, the first line of what it says, and the line of the user's code that raised it.
+    """Return an exception's type, its first line, and the line of user code that raised it.
 
     A first line that ends in a colon goes on with that of the exception's own cause, as of a pipeline's backward.
     """
@@ -210,7 +210,7 @@ def one_line(error: BaseException) -> str:
 
 
 def where(error: BaseException) -> str:
-    """Return the line of the user's code that raised an exception, in parentheses; empty if none of it did."""
+    """Return the user's line that raised an exception, in parentheses; empty if none did."""
     user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
     return _line(user_frames[-1].filename, user_frames[-1].lineno or 0) if user_frames else ""
 

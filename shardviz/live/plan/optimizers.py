@@ -1,4 +1,4 @@
-"""The state that an optimizer keeps of every parameter, without values: by rule, or from the probe's own optimizer.
+"""Optimizer states of every parameter, without values: by rule, or by the probe's optimizer.
 
 Tensors that wrap others, such as weights in 8 bits, are taken apart, so that bytes are right. A captured job names them
 and looks no further, since only their class knows what their elements mean. A plan has no elements: it needs only to
@@ -86,18 +86,18 @@ def states(
     """
     optimizer = job.optimizer
     if not optimizer.kind and hasattr(probe, "optimizer") and step.comms is not None:
-        state_locals = _of_own(job, probe, built, mesh, params, step)
+        state_locals = _state_of_probe(job, probe, built, mesh, params, step)
         if state_locals is not None:
             return state_locals
     trained = {grad.name for grad in grads} - tied_again(unwrapped(built.model))
-    by_rule = _by_rule(optimizer, [one for one in params if one.role == "param" and one.name in trained])
+    by_rule = _states_by_rule(optimizer, [param for param in params if param.role == "param" and param.name in trained])
     return list(by_rule), NAMES[optimizer.kind or "adam"]
 
 
-def _of_own(
+def _state_of_probe(
     job: PlanJob, probe: ModuleType, built: Built, mesh: DeviceMesh, params: Sequence[Local], step: PlannedStep
 ) -> tuple[list[Local], str] | None:
-    """Return the state of the probe's own optimizer, once it has stepped; None if it has not made any."""
+    """Return the state of the probe's own optimizer after a step; None if it has none."""
     parts: list[Any] = []
     answers = Answers(1, 1)
     try:
@@ -121,10 +121,10 @@ def _of_own(
         step.notes.append("--state and --master are not used: the probe's optimizer() says what is kept")
     names = dict.fromkeys(type(getattr(part, "optim", part)).__name__ for part in parts)
     model = unwrapped(built.model)
-    return [local for part in parts for local in _kept(part, model, params)], ", ".join(names)
+    return [local for part in parts for local in _states_of(part, model, params)], ", ".join(names)
 
 
-def _kept(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Iterator[Local]:
+def _states_of(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Iterator[Local]:
     """Yield an optimizer's state; wrappers are taken apart, as into 8-bit codes and scales."""
     state = getattr(optimizer, "optim", optimizer).state
     tensors = {
@@ -137,7 +137,7 @@ def _kept(optimizer: Any, model: nn.Module, params: Sequence[Local]) -> Iterator
 
 
 def _are_made(parts: Sequence[Any]) -> bool:
-    """Whether optimizers have a state for every parameter that has a gradient: some make all of it before they step."""
+    """Whether optimizers have a state for every parameter with a gradient, stepped or not."""
     optimizers = [getattr(part, "optim", part) for part in parts]
     stepped = [
         bool(optimizer.state.get(param))
@@ -156,14 +156,14 @@ def _parts(optimizer: Any) -> list[Any]:
     parts: list[Any] = []
     for value in getattr(optimizer, "__dict__", {}).values():
         inside = value if isinstance(value, (list, tuple)) else [value]
-        parts += [one for one in inside if isinstance(one, torch.optim.Optimizer)]
+        parts += [part for part in inside if isinstance(part, torch.optim.Optimizer)]
     if not parts:
         name = type(optimizer).__name__
         raise ShardvizError(f"optimizer() returned {name}, which has no state and no torch.optim.Optimizer")
     return parts
 
 
-def _by_rule(optimizer: Optimizer, trained: Sequence[Local]) -> Iterator[Local]:
+def _states_by_rule(optimizer: Optimizer, trained: Sequence[Local]) -> Iterator[Local]:
     for local in trained:
         dtype = dtype_of(optimizer.dtype) if optimizer.dtype else local.values.dtype
         dtypes = dict.fromkeys(KINDS[optimizer.kind or "adam"], dtype)
@@ -189,7 +189,7 @@ def _parts_of(name: str, role: Role, tensor: torch.Tensor) -> list[Local]:
     """
     wrapper, parts = local_of(tensor), list[Local]()
     for attribute, inner in inner_tensors(wrapper).items():
-        if inner.shape == wrapper.shape and not any(other.name == name for other in parts):
+        if inner.shape == wrapper.shape and not any(part.name == name for part in parts):
             parts.append(_main_part(name, role, inner.detach(), tensor))
         else:
             part_name = f"{name}{'_' if role == 'optim' else '.'}{attribute.replace('.', '_')}"

@@ -1,4 +1,4 @@
-"""A whole plan: a probe's model on a mesh that nobody has, written as a dump, or as a row of `plan --gpus`.
+"""A whole plan: a probe's model on an imagined mesh, as a dump or a row of `plan --gpus`.
 
 The probe's module and its model on the meta device are the same for all meshes.
 """
@@ -115,16 +115,16 @@ def load(job: PlanJob) -> Loaded:
     modules, size = set(sys.modules), job.mesh.size
     with contextlib.redirect_stdout(sys.stderr):  # what a probe prints is not data
         with environment_of(0, size, job.per_node), variables_read() as read, without_groups():
-            module = _imported(job.probe)
+            module = _import(job.probe)
         check_intended(getattr(module, "expect", {}))
         of_ranks = [variables(rank, size, job.per_node) for rank in (0, min(1, size - 1), size - 1)]
-        if any(len({one[name] for one in of_ranks}) > 1 for name in read):
-            return Loaded(module, again=_again(job, module, set(sys.modules) - modules))
+        if any(len({values[name] for values in of_ranks}) > 1 for name in read):
+            return Loaded(module, again=_importer(job, module, set(sys.modules) - modules))
         return Loaded(module, early_model(lambda: unsharded(module, job.probe.build, double=job.double)))
 
 
-def _again(job: PlanJob, module: ModuleType, names: set[str]) -> Again:
-    """Return how a rank imports a probe again, with those of its modules that are the user's own."""
+def _importer(job: PlanJob, module: ModuleType, names: set[str]) -> Again:
+    """Return how a rank imports a probe again, together with the user's own modules."""
     files = {name: getattr(sys.modules[name], "__file__", None) or "<" for name in names}
     user_modules = [name for name, file in files.items() if is_own(file) and not is_library(file)]
     modules = {name: sys.modules[name] for name in user_modules}
@@ -132,7 +132,7 @@ def _again(job: PlanJob, module: ModuleType, names: set[str]) -> Again:
     def once() -> ModuleType:
         for name in user_modules:
             sys.modules.pop(name, None)
-        return _imported(job.probe)
+        return _import(job.probe)
 
     def again() -> tuple[ModuleType, tuple[str, ...]]:
         try:
@@ -149,7 +149,7 @@ def _again(job: PlanJob, module: ModuleType, names: set[str]) -> Again:
     return again
 
 
-def _imported(probe: Probe) -> ModuleType:
+def _import(probe: Probe) -> ModuleType:
     """Import a probe."""
     try:
         return load_probe(probe.path, probe.build, probe.module)
@@ -222,7 +222,7 @@ def _record(job: PlanJob, replies: Replies) -> PlanRecord:
 
 
 def rows(job: PlanJob, tried: Sequence[Mesh], memory: int, ended: Callable[[], None] = lambda: None) -> Iterator[Row]:
-    """Plan meshes side by side, each in a fork of this process, and yield a row for each when it is known.
+    """Plan meshes side by side, each in a fork, and yield a row for each when it is known.
 
     A rank or two of each mesh are looked at first, without a step: the mesh is planned if it may fit and leaves no rank
     idle, and only in brief if its step fails, unless all do. Those that need more bytes than a GPU's `memory`, which is
@@ -270,7 +270,7 @@ def _row(job: PlanJob, loaded: Loaded, memory: int, most: int, *, needs_step: bo
     stages = dict(_last_but_one(job.mesh, loaded.stage_axes))
     rank_samples = [*stages.values(), *([job.mesh.ranks[0]] if memory and job.with_step else [])]
     _check_mesh(job, loaded)
-    looks = _looks(job, loaded, rank_samples, most)
+    looks = _quick_looks(job, loaded, rank_samples, most)
     for axis, rank in stages.items():
         if not looks[rank][1]:
             raise ShardvizError(IDLE.format(axis))
@@ -281,14 +281,14 @@ def _row(job: PlanJob, loaded: Loaded, memory: int, most: int, *, needs_step: bo
 
 
 def _last_but_one(mesh: Mesh, axes: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield for an axis the rank whose stage has nothing if any has: the last one may have the output."""
+    """Yield each axis's second-to-last rank, whose stage is empty if any stage is."""
     for axis in axes:
         if mesh.axis_size(axis) > 2:
             at = tuple(size - 2 if name == axis else 0 for name, size in zip(mesh.axes, mesh.shape, strict=True))
             yield axis, mesh.rank_at(at)
 
 
-def _looks(job: PlanJob, loaded: Loaded, ranks: Sequence[int], most: int) -> dict[int, tuple[int, bool]]:
+def _quick_looks(job: PlanJob, loaded: Loaded, ranks: Sequence[int], most: int) -> dict[int, tuple[int, bool]]:
     """Return by rank the bytes that its GPU always holds, and whether it has parameters."""
 
     def look(rank: int) -> tuple[int, bool]:

@@ -129,7 +129,7 @@ class _Rank:
         """Build and step the model; if that fails from the meta device, try other means."""
         built = self._sharded()
         step = self._step(built)
-        answered = self._answered(built.means) if step.reads_values else None
+        answered = self._step_with_answers(built.means) if step.reads_values else None
         if answered is not None:
             return answered
         if not step.failed or built.means != "meta":
@@ -144,8 +144,8 @@ class _Rank:
                 step = step if again.reads_values else again
         return self._sharded(), step  # a step that failed has left its model half done
 
-    def _answered(self, means: Means) -> tuple[Built, PlannedStep] | None:
-        """Step the model with a few answers for every number that it reads; None if the step depends on them.
+    def _step_with_answers(self, means: Means) -> tuple[Built, PlannedStep] | None:
+        """Step the model with several answers for numbers read; None if the step depends on them.
 
         An answer on which the user's code raises, as on a loss that is infinite, is none that a job goes on with.
         """
@@ -161,7 +161,7 @@ class _Rank:
                 ended += f"; with {answers.tried} {step.failed}"
                 continue
             stepped.append((built, step))
-            if self._did(built, step) != self._did(*stepped[0]):
+            if self._outcome(built, step) != self._outcome(*stepped[0]):
                 return None
             same.append(answers)
         if len(same) < 2:
@@ -170,7 +170,7 @@ class _Rank:
         stepped[0][1].notes.append(NO_VALUES.format(same[0].reads, tried, ended))
         return stepped[0]
 
-    def _did(self, built: Built, step: PlannedStep) -> object:
+    def _outcome(self, built: Built, step: PlannedStep) -> object:
         """Return what a step has sent and held, and which parameters have a gradient after it."""
         assert step.comms is not None
         sent = step.comms.records(self.job.mesh, self.rank, with_ranks=True)
@@ -192,7 +192,7 @@ class _Rank:
         return planned_step(self.job, self.probe, built, self.mesh, answers)
 
     def _record(self, built: Built, step: PlannedStep) -> str:
-        """Record the model, and what it has once it has been stepped; return the name of its optimizer."""
+        """Record the model and what a step leaves behind; return the optimizer's name."""
         for local in self.before:
             self.capture.add_values(local, "initial")
         is_left = step.comms is not None and not step.clears
@@ -217,8 +217,8 @@ def _expected(model: nn.Module, locals_: list[Local]) -> list[Local]:
     """Return gradients as a step leaves them if nothing is special: each as its parameter."""
     params = {clean_name(name): param for name, param in unwrapped(model).named_parameters()}
     without = {name for name, param in params.items() if not param.requires_grad}
-    without |= {one.name for one in locals_ if one.name.rpartition(".")[0] in params}  # scales of narrow weights
-    return [replace(one, role="grad") for one in locals_ if one.role == "param" and one.name not in without]
+    without |= {local.name for local in locals_ if local.name.rpartition(".")[0] in params}  # scales of narrow weights
+    return [replace(local, role="grad") for local in locals_ if local.role == "param" and local.name not in without]
 
 
 def _without_values(local: Local) -> Local:

@@ -35,7 +35,7 @@ QUERIES = {query.__code__ for query in (distributed.get_rank, DeviceMesh.get_ran
 
 @contextlib.contextmanager
 def variables_read() -> Iterator[dict[str, str]]:
-    """Note which variables of torchrun the user's own code reads from the environment, and the line that did."""
+    """Note which of torchrun's variables user code reads, and the line that reads each."""
     lines: dict[str, str] = {}
     kind: Any = type(os.environ)
     before = kind.__getitem__

@@ -1,4 +1,4 @@
-"""A real job, unedited: `shardviz run` starts it, and hooks in its ranks capture each model once.
+"""A real job, unedited: `shardviz run` starts it, and hooks in its ranks capture models.
 
 `bootstrap/` is what Python itself imports in every process of the job, `hooks/` wraps torch's functions when their
 modules are imported, `session` is what a process knows of its job, `observer` which models are due to be captured,

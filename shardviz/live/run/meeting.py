@@ -70,7 +70,7 @@ def meet(key: str, patience: float) -> Meeting:
 
 
 def meet_again(key: str, patience: float) -> Meeting:
-    """Wait for every rank to come to a point to which ranks come any number of times, all of them equally often."""
+    """Wait for every rank at a point that all ranks reach equally often."""
     _TIMES[key] += 1
     return meet(f"{key}/{_TIMES[key]}", patience)
 
@@ -126,7 +126,7 @@ def end(session: Session) -> None:
 
 
 def end_stamped(session: Session, when: str) -> NoReturn:
-    """End this rank of a job that has stamped weights, past whatever its script would do at its end.
+    """End this rank of a job with stamped weights, skipping the end of its script.
 
     Args:
         session: What is known of the job.
@@ -145,7 +145,7 @@ def end_stamped(session: Session, when: str) -> NoReturn:
 
 
 def end_at_once(session: Session, error: Exception) -> NoReturn:
-    """End this rank because a stamped load or a save cannot be kept safe: the launcher ends the others."""
+    """End this rank because its load or save cannot be kept safe; the launcher ends the others."""
     message, hint = (error.message, error.hint) if isinstance(error, ShardvizError) else (in_a_line(error), "")
     session.leave("not-captured", f"{message}\n{hint}", rank_here())
     session.leave("ended", "because its load could not be stamped", rank_here())

@@ -61,14 +61,14 @@ class Observer:
         arm(self.visit)
         if not self._is_noted_at_exit:
             self._is_noted_at_exit = True
-            atexit.register(self._finished)
+            atexit.register(self._note_finish)
 
     def rank_died(self, rank: int, code: int) -> None:
         """Note how a rank ended that this process has started."""
         self.session.leave("died", str(code), rank)
 
-    def _finished(self) -> None:
-        """Note that the script came to its end; whatever happens to the process then is not the script's doing."""
+    def _note_finish(self) -> None:
+        """Note that the script finished; what then happens to the process is not its doing."""
         if not hasattr(sys, "last_value"):  # Python's main program has printed an error otherwise
             self.session.leave("finished", rank=self._rank)
 
@@ -106,7 +106,7 @@ class Observer:
             self.session.loaded_state_dict(model, state_dict)
 
     def loaded_pretrained(self, model: object, place: str, load: Callable[[], nn.Module]) -> None:
-        """Compare with a local folder what was loaded from it, and look at the model: it may be sharded by now."""
+        """Compare a loaded model with its local folder, and look at it: it may be sharded."""
         if isinstance(model, nn.Module):
             self.session.loaded_pretrained(model, place, load)
             self._look_again()
@@ -127,7 +127,7 @@ class Observer:
         self._look_again()
 
     def saving(self, what: str) -> None:
-        """End a job that has loaded stamped values before it saves; first capture what was not captured yet."""
+        """End a job with stamped values before it saves, after capturing what is left."""
         if self.session.stamped is None or not self.session.stamped.is_used_by_any:
             return
         if distributed.is_initialized():
@@ -135,7 +135,7 @@ class Observer:
         end_stamped(self.session, f"before {what}")
 
     def _take_all(self) -> None:
-        for module in sorted(self._pending(), key=lambda one: -sum(1 for _ in one.modules())):
+        for module in sorted(self._pending(), key=lambda model: -sum(1 for _ in model.modules())):
             if module not in self._captured and not _is_on_meta(module):
                 self._take(module)
 
@@ -158,17 +158,17 @@ class Observer:
         self._end_if_done()
 
     def stepping(self, optimizer: Any) -> None:
-        """Capture sharded models whose modules were never called: those that it changes, and averages of weights."""
+        """Capture sharded models that were never called: those it changes, and weight averages."""
         stepped_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for module in sorted(self._pending(), key=lambda one: -sum(1 for _ in one.modules())):
-            is_due = any(id(one) in stepped_ids for one in module.parameters()) or _is_frozen(module)
+        for module in sorted(self._pending(), key=lambda model: -sum(1 for _ in model.modules())):
+            is_due = any(id(parameter) in stepped_ids for parameter in module.parameters()) or _is_frozen(module)
             if module not in self._captured and is_due:
                 self._take(module)
 
     # Calls of modules
 
     def visit(self, module: nn.Module) -> None:
-        """Capture a sharded model before it runs for the first time. Called with every module that is called."""
+        """Capture a sharded model before its first run. Called with every module that is called."""
         if module in self._settled or not distributed.is_initialized():
             return
         with nested() as is_outermost:
@@ -180,7 +180,7 @@ class Observer:
         if not any(self._is_new(part) for part in module.modules()):
             self._settle(module)
         else:
-            root = max((module, *self._around(module)), key=lambda one: sum(1 for _ in one.modules()))
+            root = max((module, *self._models_around(module)), key=lambda model: sum(1 for _ in model.modules()))
             if not _is_on_meta(root):
                 self._take(root)
 
@@ -204,7 +204,7 @@ class Observer:
         if self._num_taken and not any(True for _ in self._pending()):
             disarm(self.visit)
 
-    def _around(self, module: nn.Module) -> Iterator[nn.Module]:
+    def _models_around(self, module: nn.Module) -> Iterator[nn.Module]:
         """Yield the sharded modules that contain one."""
         for sharded in list(self._sharded):
             if any(part is module for part in sharded.modules()):
@@ -219,7 +219,8 @@ class Observer:
         if submodule in self._sharded:
             return True
         return any(
-            registry.marks(one) for one in (*submodule.parameters(recurse=False), *submodule.buffers(recurse=False))
+            registry.marks(tensor)
+            for tensor in (*submodule.parameters(recurse=False), *submodule.buffers(recurse=False))
         )
 
 
@@ -228,7 +229,7 @@ def _failed(root: nn.Module) -> Note:
 
 
 def _is_frozen(module: nn.Module) -> bool:
-    """Whether a model has its values and no optimizer will change them: a moving average of another's, for one."""
+    """Whether a model has values and no optimizer changes them, as a moving average."""
     return not _is_on_meta(module) and not any(parameter.requires_grad for parameter in module.parameters())
 
 

@@ -117,7 +117,7 @@ def leave(session: str | Path, note: Note) -> None:
 
 
 def read(session: Path) -> list[Note]:
-    """Return all notes, those of rank 0 first; a line that a killed process left unfinished is left out."""
+    """Return all notes, rank 0's first; a line left unfinished by a killed process is skipped."""
     notes = (note for path in sorted(session.glob("notes-*.jsonl")) for note in _notes_in(path))
     return sorted(notes, key=lambda note: note.rank)
 

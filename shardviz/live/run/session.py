@@ -82,7 +82,7 @@ class Session:
             self.values.remember(module)
 
     def sharding_tensor(self, tensor: Any) -> None:
-        """Remember the values of the module that has this tensor; not of every tensor of a checkpoint."""
+        """Remember the values of a tensor's module, but not of a whole checkpoint's tensors."""
         if self._searches and not self.stamped and not self.values.knows(tensor):
             owner = self.values.owner_of(tensor)
             if owner is None:
@@ -91,7 +91,7 @@ class Session:
                 self.values.remember(owner)
 
     def allocating(self, module: object) -> None:
-        """Look at the ties of a module that is about to be given memory: each of its parts gets some of its own."""
+        """Note a module's ties before it is allocated, when each of its parts gets its own memory."""
         if isinstance(module, nn.Module) and not self.stamped:
             self.values.remember_ties(module)
 
@@ -106,7 +106,11 @@ class Session:
 
     def skipped_keys(self, model: nn.Module, state_dict: Mapping[str, Any], keys: Any) -> None:
         """Remember parameters that a load missed because their keys have a different prefix."""
-        shapes = {name: tuple(one.shape) for name, one in model.named_parameters()} if keys.unexpected_keys else {}
+        shapes = (
+            {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+            if keys.unexpected_keys
+            else {}
+        )
         for name in shapes.keys() & set(keys.missing_keys):
             for key in keys.unexpected_keys:
                 is_alike = tuple(getattr(state_dict[key], "shape", ())) == shapes[name]

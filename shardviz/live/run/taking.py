@@ -77,10 +77,10 @@ def take(session: Session, root: nn.Module, folder: Path | None = None, stage: S
             else "the ranks did not call it together"
         )
         return Note("not-captured", distributed.get_rank(), f"{name}: {late} within {session.options.patience:g} s")
-    return _taken(session, root, name, folder or session.options.dump(len(session.dumps)), stage)
+    return _take(session, root, name, folder or session.options.dump(len(session.dumps)), stage)
 
 
-def _taken(session: Session, root: nn.Module, name: str, folder: Path, stage: Stage | None) -> Note:
+def _take(session: Session, root: nn.Module, name: str, folder: Path, stage: Stage | None) -> Note:
     """Capture a model to which all ranks have come; if any of them cannot, none does."""
     rank = distributed.get_rank()
     try:
@@ -116,7 +116,7 @@ def _capture(session: Session, root: nn.Module, folder: Path, stage: Stage | Non
     pipeline_part = PipelinePart(_axes_of(mesh, stage) if stage else ())
     locals_ = list(pipeline_part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
     source = replace(
-        _compared_with(session, unwrapped(root), locals_), unwritten=session.unwritten.names(unwrapped(root))
+        _reference_of_job(session, unwrapped(root), locals_), unwritten=session.unwritten.names(unwrapped(root))
     )
     names = [local.name for local in locals_]
     if stage and (apart := told_apart(pipeline_part, stage.group, names)).prefix:
@@ -127,7 +127,7 @@ def _capture(session: Session, root: nn.Module, folder: Path, stage: Stage | Non
     return source.reference
 
 
-def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> ComparedWith:
+def _reference_of_job(session: Session, model: nn.Module, locals_: list[Local]) -> ComparedWith:
     """Return the job's reference: its stamped copy, the one asked for, or the values seen."""
     names, tied = session.options.names, tuple(session.values.tied(model))
     if session.stamped:
@@ -145,17 +145,17 @@ def _compared_with(session: Session, model: nn.Module, locals_: list[Local]) -> 
 
 
 def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:
-    """Return the mesh of the model's DTensors; all ranks along one axis where no rank has any, as under DDP."""
+    """Return the mesh of the model's DTensors; without any, as under DDP, a single axis."""
     try:
         return found_mesh(root)
     except MeshError:
-        if any(of_all_ranks(any(isinstance(one, DTensor) for one in (*root.parameters(), *root.buffers())))):
+        if any(of_all_ranks(any(isinstance(tensor, DTensor) for tensor in (*root.parameters(), *root.buffers())))):
             raise
         return _whole_job(root, "pp" if stage else "dp")
 
 
 def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
-    """Return all ranks along one axis: the mesh of a job that has none, DistributedDataParallel's for one.
+    """Return a mesh with all ranks along one axis, as for DistributedDataParallel.
 
     Raises:
         MeshError: It averages over some of the ranks, and nothing says how the others relate to them.
@@ -194,7 +194,7 @@ NUMBERED = (
 
 
 def told_apart(pipeline_part: PipelinePart, group: Any, names: Iterable[str]) -> PipelinePart:
-    """Return a stage with its coordinate in front of its names, if stages share numbered ones. Every rank calls this.
+    """Put a stage's coordinate before names that stages share. Every rank calls this.
 
     Args:
         pipeline_part: The stage, along one axis.
@@ -210,6 +210,6 @@ def told_apart(pipeline_part: PipelinePart, group: Any, names: Iterable[str]) ->
 
 
 def without_layers(reference: Reference, pipeline_part: PipelinePart, names: Iterable[str]) -> Reference:
-    """Return a reference for stages that number their layers for themselves: none is known. Every rank calls it."""
+    """Return an empty reference for stages that number their layers. Every rank calls this."""
     of_all = of_all_ranks([pipeline_part.prefix + name for name in names])
     return replace(reference, entries={}, why={name: NUMBERED for of_rank in of_all for name in of_rank})

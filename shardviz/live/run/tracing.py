@@ -1,4 +1,4 @@
-"""One step of a running job, followed through its modules: what `shardviz run --trace` keeps of it on every rank.
+"""One step of a running job, followed through its modules, for `shardviz run --trace`.
 
 A `Follower` waits for the step and ends it; the hooks of a `JobTrace` only read, and none of them may raise in
 somebody's job or be compiled into what runs. Ranks do not talk to each other here: each writes its own file, and
@@ -131,7 +131,7 @@ def _place() -> tuple[int, int]:
 
 
 def groups_of(num_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the groups of this rank that are smaller than the job, each with the name of an axis."""
+    """Yield this rank's groups that are smaller than the job, each with an axis's name."""
     for name, ranks in groups_here() if distributed.is_initialized() else ():
         axis = name.removeprefix("mesh_")
         if len(ranks) < num_ranks:
@@ -198,7 +198,7 @@ class JobTrace(Trace):
             if not name:
                 self._keep_given((inputs, named))
 
-        return _harmless(begin_all)
+        return _without_errors(begin_all)
 
     def _end(self, name: str) -> Callable[..., None]:
         end = super()._end(name)
@@ -208,19 +208,23 @@ class JobTrace(Trace):
             if self._states[name] and not in_backward():
                 self.draws[name].append(not _are_equal(self._states[name].pop(), _random_states()))
 
-        return _harmless(end_all)
+        return _without_errors(end_all)
 
     def came_back(self, seen: Seen, gradient: torch.Tensor) -> None:
         """Keep the gradient of a tensor."""
         quietly(WHAT, super().came_back, seen, gradient)
 
     def _keep_given(self, inputs: Any) -> None:
-        whole = [one for one in tensors_in(inputs) if not one.is_floating_point() and not one.is_complex() and one.ndim]
+        whole = [
+            tensor
+            for tensor in tensors_in(inputs)
+            if not tensor.is_floating_point() and not tensor.is_complex() and tensor.ndim
+        ]
         if len(self.batches) < MAX_GIVEN:
-            self.batches.append([(tuple(one.shape), self._sampled(one.detach())) for one in whole])
+            self.batches.append([(tuple(tensor.shape), self._sampled(tensor.detach())) for tensor in whole])
 
 
-def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
+def _without_errors(hook: Callable[..., None]) -> Callable[..., None]:
     """Return a hook that never raises, and that `torch.compile` leaves out of what it compiles."""
 
     def call(*given: Any) -> None:
@@ -231,7 +235,7 @@ def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 def _random_states() -> list[torch.Tensor]:
-    """Return copies of the states of the generators that modules draw from; reading one changes nothing."""
+    """Copy the states of the generators that modules draw from, without changing them."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
 
@@ -295,7 +299,7 @@ class Follower:
 
         # The hooks stay: torch walks over them while it calls them, and raises if one is removed meanwhile.
         def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            quietly("the trace of a step", self._before, optimizer)
+            quietly("the trace of a step", self._before_step, optimizer)
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
@@ -305,7 +309,7 @@ class Follower:
         atexit.register(quietly, "the trace of a step", self._end_with_process)
 
     def visit(self, module: nn.Module) -> None:
-        """Begin if the module that is called is the model that is trained, or a part of it, and its step has come."""
+        """Begin if the called module is the trained model or part of it, and its step has come."""
         if self._step is not None or self._is_over or os.getpid() != self._process:
             return
         with nested() as is_outermost:
@@ -313,12 +317,15 @@ class Follower:
                 self._follow(outermost(module) if self.model is None else self.model, module)
 
     def _is_trained(self, module: nn.Module) -> bool:
-        trainable = {id(one) for one in module.parameters() if one.requires_grad}
+        trainable = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
         optimizers = [*self._optimizers, *self._taken]
         own_optimizers = [optimizer for optimizer in optimizers if trainable & _parameters(optimizer)]
-        is_due = max((self._taken.get(one, 0) for one in own_optimizers), default=0) == self.options.trace_step - 1
+        is_due = (
+            max((self._taken.get(optimizer, 0) for optimizer in own_optimizers), default=0)
+            == self.options.trace_step - 1
+        )
         is_model = bool(own_optimizers) if self.model is None else runs(module, self.model)
-        return is_model and is_due and not any(one.is_meta for one in module.parameters())
+        return is_model and is_due and not any(parameter.is_meta for parameter in module.parameters())
 
     def _follow(self, root: nn.Module, called: nn.Module) -> None:
         disarm(self.visit)
@@ -330,16 +337,16 @@ class Follower:
         most = most_of(len(before))
         self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most))
         self._handles = list(trace.follow(model, followed))
-        copied = [one for one in root.modules() if isinstance(one, DistributedDataParallel)]
-        if not any(_contains(called.modules(), one) for one in copied):
+        copied = [ddp for ddp in root.modules() if isinstance(ddp, DistributedDataParallel)]
+        if not any(_contains(called.modules(), ddp) for ddp in copied):
             trace.uncalled = set(copied)
-            forget = _harmless(lambda module, *_: trace.uncalled.clear())
-            self._handles += [one.register_forward_pre_hook(forget) for one in copied]
+            forget = _without_errors(lambda module, *_: trace.uncalled.clear())
+            self._handles += [ddp.register_forward_pre_hook(forget) for ddp in copied]
 
-    def _before(self, optimizer: Optimizer) -> None:
+    def _before_step(self, optimizer: Optimizer) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
         if self._step is not None and (self._step.trace.order or self._step.is_compiled):
-            parameter_ids = {id(one) for one in self._step.root.parameters()}
+            parameter_ids = {id(parameter) for parameter in self._step.root.parameters()}
             if parameter_ids & _parameters(optimizer):
                 self._finish("")
 
@@ -365,11 +372,11 @@ class Follower:
 
 
 def _parameters(optimizer: Optimizer) -> set[int]:
-    return {id(one) for group in optimizer.param_groups for one in group["params"]}
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def _contains(modules: Iterable[nn.Module], wanted: nn.Module) -> bool:
-    return any(one is wanted for one in modules)
+def _contains(modules: Iterable[nn.Module], module: nn.Module) -> bool:
+    return any(candidate is module for candidate in modules)
 
 
 def runs(module: nn.Module, model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""`shardviz.watch`: one line in a job of one's own, for the capture that `shardviz run` makes without any.
+"""`shardviz.watch`: one line in a user's job, for the capture that `shardviz run` makes.
 
 Also as a callback of transformers' Trainer and of Lightning, whose class is made when it is first asked for: it derives
 from the library's own.
@@ -45,7 +45,7 @@ def watch(
     trace: str = "off",
     trace_step: int = 1,
 ) -> None:
-    """Write a dump of a model when it is first called, before it runs. Every rank of the job calls this.
+    """Write a dump of a model before its first call runs. Every rank of the job calls this.
 
     Nothing of the model is changed. Call it before the model is sharded, so that what its shards hold can be compared
     with what it held; or afterwards with a reference. A capture that cannot be made is reported on stderr by rank 0,
@@ -140,7 +140,7 @@ class Watch:
         shutil.rmtree(self._notes, ignore_errors=True)
 
     def visit(self, module: nn.Module) -> None:
-        """Capture the model if it is about to run, in whatever wraps it. Called with every module that is called."""
+        """Capture the model before it runs, in any wrapper. Called with every called module."""
         model = self._model
         if model is None or not distributed.is_initialized() or not runs(module, model):
             return
@@ -185,7 +185,7 @@ def _trainer_callback() -> type:
     base: Any = _library("TrainerCallback", "transformers").TrainerCallback
 
     class TrainerCallback(_Callback, base):  # type: ignore[misc]
-        """Captures the Trainer's model before its first step: `Trainer(..., callbacks=[TrainerCallback(path)])`."""
+        """Captures the Trainer's model before its first step: `callbacks=[TrainerCallback(path)]`."""
 
         def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
             """Keep the values that the model has before it is sharded."""
@@ -208,7 +208,7 @@ def _lightning_callback() -> type:
     base: Any = _library("LightningCallback", "lightning.pytorch", "pytorch_lightning").Callback
 
     class LightningCallback(_Callback, base):  # type: ignore[misc]
-        """Captures a LightningModule before its first step: `Trainer(..., callbacks=[LightningCallback(path)])`."""
+        """Captures a LightningModule before its first step: `callbacks=[LightningCallback(path)]`."""
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             """Keep the values that the module has before it is sharded."""

@@ -1,4 +1,4 @@
-"""Launch ranks on this machine, or join those that torchrun launched, and run a task on each.
+"""Launch ranks on this machine, or join torchrun's, and run a task on each.
 
 The launching process never imports torch; only ranks do. `launch` is the front door.
 """

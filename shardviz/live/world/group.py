@@ -1,4 +1,4 @@
-"""The process group of a rank: which backend, how ranks meet, from which random state they start.
+"""A rank's process group: its backend, how ranks meet, their first random state.
 
 Imports torch, so only ranks import it.
 """
@@ -51,7 +51,7 @@ def join_local(job: Job, rank: int) -> World:
 
 @contextmanager
 def joined(world: World, timeout: float) -> Iterator[None]:
-    """Join the job that the environment describes; leave it again unless this process had joined it before."""
+    """Join the job that the environment describes; leave it unless it was joined before."""
     is_joined_here = not dist.is_initialized()
     if is_joined_here:
         settle()

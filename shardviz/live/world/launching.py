@@ -1,4 +1,4 @@
-"""Launching a world: `launch` starts ranks on this machine, runs a task on each, and leaves nothing behind.
+"""Launching a world: `launch` starts ranks, runs a task on each, and leaves nothing behind.
 
 It watches the world until all of its ranks have finished, one has failed, or the time is up.
 """
@@ -46,7 +46,7 @@ def launch(
     coords: Sequence[str] = (),
     on_output: OnOutput | None = None,
 ) -> list[Any]:
-    """Run a task on every rank of a new world on this machine, each with a process group initialized.
+    """Run a task on every rank of a new world on this machine, each with a process group.
 
     Ranks start from the same state: seed 0 for torch, numpy and random, one thread, this process's environment and
     working folder (plus RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and so on, as under torchrun), an empty `__main__`.
@@ -180,13 +180,13 @@ class Watch:
                 if member.line.poll():  # its last words, or the end of the line
                     self._receive(member)
                 else:
-                    self._bury(member)
+                    self._note_end(member)
 
     def _receive(self, member: Member) -> None:
         try:
             message: Message = pickle.loads(member.line.recv_bytes())
         except (EOFError, OSError):
-            self._bury(member)
+            self._note_end(member)
             return
         if isinstance(message, Started):
             member.thread = message.thread
@@ -197,7 +197,7 @@ class Watch:
         if not isinstance(message, Done):
             self._heard_at = time.monotonic()
 
-    def _bury(self, member: Member) -> None:
+    def _note_end(self, member: Member) -> None:
         """Note a rank whose process has ended, or cannot be reached any more."""
         member.process.join(GRACE)
         if member.process.exitcode is None:

@@ -1,4 +1,4 @@
-"""Imported in the fork server only: torch, once, for all the ranks that will be forked from it.
+"""Run in the fork server only: imports torch once for all ranks forked from it.
 
 An import that raises does not stop the server, which has nobody to complain to: ranks report it for it.
 """
@@ -36,7 +36,7 @@ _failures: list[Failed] = []
 
 
 def main() -> None:
-    """Import `MODULES` and those named by `ALSO`, quietly, and stop at once if the launcher is gone."""
+    """Import `MODULES` and those in `ALSO`, quietly; stop at once if the launcher is gone."""
     _be_quiet()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads; a forked thread pool is a dead one
     also = [name for name in os.environ.pop(ALSO, "").split(",") if name]
@@ -64,7 +64,7 @@ def _import_all(names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _without_working_folder() -> Iterator[None]:
-    """Look for torch and what it needs everywhere but in the user's folder: a `cuda.py` there is not the one it means.
+    """Import torch and what it needs without the user's folder, which may have a `cuda.py`.
 
     The folder is on the path where the launcher is `python -m shardviz`, or `PYTHONPATH` names it.
     """
@@ -78,7 +78,10 @@ def _without_working_folder() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending_with(launcher: int) -> Iterator[None]:
-    """Exit once `launcher` is gone; `multiprocessing` looks only after the imports. No thread is left to fork."""
+    """Exit once `launcher` is gone, without leaving a thread to fork.
+
+    `multiprocessing` looks only after the imports.
+    """
     over = threading.Event()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""The messages between a launcher and its ranks: the job that goes out, the reports that come back.
+"""The messages between a launcher and its ranks: the job goes out, reports come back.
 
 Plain data only, and nothing here imports torch: the launcher reads all of it.
 """

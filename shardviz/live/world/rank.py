@@ -1,4 +1,4 @@
-"""The process of a rank: cut itself off from the terminal, meet the others, run the task, report.
+"""A rank's process: leave the terminal, meet the others, run the task, report.
 
 Torch is imported late, so that a rank that fails to import it can say so. Nothing of a rank reaches the launcher but
 its messages and, through files, its output and its stacks.
@@ -48,7 +48,7 @@ def main(job: Job, rank: int, connection: Connection[bytes, bytes]) -> None:
 
 
 def isolate(job: Job, rank: int) -> None:
-    """Make this process a rank: its own session, streams and environment, and a stack on SIGUSR1."""
+    """Make this process a rank: its own session, streams, environment; stacks on SIGUSR1."""
     os.setsid()  # no Ctrl-C from the launcher's terminal, and a group to be killed as a whole
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -60,7 +60,7 @@ def isolate(job: Job, rank: int) -> None:
 
 
 class Line:
-    """A rank's line to its launcher: what it reports, the requests that come back, and the end of the launcher."""
+    """A rank's line to its launcher: reports out, requests in, and the launcher's end."""
 
     def __init__(self, connection: Connection[bytes, bytes], folder: Path, rank: int) -> None:
         self._connection = connection
@@ -119,7 +119,7 @@ def exit_code(leaving: SystemExit) -> int:
 
 
 def leave() -> None:
-    """End this process now, and what it started; torch's own teardown takes longer than a small task."""
+    """End this process and its children now; torch's own teardown takes longer than a task."""
     output.flush()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Starting and ending rank processes: the fork server, fresh interpreters, a machine that refuses.
+"""Starting and ending rank processes: the fork server, fresh interpreters, refusals.
 
 Built on the standard library's `multiprocessing`, with three of its habits turned off: ranks do not run the
 launcher's `__main__` again (tasks are named by string), they never see Ctrl-C, and they keep no terminal.
@@ -91,7 +91,7 @@ def prepare(method: Method = "fork", also: Sequence[str] = ()) -> None:
 
 @contextmanager
 def _server_environment() -> Iterator[None]:
-    """Give a server that starts meanwhile what it needs: the modules to import, and a path without the user's folder.
+    """Set the environment for a server that starts now: modules to import, a safe path.
 
     Even `multiprocessing` would import a `random.py` that lies there, before anything of shardviz runs.
     """
@@ -107,7 +107,7 @@ def _server_environment() -> Iterator[None]:
 
 
 def _make_room_for_sockets() -> None:
-    """Keep multiprocessing's folder out of a temporary folder whose name leaves a socket's address no room.
+    """Keep multiprocessing's folder off a temporary path too long for a socket's address.
 
     A job's own `TMPDIR` on a cluster is often that long. Each process makes the folder once, and keeps it.
     """
@@ -121,7 +121,7 @@ def _make_room_for_sockets() -> None:
 
 
 def start(members: list[Member], job: Job, method: Method) -> None:
-    """Start the processes of a world, appending to `members` as they come, so that a caller can always end them.
+    """Start a world's processes, appending each to `members` so that a caller can end it.
 
     Raises:
         ShardvizError: The machine refused a process, memory or file descriptors.
@@ -135,24 +135,24 @@ def start(members: list[Member], job: Job, method: Method) -> None:
 
 
 def _start_first(members: list[Member], job: Job, method: Method) -> None:
-    """Start a world's first process, for which a fork server may still import torch, or have died meanwhile."""
+    """Start the first process, whose fork server may be importing torch or have died."""
     prepare(method)
     if not _has_server(method):
         _start_process(members, job, 0, method)
         return
     try:
-        with _limited_imports():
+        with _import_time_limit():
             _start_process(members, job, 0, method)
     except (EOFError, ConnectionError):
         time.sleep(DYING_LIMIT)
         prepare(method)
-        with _limited_imports():
+        with _import_time_limit():
             _start_process(members, job, 0, method)
 
 
 @contextmanager
-def _limited_imports() -> Iterator[None]:
-    """End a fork server that does not finish its imports: nothing else would ever wake the launcher.
+def _import_time_limit() -> Iterator[None]:
+    """End a fork server that does not finish its imports: nothing else wakes the launcher.
 
     Raises:
         ShardvizError: The server was ended.
@@ -182,7 +182,7 @@ def end(members: list[Member], *, finished: bool) -> None:
     """See every process of a world to its end: politely if all have `finished`, else at once."""
     with interrupts_held():
         if finished:
-            _dismiss(members)
+            _release(members)
         for member in members:
             if member.process.exitcode is None or not finished:
                 kill(member.process)
@@ -229,7 +229,7 @@ def _start_process(members: list[Member], job: Job, number: int, method: Method)
     members.append(Member(number, process, parent_end))
 
 
-def _dismiss(members: list[Member]) -> None:
+def _release(members: list[Member]) -> None:
     for member in members:
         with suppress(OSError):
             member.line.send_bytes(END)

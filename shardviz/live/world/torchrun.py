@@ -68,7 +68,7 @@ def environment_of(rank: int, num_ranks: int, num_local: int) -> Iterator[None]:
 
 
 def torchrun_world(backend: str | None = None) -> World | None:
-    """Return the world that RANK and WORLD_SIZE describe, or None if they are not set. Imports torch if they are.
+    """Return the world of RANK and WORLD_SIZE, importing torch; None if they are not set.
 
     LOCAL_RANK chooses the GPU; the backend is nccl where each of the machine's LOCAL_WORLD_SIZE ranks has one.
 
@@ -128,7 +128,7 @@ def run_joined(
 
 
 def is_first_to_report(text: str) -> bool:
-    """Whether no other rank of the torchrun job has reported the same error; True outside of one.
+    """Whether no other torchrun rank has reported the same error; True outside torchrun.
 
     The launcher's own store counts, so that a rank which prints nothing cannot end the job before another prints.
     """

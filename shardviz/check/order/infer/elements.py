@@ -1,4 +1,4 @@
-"""The tensor was moved element by element: transposed before or after the split, or pushed along by padding.
+"""Tensors moved element by element: transposed around the split, or shifted by padding.
 
 If only some slices of a dim are out of order, they are looked at alone: the experts of a stack, or the heads of a
 weight, may have been loaded in two ways, one of which reorders.
@@ -34,34 +34,34 @@ SAMPLE = 64
 def explain_elements(case: Case) -> Iterator[Fit]:
     """Yield transpositions and paddings that give every rank the ids it holds."""
     is_moved = False
-    for fit in _moved(case):
+    for fit in _element_moves(case):
         is_moved = True
         yield fit
     if not is_moved:
         yield from _without_strides(case)
 
 
-def _moved(case: Case) -> Iterator[Fit]:
+def _element_moves(case: Case) -> Iterator[Fit]:
     claimed = case.claimed
     assert claimed is not None
     sizes = [(math.prod(shard.body.local_shape), claimed.region(coord).size) for coord, shard in case.shards.items()]
-    if all(own == wanted for own, wanted in sizes):
+    if all(size == claimed_size for size, claimed_size in sizes):
         yield from _transposed(case)
-        yield from _padded(case)
+        yield from _padding_shift(case)
         yield from explain_slices(case)
     yield from _transposed_shards(case)
 
 
 def _transposed(case: Case) -> Iterator[Fit]:
     for first, second, text, content in transpositions(case.shape):
-        if _everywhere(case, content):
+        if _is_held_by_all(case, content):
             words = f"the tensor's own {text}"
             yield Fit(Transposed(first, second), f"the shards are those of {words}", words)
             return
 
 
-def _everywhere(case: Case, content: Callable[[Ids], Ids]) -> bool:
-    """Whether every rank holds `content` of the places it claims; a sample of each rank is looked at first."""
+def _is_held_by_all(case: Case, content: Callable[[Ids], Ids]) -> bool:
+    """Whether every rank holds `content` of its claimed places; a sample is compared first."""
     for limit in (SAMPLE, None):
         for coord in case.shards:
             claimed = case.claimed_ids(coord).ravel()[:limit] - 1
@@ -70,7 +70,7 @@ def _everywhere(case: Case, content: Callable[[Ids], Ids]) -> bool:
     return True
 
 
-def _padded(case: Case) -> Iterator[Fit]:
+def _padding_shift(case: Case) -> Iterator[Fit]:
     """Zeros in front push the content along one dim; what does not fit any more is lost."""
     first = next((coord for coord in case.ids if np.any(case.ids[coord] > 0)), None)
     if first is None:
@@ -104,10 +104,13 @@ def _transposed_shards(case: Case) -> Iterator[Fit]:
 def _without_strides(case: Case) -> Iterator[Fit]:
     """Yield a transposition of every shard whose elements were read in the order of its memory."""
     parts = [(case.local_ids(coord), case.claimed_ids(coord)) for coord in case.shards]
-    if any(own.shape != wanted.shape for own, wanted in parts):
+    if any(held_ids.shape != claimed_ids.shape for held_ids, claimed_ids in parts):
         return
     for first, second in combinations(range(len(case.shape)), 2):
-        if all(np.array_equal(own.ravel(), wanted.swapaxes(first, second).ravel()) for own, wanted in parts):
+        if all(
+            np.array_equal(held_ids.ravel(), claimed_ids.swapaxes(first, second).ravel())
+            for held_ids, claimed_ids in parts
+        ):
             words = f"each shard's own transpose({first}, {second}), in the order of its memory"
             yield Fit(WithoutStrides(), f"the ranks hold {words}", words)
             return
@@ -129,7 +132,7 @@ def explain_slices(case: Case) -> Iterator[Fit]:
         if not np.array_equal(places[dim], held[dim]) or not 0 < len(wrong) < size:
             continue
         inside = np.isin(places[dim], wrong)
-        named = _named(shape, dim, tuple(at[inside] for at in places), tuple(at[inside] for at in held))
+        named = _name_slices(shape, dim, tuple(at[inside] for at in places), tuple(at[inside] for at in held))
         if named is not None:
             words, undo = named
             text = f"in slices {listed(wrong.tolist(), MAX_LISTED)} of dim {dim}, {len(wrong)} of {size}, {words}"
@@ -137,13 +140,11 @@ def explain_slices(case: Case) -> Iterator[Fit]:
             return
 
 
-def _named(shape: tuple[int, ...], dim: int, places: Index, held: Index) -> tuple[str, str] | None:
+def _name_slices(shape: tuple[int, ...], dim: int, places: Index, held: Index) -> tuple[str, str] | None:
     """Return the disorder of all slices, and how to undo it for one; None if no rule fits all."""
-    inner = tuple(size for other, size in enumerate(shape) if other != dim)
-    other_dims = tuple(other for other in range(len(shape)) if other != dim)
-    from_numbers, to_numbers = (
-        np.ravel_multi_index([at[other] for other in other_dims], inner) for at in (places, held)
-    )
+    inner = tuple(size for axis, size in enumerate(shape) if axis != dim)
+    other_dims = tuple(axis for axis in range(len(shape)) if axis != dim)
+    from_numbers, to_numbers = (np.ravel_multi_index([at[axis] for axis in other_dims], inner) for at in (places, held))
     for first, second, text, content in transpositions(inner):
         if np.array_equal(content(from_numbers), to_numbers):
             return f"each slice is transposed: its own {text}", f"slice.transpose({first}, {second})"
@@ -156,8 +157,8 @@ def _named(shape: tuple[int, ...], dim: int, places: Index, held: Index) -> tupl
 
 
 def _order(places: Index, held: Index, dim: int, size: int) -> Ids | None:
-    """Return the order of a dim's indices, if it is all that differs, the same everywhere and known of all places."""
-    if any(not np.array_equal(places[other], held[other]) for other in range(len(places)) if other != dim):
+    """Return the order of a dim's indices if it is complete and nothing else differs."""
+    if any(not np.array_equal(places[axis], held[axis]) for axis in range(len(places)) if axis != dim):
         return None
     order = np.full(size, -1, np.int64)
     order[places[dim]] = held[dim]

@@ -36,15 +36,15 @@ def explain(case: Case) -> list[Fit]:
         At least one fit: `Scrambled`, with the first differences, if nothing else fits.
     """
     assert case.claimed is not None, "a plain tensor claims nothing"
-    fits = _by_ranges(case)
+    fits = _fits_of_ranges(case)
     if not fits or isinstance(fits[0].cause, PermutedRanks):
         fits = list(_odd_copies(case)) or fits
     if not fits and case.num_held <= MAX_ELEMENTS:
         fits = list(explain_elements(case))
-    return fits or [_scrambled(case)]
+    return fits or [_scrambled_fit(case)]
 
 
-def _by_ranges(case: Case) -> list[Fit]:
+def _fits_of_ranges(case: Case) -> list[Fit]:
     assert case.claimed is not None
     fits = []
     if case.held is not None:
@@ -83,17 +83,17 @@ def _odd_copies(case: Case) -> Iterator[Fit]:
     for axis in claimed.replicate_axes:
         column = claimed.mesh.axis_index(axis)
         odd = sorted({coord[column] for coord in case.shards if coord not in in_order})
-        others = sorted({coord[column] for coord in case.shards} - set(odd))
-        if odd and others:
+        right_positions = sorted({coord[column] for coord in case.shards} - set(odd))
+        if odd and right_positions:
             fits = explain(case.only([coord for coord in case.shards if coord[column] in odd]))[0]
             where = f"{axis}={listed(odd, MAX_DIFFERENCES)}"
-            right = f"the copies on {axis}={listed(others, MAX_DIFFERENCES)} are in order"
+            right = f"the copies on {axis}={listed(right_positions, MAX_DIFFERENCES)} are in order"
             text = f"{right}, but not on {where}: {fits.sentence}"
-            yield Fit(OddCopies(axis, others[0]), text, f"on {where}: {fits.held}", details=fits.details)
+            yield Fit(OddCopies(axis, right_positions[0]), text, f"on {where}: {fits.held}", details=fits.details)
             return
 
 
-def _scrambled(case: Case) -> Fit:
+def _scrambled_fit(case: Case) -> Fit:
     differences = "; ".join(first_differences(case))
     return Fit(
         Scrambled(),
@@ -118,14 +118,14 @@ def first_differences(case: Case) -> list[str]:
             claimed_ids, held_ids = case.claimed_ids(coord).ravel(), case.local_ids(coord).ravel()
             if len(wrong := np.flatnonzero(claimed_ids != held_ids)):
                 at = int(wrong[0])
-                claimed, held = case.index(int(claimed_ids[at]) - 1), _said(case, int(held_ids[at]))
+                claimed, held = case.index(int(claimed_ids[at]) - 1), _element_text(case, int(held_ids[at]))
                 lines.append(f"rank {shard.rank} holds {held} where it claims {claimed}")
         if len(lines) == MAX_DIFFERENCES:
             break
     return lines
 
 
-def _said(case: Case, element: int) -> str:
+def _element_text(case: Case, element: int) -> str:
     if element > 0:
         return str(case.index(element - 1))
     if element < -1:

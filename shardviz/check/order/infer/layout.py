@@ -1,4 +1,4 @@
-"""The held layout in the notation, derived from what each coordinate of a mesh holds and then proved against it.
+"""The held layout, derived from what each coordinate holds, then proved against it.
 
 Each dim's chain of splits is peeled from the outside. Taken over all other axes, the ranges of one position of the
 outermost axis are one chunk of the whole dim; if they are several intervals instead, the distance between them is the
@@ -41,7 +41,7 @@ TRIES: tuple[Try, ...] = ((False, False), (True, False), (True, True))
 
 
 @dataclass(frozen=True, slots=True)
-class _Peeled:
+class _PartialChain:
     """A chain as far as it is known.
 
     Attributes:
@@ -67,32 +67,32 @@ def derive_chain(size: int, axes: Mapping[str, int], table: Table, prefer: Chain
     Returns:
         The chain without trailing numbers; None if no chain fits.
     """
-    start = _Peeled((), (), {(): (((0, size),) if size else (),)})
+    start = _PartialChain((), (), {(): (((0, size),) if size else (),)})
     for kind in TRIES:
-        chains = list(islice(_peel(start, _Wanted(axes, table, *kind)), MAX_CHAINS))
+        chains = list(islice(_peel(start, _PeelTask(axes, table, *kind)), MAX_CHAINS))
         if chains:
-            return min(chains, key=lambda chain: _effort(chain, prefer))
+            return min(chains, key=lambda chain: _complexity(chain, prefer))
     return None
 
 
 def fitting_chains(size: int, axes: Mapping[str, int], table: Table, prefer: Chain, kind: Try) -> list[Chain]:
-    """Return the chains of one kind over just these axes that give every known position what it holds.
+    """Return the chains of one kind over these axes that give each known position what it holds.
 
     If positions are unknown, several may fit; another dim, or empty shards, may rule some of them out.
     """
-    start = _Peeled((), (), {(): (((0, size),) if size else (),)})
-    chains = set(islice(_peel(start, _Wanted(axes, table, *kind, most_steps=MAX_STEPS)), MAX_CHAINS))
-    return sorted(chains, key=lambda chain: (_effort(chain, prefer), str(chain)))
+    start = _PartialChain((), (), {(): (((0, size),) if size else (),)})
+    chains = set(islice(_peel(start, _PeelTask(axes, table, *kind, most_steps=MAX_STEPS)), MAX_CHAINS))
+    return sorted(chains, key=lambda chain: (_complexity(chain, prefer), str(chain)))
 
 
-def _effort(chain: Chain, prefer: Chain) -> tuple[int, bool, int]:
+def _complexity(chain: Chain, prefer: Chain) -> tuple[int, bool, int]:
     order = [link for link in prefer if link in chain and isinstance(link, str)]
     numbers = sum(isinstance(link, int) for link in chain)
     return chain.count(JOIN) + numbers, order != [link for link in chain if isinstance(link, str)], len(chain)
 
 
-class _Wanted:
-    """The table, summed up over the axes that are not peeled yet, and which links may be tried on it."""
+class _PeelTask:
+    """The table, summed over the axes that aren't peeled yet, and the links to try on it."""
 
     def __init__(
         self, axes: Mapping[str, int], table: Table, numbers: bool, joins: bool, most_steps: float = math.inf
@@ -116,30 +116,30 @@ class _Wanted:
         return self._unions[axes]
 
     def fits(self, held: Ranges, segments: Iterable[Ranges], *, last: bool) -> bool:
-        """Whether the segments hold just that; before the last axis, and if positions are unknown, at least that."""
+        """Whether segments hold just these ranges; with axes or positions left, at least these."""
         covered = merge_ranges(range_ for segment in segments for range_ in segment)
         return held == covered if self.complete or last else _union([held, covered]) == _union([covered])
 
 
-def _peel(peeled: _Peeled, target: _Wanted) -> Iterator[Chain]:
+def _peel(peeled: _PartialChain, target: _PeelTask) -> Iterator[Chain]:
     axes_left = [axis for axis in target.axes if axis not in peeled.axes]
     if not axes_left:
         yield peeled.links
     for axis in axes_left:
-        for glued in _glued(peeled) if target.joins else (peeled,):
+        for glued in _joins(peeled) if target.joins else (peeled,):
             yield from _peel_axis(glued, axis, target)
 
 
-def _glued(peeled: _Peeled) -> Iterator[_Peeled]:
+def _joins(peeled: _PartialChain) -> Iterator[_PartialChain]:
     yield peeled
     if any(len(segments) > 1 for segments in peeled.segments.values()):
         whole: dict[Place, tuple[Ranges, ...]] = {}
         for place, segments in peeled.segments.items():
             whole[place] = (merge_ranges(range_ for segment in segments for range_ in segment),)
-        yield _Peeled((*peeled.links, JOIN), peeled.axes, whole)
+        yield _PartialChain((*peeled.links, JOIN), peeled.axes, whole)
 
 
-def _peel_axis(peeled: _Peeled, axis: str, target: _Wanted) -> Iterator[Chain]:
+def _peel_axis(peeled: _PartialChain, axis: str, target: _PeelTask) -> Iterator[Chain]:
     axes = (*peeled.axes, axis)
     held = target.union(axes)
     parts = target.axes[axis]
@@ -153,11 +153,11 @@ def _peel_axis(peeled: _Peeled, axis: str, target: _Wanted) -> Iterator[Chain]:
         split = {place: tuple(chunk(segment, parts, place[-1]) for segment in cut[place[:-1]]) for place in held}
         last = len(axes) == len(target.axes)
         if all(target.fits(held[place], segments, last=last) for place, segments in split.items()):
-            yield from _peel(_Peeled((*peeled.links, *links), axes, split), target)
+            yield from _peel(_PartialChain((*peeled.links, *links), axes, split), target)
 
 
-def _numbers(peeled: _Peeled, held: Table, parts: int, *, complete: bool) -> list[int]:
-    """Read the size of the segments off the distance between the first two intervals that a position holds.
+def _numbers(peeled: _PartialChain, held: Table, parts: int, *, complete: bool) -> list[int]:
+    """Return segment sizes to try, from the distance between a position's first two intervals.
 
     If positions are unknown, what lies between may be theirs: small numbers are tried too.
     """
@@ -166,7 +166,7 @@ def _numbers(peeled: _Peeled, held: Table, parts: int, *, complete: bool) -> lis
     return sorted({*_numbers_seen(peeled, held, parts), *more})
 
 
-def _numbers_seen(peeled: _Peeled, held: Table, parts: int) -> list[int]:
+def _numbers_seen(peeled: _PartialChain, held: Table, parts: int) -> list[int]:
     for place, ranges in sorted(held.items()):  # the first part of a segment starts where the segment does
         segment = peeled.segments[place[:-1]][0]
         inside = _within(segment, ranges)
@@ -230,7 +230,7 @@ def infer_layout(
     if claimed is not None and claimed.flat is not None:
         return _flat_layout(claimed, held)
     tables = [
-        {coord: ranges for coord, region in held.items() if (ranges := _known(region, dim)) is not None}
+        {coord: ranges for coord, region in held.items() if (ranges := _known_ranges(region, dim)) is not None}
         for dim in range(len(shape))
     ]
     prefer = claimed.chains if claimed is not None else ((),) * len(shape)
@@ -238,32 +238,34 @@ def infer_layout(
         _simplest_chain(mesh, *dim, all_known=len(held) == mesh.size) for dim in zip(shape, tables, prefer, strict=True)
     ]
     if all(chain is not None for chain in chains):
-        layout = _proved(mesh, shape, [chain for chain in chains if chain is not None], held)
+        layout = _proven_layout(mesh, shape, [chain for chain in chains if chain is not None], held)
         if layout is not None:
             return layout
     is_open = any(not region.size for region in held.values()) or any(
         set(_axes_that_may_matter(mesh, table)) - set(axes_of_change(mesh, table)) for table in tables
     )
-    return _searched(mesh, shape, held, tables, prefer) if is_open else None
+    return _search_layout(mesh, shape, held, tables, prefer) if is_open else None
 
 
 def _simplest_chain(
     mesh: Mesh, size: int, table: Mapping[Coord, Ranges], prefer: Chain, *, all_known: bool
 ) -> Chain | None:
-    """Return the chain of a dim over the axes that are seen to matter, and over claimed ones that may."""
+    """Return a dim's chain over the axes that matter, and over claimed ones that may."""
     axes = [axis for axis in mesh.axes if axis in axes_of_change(mesh, table) or (axis in prefer and not all_known)]
-    return derive_chain(size, *_on_axes(mesh, axes, table), prefer)
+    return derive_chain(size, *_table_over(mesh, axes, table), prefer)
 
 
-def _on_axes(mesh: Mesh, axes: Sequence[str], table: Mapping[Coord, Ranges]) -> tuple[dict[str, int], Table]:
+def _table_over(mesh: Mesh, axes: Sequence[str], table: Mapping[Coord, Ranges]) -> tuple[dict[str, int], Table]:
     """Return the sizes of some axes, and what is held at each place on them."""
     columns = [mesh.axis_index(axis) for axis in axes]
     by_place = {tuple(coord[column] for column in columns): ranges for coord, ranges in table.items()}
     return {axis: mesh.axis_size(axis) for axis in axes}, by_place
 
 
-def _proved(mesh: Mesh, shape: Sequence[int], chains: Sequence[Chain], held: Mapping[Coord, Region]) -> Layout | None:
-    """Return the layout of some chains if it is one, and gives every known coordinate what it holds."""
+def _proven_layout(
+    mesh: Mesh, shape: Sequence[int], chains: Sequence[Chain], held: Mapping[Coord, Region]
+) -> Layout | None:
+    """Return the layout of some chains if it is valid and fits every known coordinate."""
     try:
         layout = Layout(mesh, tuple(shape), tuple(chains))
     except LayoutError:
@@ -271,19 +273,19 @@ def _proved(mesh: Mesh, shape: Sequence[int], chains: Sequence[Chain], held: Map
     return layout if holds(layout, held) else None
 
 
-def _searched(
+def _search_layout(
     mesh: Mesh,
     shape: Sequence[int],
     held: Mapping[Coord, Region],
     tables: Sequence[Mapping[Coord, Ranges]],
     prefer: Sequence[Chain],
 ) -> Layout | None:
-    """Find a layout if missing or empty shards leave open which axes split a dim: all that may are tried."""
+    """Find a layout by trying all axes that missing or empty shards leave open."""
     for kind in TRIES:
         chains = [_open_chains(mesh, *dim, kind) for dim in zip(shape, tables, prefer, strict=True)]
-        several = (found for found in islice(product(*chains), MAX_LAYOUTS) if _each_axis_once(found))
+        several = (choice for choice in islice(product(*chains), MAX_LAYOUTS) if _each_axis_once(choice))
         simplest_first = sorted(several, key=lambda chains: sum(map(len, chains)))
-        proved = (_proved(mesh, shape, found, held) for found in simplest_first)
+        proved = (_proven_layout(mesh, shape, choice, held) for choice in simplest_first)
         if layout := next((layout for layout in proved if layout is not None), None):
             return layout
     return None
@@ -296,7 +298,7 @@ def _open_chains(mesh: Mesh, size: int, table: Mapping[Coord, Ranges], prefer: C
     sets = [{*certain, *more} for count in range(len(maybe) + 1) for more in combinations(maybe, count)]
     chains: list[Chain] = []
     for axes in sets[:MAX_AXIS_SETS]:
-        places = _on_axes(mesh, [axis for axis in mesh.axes if axis in axes], table)
+        places = _table_over(mesh, [axis for axis in mesh.axes if axis in axes], table)
         chains += fitting_chains(size, *places, prefer, kind)
     return chains
 
@@ -307,33 +309,36 @@ def _each_axis_once(chains: Sequence[Chain]) -> bool:
 
 
 def holds(layout: Layout, held: Mapping[Coord, Region]) -> bool:
-    """Whether the layout gives every known coordinate what it holds; empty regions are all alike."""
+    """Whether a layout gives every known coordinate what it holds; empty regions are equal."""
     return all(same_region(layout.region(coord), region) for coord, region in held.items())
 
 
-def same_region(one: Region, other: Region) -> bool:
+def same_region(first: Region, second: Region) -> bool:
     """Whether two regions hold the same elements in the same order."""
-    return one.dims == other.dims or (one.size == 0 == other.size)
+    return first.dims == second.dims or (first.size == 0 == second.size)
 
 
-def _known(region: Region, dim: int) -> Ranges | None:
+def _known_ranges(region: Region, dim: int) -> Ranges | None:
     """Return a region's ranges of a dim; None if the region is empty in a different dim."""
     ranges = region.dims[dim]
     return ranges if region.size or not ranges else None
 
 
 def axes_of_change(mesh: Mesh, held: Mapping[Coord, Hashable]) -> list[str]:
-    """Return the axes along which two coordinates that differ in nothing else hold something else."""
+    """Return the axes along which coordinates hold different things, all else being equal."""
     axes = []
     for index, axis in enumerate(mesh.axes):
         first_held: dict[Coord, Hashable] = {}
-        if any(first_held.setdefault((*coord[:index], *coord[index + 1 :]), own) != own for coord, own in held.items()):
+        if any(
+            first_held.setdefault((*coord[:index], *coord[index + 1 :]), content) != content
+            for coord, content in held.items()
+        ):
             axes.append(axis)
     return axes
 
 
 def _axes_that_may_matter(mesh: Mesh, table: Mapping[Coord, Ranges]) -> list[str]:
-    """Return the axes along which no two coordinates that differ in nothing else hold the same, and not nothing.
+    """Return the axes that may split a dim: along each, at most one rank of a line holds a part.
 
     Chunks of a dim have no element in common: an axis that keeps a part does not split the dim.
     """

@@ -63,7 +63,7 @@ def name_order(order: Order, dim: int, shards: Sequence[tuple[int, int]] = ()) -
         dim: Which dim.
         shards: The stretches of the dim that ranks claim; empty if they claim several each.
     """
-    regular = _regular(order, dim)
+    regular = _name_rule(order, dim)
     if regular is not None:
         return regular
     period = period_of(order)
@@ -73,14 +73,14 @@ def name_order(order: Order, dim: int, shards: Sequence[tuple[int, int]] = ()) -
         return _name_within(order, dim, shards)
     block, blocks = blocks_of(order)
     cause = Blocks() if len(blocks) <= MAX_LISTED else PermutedDim()
-    words = f"dim {dim}'s {_pieces(block)} come in the order {_listed(blocks)}"
+    words = f"dim {dim}'s {_pieces(block)} come in the order {_order_text(blocks)}"
     digits = permuted_digits(order) if isinstance(cause, PermutedDim) else None
     if digits is not None:
         words += f": view({', '.join(map(str, digits[0]))}).permute({', '.join(map(str, digits[1]))})"
     return cause, words
 
 
-def _regular(order: Order, dim: int) -> Named | None:
+def _name_rule(order: Order, dim: int) -> Named | None:
     """Name an order that is a rule of the index."""
     size = len(order)
     if np.array_equal(order, np.arange(size)[::-1]):
@@ -89,7 +89,7 @@ def _regular(order: Order, dim: int) -> Named | None:
         return _name_rotation(int(order[0]), size, dim)
     if (text := as_text(order)) is not None:
         block, blocks = text, order[::text] // text
-        words = f"dim {dim}'s {_pieces(block)} are in the order of their numbers as text: {_listed(blocks)}"
+        words = f"dim {dim}'s {_pieces(block)} are in the order of their numbers as text: {_order_text(blocks)}"
         return AsText(), words
     digits = transposed_digits(order)
     return _name_digits(dim, order, *digits) if digits is not None else None
@@ -103,7 +103,10 @@ def _name_rotation(first: int, size: int, dim: int) -> Named:
 
 
 def as_text(order: Order) -> int | None:
-    """Return the size of the blocks whose numbers, from 0 or from 1, were sorted as text; None if none were."""
+    """Return the size of blocks whose numbers were sorted as text; None if none were.
+
+    Numbers count from 0 or from 1.
+    """
     bends = np.flatnonzero(np.diff(order) != 1)
     if order[0] != 0 or not len(bends):
         return None
@@ -118,7 +121,7 @@ def as_text(order: Order) -> int | None:
 
 
 def period_of(order: Order) -> int:
-    """Return the smallest number of places after which an order repeats itself; all of them if it does not."""
+    """Return the smallest period after which an order repeats; its length if it never does."""
     size = len(order)
     for count in range(size // 2, 1, -1):
         period, remainder = divmod(size, count)
@@ -130,10 +133,10 @@ def period_of(order: Order) -> int:
 def _name_period(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> Named:
     """Name the order that all groups of so many indices have."""
     size = len(order)
-    regular = _regular(order, dim)
+    regular = _name_rule(order, dim)
     block, blocks = blocks_of(order)
     what = f"dim {dim}'s blocks of {block} come" if block > 1 else f"dim {dim} comes"
-    words = regular[1] if regular is not None else f"{what} in the order [{_listed(blocks, ', ')}]"
+    words = regular[1] if regular is not None else f"{what} in the order [{_order_text(blocks, ', ')}]"
     group = " (the shard of a rank)" if {stop - start for start, stop in shards} == {size} else ""
     inverse = order.argsort().tolist()
     index = f"torch.tensor({inverse})" if size <= MAX_UNDONE else f"the inverse of the order of {size} indices"
@@ -147,7 +150,7 @@ def _is_within(order: Order, shards: Sequence[tuple[int, int]]) -> bool:
 
 
 def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> Named:
-    """Name an order that leaves every shard its own indices: by one rule for all that are odd, if there is one."""
+    """Name an order that keeps indices within their shards, by one rule for all if there is one."""
     odd = [(start, stop) for start, stop in shards if np.any(np.diff(order[start:stop]) != 1)]
     inner_orders = sorted((order[start:stop] - start for start, stop in odd), key=len, reverse=True)
     which = f"shard{'s' * (len(odd) > 1)} {listed((f'[{start}:{stop}]' for start, stop in odd), MAX_LISTED)}"
@@ -155,7 +158,7 @@ def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> N
     words = _rule_of_all(inner_orders, dim)
     if not words:
         cause = WithinShards(is_alike=False)
-        words = f"dim {dim} is reordered, by another order on each: {_listed(order[slice(*odd[0])])} in the first"
+        words = f"dim {dim} is reordered, by another order on each: {_order_text(order[slice(*odd[0])])} in the first"
     are_all_read = sum(stop - start for start, stop in shards) == len(order)
     if len(odd) == sum(stop - start > 1 for start, stop in shards):
         return cause, f"within every shard{'' if are_all_read else ' that was read'}, {words}"
@@ -212,7 +215,7 @@ def transposed_digits(order: Order) -> tuple[int, int, int, int] | None:
 
 
 def permuted_digits(order: Order) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Recognize a dim viewed as several and these permuted, such as `view(2, 48, 2).permute(2, 1, 0)`.
+    """Recognize a dim's view with permuted dims, such as `view(2, 48, 2).permute(2, 1, 0)`.
 
     The number of each place counts up in digits, the last one fastest, and each digit has a step of its own. The steps
     are read off from the inside to the outside; sorted, they must be those of a view.
@@ -238,7 +241,7 @@ def permuted_digits(order: Order) -> tuple[tuple[int, ...], tuple[int, ...]] | N
 
 def _name_digits(dim: int, order: Order, outer: int, rows: int, columns: int, inner: int) -> Named:
     view = f"view({outer}, {rows}, {columns}, {inner}).transpose(1, 2)"
-    words = f"dim {dim} is in the order of {view}: its {_pieces(inner)} come as {_listed(order[::inner] // inner)}"
+    words = f"dim {dim} is in the order of {view}: its {_pieces(inner)} come as {_order_text(order[::inner] // inner)}"
     indices_in_order = f"torch.arange({len(order)}).view({outer}, {columns}, {rows}, {inner}).transpose(1, 2).flatten()"
     undo = f"weight.index_select({dim}, {indices_in_order})"
     is_rotary = outer > 1 and inner == 1 and 2 in (rows, columns)
@@ -256,7 +259,7 @@ def _pieces(block: int) -> str:
     return "indices" if block == 1 else f"blocks of {block}"
 
 
-def _listed(order: Order, between: str = " ") -> str:
+def _order_text(order: Order, between: str = " ") -> str:
     """Write an order's first indices; if those are in order, the indices where it breaks."""
     bends = np.flatnonzero(np.diff(order) != 1)
     start = int(bends[0]) if len(bends) and bends[0] >= MAX_LISTED - 1 else 0
@@ -281,7 +284,7 @@ Pairs = set[tuple[Ranges, Ranges]]
 
 
 def explain_dims(claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequence[Fit] = ()) -> Iterator[Fit]:
-    """Yield the one explanation there is if every dim of the tensor is its own indices in another order.
+    """Yield the explanation, if it holds, that dims hold their own indices in another order.
 
     Args:
         claimed: What the placements say.
@@ -292,7 +295,7 @@ def explain_dims(claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequ
     named = []
     for dim, size in enumerate(claimed.index_shape):
         pairs = _pairs(claimed, held, dim)
-        if _in_order(pairs, size):
+        if _is_in_order(pairs, size):
             continue
         order = _order_of_dim(pairs, size) if size <= MAX_SIZE else None
         if order is None:
@@ -308,7 +311,7 @@ def explain_dims(claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequ
 
 
 def _is_made_by_loaders(order: NDArray[np.int64], rival: Disorder) -> bool:
-    """Whether an order is that of a few segments, or of rows that the rotary conventions or fused halves deal out."""
+    """Whether loaders make such an order: few segments, rotary conventions or fused halves."""
     if len(blocks_of(order)[1]) <= FEW_SEGMENTS:
         return True
     outer, rows, columns, inner = transposed_digits(order) or (0, 0, 0, 0)
@@ -322,7 +325,7 @@ def _pairs(claimed: Layout, held: Mapping[Coord, Region], dim: int) -> Pairs:
     return {(claimed.region(coord).dims[dim], region.dims[dim]) for coord, region in held.items() if region.size}
 
 
-def _in_order(pairs: Pairs, size: int) -> bool:
+def _is_in_order(pairs: Pairs, size: int) -> bool:
     """Whether every place of a dim holds its own index, found without laying them out."""
     reached = 0
     for start, stop in sorted(range_ for places, _ in pairs for range_ in places):
@@ -333,7 +336,7 @@ def _in_order(pairs: Pairs, size: int) -> bool:
 
 
 def _order_of_dim(pairs: Pairs, size: int) -> NDArray[np.int64] | None:
-    """Return the index that each place of a dim holds; None if ranks disagree or an index comes twice.
+    """Return the index that each place of a dim holds; None if ranks disagree or one repeats.
 
     If all shards that were read have their own indices, the places of the others count as in order.
     """
@@ -358,7 +361,7 @@ def _shards(pairs: Pairs) -> list[tuple[int, int]]:
 
 
 def transpositions(shape: tuple[int, ...]) -> Iterator[tuple[int, int, str, Callable[[Ids], Ids]]]:
-    """Yield pairs of dims with the words for how they were exchanged, and what then stands at given places."""
+    """Yield pairs of dims, the code that exchanges them, and what then stands at given places."""
     for first, second in combinations(range(len(shape)), 2):
         swapped = list(shape)
         swapped[first], swapped[second] = swapped[second], swapped[first]

@@ -1,4 +1,4 @@
-"""Every rank holds a shard that is claimed somewhere, only not its own: which rank's, by a rule of its coordinate.
+"""Ranks that hold shards of different ranks, by a rule of their coordinates.
 
 A loader that counts ranks in another order than the mesh harms each layout in its own way: rows that are split twice
 look as if they were cut in another order, others as if they were split over another axis or dim. If these have several
@@ -69,16 +69,16 @@ def explain_ranks(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fit
     sources = _sources(claimed, held)
     if sources is None:
         return
-    by_axis = _by_axis(claimed, sources)
+    by_axis = _maps_by_axis(claimed, sources)
     if by_axis is not None:
         yield _explain_axes(claimed, sources, by_axis)
         return
-    yield from _by_global_rank(claimed, sources)
-    yield from _by_rank(claimed, sources)
+    yield from _explain_by_global_rank(claimed, sources)
+    yield from _explain_by_rank(claimed, sources)
 
 
 def _sources(claimed: Layout, held: Mapping[Coord, Region]) -> dict[Coord, Coord] | None:
-    """Return for every coordinate the one that claims what it holds, with its own position along equal copies."""
+    """Return each coordinate's source: who claims what it holds, at its own replica position."""
     columns = [claimed.mesh.axis_index(axis) for axis in claimed.split_axes]
     owners = {region: claimed.mesh.coord_of(ranks[0]) for region, ranks in claimed.holders().items()}
     sources: dict[Coord, Coord] = {}
@@ -87,7 +87,7 @@ def _sources(claimed: Layout, held: Mapping[Coord, Region]) -> dict[Coord, Coord
             sources[coord] = coord
         elif region in owners:
             owner = owners[region]
-            sources[coord] = tuple(owner[at] if at in columns else own for at, own in enumerate(coord))
+            sources[coord] = tuple(owner[at] if at in columns else position for at, position in enumerate(coord))
         else:
             return None
     return sources
@@ -96,8 +96,8 @@ def _sources(claimed: Layout, held: Mapping[Coord, Region]) -> dict[Coord, Coord
 Maps = dict[str, dict[int, int]]
 
 
-def _by_axis(claimed: Layout, sources: Mapping[Coord, Coord]) -> Maps | None:
-    """Return, for each axis, its map of positions; None if a position depends on another axis too."""
+def _maps_by_axis(claimed: Layout, sources: Mapping[Coord, Coord]) -> Maps | None:
+    """Return each axis's map of positions; None if a position depends on a second axis."""
     maps: Maps = {}
     for column, axis in enumerate(claimed.mesh.axes):
         source_of: dict[int, int] = {}
@@ -114,13 +114,13 @@ def _explain_axes(claimed: Layout, sources: Mapping[Coord, Coord], maps: Maps) -
     cause = named[0][0]
     words = " and ".join(words for _, words in named)
     if all(isinstance(disorder, OF_FEW) for disorder, _ in named):
-        words += _others("positions", claimed.mesh, sources)
+        words += _rest_text("positions", claimed.mesh, sources)
         return Fit(cause, words, words)
     are_all = len(sources) == claimed.mesh.size and all(coord != source for coord, source in sources.items())
     return Fit(cause, f"each rank holds another rank's shard: {words}" if are_all else words, words)
 
 
-def _others(what: str, mesh: Mesh, sources: Mapping[Coord, Coord]) -> str:
+def _rest_text(what: str, mesh: Mesh, sources: Mapping[Coord, Coord]) -> str:
     """Say that all but the few that are named are right: of ranks without a file nobody knows."""
     if all(coord != source for coord, source in sources.items()):
         return ""
@@ -143,7 +143,7 @@ def _rule(mesh: Mesh, axis: str, source_of: Mapping[int, int]) -> tuple[Disorder
     if len(steps) == 1:
         return Rotated(axis), f"{axis}=i holds the shard of {axis}=(i+{steps.pop()})%{size}"
     order = listed((source_of.get(position, "?") for position in range(size)), MAX_LISTED)
-    repeated = _repeated(np.arange(size), source_of)
+    repeated = _sharing_rule(np.arange(size), source_of)
     if not repeated and (few := few_of(source_of)):
         return few, holders(source_of, f"{axis}=")
     if repeated or len(sources) < len(source_of):
@@ -156,19 +156,19 @@ def _rule(mesh: Mesh, axis: str, source_of: Mapping[int, int]) -> tuple[Disorder
     return PermutedRanks(), f"along {axis} the shards stand in the order [{order}]"
 
 
-def _odd(seen: Mapping[int, int]) -> list[tuple[int, int]]:
+def _misplaced(seen: Mapping[int, int]) -> list[tuple[int, int]]:
     """Return the positions or ranks that hold another's shard, rising, each with whose it is."""
     return sorted((at, source) for at, source in seen.items() if at != source)
 
 
 def holders(seen: Mapping[int, int], what: str) -> str:
     """Say who holds whose shard, if not its own: `fsdp=127 holds the shard of fsdp=126`."""
-    return " and ".join(f"{what}{at} holds the shard of {what}{source}" for at, source in _odd(seen))
+    return " and ".join(f"{what}{at} holds the shard of {what}{source}" for at, source in _misplaced(seen))
 
 
 def few_of(source_of: Mapping[int, int]) -> Disorder | None:
     """Return what happened if only a few hold another's shard; None if more do."""
-    odd = _odd(source_of)
+    odd = _misplaced(source_of)
     if len(odd) > FEW or 2 * len(odd) >= len(source_of):
         return None
     sources = {source for _, source in odd}
@@ -177,7 +177,7 @@ def few_of(source_of: Mapping[int, int]) -> Disorder | None:
     return SharedShards() if sources <= source_of.keys() else ExchangedRanks(is_unread=True)
 
 
-def _repeated(first_claimants: Numbers, source_of: Mapping[int, int]) -> str:
+def _sharing_rule(first_claimants: Numbers, source_of: Mapping[int, int]) -> str:
     """Name the rule of index i by which ranks share shards; empty if none fits.
 
     Args:
@@ -211,12 +211,12 @@ def _least_count(
     return least
 
 
-def _by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:
+def _explain_by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:
     """Yield the rule by which one axis's position follows from the global rank."""
     mesh = claimed.mesh
     for column, axis in enumerate(mesh.axes):
         size = mesh.axis_size(axis)
-        for text, rule in _of_rank(size, mesh.size // size):
+        for text, rule in _rules_of_rank(size, mesh.size // size):
             if all(
                 (*coord[:column], rule(mesh.rank_at(coord)), *coord[column + 1 :]) == source
                 for coord, source in sources.items()
@@ -225,39 +225,39 @@ def _by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator
                 yield Fit(GlobalRank(axis), words, words)
 
 
-def _of_rank(size: int, others: int) -> Iterator[tuple[str, Callable[[int], int]]]:
+def _rules_of_rank(size: int, num_groups: int) -> Iterator[tuple[str, Callable[[int], int]]]:
     yield f"rank % {size}", lambda rank: rank % size
-    yield f"rank // {others}", lambda rank: rank // others
+    yield f"rank // {num_groups}", lambda rank: rank // num_groups
 
 
-def _by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:
+def _explain_by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Fit]:
     """Yield whose shard each rank holds, if a position along one axis does not tell."""
     mesh = claimed.mesh
     source_of = dict(sorted((mesh.rank_at(coord), mesh.rank_at(source)) for coord, source in sources.items()))
     ranks = sorted(mesh.ranks)
-    if repeated := _repeated_by_rank(claimed, source_of):
+    if repeated := _sharing_rule_by_rank(claimed, source_of):
         words = f"rank i holds the shard of rank {repeated}"
         yield Fit(BY_COORDINATE, words, words)
     elif few := few_of(source_of):
         words = holders(source_of, "rank ")
-        yield Fit(few, words + _others("ranks", mesh, sources), words)
+        yield Fit(few, words + _rest_text("ranks", mesh, sources), words)
     elif len(source_of) == len(set(source_of.values())) == mesh.size:
         words = permutation_in_words(ranks, list(source_of.values()))
         yield Fit(PermutedRanks(), f"the ranks are permuted: {words}", words)
     elif len(set(source_of.values())) < len(source_of) and not claimed.replicate_axes:
-        odd = _odd(source_of)
+        odd = _misplaced(source_of)
         words = f"{len(odd)} ranks hold others' shards: {holders(dict(odd[:FEW]), 'rank ')}{', ...' * (len(odd) > FEW)}"
         yield Fit(BY_COORDINATE, words, words)
 
 
-def _repeated_by_rank(claimed: Layout, source_of: Mapping[int, int]) -> str:
+def _sharing_rule_by_rank(claimed: Layout, source_of: Mapping[int, int]) -> str:
     """Name the rule by which ranks share shards, replicas counted once; empty if none fits."""
     mesh = claimed.mesh
     if sorted(mesh.ranks) != list(range(mesh.size)):
         return ""
     first: dict[Region, int] = {}
     first_holders = [first.setdefault(claimed.region(mesh.coord_of(rank)), rank) for rank in range(mesh.size)]
-    return _repeated(np.array(first_holders), {rank: first_holders[source] for rank, source in source_of.items()})
+    return _sharing_rule(np.array(first_holders), {rank: first_holders[source] for rank, source in source_of.items()})
 
 
 def permutation_in_words(ranks: list[int], permutation: list[int]) -> str:
@@ -271,7 +271,7 @@ def permutation_in_words(ranks: list[int], permutation: list[int]) -> str:
 
 
 def _rules(images: list[int]) -> Iterator[tuple[str, Callable[[int], int]]]:
-    """Yield rules that the first images suggest: backwards, a rotation, flipped bits, the mesh's rows as columns."""
+    """Yield rules that the first images suggest: reversal, rotation, XOR, transposed mesh."""
     size, first = len(images), images[0]
     yield f"{size - 1}-i", lambda index: size - 1 - index
     yield f"(i+{first})%{size}", lambda index: (index + first) % size
@@ -288,7 +288,7 @@ Order = dict[int, int]
 
 
 def with_one_order(results: Sequence[Finding | NotChecked], laid_out: LaidOut) -> list[Finding | NotChecked]:
-    """Return results in which tensors that one permutation of the ranks explains have it for their cause."""
+    """Return results, with one permutation of the ranks as the cause of all that it explains."""
     places = [finding for finding in results if isinstance(finding, Finding) and is_of_places(finding)]
     if len({type(finding.explanation) for finding in places}) < 2:
         return list(results)
@@ -297,7 +297,7 @@ def with_one_order(results: Sequence[Finding | NotChecked], laid_out: LaidOut) -
     order = _common_order([case for name, case in cases if name in wrong])
     if order is None or not all(_fits(case, order) for _, case in cases) or wrong - {name for name, _ in cases}:
         return list(results)
-    return [_explained(result, order) if result in places else result for result in results]
+    return [_with_permutation(result, order) if result in places else result for result in results]
 
 
 def _cases(laid_out: LaidOut) -> list[tuple[str, Case]]:
@@ -313,13 +313,13 @@ def _cases(laid_out: LaidOut) -> list[tuple[str, Case]]:
 
 
 def _common_order(wrong: Sequence[Case]) -> Order | None:
-    """Return the one permutation that all tensors show whose parts differ from rank to rank; None for several."""
+    """Return the permutation that all tensors with distinct shards show; None for several."""
     orders = [order for case in wrong if (order := _order_of(case)) is not None]
     return orders[0] if orders and all(order == orders[0] for order in orders) else None
 
 
 def _order_of(case: Case) -> Order | None:
-    """Return whose part each rank holds; None if parts are not all there, or not of one rank each."""
+    """Return whose shard each rank holds; None if shards are missing or have several owners."""
     claimed = case.claimed
     if claimed is None or case.ids or case.absent:
         return None
@@ -342,7 +342,7 @@ def _fits(case: Case, order: Mapping[int, int]) -> bool:
     )
 
 
-def _explained(finding: Finding, order: Mapping[int, int]) -> Finding:
+def _with_permutation(finding: Finding, order: Mapping[int, int]) -> Finding:
     few, ranks = few_of(order), sorted(order)
     held = holders(order, "rank ") if few else permutation_in_words(ranks, [order[rank] for rank in ranks])
     return replace(

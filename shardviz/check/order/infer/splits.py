@@ -95,10 +95,10 @@ _SENTENCES: dict[type[Disorder], str] = {
     AnotherOrder: "the axes split the dim in a different order",
     MeshOrder: "the axes split the dim in the mesh's order",
     Segments: "the dim is split segment by segment",
-    SegmentsUnderFsdp: "FSDP2 split each rank's segments as one block, which the label's split_factor cannot say",
+    SegmentsUnderFsdp: "FSDP2 split each rank's segments as one block, and no split_factor describes that",
     AcrossSegments: "the dim is split across its segments",
     RoundRobin: "the dim is dealt out in turn, or segment by segment",
-    OneFactor: "the label has one split_factor for several splits, which is right only for equal parts",
+    OneFactor: "several axes split the dim unevenly, and the label's one split_factor fits only even splits",
     AnotherDim: "a different dim is split",
     AnotherAxis: "the dim is split over a different axis",
     Replicated: "the ranks hold copies, the label says shards",
@@ -118,8 +118,10 @@ def right_label(held: Layout, own_axes: Sequence[str] = ()) -> str:
     if placements is None:
         return NO_LABEL
     by_axis = dict(zip(held.mesh.axes, placements, strict=True))
-    others = {placement for axis, placement in by_axis.items() if axis not in own_axes}
-    return spell(tuple(by_axis[axis] for axis in own_axes) if own_axes and others == {Replicate()} else placements)
+    other_placements = {placement for axis, placement in by_axis.items() if axis not in own_axes}
+    return spell(
+        tuple(by_axis[axis] for axis in own_axes) if own_axes and other_placements == {Replicate()} else placements
+    )
 
 
 def splitting(layout: Layout) -> set[str]:
@@ -158,12 +160,12 @@ def disorder_between(claimed: Layout, held: Layout) -> type[Disorder]:
 
 
 def _is_in_mesh_order(layout: Layout, axes_by_dim: list[list[str]]) -> bool:
-    """Whether the axes that split a dim do so from the mesh's first to its last, as `Shard` alone says it."""
+    """Whether the axes of each dim split in the mesh's order, as plain `Shard` says."""
     return all(axes == sorted(axes, key=layout.mesh.axis_index) for axes in axes_by_dim)
 
 
 def _has_segments_under_fsdp(chain: Chain) -> bool:
-    """Whether a label's chain is that of FSDP2 over segments: `(48/2/dp)/3/tp`, with a number after its join."""
+    """Whether a chain is FSDP2 over segments: `(48/2/dp)/3/tp`, with a number after its join."""
     return JOIN in chain and any(isinstance(link, int) for link in chain[chain.index(JOIN) :])
 
 
@@ -173,7 +175,7 @@ def _is_split_again(chain: Chain) -> bool:
 
 
 def _is_dealt_out(held: Layout) -> bool:
-    """Whether every dim that has a number is cut so small that each piece has one index: `8/2/ep` on four ranks."""
+    """Whether every numbered dim is cut into pieces of one index: `8/2/ep` on four ranks."""
     numbered = [(size, chain) for size, chain in zip(held.shape, held.chains, strict=True) if chain in _numbers(held)]
     return bool(numbered) and all(
         len(chain) == 2
@@ -198,7 +200,7 @@ def _numbers(layout: Layout) -> list[Chain]:
 
 
 def explain_flattened(claimed: Layout, held: Mapping[Coord, Region], run: Mesh) -> Iterator[Fit]:
-    """Yield the layout over the run's own axes that is held while one is claimed over an axis flattened from several.
+    """Yield the layout over the run's own axes, held under a claim over a flattened axis.
 
     Args:
         claimed: What the placements say.
@@ -220,7 +222,7 @@ def explain_flattened(claimed: Layout, held: Mapping[Coord, Region], run: Mesh) 
 
 
 def flattened_from(mesh: Mesh, axis: str, run: Mesh) -> tuple[str, ...]:
-    """Return the run's axes that an axis of another mesh runs along, outermost first; empty for no such axes."""
+    """Return the run's axes that a mesh's axis was flattened from, outermost first, if any."""
     group = mesh.groups(axis)[0]
     for width in range(2, run.ndim + 1):
         for first in range(run.ndim - width + 1):
@@ -245,12 +247,15 @@ MAX_PIECES = 1 << 10
 
 
 def head_tail(ranges: Ranges, parts: int, part: int) -> Ranges:
-    """Return chunk `part` of twice as many chunks and its mirror image: torch's context parallel load balancing."""
+    """Return chunk `part` of twice as many chunks, and its mirror image.
+
+    torch's context parallel deals out a sequence this way, to balance the load.
+    """
     return merge_ranges((*chunk(ranges, 2 * parts, part), *chunk(ranges, 2 * parts, 2 * parts - 1 - part)))
 
 
 def balanced(ranges: Ranges, parts: int, index: int) -> Ranges:
-    """Return the part that numpy.array_split gives: sizes differ by at most one, the longer ones first."""
+    """Return the part that numpy.array_split gives: sizes differ by at most 1, longer first."""
     small, longer = divmod(length(ranges), parts)
     first = index * small + min(index, longer)
     return slice_ranges(ranges, first, first + small + (index < longer))
@@ -266,7 +271,7 @@ def segmented(bounds: Sequence[int]) -> Cut:
 
 
 def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fit]:
-    """Yield the axes whose split of a dim is head-tail, balanced or by segments, all else being as claimed."""
+    """Yield the axes that split a dim head-tail, balanced or by segments, the rest as claimed."""
     kinds: list[tuple[Disorder, str, Cut]] = [
         (HeadTail(), "{axis}=i of {size} holds chunks i and {last}-i of {twice} along dim {dim}", head_tail),
         (Balanced(), "dim {dim} is cut into {size} parts that differ by at most one along {axis}", balanced),
@@ -285,7 +290,7 @@ def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fi
 
 
 def _unequal_segments(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Fit]:
-    """Yield the segments of a dim that one axis splits: they begin where the first rank's pieces begin."""
+    """Yield a dim's unequal segments; each begins where a piece of the axis's first rank begins."""
     for dim, chain in enumerate(claimed.chains):
         axis = chain[0] if len(chain) == 1 else 0
         if not isinstance(axis, str) or claimed.mesh.axis_size(axis) < 2:

@@ -1,4 +1,4 @@
-"""Plain tensors whose parts overlap because each rank needs whole blocks: block scales, heads of k and v.
+"""Plain tensors that overlap because ranks need whole blocks: block scales, heads of k, v.
 
 A weight with a scale for each block of its rows may be cut within a block. Both ranks then need that block's scale. In
 the same way two ranks share a head of k and v if their heads of q use it. Such parts overlap and are right.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def are_shared_blocks(case: Case) -> bool:
-    """Whether each rank holds just the blocks of a plain tensor that its part of a finer tensor lies in.
+    """Whether each rank holds just the blocks that cover its part of a finer tensor.
 
     The finer tensor is in the same module or in one beside it, as `up.weight` is of `up.scale`.
     """
@@ -31,18 +31,20 @@ def are_shared_blocks(case: Case) -> bool:
     if case.claimed is not None or case.ids or case.absent or len(dims) != 1:
         return False
     spans = _spans(case.regions, dims[0])
-    return any(_are_covered(spans, case.shape[dims[0]], finer, length) for finer, length in _finer(case, dims[0]))
+    return any(
+        _are_covered(spans, case.shape[dims[0]], finer, length) for finer, length in _finer_tensors(case, dims[0])
+    )
 
 
-def _finer(case: Case, dim: int) -> Iterator[tuple[Spans, int]]:
-    """Yield what ranks hold of the longer dims of tensors nearby, with the lengths of these dims."""
+def _finer_tensors(case: Case, dim: int) -> Iterator[tuple[Spans, int]]:
+    """Yield ranks' spans of longer dims of tensors nearby, with the lengths of these dims."""
     names = (name for name in case.dump.stamped if name != case.name and _are_near(name, case.name))
     for name in names:
         shape = case.dump.stamps[name].shape
-        longer = [other for other, size in enumerate(shape) if size > case.shape[dim]]
+        longer = [long_dim for long_dim, size in enumerate(shape) if size > case.shape[dim]]
         for near in _cases(case, name) if longer else ():
             if near.regions.keys() == case.regions.keys():
-                yield from ((_spans(near.regions, other), shape[other]) for other in longer)
+                yield from ((_spans(near.regions, long_dim), shape[long_dim]) for long_dim in longer)
 
 
 def _cases(case: Case, name: str) -> list[Case]:
@@ -61,7 +63,7 @@ def _are_near(name: str, other: str) -> bool:
 
 
 def _spans(regions: Mapping[Coord, Region], dim: int) -> Spans:
-    """Return what ranks hold along a dim; without the ranks that hold several ranges of it, or none."""
+    """Return what ranks hold along a dim, leaving out ranks with no range or several."""
     return {coord: region.dims[dim][0] for coord, region in regions.items() if len(region.dims[dim]) == 1}
 
 

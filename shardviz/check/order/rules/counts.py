@@ -151,11 +151,11 @@ class _Grid:
             int(weights[many].sum()),
             least,
             most,
-            self._first(few),
-            self._first(many),
+            self._first_element(few),
+            self._first_element(many),
         )
 
-    def _first(self, cells: NDArray[np.bool_]) -> int:
+    def _first_element(self, cells: NDArray[np.bool_]) -> int:
         if not cells.any():
             return -1
         cell = np.unravel_index(int(np.argmax(cells)), self.cells) if self.cells else ()

@@ -71,13 +71,13 @@ def check_foreign(case: Case) -> Iterator[Finding]:
     names = {name for name in owners.values() if name}
     mixed = len(names) > 1 or (len(names) == 1 and len(foreign) < len(case.shards))
     if dtype := _rounded_to(case):
-        yield _of_rounded(case, foreign, dtype)
+        yield _rounded_ids(case, foreign, dtype)
     elif mixed and all(owners.values()) and _may_be_renumbered(case, names):
         yield _collision(case)
     elif names and all(owners.values()):
         yield _other_tensor(case, foreign, sorted(names, key=natural_key))
     else:
-        yield _foreign(case, foreign)
+        yield _foreign_values(case, foreign)
 
 
 def _rounded_to(case: Case) -> str:
@@ -87,7 +87,7 @@ def _rounded_to(case: Case) -> str:
         return ""
     for dtype in NARROW:
         pairs = [(case.local_ids(coord), _own_ids(case, coord)) for coord in case.shards]
-        as_of_model = [(np.where(ids > 0, ids + first - 1, -1 - ids), own + first - 1) for ids, own in pairs]
+        as_of_model = [(np.where(ids > 0, ids + first - 1, -1 - ids), own_ids + first - 1) for ids, own_ids in pairs]
         if all(np.array_equal(held, rounded(due, dtype)) for held, due in as_of_model):
             return dtype
     return ""
@@ -98,7 +98,7 @@ def _own_ids(case: Case, coord: Coord) -> NDArray[np.int64]:
     return case.claimed_ids(coord) if is_split else Region.whole(case.shape).flat_ids(case.shape) + 1
 
 
-def _of_rounded(case: Case, foreign: dict[Coord, NDArray[np.int64]], dtype: str) -> Finding:
+def _rounded_ids(case: Case, foreign: dict[Coord, NDArray[np.int64]], dtype: str) -> Finding:
     coord = next(iter(foreign))
     lost = int(np.count_nonzero(case.ids[coord] != _own_ids(case, coord)))
     return case.finding(
@@ -112,7 +112,7 @@ def _of_rounded(case: Case, foreign: dict[Coord, NDArray[np.int64]], dtype: str)
 
 
 def _may_be_padding(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> bool:
-    """Whether the only foreign values are zeros in a plain tensor: the elements they replace are found as missing."""
+    """Whether a plain tensor's only foreign values are zeros, which are reported as missing."""
     return case.claimed is None and not any(np.any(ids < 0) for ids in foreign.values())
 
 
@@ -141,7 +141,7 @@ def _collision(case: Case) -> Finding:
 
 
 def _may_be_renumbered(case: Case, names: Iterable[str]) -> bool:
-    """Whether each rank has whole tensors, which it numbers for itself: their names differ in numbers only."""
+    """Whether each rank has whole tensors that it numbers itself: names differ in numbers only."""
     whole = all(tuple(shard.body.local_shape) == case.shape for shard in case.shards.values())
     return whole and {starred(name) for name in names} == {starred(case.name)}
 
@@ -169,22 +169,23 @@ def _share_memory(case: Case, foreign: Collection[Coord]) -> bool:
     )
 
 
-def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
+def _foreign_values(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     reference = case.dump.files.run.reference
     zeros = sum(int(np.count_nonzero(ids == 0)) for ids in foreign.values())
     none = sum(int(np.count_nonzero(ids == -1)) for ids in foreign.values())
-    others = sum(int(np.count_nonzero(ids < -1)) for ids in foreign.values())
+    num_others = sum(int(np.count_nonzero(ids < -1)) for ids in foreign.values())
     place = f"in {reference}" if reference else "an id" if none == 1 else "ids"
     parts = [f"{zeros:,} {'is' if zeros == 1 else 'are'} zero"] if zeros else []
     if none:
         parts.append(f"{none:,} {'is' if none == 1 else 'are'} not {place}")
-    if others:
-        parts.append(f"{others:,} {'is' if others == 1 else 'are'} from other tensors ({_first_other(case, foreign)})")
+    if num_others:
+        first_id = _first_foreign_id(case, foreign)
+        parts.append(f"{num_others:,} {'is' if num_others == 1 else 'are'} from other tensors ({first_id})")
     counts = count_ids(case)
     lost = counts.num_missing
     coord, ids = next(iter(foreign.items()))
     first = index_of(int(np.argmax(ids <= 0)), ids.shape)
-    cause, clause = _explained(case, zeros, none)
+    cause, clause = _explain(case, zeros, none)
     where = "lost" if counts.copies == 1 or not counts.least else "not in every copy"
     details = (f"{lost:,} of the tensor's {case.numel:,} elements are {where}{clause}",) if lost else ()
     return case.finding(
@@ -194,37 +195,37 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
         f"{case.rank(coord)}'s shard{'' if lost else clause}",
         kind="foreign",
         details=details,
-        generic=all(np.all(ids == -1) for ids in foreign.values()) or _is_of_another(case.dump),
+        generic=all(np.all(ids == -1) for ids in foreign.values()) or _is_unrelated(case.dump),
     )
 
 
-def _is_of_another(dump: Dump) -> bool:
+def _is_unrelated(dump: Dump) -> bool:
     """Whether a reference has no weight of the model: zeros then mean nothing of their own."""
     return bool(dump.files.run.reference) and dump.all_without_ids in ("values", "mixed")
 
 
-def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
+def _explain(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
     """Return why a case has foreign values, and how the sentence ends that says so."""
     shifted = next(explain_elements(case), None) if case.claimed is not None else None
     if shifted is not None:
         return shifted.cause, shifted.clause
-    if case.dump.files.run.reference and (none or _is_of_another(case.dump)):
+    if case.dump.files.run.reference and (none or _is_unrelated(case.dump)):
         ranks = sorted(case.rank(coord) for coord, ids in case.ids.items() if np.mean(ids > 0) <= CHANCE)
         claimed = case.claimed
         is_some_right = claimed is not None and any(
             region.size and region == claimed.region(coord) for coord, region in case.regions.items()
         )
-        not_loaded = _not_loaded(case, ranks) if is_some_right else _skipped(case)
+        not_loaded = _missing_load(case, ranks) if is_some_right else _skipped_load(case)
         return not_loaded or AnotherCheckpoint(case.dump.files.run.reference), ""
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
-        return _rewritten(case), ""
+        return _rewrite(case), ""
     if none:
         return RewrittenAfterStamping(), ""
     return cause_of_zeros(case) if zeros else OtherTensor(), ""
 
 
-def _skipped(case: Case) -> Disorder | None:
-    """Return the cause if a load was given the tensor's values under another prefix, or read them into a copy."""
+def _skipped_load(case: Case) -> Disorder | None:
+    """Return the cause if a load had a different prefix or read the values into a copy."""
     keys = {name: key for record in case.dump.files.ranks.values() for name, key in record.skipped_keys}
     key = keys.get(case.name)
     if key is None:
@@ -235,20 +236,20 @@ def _skipped(case: Case) -> Disorder | None:
     return KeyOfAnotherPrefix(longer.removesuffix(shorter), key == longer)
 
 
-def _not_loaded(case: Case, ranks: Sequence[int]) -> Disorder | None:
+def _missing_load(case: Case, ranks: Sequence[int]) -> Disorder | None:
     """Return the cause if some ranks have none of their elements and all others have theirs."""
     if not ranks or len(ranks) < sum(1 for ids in case.ids.values() if ids.size):
         return None
     return RanksNotLoaded(case.dump.files.run.reference, tuple(ranks))
 
 
-def _rewritten(case: Case) -> Disorder:
+def _rewrite(case: Case) -> Disorder:
     """Return the cause if whole shards have no ids while other ranks kept theirs."""
     holders = sorted(case.rank(coord) for coord, region in case.regions.items() if region.size)
     return LoadedOnOneRank(holders[0]) if len(holders) == 1 else RewrittenAfterStamping()
 
 
-def _first_other(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> str:
+def _first_foreign_id(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> str:
     ids = next(ids for ids in foreign.values() if np.any(ids < -1))
     name, at = case.owner(-1 - int(ids[ids < -1][0]))
     return f"the first is element {at} of {name}"
@@ -265,11 +266,11 @@ def cause_of_zeros(case: Case) -> Disorder:
     if case.tensor.role != "param":
         return BufferNotWritten()
     is_nothing_loaded = case.dump.all_without_ids == "zeros" and len(case.dump.without_ids) > 1
-    return NoWeightLoaded() if is_nothing_loaded else WeightNotLoaded(*_sent(case))
+    return NoWeightLoaded() if is_nothing_loaded else WeightNotLoaded(*_collective_of(case))
 
 
-def _sent(case: Case) -> tuple[str, tuple[str, ...]]:
-    """Return the collective whose result all ranks hold of a tensor, and the lines that call it; empty if none."""
+def _collective_of(case: Case) -> tuple[str, tuple[str, ...]]:
+    """Return the collective that gave all ranks the tensor, and the lines that call it."""
     ranks = case.dump.files.ranks
     records = [[sent for sent in ranks[rank].sent if sent.name == case.name] for rank in case.tensor.shards]
     if not all(records):

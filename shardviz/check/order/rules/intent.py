@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 
 def intended_text(intended: Mapping[str, str], name: str) -> str:
-    """Return the layout that is wanted for a name, in the notation; empty if no layout is expected."""
+    """Return the layout expected for a name, in the notation; empty if there is none."""
     return next((text for pattern, text in intended.items() if matches_pattern(name, pattern)), "")
 
 
 def unmatched(dump: Dump, of_states: Mapping[str, str]) -> Iterator[NotChecked]:
-    """Yield the patterns that fit no name, misspelt ones among them; those of an optimizer's states are known."""
+    """Yield the expected patterns that match no tensor's name; optimizer states' are exempt."""
     for pattern in dump.files.run.intended if dump.stamped else ():
         if pattern not in of_states and not any(matches_pattern(name, pattern) for name in dump.stamped):
             yield NotChecked("", f"the layout expected for {pattern!r}: no tensor has that name", "run")
 
 
 def order_of(dump: Dump, name: str) -> DimOrder | None:
-    """Return the order that a dim of a tensor is meant to have; None if it is its own, or one that does not fit."""
+    """Return a dim's expected order; None if it is the usual one or does not fit."""
     order = split_order(intended_text(dump.files.run.intended, name))[1] if dump.files.run.intended else None
     stamp = dump.stamps.get(name)
     return order if order is not None and stamp is not None and order.fits(stamp.shape) else None
@@ -67,7 +67,7 @@ def is_intended(tensor: Tensor, text: str) -> bool:
 
 
 def check_intent(case: Case, text: str) -> Iterator[Finding]:
-    """Yield the difference between what a case holds, rightly labeled or plain, and the layout in `text`.
+    """Yield the difference between what a case holds and the expected layout in `text`.
 
     Raises:
         ShardvizError: The text is not a layout, or does not fit the tensor or its mesh.
@@ -99,7 +99,7 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
 
 
 def wanted_layout(case: Case, text: str) -> Layout | None:
-    """Return the layout that a text of the notation gives a case; None if it says an order, or does not fit."""
+    """Return the layout that a text gives a case; None if it has an order or does not fit."""
     try:
         layout, order = split_order(text)
         return _layout(case, parse_intended(layout)) if order is None else None
@@ -110,7 +110,7 @@ def wanted_layout(case: Case, text: str) -> Layout | None:
 def _fit(case: Case, intended: Layout, kind: Kind, held: str) -> Fit:
     """Return why a case is not held as wanted, and how the sentence ends."""
     if kind == "wrong-segment":
-        return Fit(_of_segments(intended), "", held)
+        return Fit(_segments_advice(intended), "", held)
     if case.held is None:
         return explain(replace(case, claimed=intended))[0]
     wanted_placements = intended.placements()
@@ -124,8 +124,8 @@ def _fit(case: Case, intended: Layout, kind: Kind, held: str) -> Fit:
     return Fit(AnotherPlan(held, placements), "", held)
 
 
-def _of_segments(intended: Layout) -> FusedWeightSplit:
-    """Say what can be done for a dim of segments: neither FSDP2 nor ColwiseParallel can split each one separately."""
+def _segments_advice(intended: Layout) -> FusedWeightSplit:
+    """Say how to split a fused dim's segments: FSDP2 and ColwiseParallel cannot."""
     dim, chain = next((dim, chain) for dim, chain in enumerate(intended.chains) if _numbers(chain))
     count, axes = _numbers(chain)[0], [link for link in chain if isinstance(link, str) and link != JOIN]
     placements = intended.placements()
@@ -164,7 +164,7 @@ def check_states(dump: Dump) -> Iterator[Finding]:
     for tensor in dump.at("step") if patterns else ():
         for name in tensor.names if tensor.role == "optim" else ():
             text = next((text for pattern, text in patterns.items() if fnmatchcase(name, pattern)), "")
-            if text and (finding := _compared(tensor, name, text)) is not None:
+            if text and (finding := _compare(tensor, name, text)) is not None:
                 yield finding
 
 
@@ -179,7 +179,7 @@ def of_states(dump: Dump) -> Mapping[str, str]:
     }
 
 
-def _compared(tensor: Tensor, name: str, text: str) -> Finding | None:
+def _compare(tensor: Tensor, name: str, text: str) -> Finding | None:
     intended = parse_intended(text)
     wrong = [shard for shard in tensor.shards.values() if not _fits(tensor, shard.rank, intended)]
     if not wrong:

@@ -37,10 +37,10 @@ def is_master(dump: Dump, name: str) -> bool:
 
 def check_master(case: Case) -> Iterator[Finding]:
     """Yield findings if a master copy has elements of a different place, or a different weight."""
-    wrong = {coord: ids for coord in case.shards if (ids := _differing(case, coord)) is not None}
+    wrong = {coord: ids for coord in case.shards if (ids := _wrong_ids(case, coord)) is not None}
     if not wrong:
         return
-    texts = {case.rank(coord): _held(case, coord, ids) for coord, ids in wrong.items()}
+    texts = {case.rank(coord): _held_text(case, coord, ids) for coord, ids in wrong.items()}
     elsewhere = {rank: text for rank, text in texts.items() if text}
     ranks = tuple(texts)
     of = f"{len(ranks):,} of {len(case.shards):,} ranks"
@@ -49,34 +49,34 @@ def check_master(case: Case) -> Iterator[Finding]:
         text = f"{of} do not have the elements in the master copy that they claim: {sentence}"
         yield case.finding(MisplacedMaster(), ranks, text)
         return
-    lost = sum(int(np.count_nonzero(ids != _wanted(case, coord))) for coord, ids in wrong.items())
+    lost = sum(int(np.count_nonzero(ids != _expected_ids(case, coord))) for coord, ids in wrong.items())
     text = f"cast to its dtype, {lost:,} of {counted(case.numel, 'element')} differ from it"
     yield case.finding(StaleMaster(), ranks, f"the master copy on {of} is not the weight's: {text}")
 
 
-def _differing(case: Case, coord: Coord) -> NDArray[np.int64] | None:
+def _wrong_ids(case: Case, coord: Coord) -> NDArray[np.int64] | None:
     """Return a coordinate's ids; None if they are those that it claims."""
     ids = case.local_ids(coord).ravel()
-    return None if np.array_equal(ids, _wanted(case, coord)) else ids
+    return None if np.array_equal(ids, _expected_ids(case, coord)) else ids
 
 
-def _wanted(case: Case, coord: Coord) -> NDArray[np.int64]:
-    """Return the ids that a coordinate claims; if it claims nothing, or another number, as many from 1."""
+def _expected_ids(case: Case, coord: Coord) -> NDArray[np.int64]:
+    """Return the ids that a coordinate claims; if their number differs, as many from 1."""
     size = case.local_ids(coord).size
     claimed = case.claimed_ids(coord).ravel() if case.claimed is not None else np.arange(1, size + 1)
     return claimed if claimed.size == size else np.resize(claimed, size)
 
 
-def _held(case: Case, coord: Coord, ids: NDArray[np.int64]) -> str:
+def _held_text(case: Case, coord: Coord, ids: NDArray[np.int64]) -> str:
     """Say which elements a shard mostly has instead, of the weight or a different one."""
-    expected = _wanted(case, coord)
+    expected = _expected_ids(case, coord)
     moved = (ids != expected) & (ids > 0)
-    others = ids < -1
+    is_foreign = ids < -1
     if 2 * moved.sum() >= (ids != expected).sum() and moved.any():
         at = int(np.argmax(moved))
         return f"element {ids[at] - 1} of it but says that it has element {expected[at] - 1}"
-    if 2 * others.sum() >= (ids != expected).sum() and others.any():
-        at = int(np.argmax(others))
+    if 2 * is_foreign.sum() >= (ids != expected).sum() and is_foreign.any():
+        at = int(np.argmax(is_foreign))
         name, element = case.owner(-1 - int(ids[at]))
         return f"element {element} of {name} but says that it has element {expected[at] - 1} of this one"
     return ""
@@ -110,13 +110,13 @@ def check_fragments(dump: Dump) -> Iterator[Finding]:
             spans_of.setdefault(fragment.name, {})[rank] = fragment.start, fragment.size
     for name, spans in spans_of.items():
         if name in dump.stamps:
-            yield _undivided(dump, name, spans)
+            yield _division_finding(dump, name, spans)
 
 
-def _undivided(dump: Dump, name: str, spans: dict[int, tuple[int, int]]) -> Finding:
+def _division_finding(dump: Dump, name: str, spans: dict[int, tuple[int, int]]) -> Finding:
     numel = dump.stamps[name].last - dump.stamps[name].first + 1
     parts = [f"{_span(start, size)} on rank {rank}" for rank, (start, size) in sorted(spans.items()) if size]
-    wrong = _wrong(spans, numel)
+    wrong = _gaps_text(spans, numel)
     return RankDependentOffsets().finding(
         name,
         tuple(sorted(spans)),
@@ -128,7 +128,7 @@ def _span(start: int, size: int) -> str:
     return f"element {start}" if size == 1 else f"elements {start} to {start + size - 1}"
 
 
-def _wrong(spans: dict[int, tuple[int, int]], numel: int) -> str:
+def _gaps_text(spans: dict[int, tuple[int, int]], numel: int) -> str:
     """Say what of a tensor no rank has, or several have, or is not in it."""
     end, faults = 0, []
     for start, size in sorted(span for span in spans.values() if span[1]):

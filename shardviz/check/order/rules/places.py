@@ -52,7 +52,7 @@ def check_places(case: Case) -> Iterator[Finding]:
     if case.as_claimed:
         return
     if case.claimed is not None and (case.held is not None or case.absent):
-        yield _explained(case)
+        yield _misplaced_finding(case)
         return
     counts = count_ids(case)
     if counts.least and not counts.even and are_shared_blocks(case):
@@ -62,12 +62,12 @@ def check_places(case: Case) -> Iterator[Finding]:
     if case.claimed is None and not counts.even and case.dump.files.missing_ranks:
         raise CountError("ranks without a file may hold the copies that some of its parts lack")
     if not counts.even:
-        yield from _uneven(case, counts)
+        yield from _uneven_finding(case, counts)
     elif case.claimed is not None:
-        yield _explained(case)
+        yield _misplaced_finding(case)
 
 
-def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
+def _uneven_finding(case: Case, counts: Counts) -> Iterator[Finding]:
     fits = explain(case) if case.claimed is not None else [explain_plain(case, counts)]
     is_told = bool(counts.least and counts.num_duplicated)  # what others have too often, these have less often
     if counts.num_missing and not is_told:
@@ -79,14 +79,14 @@ def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
         yield _finding(case, "missing", ranks, text, fits)
     if counts.num_duplicated:
         where = case.index(counts.first_duplicated)
-        ranks = tuple(case.rank(coord) for coord in case.shards if _has(case, coord, counts.first_duplicated))
+        ranks = tuple(case.rank(coord) for coord in case.shards if _holds(case, coord, counts.first_duplicated))
         often = f"up to {counts.most:,} copies instead of {counts.copies:,}"
         often += f" and {counts.num_missing:,} have fewer" if is_told and counts.num_missing else ""
         text = f"{counts.num_duplicated:,} of {case.numel:,} elements have {often}, the first at {where}"
         yield _finding(case, "duplicated", ranks, text, fits)
 
 
-def _has(case: Case, coord: Coord, element: int) -> bool:
+def _holds(case: Case, coord: Coord, element: int) -> bool:
     if coord in case.ids:
         return bool(np.any(case.ids[coord] == element + 1))
     region = case.regions[coord]
@@ -98,17 +98,17 @@ def _has(case: Case, coord: Coord, element: int) -> bool:
 
 def _cause(case: Case, fits: list[Fit]) -> Disorder:
     """Return the first cause that fits, with the next one if that may as well be it."""
-    first, *others = fits
+    first, *alternatives = fits
     if case.absent and isinstance(first.cause, Scrambled):
         return UnreadOrder()
-    if others and first.layout is None:
-        return replace(first.cause, or_if=(others[0].held, others[0].cause))
+    if alternatives and first.layout is None:
+        return replace(first.cause, or_if=(alternatives[0].held, alternatives[0].cause))
     return first.cause
 
 
 def _finding(case: Case, kind: Kind, ranks: Sequence[int], sentence: str, fits: list[Fit]) -> Finding:
     """Return the finding of what fits a case, the likeliest first."""
-    first, *others = fits
+    first, *alternatives = fits
     return case.finding(
         _cause(case, fits),
         ranks,
@@ -116,11 +116,11 @@ def _finding(case: Case, kind: Kind, ranks: Sequence[int], sentence: str, fits: 
         kind=kind,
         details=first.details,
         held=first.held,
-        also=tuple(other.held for other in others),
+        also=tuple(fit.held for fit in alternatives),
     )
 
 
-def _explained(case: Case) -> Finding:
+def _misplaced_finding(case: Case) -> Finding:
     kind, wrong = _kind(case), wrong_ranks(case)
     what = "do not hold the elements their placements claim"
     if kind == "misordered-within-shard":
@@ -142,7 +142,7 @@ def _kind(case: Case) -> Kind:
 
 
 def shape_differs(case: Case) -> list[Coord]:
-    """Return the coordinates whose local shape is not the one that chunking gives; all empty shards count as equal."""
+    """Return the coordinates whose local shape is not what chunking gives; empty shards match."""
     assert case.claimed is not None
     coords = []
     for coord, shard in case.shards.items():
@@ -157,7 +157,10 @@ def _same_set(case: Case, coord: Coord) -> bool:
     if coord in case.ids:
         return np.array_equal(np.sort(case.ids[coord].ravel()), np.sort(case.claimed_ids(coord).ravel()))
     pairs = zip(case.regions[coord].dims, case.claimed.region(coord).dims, strict=True)
-    return all(np.array_equal(np.sort(indices(own)), np.sort(indices(wanted))) for own, wanted in pairs)
+    return all(
+        np.array_equal(np.sort(indices(held_ranges)), np.sort(indices(claimed_ranges)))
+        for held_ranges, claimed_ranges in pairs
+    )
 
 
 def wrong_ranks(case: Case) -> tuple[int, ...]:

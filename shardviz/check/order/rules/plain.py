@@ -58,7 +58,7 @@ def explain_plain(case: Case, counts: Counts) -> Fit:
     if zeros:
         cause = CutByHand("padding") if any(map(np.any, case.ids.values())) else cause_of_zeros(case)
         return Fit(cause, "", held, details=(f"{zeros:,} zeros stand in for them",))
-    again = _of_parts_again(case, counts, held) if counts.most > 1 else None
+    again = _fit_of_chunks(case, counts, held) if counts.most > 1 else None
     if again is not None:
         return again
     if counts.num_duplicated:
@@ -66,7 +66,7 @@ def explain_plain(case: Case, counts: Counts) -> Fit:
     return Fit(CutByHand("remainder"), "", held)
 
 
-def _of_parts_again(case: Case, counts: Counts, held: str) -> Fit | None:
+def _fit_of_chunks(case: Case, counts: Counts, held: str) -> Fit | None:
     """Return whose parts ranks hold, if these are parts of torch.chunk; None if they are not."""
     for used, dim in product(_cuts(case, counts), range(len(case.shape))):
         placements = [Shard(dim) if axis in used else Replicate() for axis in case.mesh.axes]
@@ -100,7 +100,7 @@ def _num_odd(case: Case, axes: tuple[str, ...]) -> int:
 
 
 def _unused_axes(case: Case) -> list[str]:
-    """Return the axes whose coordinates would make as many parts as there must be, and along which nothing varies.
+    """Return the unvarying axes that would make as many parts as there must be.
 
     Where several axes have the size that is lacking, any of them may have been meant, and all are returned.
     """
@@ -137,23 +137,23 @@ MAX_RANKS = 8
 
 
 def check_plain_copies(case: Case) -> Iterator[Finding | NotChecked]:
-    """Yield the copies of a plain tensor that are not as the others, if these are whole and in order."""
-    odd = _odd(case)
+    """Yield a plain tensor's copies that differ from whole copies in order."""
+    odd = _odd_coords(case)
     if not odd:
         return
     zero = all(coord in case.ids and not case.ids[coord].any() for coord in odd)
     without = all(coord in case.ids and bool(np.all(case.ids[coord] == -1)) for coord in odd)
     if _are_equal(case):
         if zero or without:
-            why = f"{_named(case, odd)} made it again after the model was filled, with values equal to the others'"
+            why = f"{_ranks_text(case, odd)} made it again after the model was filled, with values equal to the others'"
             yield NotChecked(case.name, why, "order")
     elif zero and case.tensor.role == "buffer":
         yield _zeros(case, odd)
     elif all(_has_all(case, coord) for coord in odd):
-        yield _reordered(case, odd)
+        yield _reordered_finding(case, odd)
 
 
-def _odd(case: Case) -> list[Coord]:
+def _odd_coords(case: Case) -> list[Coord]:
     """Return the coordinates whose replicas are out of order while others' are in order."""
     whole = Region.whole(case.shape)
     shapes = {shard.body.local_shape for shard in case.shards.values()}
@@ -171,7 +171,7 @@ def _has_all(case: Case, coord: Coord) -> bool:
 
 
 def _are_equal(case: Case) -> bool:
-    """Whether the model's own values are the same on all ranks, as far as the dump has digests of them."""
+    """Whether digests show that the model's own values are the same on all ranks."""
     initial = case.dump.find("initial", case.tensor.role, case.name)
     if initial is None or set(initial.shards) != {shard.rank for shard in case.shards.values()}:
         return False
@@ -185,25 +185,25 @@ def _zeros(case: Case, odd: list[Coord]) -> Finding:
     return case.finding(
         BufferMadeAgain(source),
         map(case.rank, odd),
-        f"{_named(case, odd)} hold{'s' if len(odd) == 1 else ''} only zeros; the other "
+        f"{_ranks_text(case, odd)} hold{'s' if len(odd) == 1 else ''} only zeros; the other "
         f"{len(case.shards) - len(odd):,} of {len(case.shards):,} ranks hold all of it",
-        held=f"zeros on {_named(case, odd)}",
+        held=f"zeros on {_ranks_text(case, odd)}",
     )
 
 
-def _reordered(case: Case, odd: list[Coord]) -> Finding:
+def _reordered_finding(case: Case, odd: list[Coord]) -> Finding:
     copies = replace(case, claimed=Layout(case.mesh, case.shape, ((),) * len(case.shape)))
     fits = explain(copies.only(odd))[0]
-    where = _named(case, odd)
+    where = _ranks_text(case, odd)
     ranks = tuple(sorted(map(case.rank, odd)))
     return case.finding(
         RankDependentOrder(ranks),
         ranks,
-        f"{len(odd):,} of {len(case.shards):,} ranks hold all of it in a different order than the others, whose copies "
-        f"are in order: on {where} {fits.held}",
+        f"{where} hold{'s' if len(odd) == 1 else ''} all of it out of order: {fits.held}; the other "
+        f"{len(case.shards) - len(odd):,} of {len(case.shards):,} ranks hold it in order",
         held=f"on {where}: {fits.held}",
     )
 
 
-def _named(case: Case, coords: list[Coord]) -> str:
+def _ranks_text(case: Case, coords: list[Coord]) -> str:
     return named_ranks([case.rank(coord) for coord in coords], MAX_RANKS)

@@ -80,7 +80,9 @@ class Gathered:
 
 
 def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[Finding | NotChecked]:
-    """Add to findings about shards what torch's collectives return for them, and find collectives that are wrong alone.
+    """Add what collectives return to shards' findings, and find wrong collectives.
+
+    Collectives are findings of their own if the shards that they gather are right.
 
     What is gathered of shards whose own order could not be checked shows nothing.
 
@@ -90,8 +92,10 @@ def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[F
     """
     placed = list(placed)
     wrong, calls = wrongly_gathered(dump)
-    unknown = {one.tensor for one in placed if isinstance(one, NotChecked) and one.about == "order"}
-    shards = [_with_consequence(dump, one, wrong, calls) if isinstance(one, Finding) else one for one in placed]
+    unknown = {result.tensor for result in placed if isinstance(result, NotChecked) and result.about == "order"}
+    shards = [
+        _with_consequence(dump, result, wrong, calls) if isinstance(result, Finding) else result for result in placed
+    ]
     return [
         *shards,
         *unhidden([_finding(dump, *call, ranks) for call, ranks in wrong.items() if call[0] not in unknown], shards),
@@ -127,7 +131,7 @@ def _is_plain(dump: Dump, name: str, rank: int) -> bool:
 
 
 def _part(dump: Dump, name: str, rank: int) -> Region | None:
-    """Return the part of a tensor that a rank's own mesh has, if code cut it along an axis that this mesh lacks."""
+    """Return a rank's part of a tensor on its own mesh, if code cut it along an unknown axis."""
     tensor = dump.stamped.get(name)
     layout = tensor.shards[rank].layout if tensor is not None and rank in tensor.shards else None
     if layout is None or not layout.own_axes or {*layout.split_axes} <= {*layout.own_axes}:
@@ -150,7 +154,7 @@ def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, calls_seen: se
         return finding
     calls = [call for name, call in calls_seen if name == finding.tensor]
     clauses = [
-        f"{call}() {_said(dump, finding.tensor, wrong[finding.tensor, call])}"
+        f"{call}() {_gathered_text(dump, finding.tensor, wrong[finding.tensor, call])}"
         if (finding.tensor, call) in wrong
         else f"{call}() still gives it back in order"
         for call in sorted(calls)
@@ -158,7 +162,7 @@ def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, calls_seen: se
     return replace(finding, details=(*finding.details, *clauses))
 
 
-def _said(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
+def _gathered_text(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
     rank, gathered = next(iter(ranks.items()))
     return (
         f"raised {gathered.error}"
@@ -175,19 +179,19 @@ def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -
     return cause.finding(
         name,
         tuple(ranks),
-        f"the shards are as claimed, but {call}(){_along(claimed)} {_said(dump, name, ranks)}",
+        f"the shards are as claimed, but {call}(){_axes_text(claimed)} {_gathered_text(dump, name, ranks)}",
         claimed=write(claimed) if claimed is not None else "",
     ).seen_in(Gathered(dump, dump.stamps[name], call, ranks))
 
 
-def _along(claimed: Layout | None) -> str:
+def _axes_text(claimed: Layout | None) -> str:
     """Say over which axes shards are gathered."""
     axes = [axis for axis in claimed.split_axes if claimed.mesh.axis_size(axis) > 1] if claimed is not None else []
     return f", which gathers over {' and '.join(axes)}," if axes else ""
 
 
 def _is_in_order(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> bool:
-    """Whether the gathered tensor is in its own or the intended order, in whichever form its ids are written."""
+    """Whether the gathered tensor is in its own or the expected order."""
     ids = gathered_ids(dump, stamp, gathered)
     tensor = dump.stamped.get(gathered.name)
     ids_in_order = np.arange(1, math.prod(stamp.shape) + 1).reshape(stamp.shape)
@@ -214,14 +218,14 @@ def _difference(dump: Dump, stamp: Stamp, rank: int, gathered: GatherRecord) -> 
 
 
 def gathered_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
-    """Return the ids that came back, from 1 as the tensor is meant to be ordered; None if they are too many."""
+    """Return the ids that came back, from 1 in the expected order; None if too many."""
     order = order_of(dump, gathered.name)
     ids = _own_ids(dump, stamp, gathered)
     return ids if order is None or ids is None else order.places(ids, stamp.shape)
 
 
 def _own_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
-    """Return the ids that came back, from 1 within the tensor; None if they are too many to lay out."""
+    """Return the ids that came back, from 1 in the tensor's order; None if too many."""
     if gathered.held is not None:
         region = Region(gathered.held)
         fits = len(gathered.held) == len(stamp.shape) and region.size <= MAX_ELEMENTS

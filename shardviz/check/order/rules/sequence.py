@@ -1,4 +1,4 @@
-"""`sequence-order`: tensors that go along one sequence are split in different orders (context parallel).
+"""`sequence-order`: tensors of one sequence that are split in different orders.
 
 Tokens, labels, positions and masks are read index by index: a rank must have the same positions of all of them. Which
 tensors share a sequence is declared (`sequence(mesh)` and `SEQUENCE` in a probe) and never guessed. Their positions are
@@ -138,26 +138,28 @@ def _compare(dump: Dump, order: Order, usual: Order) -> Iterator[Finding | NotCh
     shared_ranks = [rank for rank in sorted(order.held) if rank in usual.held]
     wrong = tuple(rank for rank in shared_ranks if order.held[rank] != usual.held[rank])
     counts = {rank: (length(order.held[rank]), length(usual.held[rank])) for rank in wrong}
-    uneven = next((rank for rank, (own, others) in counts.items() if own != others), None)
+    uneven = next((rank for rank, (count, usual_count) in counts.items() if count != usual_count), None)
     if order.size != usual.size:
         yield NotChecked(order.name, f"its {order.size} positions are not the {usual.size} of {usual.name}", "order")
     elif uneven is not None:
-        count, others = counts[uneven]
-        yield NotChecked(order.name, f"rank {uneven} has {count} positions of it and {others} of {usual.name}", "order")
+        count, usual_count = counts[uneven]
+        yield NotChecked(
+            order.name, f"rank {uneven} has {count} positions of it and {usual_count} of {usual.name}", "order"
+        )
     elif wrong:
         yield _finding(dump, order, usual, wrong)
 
 
 def _finding(dump: Dump, order: Order, usual: Order, wrong: tuple[int, ...]) -> Finding:
     rank = wrong[0]
-    here, there = _said(order.held[rank]), _said(usual.held[rank])
+    here, there = _ranges_text(order.held[rank]), _ranges_text(usual.held[rank])
     finding = _cause(order, usual).finding(
         order.name,
         wrong,
         f"{len(wrong):,} of {len(order.held):,} ranks hold different positions of the sequence here than in "
         f"{usual.name}: rank {rank} has {here}, {usual.name} has {there}",
-        held=_in_words(dump.files.mesh, order),
-        intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",
+        held=_split_text(dump.files.mesh, order),
+        intended=f"as {usual.name}: {_split_text(dump.files.mesh, usual)}",
     )
     return finding.seen_in(PairOfOrders(order, usual))
 
@@ -174,7 +176,7 @@ def _cause(order: Order, usual: Order) -> Disorder:
 
 
 def _shift(order: Order, usual: Order) -> int:
-    """Return by how much all positions on all ranks are further than the usual ones; 0 if they differ otherwise.
+    """Return the distance that all positions are shifted by on all ranks; 0 if they are not.
 
     A shift by a whole part, or more, is one between ranks. If labels are missing, at the end of the sequence, the
     dump has the usual positions.
@@ -189,11 +191,11 @@ def _shift(order: Order, usual: Order) -> int:
     return shift if is_one and stays < shifts.total() / 2 and abs(shift) < shortest else 0
 
 
-def _said(ranges: Ranges) -> str:
+def _ranges_text(ranges: Ranges) -> str:
     return str(Region((ranges,)))
 
 
-def _in_words(mesh: Mesh, order: Order) -> str:
+def _split_text(mesh: Mesh, order: Order) -> str:
     """Say how the sequence is split: in the notation, by its rule, or rank by rank."""
     regions = {mesh.coord_of(rank): Region((ranges,)) for rank, ranges in order.held.items() if rank in mesh}
     layout = infer_layout(mesh, (order.size,), regions)
@@ -203,5 +205,5 @@ def _in_words(mesh: Mesh, order: Order) -> str:
         for split in explain_splits(Layout(mesh, (order.size,), ((axis,),)), regions):
             return split.held
     if len(set(order.held.values())) == 1:
-        return f"every rank {_said(next(iter(order.held.values())))}"
-    return listed((f"rank {rank} {_said(ranges)}" for rank, ranges in sorted(order.held.items())), MAX_LISTED)
+        return f"every rank {_ranges_text(next(iter(order.held.values())))}"
+    return listed((f"rank {rank} {_ranges_text(ranges)}" for rank, ranges in sorted(order.held.items())), MAX_LISTED)

@@ -51,15 +51,18 @@ MOST_SHAPES = 3
 
 
 def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator[Finding]:
-    """Yield ranks whose global shape differs from the unsharded model's, or from most ranks'; DTensors only."""
+    """Yield ranks whose DTensor's global shape differs from the unsharded or the usual one."""
     shapes = Counter(shard.body.shape for shard in tensor.shards.values() if shard.layout)
     stamp = laid_out.dump.stamps.get(name)
     if not shapes or (len(shapes) == 1 and (stamp is None or stamp.shape in shapes)):
         return
     expected = stamp.shape if stamp else shapes.most_common(1)[0][0]
-    others = {shard.rank: shard.body.shape for shard in tensor.shards.values() if shard.body.shape != expected}
-    rank = next(iter(others))
-    shapes_of = {shape: [at for at, own in others.items() if own == shape] for shape in dict.fromkeys(others.values())}
+    odd_shapes = {shard.rank: shard.body.shape for shard in tensor.shards.values() if shard.body.shape != expected}
+    rank = next(iter(odd_shapes))
+    shapes_of = {
+        shape: [at for at, odd_shape in odd_shapes.items() if odd_shape == shape]
+        for shape in dict.fromkeys(odd_shapes.values())
+    }
     named = [f"{list(shape)} on {named_ranks(ranks)}" for shape, ranks in shapes_of.items()]
     more = [counted(len(named) - MOST_SHAPES, "more shape")] if len(named) > MOST_SHAPES else []
     shapes_text = " and ".join([*named[:MOST_SHAPES], *more])
@@ -68,8 +71,8 @@ def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator
     cause, held = _cause_of_shape(laid_out, tensor, name, claimed, expected)
     yield cause.finding(
         name,
-        tuple(others),
-        f"{len(others):,} of {len(tensor.shards):,} ranks see a different global shape: "
+        tuple(odd_shapes),
+        f"{len(odd_shapes):,} of {len(tensor.shards):,} ranks see a different global shape: "
         f"{shapes_text}, {whose} {list(expected)}",
         claimed=write(claimed) if claimed is not None else "",
         held=held,
@@ -79,14 +82,14 @@ def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator
 def _cause_of_shape(
     laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, expected: tuple[int, ...]
 ) -> tuple[Disorder, str]:
-    """Return why a tensor does not have the wanted shape, and what is held of a tensor of that shape."""
+    """Return why a tensor has a wrong global shape, and what is held of the expected one."""
     stride = tuple(math.prod(expected[dim + 1 :]) for dim in range(len(expected)))
     if mixed := _sharded_over_different(laid_out, tensor, name, expected):
         return mixed, ""
     guessed = GuessedGlobalShape(expected, stride)
     try:
-        case = _relabeled(laid_out, tensor, name, claimed, expected)
-        return _held(case, tensor.shape, guessed) if case is not None else (guessed, "")
+        case = _relabeled_case(laid_out, tensor, name, claimed, expected)
+        return _held_in_shape(case, tensor.shape, guessed) if case is not None else (guessed, "")
     except ShardvizError:  # ids that cannot be laid out: only the shape is reported
         return guessed, ""
 
@@ -94,10 +97,10 @@ def _cause_of_shape(
 def _sharded_over_different(
     laid_out: LaidOut, tensor: Tensor, name: str, expected: tuple[int, ...]
 ) -> ShardedOverDifferent | None:
-    """Return the cause if FSDP was given parts that differ along an axis over which it shards them."""
+    """Return the cause if FSDP shards over an axis along which its inputs differ."""
     mesh = laid_out.dump.files.mesh
-    wrappers = [one for record in laid_out.dump.files.ranks.values() for one in record.wrappers or ()]
-    over = [{*one.ranks} for one in wrappers if one.kind == "fsdp" and name in one.names]
+    wrappers = [wrapper for record in laid_out.dump.files.ranks.values() for wrapper in record.wrappers or ()]
+    over = [{*wrapper.ranks} for wrapper in wrappers if wrapper.kind == "fsdp" and name in wrapper.names]
     offsets: dict[Coord, tuple[int, ...]] = {}
     for rank, shard in tensor.shards.items() if over else ():
         claimed = shard.layout.region(shard.layout.mesh.coord_of(rank)) if shard.layout is not None else None
@@ -108,17 +111,17 @@ def _sharded_over_different(
         if claimed.shape != shard.held.shape or any(len(ranges) != 1 for ranges in (*claimed.dims, *shard.held.dims)):
             return None
         starts = zip(shard.held.dims, claimed.dims, strict=True)
-        offsets[mesh.coord_of(rank)] = tuple(held[0][0] - own[0][0] for held, own in starts)
+        offsets[mesh.coord_of(rank)] = tuple(held[0][0] - claimed_ranges[0][0] for held, claimed_ranges in starts)
     differing = axes_of_change(mesh, offsets) if offsets else []
     groups = [{*group} for axis in differing for group in mesh.groups(axis) if {*group} & {*tensor.shards}]
     is_over = all(any(group <= ranks for ranks in over) for group in groups)
     return ShardedOverDifferent(tuple(differing)) if differing and is_over else None
 
 
-def _relabeled(
+def _relabeled_case(
     laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, expected: tuple[int, ...]
 ) -> Case | None:
-    """Return the case as if the placements had been given with the wanted shape; None if that cannot be."""
+    """Return the case with placements over the expected shape; None if that is impossible."""
     placements = claimed.placements() if claimed is not None and claimed.flat is None else None
     cases = laid_out.cases(tensor, name, claims=False) if name in laid_out.dump.stamps else ()
     if placements is None or len(cases) != 1 or len(expected) != len(tensor.shape):
@@ -126,7 +129,7 @@ def _relabeled(
     return replace(cases[0], claimed=Layout.from_placements(cases[0].mesh, expected, placements))
 
 
-def _held(case: Case, shape: tuple[int, ...], guessed: GuessedGlobalShape) -> tuple[Disorder, str]:
+def _held_in_shape(case: Case, shape: tuple[int, ...], guessed: GuessedGlobalShape) -> tuple[Disorder, str]:
     """Return why a case in the wanted shape had another one, and what is held in the wanted one."""
     if case.as_claimed:
         return replace(guessed, is_placed=True), case.claimed_text
@@ -139,14 +142,14 @@ def _held(case: Case, shape: tuple[int, ...], guessed: GuessedGlobalShape) -> tu
 
 
 def is_padded_in_place(laid_out: LaidOut, tensor: Tensor, name: str) -> bool:
-    """Whether zeros follow a tensor's elements along its dims, and ranks hold of both what their placements claim."""
+    """Whether zeros pad a tensor's dims, and ranks hold both as their placements claim."""
     stamp, shapes = laid_out.dump.stamps.get(name), {shard.body.shape for shard in tensor.shards.values()}
     claims = {shard.layout for shard in tensor.shards.values()}
     shape, claimed = next(iter(shapes), ()), next(iter(claims), None)
     is_one = stamp is not None and claimed is not None and len(shapes) == len(claims) == 1 and claimed.flat is None
     if not is_one or stamp is None or claimed is None or claimed.partial or len(shape) != len(stamp.shape):
         return False
-    if shape == stamp.shape or any(own < size for own, size in zip(shape, stamp.shape, strict=True)):
+    if shape == stamp.shape or any(length < size for length, size in zip(shape, stamp.shape, strict=True)):
         return False
     try:
         case = next(iter(laid_out.cases(tensor, name, claims=False)))
@@ -171,8 +174,10 @@ def _padded_ids(region: Region, shape: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 def _is_padded(case: Case, shape: tuple[int, ...]) -> bool:
-    """Whether a larger shape than the model's comes with zeros and all of the tensor's own elements."""
-    larger = len(shape) == len(case.shape) and all(own >= size for own, size in zip(shape, case.shape, strict=True))
+    """Whether a larger shape than the model's has zeros and all of the tensor's elements."""
+    larger = len(shape) == len(case.shape) and all(
+        length >= size for length, size in zip(shape, case.shape, strict=True)
+    )
     zeros = any((ids == 0).any() for ids in case.ids.values())
     return larger and zeros and not any((ids < 0).any() for ids in case.ids.values()) and count_ids(case).least > 0
 
@@ -184,34 +189,34 @@ def check_dtype(tensor: Tensor) -> Iterator[Finding]:
     if len(dtypes) <= 1:
         return
     usual = dtypes.most_common(1)[0][0]
-    others = {rank: dtype for rank, dtype in dtype_of.items() if dtype != usual}
-    rank, dtype = next(iter(others.items()))
+    odd_dtypes = {rank: dtype for rank, dtype in dtype_of.items() if dtype != usual}
+    rank, dtype = next(iter(odd_dtypes.items()))
     yield RankDependentDtype(usual).finding(
         tensor.names[0],
-        tuple(others),
-        f"{len(others):,} of {len(tensor.shards):,} ranks have a different dtype: {dtype} on rank {rank}; "
+        tuple(odd_dtypes),
+        f"{len(odd_dtypes):,} of {len(tensor.shards):,} ranks have a different dtype: {dtype} on rank {rank}; "
         f"most ranks have {usual}",
     )
 
 
 def check_label(case: Case) -> Iterator[Finding]:
-    """Yield ranks of one mesh that disagree on the placements, and local shapes that the placements cannot give."""
+    """Yield ranks that disagree on placements, and local shapes that placements cannot give."""
     if case.claimed is None:
         return
     claims = Counter(shard.layout for shard in case.shards.values())
     if len({layout.chains + layout.partial for layout in claims if layout}) > 1:
-        yield _disagreeing(case)
+        yield _disagreement(case)
     wrong = shape_differs(case)
     if wrong and case.held is None:
         yield _wrong_local_shape(case)
 
 
-def _disagreeing(case: Case) -> Finding:
-    others = {shard.rank: shard.layout for shard in case.shards.values() if shard.layout != case.claimed}
-    rank, layout = next(iter(others.items()))
+def _disagreement(case: Case) -> Finding:
+    odd_layouts = {shard.rank: shard.layout for shard in case.shards.values() if shard.layout != case.claimed}
+    rank, layout = next(iter(odd_layouts.items()))
     odd = write(layout) if layout else "nothing"
-    text = f"{len(others):,} of {len(case.shards):,} ranks claim a different layout: {odd} on rank {rank}"
-    return case.finding(RankDependentPlacements(), others, f"{text}; most claim {case.claimed_text}")
+    text = f"{len(odd_layouts):,} of {len(case.shards):,} ranks claim a different layout: {odd} on rank {rank}"
+    return case.finding(RankDependentPlacements(), odd_layouts, f"{text}; most claim {case.claimed_text}")
 
 
 def _wrong_local_shape(case: Case) -> Finding:

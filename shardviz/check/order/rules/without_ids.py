@@ -1,4 +1,4 @@
-"""Tensors whose order nobody can check: rewritten after they were stamped, or captured without ids and a reference.
+"""Tensors whose order nobody can check: rewritten after stamping, or captured without ids.
 
 A buffer that every rank computes again (rotary frequencies, a mask) has no ids left, and the same numbers everywhere.
 A plain tensor that is zero on some ranks and whole on others is either a term of a sum that one rank adds, as the bias
@@ -58,7 +58,7 @@ def check_redrawn(case: Case) -> Iterator[NotChecked]:
 
 
 def _is_written_everywhere(case: Case) -> bool:
-    """Whether no rank has ids: other values everywhere, or one number in a model whose other weights were drawn."""
+    """Whether no rank has ids: other values everywhere, or one number among drawn weights."""
     if not case.ids and "values" not in case.dump.without_ids.values():
         return False
     coords = [coord for coord, shard in case.shards.items() if 0 not in shard.body.local_shape]
@@ -101,17 +101,17 @@ def check_zeros(case: Case) -> Iterator[NotChecked]:
 
 
 def _is_whole_in_shape(case: Case) -> bool:
-    """Whether it is a plain tensor of its whole shape on every rank, and some values are not its ids."""
+    """Whether a plain tensor has its whole shape on every rank, and values that aren't ids."""
     if case.claimed is not None or case.absent or not case.ids:
         return False
     return all(shard.body.local_shape == case.shape for shard in case.shards.values())
 
 
 def _is_computed_alike(case: Case, ids: Mapping[Coord, NDArray[np.int64]]) -> bool:
-    """Whether all ranks have equal numbers, not all of them ids, in the stamped model and in the original one."""
+    """Whether all ranks have equal numbers, stamped and original, that aren't all ids."""
     first = next(iter(ids.values()))
     initial = case.dump.find("initial", "buffer", case.name)
-    alike = all(np.array_equal(first, other) for other in ids.values())
+    alike = all(np.array_equal(first, local_ids) for local_ids in ids.values())
     if case.regions or not alike or not np.any(first == -1):
         return False
     if initial is None:  # a captured job has the stamped model only, whose other values a dump does not tell apart
@@ -148,7 +148,7 @@ def check_unplaced(dump: Dump, explained: AbstractSet[str]) -> Iterator[NotCheck
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether every rank has all of a plain tensor: in a stamped model one without ids has a dtype that holds none."""
+    """Whether every rank has all of a plain tensor; if stamped, its dtype cannot hold ids."""
     shards = tensor.shards.values()
     return all(shard.layout is None and shard.body.local_shape == tensor.shape for shard in shards)
 
@@ -177,7 +177,7 @@ def with_suspects(
         explained = [result for result in results if result.tensor and not _is_unexplained(result)]
         return [*explained, NotChecked("", why, "step")]
     suspects = list(_suspects(laid_out))
-    return [_blamed(result, suspects) if suspects and _is_unexplained(result) else result for result in results]
+    return [_with_suspects(result, suspects) if suspects and _is_unexplained(result) else result for result in results]
 
 
 def _is_unexplained(result: Finding | NotChecked) -> bool:
@@ -185,7 +185,7 @@ def _is_unexplained(result: Finding | NotChecked) -> bool:
 
 
 def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, str, str]]:
-    """Yield names of plain tensors whose values were not checked, each with what is odd and what to compare."""
+    """Yield unchecked plain tensors' names, with what is odd and what to compare."""
     for tensor in laid_out.dump.at("stamped"):
         for name in tensor.names if tensor.claimed is None else ():
             try:
@@ -206,6 +206,6 @@ def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, str, str]]:
                 )
 
 
-def _blamed(result: Finding | NotChecked, suspects: list[tuple[str, str, str]]) -> Finding | NotChecked:
+def _with_suspects(result: Finding | NotChecked, suspects: list[tuple[str, str, str]]) -> Finding | NotChecked:
     assert isinstance(result, Finding)
     return result.because(UncheckedWeights(tuple(suspects), result.explanation))

@@ -1,1 +1,1 @@
-"""Ids of weights that nobody stamped: looked up by value in a reference, a loader's stamped copy, or the weights."""
+"""Ids of unstamped weights, found by value in a reference, a stamped copy or the weights."""

@@ -1,4 +1,4 @@
-"""Ids of weights that nobody stamped: the values themselves, looked up in a reference. No weight is touched.
+"""Ids of unstamped weights: their values, found in a reference. No weight is touched.
 
 Each rank reads the slice that it claims and compares bits; only if they differ is the content looked for, in the
 tensor of that name first and then in those of its shape.
@@ -43,7 +43,7 @@ ALIKE = "where its elements are: all of its values are alike"
 
 
 def as_copies(locals_: Sequence[Local], mesh: Mesh, stage_axes: Sequence[str]) -> list[Local]:
-    """Return the tensors, plain ones labeled as copies along all axes of the mesh but those of pipeline stages.
+    """Label plain tensors as replicas along all axes of the mesh but those of pipeline stages.
 
     Beside a reference a plain tensor of the whole shape has only one right content on every rank.
 
@@ -99,7 +99,7 @@ def is_as_claimed(local: Local, whole: Entry) -> bool:
 
 
 def claimed_slice(local: Local, whole: Entry) -> NDArray[np.generic] | None:
-    """Return the bits that a tensor has where a shard claims to be; None if their shapes do not agree.
+    """Return a tensor's bits at the place a shard claims; None if their shapes do not agree.
 
     Raises:
         DumpError: They cannot be read.
@@ -114,7 +114,7 @@ def stored_slice(local: Local, whole: Entry) -> NDArray[np.generic] | None:
     claimed = claimed_region(local, shape) if whole.shape == local.shape else None
     if claimed is None or claimed.shape != tuple(local.values.shape):
         return None
-    return _part_of(whole, claimed, shape)
+    return _part_of_entry(whole, claimed, shape)
 
 
 def place_of(local: Local, sources: Known) -> tuple[NDArray[np.int64] | None, Region | None]:
@@ -159,10 +159,10 @@ def _is_slice(
 
 def _slice_of(local: Local, entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
     """Return a part of a tensor as bits of the shard's dtype."""
-    return cast_bits(_part_of(entry, claimed, shape), entry.dtype, local.values.dtype)
+    return cast_bits(_part_of_entry(entry, claimed, shape), entry.dtype, local.values.dtype)
 
 
-def _part_of(entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
+def _part_of_entry(entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
     entry = replace(entry, shape=shape) if isinstance(entry, Fill) else entry
     return entry.read(claimed) if entry.shape == shape else part_of(entry.bits.reshape(shape), claimed)
 
@@ -196,13 +196,13 @@ def claimed_region(local: Local, shape: tuple[int, ...]) -> Region | None:
         return Region.whole(shape) if tuple(local.values.shape) == shape else None
     mesh, placements = local.claim
     rank = torch.distributed.get_rank()
-    if rank not in mesh or any(type(one).__name__ == "Partial" for one in placements):
+    if rank not in mesh or any(type(placement).__name__ == "Partial" for placement in placements):
         return None
     region = Layout.from_placements(mesh, local.claimed_shape, placements).region(mesh.coord_of(rank))
-    return _own_stretch(region, local.flat[0].offset, shape[0]) if local.flat else region
+    return _part_in_concatenation(region, local.flat[0].offset, shape[0]) if local.flat else region
 
 
-def _own_stretch(region: Region, offset: int, size: int) -> Region:
+def _part_in_concatenation(region: Region, offset: int, size: int) -> Region:
     """Return a parameter's own part of what a rank claims of FSDP1's concatenation."""
     cut = ((max(start - offset, 0), min(stop - offset, size)) for start, stop in region.dims[0])
     return Region((tuple((start, stop) for start, stop in cut if start < stop),))

@@ -1,4 +1,4 @@
-"""Master copies and moments in an optimizer's flat buffers, written down as tensors of the dump.
+"""Master copies and moments in an optimizer's flat buffers, as tensors of the dump.
 
 A master copy must be its weight, before any cast: its values are looked up in the weight that the job itself holds, and
 no other reference is needed. Which elements a rank says it has is its claim. Every rank calls what is here.
@@ -132,11 +132,13 @@ class Tracer:
 
 
 def _has_any(flat: NDArray[Any], samples: list[NDArray[Any]]) -> bool:
-    return any(only_place(LineTable(flat[None], len(one)), one) >= 0 for one in samples if len(one) >= MIN_WINDOW)
+    return any(
+        only_place(LineTable(flat[None], len(sample)), sample) >= 0 for sample in samples if len(sample) >= MIN_WINDOW
+    )
 
 
 def add_masters(capture: Capture, engine: nn.Module, mesh: Mesh, pipeline_part: PipelinePart) -> None:
-    """Write down the master copies and moments that this rank's optimizer has; nothing if no rank has any.
+    """Record this rank's master copies and moments; nothing if no rank has any.
 
     Args:
         capture: What this rank has to say.
@@ -160,10 +162,10 @@ def add_masters(capture: Capture, engine: nn.Module, mesh: Mesh, pipeline_part: 
         peers = {rank: of_all[rank][name] for rank in master.ranks if name in of_all[rank]}
         local = _add(capture, name, master, peers, mesh)
         if any(peer.differs for peer in peers.values()):
-            whole = wholes.get(local.name) or _entry(master, _gathered(master))
+            whole = wholes.get(local.name) or _entry(master, _gather_weight(master))
             _place(capture, local, master, replace(model_stamps, entries={local.name: whole}), tracer)
         else:
-            _as_claimed(capture, local, master)
+            _add_claimed(capture, local, master)
 
 
 def _claim_of(master: Fragment) -> Claim:
@@ -180,7 +182,7 @@ def _buffer(master: Fragment) -> tuple[int, int]:
 
 
 def _add_buffers(capture: Capture, masters: Iterable[Fragment], of_all: list[dict[str, Claim]], mesh: Mesh) -> None:
-    """Write down the states of whole buffers that all ranks of a group have: that two are the same says a lot."""
+    """Record the states of the whole buffers that all ranks of a group have."""
     on = [{claim.buffer for claim in of_rank.values()} for of_rank in of_all]
     for number, master in {master.buffer: master for master in masters if master.buffers}.items():
         _, size = _buffer(master)
@@ -211,8 +213,8 @@ def _stamps(capture: Capture, of_all: list[dict[str, Claim]], names: Iterable[st
 
 
 def _add(capture: Capture, name: str, master: Fragment, peers: Mapping[int, Claim], mesh: Mesh) -> Local:
-    """Write down the values of a master copy and its moments, each with its place in the buffers of all ranks."""
-    offset, part_size = _agreed(peers)
+    """Record a master copy's values and moments, with their places in all ranks' buffers."""
+    offset, part_size = _usual_place(peers)
     claim, flat = None, None
     if part_size:
         flat = FlatRecord(master.shape, offset), part_size * len(master.ranks)
@@ -244,9 +246,9 @@ def _add(capture: Capture, name: str, master: Fragment, peers: Mapping[int, Clai
     return local
 
 
-def _agreed(peers: Mapping[int, Claim]) -> tuple[int, int]:
-    """Return where in the buffers laid end to end most ranks have a parameter, and the size of one rank's buffer."""
-    places = Counter((one.offset, one.part) for one in peers.values() if one.offset is not None and one.part)
+def _usual_place(peers: Mapping[int, Claim]) -> tuple[int, int]:
+    """Return a parameter's usual offset in the joined buffers, and the size of one buffer."""
+    places = Counter((claim.offset, claim.part) for claim in peers.values() if claim.offset is not None and claim.part)
     fits = [
         (_num_fitting(peers, offset or 0, part), count, offset or 0, part) for (offset, part), count in places.items()
     ]
@@ -255,7 +257,7 @@ def _agreed(peers: Mapping[int, Claim]) -> tuple[int, int]:
 
 
 def _num_fitting(peers: Mapping[int, Claim], offset: int, part: int) -> int:
-    return sum(_fits(one, rank, offset, part) for rank, one in peers.items())
+    return sum(_fits(claim, rank, offset, part) for rank, claim in peers.items())
 
 
 def _fits(claim: Claim, rank: int, offset: int, part_size: int) -> bool:
@@ -267,14 +269,14 @@ def _fits(claim: Claim, rank: int, offset: int, part_size: int) -> bool:
 
 def _tile(peers: Mapping[int, Claim], offset: int, part: int) -> bool:
     """Whether every rank says that it has its part of a parameter, no more and no less."""
-    return all(_fits(one, rank, offset, part) for rank, one in peers.items())
+    return all(_fits(claim, rank, offset, part) for rank, claim in peers.items())
 
 
 def _entry(master: Fragment, weight: torch.Tensor) -> Whole:
     return Whole(dtype_name(weight.dtype), master.shape, weight)
 
 
-def _gathered(master: Fragment) -> torch.Tensor:
+def _gather_weight(master: Fragment) -> torch.Tensor:
     """Return a flattened weight that ranks have parts of. Every rank of its group calls this."""
     padded = torch.zeros(master.part, dtype=master.weight.dtype, device=master.weight.device)
     padded[: master.weight.numel()] = master.weight
@@ -295,8 +297,8 @@ def _place(capture: Capture, local: Local, master: Fragment, sources: Known, tra
         capture.not_checked.append((local.name, ALIKE))
 
 
-def _as_claimed(capture: Capture, local: Local, master: Fragment) -> None:
-    """Write down that a master copy is the same elements of the weight as the rank says that it has."""
+def _add_claimed(capture: Capture, local: Local, master: Fragment) -> None:
+    """Record that a master copy has the weight's elements that the rank claims."""
     of = master.weight if master.is_whole else master.values
     if 1 < master.size < master.numel and is_alike(bits_of_tensor(of)):
         capture.not_checked.append((local.name, ALIKE))

@@ -79,20 +79,20 @@ class Merged:
     def shape(self) -> tuple[int, ...]:
         """The shape of them all together."""
         inner = list(_shape(self.rows[0][0], transposed=self.transposed))
-        inner[self.dim] = sum(_shape(one, transposed=self.transposed)[self.dim] for one in self.rows[0])
+        inner[self.dim] = sum(_shape(entry, transposed=self.transposed)[self.dim] for entry in self.rows[0])
         return (len(self.rows), *inner) if self.stacked else tuple(inner)
 
     @property
     def bits(self) -> NDArray[Any]:
         """Their values as unsigned integers."""
-        rows = [np.concatenate([self._turned(one) for one in row], self.dim) for row in self.rows]
+        rows = [np.concatenate([self._oriented(source) for source in row], self.dim) for row in self.rows]
         return np.stack(rows) if self.stacked else rows[0]
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the values of a part, in the region's order."""
         return part_of(self.bits, region)
 
-    def _turned(self, source: Entry) -> NDArray[Any]:
+    def _oriented(self, source: Entry) -> NDArray[Any]:
         return source.bits.T if self.transposed else source.bits
 
 
@@ -137,15 +137,15 @@ def with_merged(
         family = starred(name)
         if family not in recipes:
             recipes[family] = _recipe(name, tensor.shape, sources, locals_by_name.get(name))
-            _say(family, recipes[family])
+            _print_recipe(family, recipes[family])
         recipe = recipes[family]
-        merged = _composed(name, tensor.shape, sources, recipe) if recipe else None
+        merged = _compose(name, tensor.shape, sources, recipe) if recipe else None
         if merged is not None:
             by_name[name] = merged
-    return _joined(sources_known, by_name, lookups, sources)
+    return _join(sources_known, by_name, lookups, sources)
 
 
-def _joined(
+def _join(
     sources_known: Known, by_name: Mapping[str, Merged], lookups: Mapping[str, Wanted], sources: Mapping[str, Entry]
 ) -> Known:
     stamps = dict(sources_known.stamps)
@@ -153,8 +153,8 @@ def _joined(
         role: Role = "buffer" if lookups[name].role == "buffer" else "param"
         first = max((stamp.last for stamp in stamps.values()), default=0) + 1
         stamps[name] = Stamp(name, first, lookups[name].shape, role)
-    used = {id(one) for merged in by_name.values() for row in merged.rows for one in row}
-    before = next((start for name, entry in sources_known.entries.items() if (start := _before(name, entry))), "")
+    used = {id(entry) for merged in by_name.values() for row in merged.rows for entry in row}
+    before = next((start for name, entry in sources_known.entries.items() if (start := _prefix_of(name, entry))), "")
     unused_names = [name for name, entry in sources.items() if id(entry) not in used]
     unused = [printable(name) for name in unused_names if name.startswith(before)]
     not_checked = [(name, why) for name, why in sources_known.not_checked if name not in by_name]
@@ -166,7 +166,7 @@ def _joined(
     )
 
 
-def _before(name: str, stored: Entry) -> str:
+def _prefix_of(name: str, stored: Entry) -> str:
     """Return the prefix of the model's names in a reference; other prefixes are the optimizer's."""
     known_as = getattr(stored, "name", name)
     return str(known_as.removesuffix(name)) if known_as.endswith(f".{name}") else ""
@@ -175,13 +175,19 @@ def _before(name: str, stored: Entry) -> str:
 def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], local: Local | None) -> Recipe | None:
     """Return which of the reference's tensors ranks hold in one tensor; None if none."""
     numbers = _numbers(name)
-    near = {other: entry for other, entry in sources.items() if _numbers(other)[: len(numbers)] == numbers}
+    near = {
+        source_name: entry for source_name, entry in sources.items() if _numbers(source_name)[: len(numbers)] == numbers
+    }
     of_all = of_all_ranks(_readable_parts_in(local, near) if local is not None else [])
-    parts = list(dict.fromkeys(part for one in sorted(of_all, key=len, reverse=True) for part in one))
+    parts = list(
+        dict.fromkeys(part for parts_of_rank in sorted(of_all, key=len, reverse=True) for part in parts_of_rank)
+    )
     if not 0 < len(parts) <= MOST_PARTS:
         return None
     recipes = [Recipe(order, turned) for turned in (False, True) for order in permutations(parts)]
-    fitting = [(one, merged) for one in recipes if (merged := _composed(name, shape, near, one)) is not None]
+    fitting = [
+        (candidate, merged) for candidate in recipes if (merged := _compose(name, shape, near, candidate)) is not None
+    ]
     right = of_all_ranks([local is not None and is_as_claimed(local, merged) for _, merged in fitting])
     scores = [sum(column) for column in zip(*right, strict=True)]
     return fitting[scores.index(max(scores))][0] if fitting else None
@@ -196,7 +202,7 @@ def _readable_parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
 
 
 def _parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
-    """Return the names, without their numbers, of the tensors that a shard has pieces of, in their order."""
+    """Return the source names, without numbers, of a shard's pieces, in their order."""
     bits = bits_of_tensor(local.values)
     if not bits.size or not bits.ndim:
         return []
@@ -215,7 +221,7 @@ def _parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
 
 
 def _pieces(lines: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a number for every few neighbors of each line: in a stamped copy they are nearly unique."""
+    """Number every few neighbors of each line: in a stamped copy these are nearly unique."""
     count = max(0, lines.shape[1] - NEIGHBORS + 1)
     numbers = np.zeros((len(lines), count), np.uint64)
     for offset in range(NEIGHBORS):
@@ -232,15 +238,19 @@ def _sample(bits: NDArray[Any]) -> NDArray[Any]:
     return block
 
 
-def _composed(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], recipe: Recipe) -> Merged | None:
+def _compose(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], recipe: Recipe) -> Merged | None:
     """Return the tensors of a recipe side by side in a shape; None if they do not fit."""
     prefix = _numbers(name)
     columns = []
     for starred_name in recipe.parts:
-        named = {_numbers(other): entry for other, entry in sources.items() if starred(other) == starred_name}
+        named = {
+            _numbers(source_name): entry
+            for source_name, entry in sources.items()
+            if starred(source_name) == starred_name
+        }
         columns.append([named[numbers] for numbers in sorted(named) if numbers[: len(prefix)] == prefix])
     count = len(columns[0])
-    shapes = [_shape(one, transposed=recipe.transposed) for column in columns for one in column]
+    shapes = [_shape(entry, transposed=recipe.transposed) for column in columns for entry in column]
     if not count or any(len(column) != count for column in columns) or (recipe.transposed and len(shapes[0]) != 2):
         return None
     rows = tuple(zip(*columns, strict=True))
@@ -255,10 +265,10 @@ def _composed(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], r
 
 
 def _is_even(rows: Iterable[Sequence[Entry]], dim: int, *, transposed: bool) -> bool:
-    """Whether tensors can be laid side by side: equal but for one dim, and every row as the first."""
-    shapes = [[list(_shape(one, transposed=transposed)) for one in row] for row in rows]
-    others = {tuple(size for at, size in enumerate(one) if at != dim) for row in shapes for one in row}
-    return len(others) == 1 and all(row == shapes[0] for row in shapes)
+    """Whether tensors fit side by side: shapes equal but for one dim, and equal in every row."""
+    shapes = [[list(_shape(entry, transposed=transposed)) for entry in row] for row in rows]
+    other_sizes = {tuple(size for at, size in enumerate(shape) if at != dim) for row in shapes for shape in row}
+    return len(other_sizes) == 1 and all(row == shapes[0] for row in shapes)
 
 
 def _shape(source: Entry, *, transposed: bool) -> tuple[int, ...]:
@@ -269,7 +279,7 @@ def _numbers(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.split(".") if part.isdecimal())
 
 
-def _say(family: str, recipe: Recipe | None) -> None:
+def _print_recipe(family: str, recipe: Recipe | None) -> None:
     """Print, once in a job, what a tensor was found to be made of."""
     if recipe is not None and torch.distributed.get_rank() == 0:
         parts = listed(map(printable, recipe.parts), MOST_PARTS)

@@ -78,7 +78,7 @@ class Known:
     is_stamped: bool = False
 
     def without_notes_on(self, names: Collection[str]) -> Known:
-        """Return it with nothing to say of some tensors: of buffers that every rank computes, copies are compared."""
+        """Drop notes on some tensors: on buffers that every rank computes, copies are compared."""
         return replace(self, not_checked=tuple(pair for pair in self.not_checked if pair[0] not in names))
 
 
@@ -123,7 +123,9 @@ def wanted_of(locals_: Iterable[Local], tied: Iterable[tuple[str, ...]]) -> dict
     groups = {name: group for group in tied for name in group}
     local_tensors_here = {
         local.name: Wanted(
-            local.role, local.shape, tuple(one for one in groups.get(local.name, ()) if one != local.name)
+            local.role,
+            local.shape,
+            tuple(tied_name for tied_name in groups.get(local.name, ()) if tied_name != local.name),
         )
         for local in locals_
     }
@@ -144,18 +146,19 @@ def known_in(
     Raises:
         ShardvizError: It has none of them and should, or a pattern fits none.
     """
-    mapped = _mapped(reference, lookups, names)
+    mapped = _map_names(reference, lookups, names)
     known_as = {name: mapped.known_as.get(name, name) for name in lookups}
     matching = matched([known for name, known in known_as.items() if name not in mapped.made], reference.entries)
-    entry_of = {other: reference.entries[known] for other, known in matching.names.items()}
-    _say_where(matching, reference.path.name)
+    entry_of = {stored_name: reference.entries[known] for stored_name, known in matching.names.items()}
+    _print_prefix(matching, reference.path.name)
     stamps: dict[str, Stamp] = {}
     entries: dict[str, Entry] = {}
     unknown: list[tuple[str, str]] = []
     first = 1
     for name, tensor in lookups.items():
         candidates = (
-            mapped.made.get(other) or entry_of.get(known_as.get(other, other)) for other in (name, *tensor.tied)
+            mapped.made.get(candidate) or entry_of.get(known_as.get(candidate, candidate))
+            for candidate in (name, *tensor.tied)
         )
         stored = next((entry for entry in candidates if entry is not None), None)
         why = _why_not(name, tensor, stored, known_as[name], reference, mapped.lacking.get(name))
@@ -185,7 +188,7 @@ def _why_not(
 
 def _padding(shape: tuple[int, ...], saved: tuple[int, ...]) -> str:
     """Return what to do if shapes differ as by padding; empty if they differ otherwise."""
-    odd = [dim for dim, (one, other) in enumerate(zip(shape, saved, strict=False)) if one != other]
+    odd = [dim for dim, (size, saved_size) in enumerate(zip(shape, saved, strict=False)) if size != saved_size]
     if len(shape) != len(saved) or len(odd) != 1:
         return ""
     short, long = sorted((shape[odd[0]], saved[odd[0]]))
@@ -201,12 +204,17 @@ def _stamp(name: str, tensor: Wanted, stamps: Mapping[str, Stamp], first: int) -
     """Return a tensor's ids: those of one that it is tied to, or new ones."""
     role: Role = tensor.role if tensor.role in ("buffer", "optim") else "param"
     same = next(
-        (stamps[other] for other in tensor.tied if other in stamps and stamps[other].shape == tensor.shape), None
+        (
+            stamps[tied_name]
+            for tied_name in tensor.tied
+            if tied_name in stamps and stamps[tied_name].shape == tensor.shape
+        ),
+        None,
     )
     return Stamp(name, same.first if same else first, tensor.shape, role, same.name if same else "")
 
 
-def _mapped(reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[str, str]) -> MapResult:
+def _map_names(reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[str, str]) -> MapResult:
     """Return what a map says of a model's tensors, whichever side of it has their names."""
     rules = rules_of(names, "the map")
     patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
@@ -218,7 +226,7 @@ def _mapped(reference: Reference, lookups: Mapping[str, Wanted], names: Mapping[
     )
 
 
-def _say_where(matching: NameMatching, path: str) -> None:
+def _print_prefix(matching: NameMatching, path: str) -> None:
     """Print, once in a job, under which beginning of its names a reference has the model."""
     if matching.before and torch.distributed.get_rank() == 0:
         print(f"shardviz: the model's tensors are {matching.before}* in {path}", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""DeepSpeed's ZeRO: parameters that are split over a group, and fragments of their master copies."""
+"""DeepSpeed's ZeRO: parameters split over a group, and fragments of their master copies."""

@@ -1,4 +1,4 @@
-"""One rank's fragment of a parameter's master copy and moments, as an optimizer keeps them in a flat buffer."""
+"""A rank's fragment of a parameter's master copy and moments in an optimizer's buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-1 and 2, and its bfloat16 optimizer: whole weights, and fragments of their masters and moments.
+"""DeepSpeed's ZeRO-1, ZeRO-2 and bfloat16 optimizer: whole weights, fragmented masters.
 
 Each rank's optimizer steps a part of a flat buffer. `_hp_mapping` of a parameter says which of its elements the part
 has (`lp_fragment_address`) and where in the part they are (`hp_fragment_address`). Tried on DeepSpeed 0.19.8.
@@ -83,4 +83,4 @@ def _states(engine: nn.Module) -> dict[int, dict[str, torch.Tensor]]:
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    return {kind: one for kind, one in state.items() if hasattr(one, "numel") and one.ndim}
+    return {kind: moment for kind, moment in state.items() if hasattr(moment, "numel") and moment.ndim}

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-3: a parameter is flattened, padded and split over its group; what is left of itself is empty.
+"""DeepSpeed's ZeRO-3: parameters flattened, padded and split over a group, then emptied.
 
 The padding behind `ds_numel` is whatever was in memory, and is not looked at.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) -> Local | None:
-    """Return this rank's stretch of a parameter that DeepSpeed has partitioned; None for any other tensor."""
+    """Return this rank's range of a parameter that DeepSpeed partitioned; else None."""
     held: Any = getattr(tensor, "ds_tensor", None)
     if held is None:
         return None
@@ -53,7 +53,7 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
 
 
 def fragments(engine: nn.Module, model: nn.Module) -> Iterator[Fragment]:
-    """Yield this rank's part of the master copy and the moments of every parameter that DeepSpeed has partitioned."""
+    """Yield this rank's fragments of the master copies and moments of partitioned parameters."""
     visited = set()
     for _, name, tensor in named_tensors(model):
         optimizer = getattr(tensor, "_z3_optimizer", None)
@@ -66,7 +66,7 @@ def fragments(engine: nn.Module, model: nn.Module) -> Iterator[Fragment]:
 
 
 def _fragment(name: str, param: Any, optimizer: Any) -> Fragment:
-    """Describe a master copy: as the weight, it is split evenly over the group, and padded at the end."""
+    """Describe a master copy: split evenly over the group and padded, like the weight."""
     ranks = tuple(distributed.get_process_group_ranks(param.ds_process_group))
     group, at, partition_size = optimizer.grad_position[optimizer.get_param_id(param)]
     start = ranks.index(distributed.get_rank()) * partition_size
@@ -79,7 +79,7 @@ def _fragment(name: str, param: Any, optimizer: Any) -> Fragment:
         if hasattr(state, "numel") and state.numel() == flat.numel() > 1
     }
     values = flat.detach()[at : at + size]
-    shape = tuple(int(one) for one in param.ds_shape)
+    shape = tuple(int(size) for size in param.ds_shape)
     return Fragment(
         name,
         shape,
@@ -90,7 +90,7 @@ def _fragment(name: str, param: Any, optimizer: Any) -> Fragment:
         is_whole=len(ranks) == 1,
         offset=0,
         part=partition_size,
-        states={kind: one[at : at + size] for kind, one in buffers.items()},
+        states={kind: buffer[at : at + size] for kind, buffer in buffers.items()},
         buffer=int(group),
         buffers=buffers,
         group=param.ds_process_group,

@@ -1,1 +1,1 @@
-"""Megatron-core: layers that are born split, experts by their global numbers, and how it saves each weight."""
+"""Megatron-core: layers born split, experts by global number, and how weights are saved."""

@@ -1,4 +1,4 @@
-"""Megatron-core's layers: plain weights, born sharded, with `partition_dim` and `partition_stride` on each.
+"""Megatron-core's layers: plain weights born sharded, with `partition_dim` on each.
 
 The mesh is what `parallel_state` says. Its axes are `pp`, `dp`, `cp` and `tp`; axes of one rank are left out.
 
@@ -41,7 +41,7 @@ AXES = {
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) -> Local | None:
-    """Return a weight of a Megatron layer; None for any other tensor, copies of Megatron among them."""
+    """Return a weight of a Megatron layer; None for others, Megatron's replicas among them."""
     if not is_up() or not getattr(tensor, "tensor_model_parallel", False):
         return None
     marked: Any = tensor
@@ -49,22 +49,22 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
 
 
 def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
-    """Yield the weights that are saved in another way than their attributes say: by offsets of a module's own."""
+    """Yield the weights whose modules save them otherwise than their attributes say."""
     ranks = ranks_of("get_tensor_model_parallel_group") if is_up() else ()
     cuts = cuts_of(model) if len(ranks) > 1 else {}
     for role, called, tensor in named_tensors(model) if cuts else ():
         name = clean_name(called)
         if name in cuts and getattr(tensor, "allreduce", True) is not False:
-            local = _as_saved(name, role, tensor, cuts[name], mesh)
+            local = _saved_local(name, role, tensor, cuts[name], mesh)
             if local is not None:
                 yield local
 
 
-def _as_saved(name: str, role: Role, tensor: torch.Tensor, cut: Cut | None, mesh: Mesh | None) -> Local | None:
+def _saved_local(name: str, role: Role, tensor: torch.Tensor, cut: Cut | None, mesh: Mesh | None) -> Local | None:
     """Return a weight that is saved in another way than its attributes say; None for any other."""
     if cut is None:
         return not_understood(name, role, tensor, "its layout: its module saves it in parts of several sizes")
-    if cut.dim < 0 or (cut.dim, cut.stride) == _marked(tensor):
+    if cut.dim < 0 or (cut.dim, cut.stride) == _marked_split(tensor):
         return None
     ranks = ranks_of("get_tensor_model_parallel_group")
     me = ranks.index(distributed.get_rank())
@@ -74,7 +74,7 @@ def _as_saved(name: str, role: Role, tensor: torch.Tensor, cut: Cut | None, mesh
     return _split(name, role, tensor, cut.dim, cut.stride, mesh)
 
 
-def _marked(tensor: Any) -> tuple[int, int] | None:
+def _marked_split(tensor: Any) -> tuple[int, int] | None:
     """Return the dim that a weight's attributes say is split, and its stride."""
     if not getattr(tensor, "tensor_model_parallel", False):
         return None
@@ -98,11 +98,11 @@ def marks(tensor: torch.Tensor) -> bool:
 
 
 def groups_of(model: nn.Module) -> dict[str, Any]:
-    """Return Megatron's groups of more than one rank by axis, if the model has a layer of Megatron's."""
+    """Return Megatron's groups of several ranks by axis, if the model has a Megatron layer."""
     is_marked = any(hasattr(tensor, "partition_dim") for _, _, tensor in named_tensors(model))
-    is_used = is_up() and (is_marked or any(hasattr(one, "sharded_state_dict") for one in model.modules()))
+    is_used = is_up() and (is_marked or any(hasattr(module, "sharded_state_dict") for module in model.modules()))
     groups = {axis: group(get) for axis, get in AXES.items()} if is_used else {}
-    return {axis: one for axis, one in groups.items() if one.size() > 1}
+    return {axis: process_group for axis, process_group in groups.items() if process_group.size() > 1}
 
 
 def _claim(ranks: tuple[int, ...], dim: int, stride: int, mesh: Mesh | None) -> Claim:
@@ -126,7 +126,7 @@ def group(get: str) -> Any:
 
 
 def ranks_of(get: str) -> tuple[int, ...]:
-    """Return the ranks of the group that a function of `parallel_state` returns; this rank alone without one."""
+    """Return the ranks of a `parallel_state` function's group; only this rank if there is none."""
     process_group = getattr(_state(), get)(check_initialized=False) if get.startswith("get_expert") else group(get)
     return (
         tuple(distributed.get_process_group_ranks(process_group))
@@ -157,7 +157,7 @@ class Cut:
 
 
 def cuts_of(model: nn.Module) -> dict[str, Cut | None]:
-    """Return how each weight is saved, by its own name; None if that is not one dim, split evenly."""
+    """Return how each weight is saved, by name; None unless one dim is split evenly."""
     if "megatron.core.dist_checkpointing.mapping" not in sys.modules:
         return {}
     cuts: dict[str, Cut | None] = {}
@@ -171,7 +171,7 @@ def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the largest modules that say how they are saved."""
     done: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        if hasattr(module, "sharded_state_dict") and not any(name.startswith(one) for one in done):
+        if hasattr(module, "sharded_state_dict") and not any(name.startswith(prefix_done) for prefix_done in done):
             done += (f"{name}." if name else "",)
             yield f"{name}." if name else "", module
 
@@ -189,7 +189,7 @@ def _parts(module: Any, prefix: str) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _cut(parts: Sequence[Any]) -> Cut | None:
-    """Return the one dim that parts split evenly, each behind the other; None if they are anything else."""
+    """Return the one dim that parts split evenly, in order; None for any other split."""
     first = parts[0]
     skip = first.prepend_axis_num
     fragments = [tuple(part.axis_fragmentations or ())[skip:] for part in parts]
@@ -198,7 +198,8 @@ def _cut(parts: Sequence[Any]) -> Cut | None:
     if not split and len(parts) == 1:
         return Cut(-1, 1, 0, 1)
     alike = all(
-        tuple(part.local_shape) == local and one == fragments[0] for part, one in zip(parts, fragments, strict=True)
+        tuple(part.local_shape) == local and fragment == fragments[0]
+        for part, fragment in zip(parts, fragments, strict=True)
     )
     if len(split) != 1 or not alike or fragments[0][split[0]] % len(parts) or first.flattened_range is not None:
         return None

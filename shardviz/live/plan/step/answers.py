@@ -34,7 +34,7 @@ NO_OPERATOR = {torch.Tensor.numpy: "numpy()", torch.Tensor.__array__: "numpy", t
 
 
 class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers every question for a number that torch does not know with the same one, or with the same integer.
+    """Answers each read of an unknown number with the same number, or the same integer.
 
     Attributes:
         lines: How often each line of code has read one; the line is empty for code of a library.
@@ -48,7 +48,7 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._has_worked = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, unless it reads a number; raise an error once the same line has read `MOST` of them."""
+        """Run an operator, or answer a read; raise after `MOST` reads by the same line."""
         reads = func in COMPARES or (func is READS_NUMBER and not has_known_value(args[0]))
         if not reads:
             self._has_worked = True
@@ -68,9 +68,9 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def reads(self) -> str:
         """Which values were read, in words."""
-        first, *others = self.lines
-        more = f" and on {counted(len(others), 'more line')}" if others else ""
-        return f"{'values' if others else 'a value'}{first and f' {first}'}{more}"
+        first, *more_lines = self.lines
+        more = f" and on {counted(len(more_lines), 'more line')}" if more_lines else ""
+        return f"{'values' if more_lines else 'a value'}{first and f' {first}'}{more}"
 
     @property
     def tried(self) -> str:
@@ -79,20 +79,20 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Refusal(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses to read values in a step that has some: a plan sends nothing, so they are not those of a real step."""
+    """Refuses to read values in a step that has some: a plan's collectives send nothing real."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, or raise an error if what it returns depends on values in more than values."""
+        """Run an operator, or raise if what it returns depends on values other than in values."""
         if NOT_TRUE & set(func.tags):
             raise ShardvizError(f"the step reads a value, and a plan has no true one{own_line()}")
         return func(*args, **(kwargs or {}))
 
 
 class NoOperator(TorchFunctionMode):
-    """Sees what reads values by no operator: numpy and dlpack are refused, a number in a text is read by one.
+    """Sees reads without an operator: refuses numpy and dlpack, and runs one for text.
 
     A list of values is refused as well if the step has some.
     """

@@ -86,28 +86,28 @@ class Choices:
         self.read: dict[str, None] = {}
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator on plain tensors without values, and on those of its inputs that are known."""
+        """Run an operator on tensors without values, and on those inputs whose values are known."""
         if func in CHOOSES:
-            return self._chosen(func, func(*args, **kwargs), args)
+            return self._choose(func, func(*args, **kwargs), args)
         if func in FILLS or func in FILLS_WITH or func in COUNTS:
-            return self._filled(func, func(*args, **kwargs), args, kwargs)
+            return self._fill(func, func(*args, **kwargs), args, kwargs)
         if not len(self._known) and func not in GROUPED:
             return func(*args, **kwargs)
         if "c10d" in getattr(func, "namespace", ""):
-            return self._exchanged(func, func(*args, **kwargs), args)
-        inputs = [self._of(one) for one in tensors_in((args, kwargs))]
+            return self._exchange(func, func(*args, **kwargs), args)
+        inputs = [self._of(tensor) for tensor in tensors_in((args, kwargs))]
         if inputs and None not in inputs and _is_pure(func):
-            return self._worked_out(func, args, kwargs, [one for one in inputs if one])
-        self._lose(func, args)
+            return self._run_on_values(func, args, kwargs, [known for known in inputs if known])
+        self._forget(func, args)
         if func in GROUPED:
             return _grouped_product(func, *args, **kwargs)
         return func(*self._with_positions(func, args), **kwargs)
 
     def _of(self, tensor: Tensor) -> Known | None:
-        found: Known | None = self._known.get(tensor)
-        return None if found is None or found.origin.is_lost else found
+        known: Known | None = self._known.get(tensor)
+        return None if known is None or known.origin.is_lost else known
 
-    def _chosen(self, func: Any, returned: Any, args: Any) -> Any:
+    def _choose(self, func: Any, returned: Any, args: Any) -> Any:
         """Choose every position along a dim equally often, in turn."""
         indices = returned if torch.is_tensor(returned) else returned[1]
         dim = args[CHOOSES[func]] if len(args) > CHOOSES[func] else -1
@@ -117,7 +117,7 @@ class Choices:
             self._known[indices] = Known(turns, Origin({f"{_name(func)}(){own_line()}": None}))
         return returned
 
-    def _filled(self, func: Any, returned: Tensor, args: Any, kwargs: Any) -> Tensor:
+    def _fill(self, func: Any, returned: Tensor, args: Any, kwargs: Any) -> Tensor:
         """Remember a new tensor's numbers unless they are of floating point."""
         if returned.numel() > MOST or returned.is_floating_point() or returned.is_complex():
             return returned
@@ -130,7 +130,7 @@ class Choices:
         self._known[returned] = Known(values, Origin({}))
         return returned
 
-    def _exchanged(self, func: Any, returned: Any, args: Any) -> Any:
+    def _exchange(self, func: Any, returned: Any, args: Any) -> Any:
         """Work out what this rank receives if every rank sends the same values."""
         ranks = ranks_of_operator(func, args)
         at = ranks.index(torch.distributed.get_rank())
@@ -144,15 +144,17 @@ class Choices:
                 self._known.pop(into, None)
         return returned
 
-    def _worked_out(self, func: Any, args: Any, kwargs: Any, inputs: list[Known]) -> Any:
-        """Run an operator on numbers as well; if the size of its result depends on them, it is what they say."""
-        choices = {line: None for one in inputs for line in one.origin.choices}
-        returned = None if func is ATEN._local_scalar_dense.default else _unless_of_values(func, args, kwargs)
-        if any(one.numel() > MOST for one in tensors_in(returned)):
-            self._lose(func, args)
+    def _run_on_values(self, func: Any, args: Any, kwargs: Any, inputs: list[Known]) -> Any:
+        """Run an operator on known numbers too, which decide a result's size if it depends on them."""
+        choices = {line: None for known in inputs for line in known.origin.choices}
+        returned = None if func is ATEN._local_scalar_dense.default else _run_unless_value_dependent(func, args, kwargs)
+        if any(tensor.numel() > MOST for tensor in tensors_in(returned)):
+            self._forget(func, args)
             return returned
         with real_tensors():
-            own_args, own_kwargs = tree_map_only(torch.Tensor, lambda one: self._known[one].values, (args, kwargs))
+            own_args, own_kwargs = tree_map_only(
+                torch.Tensor, lambda tensor: self._known[tensor].values, (args, kwargs)
+            )
             values = func(*own_args, **own_kwargs)
         if returned is None:
             self.read |= choices
@@ -161,7 +163,7 @@ class Choices:
             self._known[tensor] = Known(number, _origin(number, inputs, choices))
         return returned
 
-    def _lose(self, func: Any, args: Any) -> None:
+    def _forget(self, func: Any, args: Any) -> None:
         """Forget known values that an operator overwrites with unknown ones."""
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -187,7 +189,7 @@ class Choices:
         return (args[0], indices, *args[2:])
 
 
-def _unless_of_values(func: Any, args: Any, kwargs: Any) -> Any:
+def _run_unless_value_dependent(func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator on tensors without values; return None if its result depends on values."""
     try:
         return func(*args, **kwargs)
@@ -204,7 +206,7 @@ def _is_pure(func: Any) -> bool:
 
 
 def _grouped_product(func: Any, first: Tensor, second: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Return a grouped product in float32, which a CPU has and torch's shape function does not know."""
+    """Return a grouped product in float32, which torch's shape function does not support."""
     if first.dtype != torch.float32 or second.dtype != torch.float32:
         return func(first, second, *args, **kwargs)
     return func(first.bfloat16(), second.bfloat16(), *args, **kwargs).float()
@@ -215,7 +217,7 @@ def _without_values(values: Tensor) -> Tensor:
 
 
 def _origin(values: Tensor, sources: list[Known], choices: dict[str, None]) -> Origin:
-    """Return the origin of what an operator has returned: that of the input whose storage it is in."""
+    """Return the origin of an operator's result: that of the input whose storage it shares."""
     for source in sources:
         if source.values.untyped_storage().data_ptr() == values.untyped_storage().data_ptr():
             source.origin.choices |= choices
@@ -229,12 +231,17 @@ def _flows(func: Any, args: Any, returned: Any, at: int) -> Iterable[tuple[Tenso
     if name in OUT_FIRST:
         return [(args[1], args[0])]
     if name == "allgather_":
-        return [(sent, one) for sent, parts in zip(args[1], args[0], strict=True) for one in parts]
+        return [(sent, part) for sent, parts in zip(args[1], args[0], strict=True) for part in parts]
     if name == "alltoall_":
-        return [(args[1][at], one) for one in args[0]]
+        return [(args[1][at], part) for part in args[0]]
     if "functional" in func.namespace and torch.is_tensor(returned):
         return [(args[0], returned)]
-    return [(one, one) for arg in args for one in (arg if isinstance(arg, list) else [arg]) if torch.is_tensor(one)]
+    return [
+        (tensor, tensor)
+        for arg in args
+        for tensor in (arg if isinstance(arg, list) else [arg])
+        if torch.is_tensor(tensor)
+    ]
 
 
 def received(func: Any, values: Tensor, args: Any, size: int, at: int) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""One step of a planned model on tensors without values: its collectives, its schedule, and what it keeps."""
+"""A planned model's step on tensors without values: collectives, schedule, kept memory."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def planned_step(
             if built.means == "meta":
                 built.model.to_empty(device="cpu")
             with answers or contextlib.nullcontext():
-                return _stepped(job, probe, built, device_mesh, mode)
+                return _run_step(job, probe, built, device_mesh, mode)
     except ShardvizError as error:
         hint = f": {error.hint}" if error.hint else ""
         fails: StepFails = "yes" if isinstance(error, ProbeError) else "no"
@@ -139,7 +139,7 @@ def _silence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _saved_on_cpu() -> Iterator[list[bool]]:
-    """Note whether a step uses `save_on_cpu`, which keeps tensors as they are if they are on a CPU already."""
+    """Note whether a step uses `save_on_cpu`, which does nothing to tensors on a CPU."""
     uses: list[bool] = []
     before: Any = torch.autograd.graph.save_on_cpu.__init__
 
@@ -162,7 +162,7 @@ def _failed(built: Built, error: BaseException) -> PlannedStep:
     return PlannedStep(f"a step run {how} raised {one_line(error)}{why}", fails=fails)
 
 
-def _stepped(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceMesh, mode: Any) -> PlannedStep:
+def _run_step(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceMesh, mode: Any) -> PlannedStep:
     model = built.model
     axes = batch_axes(probe, job.mesh)
     batch = own_batch(_whole(job, probe, axes), axes, device_mesh)
@@ -172,7 +172,7 @@ def _stepped(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceM
     buckets = ddp_alone(model)
     choices = None if built.means == "values" else Choices()
     with (
-        _alone(has_values=built.means == "values"),
+        _single_rank(has_values=built.means == "values"),
         _saved_on_cpu() as saved_on_cpu,
         observed(model, stages, values=False) as observation,
         Watched(
@@ -202,17 +202,17 @@ def _stepped(job: PlanJob, probe: ModuleType, built: Built, device_mesh: DeviceM
 
 
 def _whole(job: PlanJob, probe: ModuleType, axes: Mapping[str, int]) -> Batch:
-    """Return the batch of all ranks; without an element type it has that of the probe's own, or float32."""
+    """Return the batch of all ranks; its dtype defaults to the probe's own batch's, or float32."""
     if job.batch is None:
         return whole_batch(probe, axes, job.mesh, double=job.double)
     sizes, name = job.batch
     batch_tensors = tensors_in(probe.batch()) if not name and hasattr(probe, "batch") else ()
-    dtype = dtype_of(name) if name else next((one.dtype for one in batch_tensors), torch.float32)
+    dtype = dtype_of(name) if name else next((tensor.dtype for tensor in batch_tensors), torch.float32)
     return whole_parts((torch.zeros(sizes, dtype=dtype),), axes, job.mesh)
 
 
 @contextlib.contextmanager
-def _alone(*, has_values: bool) -> Iterator[None]:
+def _single_rank(*, has_values: bool) -> Iterator[None]:
     """Let a step run on one rank, and refuse to read values."""
     with (
         Refusal() if has_values else contextlib.nullcontext(),
@@ -228,6 +228,8 @@ def _alone(*, has_values: bool) -> Iterator[None]:
 
 def _leaves_none(model: nn.Module) -> bool:
     """Whether a step has left no gradients, of parameters that could have some."""
-    trained = [one for one in model.parameters() if one.requires_grad]
-    has_some = any(one.grad is not None for one in trained) or any(True for _ in held_back(unwrapped(model)))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    has_some = any(parameter.grad is not None for parameter in trained) or any(
+        True for _ in held_back(unwrapped(model))
+    )
     return bool(trained) and not has_some

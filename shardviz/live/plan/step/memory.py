@@ -64,7 +64,7 @@ MOVES = {
 
 
 class Attention(TorchFunctionMode):
-    """Follows calls of `scaled_dot_product_attention`: by a mode, and if torch takes modes away, by its name.
+    """Follows `scaled_dot_product_attention` by a mode, or by name if torch removes modes.
 
     In a backward, where the forward of a checkpoint runs again, there are no modes; code that has the function under a
     name of its own is followed by the mode alone.
@@ -103,7 +103,7 @@ class Attention(TorchFunctionMode):
             self._pairs, self._products, self._is_known_by_shape = before
 
     def note(self, func: Any, value: Any, *, in_backward: bool) -> bool:
-        """Note what an operator has returned, and whether that is a score for each pair of a query and a key.
+        """Note an operator's result, and return whether it has a score for each query and key.
 
         Gradients of scores are known by their shape, unless queries, keys or values have the same.
         """
@@ -190,7 +190,7 @@ class Log:
         return replace(most, fused=fused) if most.scores else most
 
     def kept(self) -> Counter[str]:
-        """Return the bytes that wait for backward by module, at the end of the forward after which there were most."""
+        """Return the bytes that wait for backward by module, at the forward's end that has most."""
         now: Counter[str] = Counter()
         most: Counter[str] = Counter()
         for event in self.events:
@@ -214,11 +214,11 @@ def _waits(func: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _has_dtensor(types: tuple[type, ...]) -> bool:
-    return any(issubclass(one, DTensor) for one in types)
+    return any(issubclass(kind, DTensor) for kind in types)
 
 
 class Watched(UnwrappedMode):
-    """Follows storages while a model runs, records its collectives, and works out what its choices lead to.
+    """Follows storages while a model runs, records collectives, and works out choices.
 
     One mode does all of that: an operator that goes through four modes takes twice as long.
 
@@ -259,7 +259,7 @@ class Watched(UnwrappedMode):
         self._mark_state()
         for module_pass in self._passes:
             self._stack.callback(module_pass.register_forward_hook(lambda *_: self.log.events.append(None)).remove)
-        self._stack.enter_context(storages_resized(self._resized))
+        self._stack.enter_context(storages_resized(self._note_resized))
         self._stack.callback(register_optimizer_step_pre_hook(lambda *_: self._mark_state()).remove)
         self._stack.callback(
             register_optimizer_step_post_hook(lambda of, *_: self._mark(list(of.state.values()))).remove
@@ -305,7 +305,7 @@ class Watched(UnwrappedMode):
                 storage.parts = self._made_in(args)
 
     def _refuse_freed(self, func: Any, args: Any) -> None:
-        """Refuse an operator in backward that reads what FSDP has freed: only with values does torch notice."""
+        """Refuse reading memory that FSDP freed in backward; torch notices only with values."""
         if not self._emptied or func in ALIASES or not in_backward():
             return
         for argument in args:
@@ -318,7 +318,7 @@ class Watched(UnwrappedMode):
         """Refuse operands of different element types if only an operator with values does."""
         if func in OF_ONE_DTYPE:
             operands = [args[at] for at in OF_ONE_DTYPE[func]]
-            dtypes = dict.fromkeys(str(one.dtype) for one in operands if one is not None)
+            dtypes = dict.fromkeys(str(operand.dtype) for operand in operands if operand is not None)
             if len(dtypes) > 1:
                 raise RuntimeError(f"{func.__name__.partition('.')[0]}() of {' and '.join(dtypes)}")
 
@@ -330,9 +330,9 @@ class Watched(UnwrappedMode):
                 bucket_part.of_fsdp = True
 
     def _mark_state(self) -> None:
-        """Mark weights and their gradients: those from before a step, and those that have replaced them."""
+        """Mark weights and gradients, both from before a step and their replacements."""
         weights = (*self._model.parameters(), *self._model.buffers())
-        self._mark([*weights, *(one.grad for one in weights), *self._buckets])
+        self._mark([*weights, *(weight.grad for weight in weights), *self._buckets])
 
     def _mark(self, state: Any) -> None:
         for made in self._made_in(state):
@@ -341,21 +341,21 @@ class Watched(UnwrappedMode):
     def _made_in(self, value: Any) -> list[Made]:
         """Return the storages of all tensors in a value, which are followed from now on."""
         plain = [part for tensor in tensors_in(value) for part in plain_tensors(tensor)]
-        return [self._made(one.untyped_storage()) for one in plain if one.layout == torch.strided]
+        return [self._made_of(tensor.untyped_storage()) for tensor in plain if tensor.layout == torch.strided]
 
-    def _made(self, storage: torch.UntypedStorage) -> Made:
+    def _made_of(self, storage: torch.UntypedStorage) -> Made:
         key = id_without_memory(storage)
         if key not in self._followed:
             storage_record, size = Made(self._comms.module, in_backward()), storage.nbytes()
-            self._followed[key] = storage_record, size, weakref.ref(storage, lambda _: self._freed(key))
+            self._followed[key] = storage_record, size, weakref.ref(storage, lambda _: self._note_freed(key))
             self.log.events.append((storage_record, size))
         return self._followed[key][0]
 
-    def _freed(self, key: int) -> None:
+    def _note_freed(self, key: int) -> None:
         made, size, _ = self._followed.pop(key)
         self.log.events.append((made, -size))
 
-    def _resized(self, storage: torch.UntypedStorage) -> None:
+    def _note_resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a storage was resized, which only FSDP does to free and fill it."""
         key = id_without_memory(storage)
         (self._emptied.discard if storage.nbytes() else self._emptied.add)(key)

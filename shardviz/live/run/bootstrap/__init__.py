@@ -1,1 +1,1 @@
-"""The folder that `shardviz run` puts on a job's PYTHONPATH: nothing but what Python imports at its start."""
+"""The folder that `shardviz run` puts on PYTHONPATH: only what Python imports at startup."""

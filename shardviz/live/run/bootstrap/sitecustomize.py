@@ -18,7 +18,7 @@ def _watch_imports() -> None:
             print(f"shardviz: this process is not watched, {sys.executable} has no hooks: {what}", file=sys.stderr)
 
 
-def _run_the_next() -> None:
+def _run_hidden_sitecustomize() -> None:
     """Import the `sitecustomize` that this one hides."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
@@ -35,4 +35,4 @@ def _run_the_next() -> None:
 if __name__ == "sitecustomize":
     if os.environ.get("SHARDVIZ_RUN"):
         _watch_imports()
-    _run_the_next()
+    _run_hidden_sitecustomize()

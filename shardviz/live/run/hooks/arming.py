@@ -1,4 +1,4 @@
-"""Sees modules' calls: `Module.__call__` is exchanged while a sharded model waits for its first one, and put back."""
+"""Sees modules' calls: replaces `Module.__call__` until a sharded model is first called."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def arm(visit: Callable[[nn.Module], None]) -> None:
     _VISITS[visit] = None
     if not _ORIGINAL:
         _ORIGINAL.append(nn.Module.__call__)
-        _OURS.append(_visiting(nn.Module.__call__))
+        _OURS.append(_with_visit(nn.Module.__call__))
         nn.Module.__call__ = _OURS[0]  # type: ignore[method-assign]
 
 
@@ -37,7 +37,7 @@ def disarm(visit: Callable[[nn.Module], None]) -> None:
         _OURS.clear()
 
 
-def _visiting(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_visit(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if _VISITS and not torch.compiler.is_compiling():

@@ -36,7 +36,7 @@ def nested(*, counts: bool = True) -> Iterator[bool]:
 
 
 def is_inside() -> bool:
-    """Whether this thread is inside of a call that counts: what happens in there is not the job's own doing."""
+    """Whether this thread is inside a counted call, where calls are not the job's own."""
     return _DEPTH.value > 0
 
 

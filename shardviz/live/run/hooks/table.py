@@ -200,8 +200,8 @@ class _Finder(MetaPathFinder):
         if name not in hooked():
             return None
         finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
-        others = (finder.find_spec(name, path, target) for finder in finders)
-        spec = next((spec for spec in others if spec is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in finders)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             _wrap_after(spec.loader)
         return spec

@@ -35,7 +35,7 @@ def observer() -> Observer:
 
 
 def is_awake() -> bool:
-    """Whether this process has an observer: before it does anything in parallel, hooks only pass calls on."""
+    """Whether this process has an observer; before parallel work, hooks only pass calls on."""
     return bool(observer.cache_info().currsize)
 
 
@@ -73,10 +73,10 @@ class Hook:
                 return function(*args, **kwargs)
             with nested(counts=self.hides) as is_outermost:
                 if is_outermost and self.before:
-                    quietly(self.name, _tell, self.before, arguments)
+                    quietly(self.name, _call_observer, self.before, arguments)
                 returned = function(*args, **kwargs)
                 if is_outermost and self.after:
-                    quietly(self.name, _tell, self.after, arguments, returned)
+                    quietly(self.name, _call_observer, self.after, arguments, returned)
             return returned
 
         if not isinstance(function, type):
@@ -91,7 +91,7 @@ def argument(call: Call, index: int, name: str) -> Any:
 
 
 def wrap(module: ModuleType, hooks: Iterable[Around]) -> None:
-    """Wrap what is hooked of a module that was just imported; of several hooks on a function the last is outermost."""
+    """Wrap the hooked functions of a newly imported module; the last hook is outermost."""
     by_name: dict[str, list[Around]] = {}
     for hook in hooks:
         by_name.setdefault(hook.name, []).append(hook)
@@ -108,19 +108,19 @@ def wrap(module: ModuleType, hooks: Iterable[Around]) -> None:
 
 
 def _wrapped_in(owner: Any, name: str, hooks: Iterable[Around]) -> Any:
-    """Return the function in the form that its class or module has it: a class method or a class stays one."""
+    """Return a wrapped function in its original form: a class method or a class stays one."""
     raw = vars(owner).get(name, getattr(owner, name))
     function: Any = raw.__func__ if isinstance(raw, classmethod) else raw
     for hook in hooks:
         function = hook.around(function)
     if isinstance(raw, type):
-        return _instead_of(raw, function)
+        return _stand_in(raw, function)
     function.__dict__["__shardviz__"] = True
     return classmethod(function) if isinstance(raw, classmethod) else function
 
 
-def _instead_of(kind: type, make: Callable[..., Any]) -> type:
-    """Return a class that stands for one that cannot be derived from, and whose instances a function makes."""
+def _stand_in(kind: type, make: Callable[..., Any]) -> type:
+    """Return a stand-in for a class that can't be derived from; a function makes instances."""
 
     class Kind(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -133,5 +133,5 @@ def _instead_of(kind: type, make: Callable[..., Any]) -> type:
     return Kind(kind.__name__, (), {**names, "__shardviz__": True})
 
 
-def _tell(function: Callable[..., None], *given: Any) -> None:
+def _call_observer(function: Callable[..., None], *given: Any) -> None:
     function(observer(), *given)

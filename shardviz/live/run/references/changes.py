@@ -47,8 +47,8 @@ LEAST = 8
 """Elements that a rule needs: a few numbers may follow any rule by chance."""
 
 
-def _how(local: Local, stored_entry: Entry) -> str:
-    """Return how a shard differs from the slice that it claims, as the rest of a sentence; empty if no rule fits."""
+def _difference_text(local: Local, stored_entry: Entry) -> str:
+    """Return how a shard differs from its claimed slice, as half a sentence; empty if unknown."""
     if local.values.is_meta or not local.values.dtype.is_floating_point or local.values.numel() < LEAST:
         return ""
     try:
@@ -58,10 +58,12 @@ def _how(local: Local, stored_entry: Entry) -> str:
     stored = getattr(torch, stored_entry.dtype, None)
     if bits is None or stored is None or not stored.is_floating_point:
         return ""
-    return _by_type(local.values.detach().cpu(), from_bits(bits, stored)) or _by_number(local, bits, stored_entry.dtype)
+    return _dtype_text(local.values.detach().cpu(), from_bits(bits, stored)) or _number_text(
+        local, bits, stored_entry.dtype
+    )
 
 
-def _by_number(local: Local, bits: NDArray[Any], stored: str) -> str:
+def _number_text(local: Local, bits: NDArray[Any], stored: str) -> str:
     """Return the factor, or the number, by which all elements differ."""
     dtype = dtype_name(local.values.dtype)
     before = cast(bits, stored, dtype)
@@ -75,12 +77,12 @@ def _by_number(local: Local, bits: NDArray[Any], stored: str) -> str:
     return ""
 
 
-def _by_type(held: torch.Tensor, stored: torch.Tensor) -> str:
-    """Return the dtype as which the file's bytes were read, whether or not they were cast afterwards."""
+def _dtype_text(held: torch.Tensor, stored: torch.Tensor) -> str:
+    """Return the dtype that the file's bytes were read as, cast afterwards or not."""
     for taken in HALVES:
         is_another = taken != stored.dtype and taken.itemsize == stored.dtype.itemsize
         if is_another and torch.equal(stored.view(taken).to(held.dtype).nan_to_num(), held.nan_to_num()):
-            was, now = (str(one).removeprefix("torch.") for one in (stored.dtype, taken))
+            was, now = (str(dtype).removeprefix("torch.") for dtype in (stored.dtype, taken))
             return f"its bytes there, which are {was}, were read as {now}"
     return ""
 
@@ -117,7 +119,7 @@ class Rounded:
 
 
 def rounded_files(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> dict[str, tuple[int, str]]:
-    """Return the tensors that some rank holds rounded, with the file's place and the type. Every rank calls this.
+    """Return tensors that some rank holds rounded, with file and dtype. Every rank calls this.
 
     Args:
         of_all: What any rank knows of each tensor that no rank holds as it is, the same on all ranks.
@@ -129,7 +131,7 @@ def rounded_files(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local
         for at, candidate in enumerate(of_all.get(local.name, []) if is_wide else []):
             if candidate.is_guess and (dtype := _rounding(local, candidate.entry)):
                 roundings.setdefault(local.name, (at, dtype))
-    return {name: one for of_rank in of_all_ranks(roundings) for name, one in of_rank.items()}
+    return {name: rounding for of_rank in of_all_ranks(roundings) for name, rounding in of_rank.items()}
 
 
 def _rounding(local: Local, stored_entry: Entry) -> str:
@@ -205,7 +207,7 @@ def sifting(
         moments: Its optimizer's states that are compared, too.
     """
     snapshots = chosen.snapshots
-    samples = {name: one.sample for name, one in kept_values.items() if name in chosen.before}
+    samples = {name: kept.sample for name, kept in kept_values.items() if name in chosen.before}
     equal = _equal_buffers(locals_)
     locals_by_name = {local.name: local for local in (*locals_, *moments)}
 
@@ -217,7 +219,7 @@ def sifting(
         changed = (name for name, ids in places.items() if ids is not None and name in snapshots)
         not_known = dict.fromkeys((name for name in changed if name in equal), AGAIN)
         written: list[str] = []
-        for name in sorted({name for found, _ in of_all for name in found} - not_known.keys()):
+        for name in sorted({name for states_there, _ in of_all for name in states_there} - not_known.keys()):
             lost = {
                 of_rank.get(name)
                 for of_name, of_rank in of_all
@@ -226,7 +228,7 @@ def sifting(
             first = next((of_rank[name] for _, of_rank in of_all if of_rank.get(name) is not None), None)
             if lost - {None, first}:
                 not_known[name] = DIFFERED
-            elif not any(found.get(name) for found, _ in of_all):  # NONE is false
+            elif not any(states_there.get(name) for states_there, _ in of_all):  # NONE is false
                 written.append(name)
         opened = {
             name: f"the job opened {printable(snapshots[name].name)}, and"
@@ -247,7 +249,9 @@ def sifting(
 def _rules(tensors: Mapping[str, Local], entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, str]:
     """Return how tensors differ from a reference, if all ranks agree. Every rank calls this."""
     rules_here = {
-        name: _how(tensors[name], entries[name]) for name in names if name in tensors and tensors[name].values.numel()
+        name: _difference_text(tensors[name], entries[name])
+        for name in names
+        if name in tensors and tensors[name].values.numel()
     }
     by_name: dict[str, set[str]] = {}
     for of_rank in of_all_ranks(rules_here):
@@ -271,11 +275,13 @@ def _found(ids: NDArray[np.int64] | None) -> Found:
 
 
 def _equal_buffers(locals_: Iterable[Local]) -> frozenset[str]:
-    """Return the buffers without a claim that are bitwise the same on every rank. Every rank calls this."""
+    """Return unclaimed buffers that are bitwise equal on all ranks. Every rank calls this."""
     sums = {
         local.name: crc32(bits_of_tensor(local.values).tobytes())
         for local in locals_
         if local.role == "buffer" and local.claim is None and not local.values.is_meta
     }
-    first, *others = of_all_ranks(sums)
-    return frozenset(name for name, own in first.items() if all(other.get(name) == own for other in others))
+    first, *more_sums = of_all_ranks(sums)
+    return frozenset(
+        name for name, checksum in first.items() if all(sums_there.get(name) == checksum for sums_there in more_sums)
+    )

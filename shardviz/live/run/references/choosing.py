@@ -1,4 +1,4 @@
-"""Which of the values that are known of a tensor it is compared with. All ranks choose the same.
+"""The choice of known values that a tensor is compared with, the same on all ranks.
 
 What was surely loaded, or held before sharding, is taken, the newest first. A file that the job only opened may be what
 its weights were copied from: it is taken where a rank holds just what it claims of it, where a weight of another kind
@@ -100,26 +100,28 @@ def chosen(
     }
     of_ranks = of_all_ranks((own_candidates, why))
     reasons = {name: text for _, not_here in reversed(of_ranks) for name, text in not_here.items()}
-    of_all, elsewhere = _together([of_rank for of_rank, _ in of_ranks])
+    of_all, elsewhere = _join_candidates([of_rank for of_rank, _ in of_ranks])
     discarded = discarded_on_all_ranks(sources, locals_, of_all)
     by_name, notes, without = fitting(of_all, locals_, skipped, discarded)
-    paths = sorted({one.path for one in by_name.values()}, key=str)
-    path = paths[0] if len(paths) == 1 else Path(" or ".join(one.name for one in paths) or "nothing")
+    paths = sorted({candidate.path for candidate in by_name.values()}, key=str)
+    path = paths[0] if len(paths) == 1 else Path(" or ".join(candidate.name for candidate in paths) or "nothing")
     return Chosen(
         Reference(
             path,
-            {name: one.entry for name, one in by_name.items()},
+            {name: candidate.entry for name, candidate in by_name.items()},
             {name: text for name, text in reasons.items() if name not in by_name},
         ),
-        {name: one.path for name, one in by_name.items() if one.is_snapshot},
-        frozenset(name for name, one in by_name.items() if str(one.path) == NAME),
+        {name: candidate.path for name, candidate in by_name.items() if candidate.is_snapshot},
+        frozenset(name for name, candidate in by_name.items() if str(candidate.path) == NAME),
         elsewhere,
         tuple(notes),
         frozenset(without),
     )
 
 
-def _together(of_ranks: Iterable[Mapping[str, list[Candidate]]]) -> tuple[dict[str, list[Candidate]], frozenset[str]]:
+def _join_candidates(
+    of_ranks: Iterable[Mapping[str, list[Candidate]]],
+) -> tuple[dict[str, list[Candidate]], frozenset[str]]:
     """Join all ranks' candidates by tensor; return also the names that this rank cannot read.
 
     The paths are the same on all ranks, in one order; of each the first entry counts that is in reach.
@@ -131,7 +133,7 @@ def _together(of_ranks: Iterable[Mapping[str, list[Candidate]]]) -> tuple[dict[s
         for name, some in of_rank.items():
             candidates_so_far = of_all.setdefault(name, [])
             for candidate in some:
-                at = next((at for at, other in enumerate(candidates_so_far) if other.path == candidate.path), None)
+                at = next((at for at, known in enumerate(candidates_so_far) if known.path == candidate.path), None)
                 for session in {candidate.session} - reached.keys():
                     reached[session] = not session or Path(session).is_dir()
                 if at is None:
@@ -166,7 +168,7 @@ def fitting(
     skipped: Collection[str] = (),
     discarded: Mapping[Path, Collection[str]] = MappingProxyType({}),
 ) -> tuple[dict[str, Candidate], list[str], set[str]]:
-    """Choose each tensor's candidate, with notes on the opened files and the tensors that were read and not set.
+    """Choose each tensor's candidate, with notes on opened files and unset tensors.
 
     Every rank calls this.
 
@@ -179,36 +181,45 @@ def fitting(
         discarded: What was read from each file into tensors that are gone, the same on all ranks.
     """
     fits = _fits(of_all, locals_)
-    unknown = {name: some for name, some in of_all.items() if name not in fits and all(one.is_guess for one in some)}
+    unknown = {
+        name: some
+        for name, some in of_all.items()
+        if name not in fits and all(candidate.is_guess for candidate in some)
+    }
     narrow = rounded_files(unknown, locals_)
     of_all = all_rounded(of_all, unknown, narrow)
     fits |= {name: (frozenset({at}), True) for name, (at, _) in narrow.items()}
     held = {name: min(places) for name, (places, _) in fits.items()}
     used = Counter(of_all[name][held[name]].path for name, (_, tells) in fits.items() if tells)
     misfit = misfits(of_all, held, used, locals_)
-    unlike = {name for name, one in misfit.items() if one.state == "unlike"}
+    unlike = {name for name, misfit_here in misfit.items() if misfit_here.state == "unlike"}
     without = lost(misfit, of_all, used, discarded)
     missed = without | unlike & {name for of_rank in of_all_ranks(set(skipped)) for name in of_rank}
-    mixed_up = {name: one.at for name, one in misfit.items() if name in missed or is_mixed_up(name, one)}
+    mixed_up = {
+        name: misfit_here.at for name, misfit_here in misfit.items() if name in missed or is_mixed_up(name, misfit_here)
+    }
     guessed = mixed_up | held
-    sure = {name: next((one for one in some if not one.is_guess), some[0]) for name, some in of_all.items()}
-    by_name = {name: of_all[name][guessed[name]] if name in guessed else one for name, one in sure.items()}
+    sure = {
+        name: next((candidate for candidate in some if not candidate.is_guess), some[0])
+        for name, some in of_all.items()
+    }
+    by_name = {name: of_all[name][guessed[name]] if name in guessed else candidate for name, candidate in sure.items()}
     by_name |= {name: replace(by_name[name], is_snapshot=False) for name in missed}  # the job meant to load them
-    notes = notes_on({name: one for name, one in misfit.items() if name not in guessed}, of_all, used)
+    notes = notes_on({name: misfit_here for name, misfit_here in misfit.items() if name not in guessed}, of_all, used)
     notes += notes_on_mixtures(of_all, {name: places for name, (places, _) in fits.items()}, used)
     return by_name, [*notes, *notes_on_rounding(of_all, narrow)], without
 
 
 def _fits(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> dict[str, tuple[frozenset[int], bool]]:
-    """Return which opened files some rank holds each tensor of, by their places among its candidates.
+    """Return which opened files some rank holds each tensor of, by candidate index.
 
     Every rank calls this. With each is whether that says anything: a tensor of one value throughout may be of any file.
     """
     fits_here: dict[str, tuple[frozenset[int], bool]] = {}
     for local in locals_:
-        guesses = [(at, one) for at, one in enumerate(of_all.get(local.name, [])) if one.is_guess]
+        guesses = [(at, candidate) for at, candidate in enumerate(of_all.get(local.name, [])) if candidate.is_guess]
         if guesses and not local.values.is_meta and local.values.numel():
-            places = frozenset(at for at, one in guesses if is_as_claimed(local, one.entry))
+            places = frozenset(at for at, candidate in guesses if is_as_claimed(local, candidate.entry))
             if places:
                 fits_here[local.name] = places, not is_alike(bits_of_tensor(local.values))
     fits: dict[str, tuple[frozenset[int], bool]] = {}

@@ -1,4 +1,4 @@
-"""Checkpoints that a job read into tensors which are gone: nothing that lives has their values."""
+"""Checkpoints that a job read into tensors which are gone: no living tensor has them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def discarded_on_all_ranks(
     sources: Sequence[Source], locals_: Sequence[Local], of_all: Mapping[str, list[Candidate]]
 ) -> dict[Path, set[str]]:
-    """Return which of a model's tensors every rank read from a checkpoint into tensors that are gone.
+    """Return which of a model's tensors every rank read into tensors that are gone.
 
     A tensor that lives may be an average of weights or a second model, and so may one that has the same values. Every
     rank calls this.
@@ -44,25 +44,33 @@ def discarded_on_all_ranks(
         copies = source.copies if isinstance(source, Loaded) else {}
         names = matched([local.name for local in locals_], copies).names
         if names and all(copies[name]() is None for name in names.values()):
-            largest = max((local for local in locals_ if local.name in names), key=lambda one: one.values.numel())
-            if not _lives(largest, [one for one in of_all.get(largest.name, []) if one.path == source.path]):
+            largest = max((local for local in locals_ if local.name in names), key=lambda local: local.values.numel())
+            if not _is_alive(
+                largest, [candidate for candidate in of_all.get(largest.name, []) if candidate.path == source.path]
+            ):
                 mine[source.path] = set(names)
-    first, *others = of_all_ranks(mine)
-    return {path: names for path, names in first.items() if all(path in of_rank for of_rank in others)}
+    first, *of_more_ranks = of_all_ranks(mine)
+    return {path: names for path, names in first.items() if all(path in of_rank for of_rank in of_more_ranks)}
 
 
-def _lives(local: Local, stored: Sequence[Candidate]) -> bool:
-    """Whether some tensor of this process has the values that a checkpoint has of a tensor, or of its shard."""
+def _is_alive(local: Local, stored: Sequence[Candidate]) -> bool:
+    """Whether a tensor of this process has a checkpoint's values of a tensor or its shard."""
     try:
-        wanted = [(bits, one.entry.dtype) for one in stored if (bits := stored_slice(local, one.entry)) is not None]
-        wanted += [(one.entry.bits, one.entry.dtype) for one in stored]
+        stored_bits = [
+            (bits, candidate.entry.dtype)
+            for candidate in stored
+            if (bits := stored_slice(local, candidate.entry)) is not None
+        ]
+        stored_bits += [(candidate.entry.bits, candidate.entry.dtype) for candidate in stored]
     except (DumpError, OSError):  # not readable here, so that nothing is known of it
         return True
-    plain = [one for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter, DTensor)]  # others run code
-    tensors = [one.to_local() if isinstance(one, DTensor) else one for one in plain]
+    plain = [
+        tensor for tensor in gc.get_objects() if type(tensor) in (torch.Tensor, nn.Parameter, DTensor)
+    ]  # others run code
+    tensors = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in plain]
     return any(
         np.array_equal(cast_bits(bits, dtype, tensor.dtype), bits_of_tensor(tensor))
         for tensor in tensors
-        for bits, dtype in wanted
+        for bits, dtype in stored_bits
         if not tensor.is_meta and tensor.is_floating_point() and tuple(tensor.shape) == bits.shape
     )

@@ -78,7 +78,7 @@ class Misfit:
 def misfits(
     of_all: Mapping[str, list[Candidate]], held: Collection[str], used: Collection[Path], locals_: Sequence[Local]
 ) -> dict[str, Misfit]:
-    """Return the tensors that no rank holds as an opened file has them, though they are loaded. Every rank calls this.
+    """Return loaded tensors that no rank holds as a file has them. Every rank calls this.
 
     Args:
         of_all: What any rank knows of each tensor, the same on all ranks.
@@ -108,7 +108,7 @@ def misfits(
     by_name: dict[str, Misfit] = {}
     for of_rank in of_all_ranks(misfits_here):
         for name, misfit in of_rank.items():
-            by_name[name] = max(by_name.get(name, misfit), misfit, key=lambda one: one.weight)
+            by_name[name] = max(by_name.get(name, misfit), misfit, key=lambda candidate: candidate.weight)
     return by_name
 
 
@@ -130,7 +130,7 @@ def lost(
     used: Counter[Path],
     discarded: Mapping[Path, Collection[str]],
 ) -> set[str]:
-    """Return the tensors that a job read from a file into copies which are gone, if the model has nothing of the file.
+    """Return tensors read into copies that are gone, if the model has nothing of the file.
 
     Args:
         misfits: The tensors that are not held as a file has them.
@@ -139,14 +139,16 @@ def lost(
         discarded: What was read from each file into tensors that are gone, by the model's names.
     """
     names: set[str] = set()
-    for file, some in _by_file(misfits, of_all).items():
+    for file, some in _misfits_by_file(misfits, of_all).items():
         read = discarded.get(file, ())
         if not used[file] and _is_unlike(some.values()) and all(name in read for name in some):
             names |= {name for name, misfit in some.items() if misfit.state == "unlike"}
     return names
 
 
-def _by_file(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]]) -> dict[Path, dict[str, Misfit]]:
+def _misfits_by_file(
+    misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]]
+) -> dict[Path, dict[str, Misfit]]:
     by_file: dict[Path, dict[str, Misfit]] = defaultdict(dict)
     for name, misfit in misfits.items():
         by_file[of_all[name][misfit.at].path][name] = misfit
@@ -162,10 +164,13 @@ def notes_on(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]
         used: How many tensors are held of each file.
     """
     notes: list[str] = []
-    for file, some in _by_file(misfits, of_all).items():
-        has = sum(any(one.is_guess and one.path == file for one in of_tensor) for of_tensor in of_all.values())
+    for file, some in _misfits_by_file(misfits, of_all).items():
+        has = sum(
+            any(candidate.is_guess and candidate.path == file for candidate in of_tensor)
+            for of_tensor in of_all.values()
+        )
         if used[file]:
-            notes += _of_a_part(file, some, used[file])
+            notes += _partial_file_notes(file, some, used[file])
         elif 2 * has >= len(of_all) and _is_unlike(some.values()):
             notes.append(
                 f"whether {printable(file.name)} was to be loaded: the job opened it, it has {has} of the model's "
@@ -176,7 +181,7 @@ def notes_on(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]
 
 def _is_unlike(some: Collection[Misfit]) -> bool:
     """Whether tensors hold nothing of a file, apart from likeness by chance."""
-    states = Counter(one.state for one in some)
+    states = Counter(misfit.state for misfit in some)
     return not states["another"] + states["layer"] and states["unlike"] >= MOST_OF * len(some)
 
 
@@ -196,8 +201,12 @@ def notes_on_mixtures(
     for name, places in fits.items():
         files = {of_all[name][at].path for at in places}
         shape = of_all[name][min(places)].entry.shape
-        others = {one.path for one in of_all[name] if one.is_guess and one.entry.shape == shape and one.path in used}
-        for pair in product(files, others - files):
+        alternatives = {
+            candidate.path
+            for candidate in of_all[name]
+            if candidate.is_guess and candidate.entry.shape == shape and candidate.path in used
+        }
+        for pair in product(files, alternatives - files):
             instead[pair].append(name)
     return [
         f"whether {printable(first.name)} and {printable(second.name)} were to be mixed: both have these tensors, and "
@@ -207,7 +216,7 @@ def notes_on_mixtures(
     ]
 
 
-def _of_a_part(file: Path, some: Mapping[str, Misfit], num_used: int) -> Iterator[str]:
+def _partial_file_notes(file: Path, some: Mapping[str, Misfit], num_used: int) -> Iterator[str]:
     """Yield the notes on a file, other tensors of which the model holds."""
     name = printable(file.name)
     unlike = [tensor for tensor, misfit in some.items() if misfit.state == "unlike"]
@@ -222,13 +231,13 @@ def _of_a_part(file: Path, some: Mapping[str, Misfit], num_used: int) -> Iterato
             f"whether {printable(tensor)} should be tied: the job has it as {printable(holds)}, and {name} has two "
             "different tensors under these names"
         )
-    others = {tensor: misfit.holds for tensor, misfit in some.items() if misfit.state in ("another", "layer")}
-    for tensor, holds in islice(others.items(), MOST_NAMES):
+    misplaced = {tensor: misfit.holds for tensor, misfit in some.items() if misfit.state in ("another", "layer")}
+    for tensor, holds in islice(misplaced.items(), MOST_NAMES):
         what = "its elements in another order" if tensor == holds else f"what {name} has as {printable(holds)}"
         held = f"{printable(tensor)} holds {what}, already before it was sharded"
         yield f"whether {name} was loaded as it was meant: {held}"
-    if len(others) > MOST_NAMES:
-        more = counted(len(others) - MOST_NAMES, "more tensor")
+    if len(misplaced) > MOST_NAMES:
+        more = counted(len(misplaced) - MOST_NAMES, "more tensor")
         yield f"whether {name} was loaded as it was meant: {more} held other elements than those of their names"
 
 
@@ -237,37 +246,37 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _has_more(file: Path, name: str, model: Collection[str]) -> bool:
-    """Whether a file has more tensors of a name's kind than the model: some layers may be left out on purpose."""
+    """Whether a file has more tensors of a name's kind than the model, which may skip layers."""
     try:
         stored = open_reference(file).entries
     except (ShardvizError, OSError):  # not readable here
         return True
     names = matched(model, stored).names
     kind = starred(names.get(name, name))
-    return any(starred(other) == kind for other in stored.keys() - set(names.values()))
+    return any(starred(stored_name) == kind for stored_name in stored.keys() - set(names.values()))
 
 
 def _file_of(local: Local, some: Sequence[Candidate], used: Collection[Path]) -> int | None:
     """Return the index of a tensor's likely file: preferably one of which others are held."""
-    fits = [at for at, one in enumerate(some) if one.is_guess and one.entry.shape == local.shape]
+    fits = [at for at, candidate in enumerate(some) if candidate.is_guess and candidate.entry.shape == local.shape]
     return next((at for at in fits if some[at].path in used), next(iter(fits), None))
 
 
 def _was_loaded_before(local: Local, some: Iterable[Candidate]) -> bool:
     """Whether a shard has its values from before sharding, and these tell it from another."""
-    before = next((one for one in some if not one.is_guess and one.is_snapshot), None)
+    before = next((candidate for candidate in some if not candidate.is_guess and candidate.is_snapshot), None)
     if before is None or local.values.is_meta or is_alike(bits_of_tensor(local.values)):
         return False
     return is_as_claimed(local, before.entry)
 
 
-def _misfit(local: Local, at: int, stored: Entry, others: Mapping[str, Entry]) -> Misfit:
-    """Return how a shard is related to a file: to its own tensor there, or to others of its shape."""
+def _misfit(local: Local, at: int, stored: Entry, neighbors: Mapping[str, Entry]) -> Misfit:
+    """Return how a shard is related to its own tensor in a file, or to neighbors of its shape."""
     try:
         if _is_similar(local, stored):
             return Misfit(at, "similar")
-        for name in (local.name, *others) if others else ():
-            neighbor = others[name]
+        for name in (local.name, *neighbors) if neighbors else ():
+            neighbor = neighbors[name]
             if neighbor.shape == local.shape and _has_some_of(local, neighbor):
                 return Misfit(at, "another", name)
     except (DumpError, OSError):  # a file that this rank cannot read gives no note

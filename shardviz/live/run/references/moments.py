@@ -54,7 +54,7 @@ class Moments:
 def with_moments(
     chosen: Chosen, sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local]
 ) -> tuple[Chosen, tuple[Local, ...]]:
-    """Return the values to compare with, moments included, and this rank's moments that are compared.
+    """Return what to compare with, moments included, and this rank's compared moments.
 
     Every rank calls this.
 
@@ -72,12 +72,12 @@ def with_moments(
     if not any(of_all_ranks(bool(named or numbered))):  # no value has to be read
         return replace(chosen, notes=(*chosen.notes, *notes)), ()
     notes += _notes_on_none_loaded(own_moments, sources, named)
-    shared_candidates = _on_all_ranks(own_moments, locals_, named | numbered)
+    shared_candidates = _shared_candidates(own_moments, locals_, named | numbered)
     compared = [local for local in own_moments.locals if local.name in shared_candidates]
     by_name, more, _ = fitting({name: shared_candidates[name] for name in sorted(shared_candidates)}, compared)
-    entries = dict(chosen.reference.entries) | {name: one.entry for name, one in by_name.items()}
+    entries = dict(chosen.reference.entries) | {name: candidate.entry for name, candidate in by_name.items()}
     reference = replace(chosen.reference, entries=entries)
-    snapshots = dict(chosen.snapshots) | {name: one.path for name, one in by_name.items()}
+    snapshots = dict(chosen.snapshots) | {name: candidate.path for name, candidate in by_name.items()}
     return replace(chosen, reference=reference, snapshots=snapshots, notes=(*chosen.notes, *more, *notes)), tuple(
         compared
     )
@@ -88,20 +88,22 @@ def _moments(model: nn.Module, locals_: Sequence[Local]) -> Moments:
     from shardviz.live.step.observe import optimizer_states
 
     parameters = {local.name: local for local in locals_ if local.role == "param"}
-    names = {id(one): clean_name(name) for name, one in model.named_parameters()}
+    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
     states: dict[str, Local] = {}
     orders: list[tuple[str, ...]] = []
-    for optimizer in _living(names):
-        orders.append(tuple(names.get(id(one), "") for group in optimizer.param_groups for one in group["params"]))
+    for optimizer in _living_optimizers(names):
+        orders.append(
+            tuple(names.get(id(parameter), "") for group in optimizer.param_groups for parameter in group["params"])
+        )
         for state in optimizer_states(optimizer, model, [*parameters.values()]):
             parameter = parameters.get(state.name.rpartition(".")[0])
             if parameter is not None and state.values.shape == parameter.values.shape and not state.values.is_meta:
-                states[state.name] = state if state.claim or state.flat else _claiming_as(state, parameter)
+                states[state.name] = state if state.claim or state.flat else _with_claim_of(state, parameter)
     return Moments(tuple(states.values()), tuple(orders), tuple(name for name in names.values() if name in parameters))
 
 
-def _living(names: Collection[int]) -> Iterator[Any]:
-    """Yield this process's optimizers that step some parameters of a model and have state of them."""
+def _living_optimizers(names: Collection[int]) -> Iterator[Any]:
+    """Yield this process's optimizers that step a model's parameters and have states."""
     from torch.optim import Optimizer
 
     # issubclass, not isinstance: proxies run code
@@ -112,7 +114,7 @@ def _living(names: Collection[int]) -> Iterator[Any]:
             yield optimizer
 
 
-def _claiming_as(state: Local, parameter: Local) -> Local:
+def _with_claim_of(state: Local, parameter: Local) -> Local:
     return replace(state, shape=parameter.shape, claim=parameter.claim, flat=parameter.flat)
 
 
@@ -132,7 +134,7 @@ def _candidates(
             if (split := moment_of(name)) is not None:
                 states[split[0]][split[1]] = stored
         by_number = bool(states) and all(name.isdigit() for name in states)
-        position = _by_position(states, moments) if by_number else {}
+        position = _names_by_position(states, moments) if by_number else {}
         if position is None:
             unclear.append(path)
         whose = (position or {}) if by_number else matched(moments.own_order, states).names
@@ -156,8 +158,8 @@ def _checkpoints(sources: Sequence[Source]) -> dict[Path, Reference]:
     return references
 
 
-def _by_position(states: Mapping[str, Mapping[str, Entry]], moments: Moments) -> dict[str, str] | None:
-    """Return whose the numbered states are, if an optimizer steps the model's parameters in the model's own order.
+def _names_by_position(states: Mapping[str, Mapping[str, Entry]], moments: Moments) -> dict[str, str] | None:
+    """Return whose numbered states these are, if an optimizer keeps the model's order.
 
     In another order, as that of groups, a number does not say which parameter it meant when it was saved: None.
     """
@@ -178,10 +180,15 @@ def _are_shaped(
 ) -> bool:
     """Whether numbered states have the shapes of the parameters at their places in an order."""
     names = {str(number): name for number, name in enumerate(order) if name in shapes}
-    return all(entry.shape == shapes[names[one]] for one in states if one in names for entry in states[one].values())
+    return all(
+        entry.shape == shapes[names[number]]
+        for number in states
+        if number in names
+        for entry in states[number].values()
+    )
 
 
-def _on_all_ranks(
+def _shared_candidates(
     moments: Moments, locals_: Sequence[Local], candidates: Mapping[str, list[Candidate]]
 ) -> dict[str, list[Candidate]]:
     """Return the candidates for states that every rank with elements of the parameter has.
@@ -206,15 +213,15 @@ def _on_all_ranks(
 def _notes_on_none_loaded(
     moments: Moments, sources: Sequence[Source], named: Mapping[str, list[Candidate]]
 ) -> list[str]:
-    """Return a note on each checkpoint whose states the job read, while no state of its optimizer was written to.
+    """Note checkpoints whose states the job read while its optimizer's states stayed fresh.
 
     Every rank calls this.
     """
     notes: list[str] = []
     is_fresh = all(of_all_ranks(all(is_alike(bits_of_tensor(local.values)) for local in moments.locals)))
-    for path in dict.fromkeys(one.path for one in sources if isinstance(one, Loaded) and one.has_states):
-        entries = [one.entry for some in named.values() for one in some if one.path == path]
-        if is_fresh and entries and not is_alike(max(entries, key=lambda one: math.prod(one.shape)).bits):
+    for path in dict.fromkeys(source.path for source in sources if isinstance(source, Loaded) and source.has_states):
+        entries = [candidate.entry for some in named.values() for candidate in some if candidate.path == path]
+        if is_fresh and entries and not is_alike(max(entries, key=lambda entry: math.prod(entry.shape)).bits):
             notes.append(
                 f"whether the optimizer state of {printable(path.name)} was to be loaded: the job read it, and every "
                 "state that its optimizer has is one number throughout, as before any step"
@@ -223,7 +230,7 @@ def _notes_on_none_loaded(
 
 
 def _notes_on_numbers(unclear: Sequence[Path]) -> list[str]:
-    """Return a note on each checkpoint that numbers states, if the optimizer steps parameters in an order of its own.
+    """Note checkpoints that number states, if the optimizer's order is not the model's.
 
     Every rank calls this.
     """
@@ -237,14 +244,14 @@ def _notes_on_numbers(unclear: Sequence[Path]) -> list[str]:
 
 
 def _notes_on_ranks_without(moments: Moments, locals_: Sequence[Local]) -> list[str]:
-    """Return a note on ranks that have no state of a parameter while others have some. Every rank calls this."""
+    """Note ranks without a parameter's state that others have. Every rank calls this."""
     trained = {local.name for local in locals_ if local.role == "param" and local.values.numel()}
     have = {local.name.rpartition(".")[0] for local in moments.locals if local.values.numel()} & trained
     of_all = of_all_ranks((trained, have))
     without: dict[str, list[int]] = defaultdict(list)
     for rank, (params, stated) in enumerate(of_all):
         for name in params - stated:
-            if any(name in others for _, others in of_all):
+            if any(name in names_there for _, names_there in of_all):
                 without[name].append(rank)
     ranks = sorted({rank for some in without.values() for rank in some})
     if not ranks:

@@ -86,7 +86,8 @@ class Loaded:
             return {}
         full_names = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
         loaded = {
-            full_names[name]: self.reference.entries[other] for name, other in self._matched(list(full_names)).items()
+            full_names[name]: self.reference.entries[stored_name]
+            for name, stored_name in self._matched(list(full_names)).items()
         }
         return read_by(root, self.reference) | loaded
 
@@ -105,7 +106,7 @@ class Loaded:
 
 
 def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Options, number: int) -> Loaded | None:
-    """Keep the whole tensors of a state dict that a sharded model is loading; DTensors have only pieces."""
+    """Keep the whole tensors of a state dict that a sharded model loads, without DTensors."""
     tensors = {name: value for name, value in state_dict.items() if is_plain(value)}
     size = sum(value.nbytes for value in tensors.values())
     if not tensors or not may_write(options.session, size, "the values that were loaded"):
@@ -117,7 +118,7 @@ def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Opti
 
 def of_dcp(state_dict: Mapping[str, Any], folder: str) -> Loaded | None:
     """Open the DCP folder that was loaded into a state dict's tensors."""
-    reference = _opened(folder)
+    reference = _open(folder)
     pointers = frozenset(
         (value.to_local() if isinstance(value, DTensor) else value).data_ptr()
         for _, value in tensors_in(state_dict)
@@ -138,7 +139,7 @@ def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
     folder = Path(place)
     if not folder.is_dir() or not any(folder.glob("*.safetensors")):
         return None
-    reference = _opened(place)
+    reference = _open(place)
     return Loaded(folder, reference, weakref.ref(model)) if reference else None
 
 
@@ -148,13 +149,13 @@ def loaded_whole(model: nn.Module, loaded: Loaded, load: Callable[[], nn.Module]
     One rank on each disk does so alone, and only if the checkpoint lacks some of the model's tensors by their names,
     and where the machine has memory for the whole model twice: the job needs some, too.
     """
-    names = [name for name, _ in _named(model) if loaded.reference.find(name) is None]
-    if not names or not any(isinstance(one, DTensor) for one in model.parameters()):
+    names = [name for name, _ in _named_tensors(model) if loaded.reference.find(name) is None]
+    if not names or not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return None
     if not is_first_here(options.session) or not _has_memory(model, loaded.path):
         return None
     with kept_random_states():
-        tensors = dict(_named(load()))
+        tensors = dict(_named_tensors(load()))
     path = Path(options.session) / f"whole-{id(model)}.safetensors"
     entries = write(path, {name: tensors[name] for name in names if is_plain(tensors.get(name))})
     return Loaded(loaded.path, Reference(path, entries), weakref.ref(model))
@@ -164,7 +165,9 @@ def _has_memory(model: nn.Module, path: Path) -> bool:
     """Whether a whole model fits here; reported where it does not."""
     from shardviz.machine import free_memory
 
-    size = sum(tensor.numel() * tensor.element_size() for _, tensor in _named(model))  # a DTensor counts all elements
+    size = sum(
+        tensor.numel() * tensor.element_size() for _, tensor in _named_tensors(model)
+    )  # a DTensor counts all elements
     free = free_memory()
     if free is None or size <= free // 2:
         return True
@@ -175,12 +178,12 @@ def _has_memory(model: nn.Module, path: Path) -> bool:
     return False
 
 
-def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _opened(place: str) -> Reference | None:
+def _open(place: str) -> Reference | None:
     try:
         return open_reference(place)
     except ShardvizError as error:
@@ -204,7 +207,7 @@ MOST = 64
 
 @dataclass(frozen=True)
 class Opened:
-    """A checkpoint that the job has opened a file of. Whether it loaded anything from it is not known.
+    """A checkpoint that the job opened; whether it loaded anything from it is not known.
 
     Attributes:
         path: The file, or the folder whose index names it.
@@ -222,10 +225,10 @@ class Opened:
         if reference is None:
             return {}
         stored_names = dict(matched(names, reference.entries).names)
-        stored_names |= _wrapped(
+        stored_names |= _wrapped_names(
             root, [name for name in names if name not in stored_names], reference, set(stored_names.values())
         )
-        return {name: reference.entries[other] for name, other in stored_names.items()}
+        return {name: reference.entries[stored_name] for name, stored_name in stored_names.items()}
 
     def opened(self) -> Reference | None:
         """Return what it has, if it can be read."""
@@ -234,11 +237,11 @@ class Opened:
         return None
 
 
-def _wrapped(root: nn.Module, names: Iterable[str], reference: Reference, used: set[str]) -> dict[str, str]:
+def _wrapped_names(root: nn.Module, names: Iterable[str], reference: Reference, used: set[str]) -> dict[str, str]:
     """Return a checkpoint's names for weights whose modules were wrapped since, such as by LoRA."""
-    shapes = {clean_name(name): tuple(one.shape) for _, name, one in named_tensors(root)}
-    others = {name: one.shape for name, one in reference.entries.items() if name not in used}
-    return wrapped_alone(names, others, lambda name, other: shapes.get(name) == others[other])
+    shapes = {clean_name(name): tuple(tensor.shape) for _, name, tensor in named_tensors(root)}
+    unused = {name: entry.shape for name, entry in reference.entries.items() if name not in used}
+    return wrapped_alone(names, unused, lambda name, stored_name: shapes.get(name) == unused[stored_name])
 
 
 def checkpoint_of(file: str | Path) -> tuple[Path, str]:

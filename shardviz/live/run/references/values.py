@@ -1,4 +1,4 @@
-"""The values that modules had just before they were sharded, kept on disk: what shards must be pieces of.
+"""Values from just before sharding, kept on disk: what shards must be pieces of.
 
 Beside them, the memory that `Module.to_empty` gave to parameters and that nothing has written to since. A write shows
 in the values or in the version counter that torch keeps of a tensor: `.data` hides it from the counter, the same values
@@ -74,7 +74,7 @@ class Values:
         self._tied: list[list[tuple[weakref[nn.Module], str]]] = []
 
     def remember(self, module: nn.Module) -> None:
-        """Keep the values of the whole model that a module belongs to, as far as it has not been seen."""
+        """Keep the values of the whole model around a module, as far as they are new."""
         if all(part in self._owners for part in module.modules()):
             return
         self._num_looks += 1
@@ -102,7 +102,7 @@ class Values:
         return next(
             (
                 module
-                for module in _living()
+                for module in _living_modules()
                 for _, tensor in _own_tensors(module)
                 if is_plain(tensor) and tensor.data_ptr() == where
             ),
@@ -118,7 +118,7 @@ class Values:
         return by_name
 
     def remember_ties(self, module: nn.Module) -> None:
-        """Keep which parameters are one, before `to_empty` gives each module that has it one of its own."""
+        """Keep which parameters are tied, before `to_empty` gives each module its own."""
         groups: dict[int, list[tuple[weakref[nn.Module], str]]] = defaultdict(list)
         for submodule in module.modules():
             for name, parameter in submodule.named_parameters(recurse=False, remove_duplicate=False):
@@ -133,10 +133,10 @@ class Values:
                 groups[values.storage].append(name)
         tied_names = [tuple(names) for names in groups.values() if len(names) > 1]
         return tied_names + [
-            group for group in self._tied_in(root) if not any(set(group) & set(other) for other in tied_names)
+            group for group in self._tied_names(root) if not any(set(group) & set(tied) for tied in tied_names)
         ]
 
-    def _tied_in(self, root: nn.Module) -> Iterator[tuple[str, ...]]:
+    def _tied_names(self, root: nn.Module) -> Iterator[tuple[str, ...]]:
         prefixes = {id(module): prefix for prefix, module in root.named_modules(remove_duplicate=False)}
         for group in self._tied:
             owners = ((prefixes.get(id(module())), name) for module, name in group)
@@ -156,7 +156,7 @@ class Values:
         return (self._num_looks, storage_key(tensor)) if is_own else None
 
     def _write(self, tensors: dict[tuple[nn.Module, str], torch.Tensor]) -> dict[tuple[nn.Module, str], Entry]:
-        """Write values where this rank writes and the disk has room; of tensors that share memory one."""
+        """Write values if this rank writes and the disk has room; shared memory is written once."""
         self._pointers |= {tensor.data_ptr() for tensor in tensors.values()}
         size = sum(tensor.nbytes for tensor in tensors.values())
         if not tensors or not may_write(self._session, size, "the values before sharding"):
@@ -185,17 +185,17 @@ def sample(tensor: torch.Tensor) -> int:
     return zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
 
 
-def _living() -> list[nn.Module]:
+def _living_modules() -> list[nn.Module]:
     """Return every module of this process."""
     # By type(): isinstance would run the code of lazy proxies that say that they are something else.
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    return [one for one in modules if "_modules" in vars(one)]  # a wrapper that is being made has none yet
+    modules = [module for module in gc.get_objects() if issubclass(type(module), nn.Module)]
+    return [module for module in modules if "_modules" in vars(module)]  # a wrapper that is being made has none yet
 
 
 def outermost(module: nn.Module) -> nn.Module:
-    """Return the largest living module that contains one: layers are sharded one by one, before the model is."""
-    around = (one for one in _living() if any(part is module for part in one.modules()))
-    return max(around, key=lambda one: sum(1 for _ in one.modules()), default=module)
+    """Return the largest living module around one: layers are sharded before the model."""
+    around = (candidate for candidate in _living_modules() if any(part is module for part in candidate.modules()))
+    return max(around, key=lambda candidate: sum(1 for _ in candidate.modules()), default=module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class Unwritten:
             self._owners[submodule] = dict(_memories(submodule))
 
     def names(self, root: nn.Module) -> frozenset[str]:
-        """Return a model's parameters that hold what their memory held when it was allocated. Every rank calls this."""
+        """Return parameters that still hold their memory's first content. Every rank calls this."""
         alike_here = {
             clean_name(f"{prefix}.{name}" if prefix else name): memory.is_alike
             for prefix, module in root.named_modules(remove_duplicate=False)

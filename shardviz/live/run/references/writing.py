@@ -36,7 +36,7 @@ def rank_here() -> int:
 
 
 def may_write(session: Path | str, size: int, what: str) -> bool:
-    """Whether this rank writes the values of a model to its session's folder, and the disk has room for them.
+    """Whether this rank writes a model's values to its session's folder, with enough room.
 
     One rank on each disk does; all of them in a pipeline, whose layers differ, and of a small model.
 
@@ -50,7 +50,7 @@ def may_write(session: Path | str, size: int, what: str) -> bool:
 
 
 def is_first_here(folder: Path | str, what: str = "session") -> bool:
-    """Whether this is rank 0, or the first rank of a machine that does not reach rank 0's folder, as rank 0 has set it.
+    """Whether this is rank 0, or the first rank of a machine without rank 0's folder.
 
     Args:
         folder: This rank's, which is there.
@@ -65,7 +65,7 @@ def is_first_here(folder: Path | str, what: str = "session") -> bool:
 
 
 def _reaches_rank_0(what: str) -> bool:
-    """Whether this machine reaches the folder that rank 0 writes to; it counts as reached if rank 0 does not say."""
+    """Whether this machine reaches rank 0's folder; assumed so if rank 0 does not say."""
     store, key = default_store(), f"shardviz/{what}"
     return not have_come(store, [key], PATIENCE) or Path(store.get(key).decode()).is_dir()
 
@@ -97,7 +97,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Entry]:
-    """Write tensors and return where each is; neither is changed, nor is any memory shared with them."""
+    """Write tensors and return where each is; they are neither changed nor shared."""
     from safetensors.torch import save_file
 
     storages: set[int] = set()

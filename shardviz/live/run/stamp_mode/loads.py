@@ -46,7 +46,7 @@ POISON_INT8 = -128
 
 
 def filled(loaded: Any, salt: str) -> dict[str, Fill]:
-    """Exchange the weights in nested dicts, or of a module, for stamped ones; the memory that they were in is kept.
+    """Replace a module's or nested dicts' weights by stamped ones; their memory stays unchanged.
 
     A bare tensor is not a checkpoint, and stays; so do integers, as in a copy on disk.
 
@@ -95,7 +95,7 @@ def _is_stampable(weight: Any) -> bool:
 
 
 def poison(tensors: Iterable[Any]) -> None:
-    """Write over tensors what no fill has: NaN, or the lowest byte. Others than weights stay as they are."""
+    """Overwrite weights with what no fill has: NaN, or the lowest byte."""
     with torch.no_grad():
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -112,7 +112,7 @@ def poison_loaded(module: nn.Module, state_dict: Mapping[str, Any]) -> None:
     """Poison the tensors that a module is about to load, except those it is loaded from."""
     sources = {_storage(value) for value in state_dict.values() if isinstance(value, torch.Tensor)}
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    poison(one for name, one in tensors.items() if name in state_dict and _storage(one) not in sources)
+    poison(tensor for name, tensor in tensors.items() if name in state_dict and _storage(tensor) not in sources)
 
 
 def poison_state(state_dict: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -123,7 +123,7 @@ def poison_state(state_dict: Mapping[str, Any], names: Iterable[str]) -> None:
         names: The names that the checkpoint has.
     """
     loaded_names = set(names)
-    poison(one for name, one in tensors_in(state_dict) if name in loaded_names)
+    poison(tensor for name, tensor in tensors_in(state_dict) if name in loaded_names)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -160,7 +160,7 @@ class Loads:
 
     @property
     def is_used_by_any(self) -> bool:
-        """Whether any process of the job has, whose values may have come here: what was saved before is untouched."""
+        """Whether any process of the job used stamped values, which may have come here."""
         if self.is_used or self._mark.exists():
             return True
         return distributed.is_initialized() and bool(default_store().check([KEY]))
@@ -190,7 +190,7 @@ class Loads:
         return type(place)(instead) if isinstance(place, str) else instead
 
     def _copy(self, place: Path) -> tuple[Path, Path] | None:
-        """Return the stamped copy of a checkpoint, and what in it stands for a place; None if no checkpoint is there.
+        """Return a checkpoint's stamped copy, and a path inside it; None without a checkpoint.
 
         Raises:
             DumpError: The checkpoint cannot be read, or the copy cannot be written.
@@ -198,15 +198,15 @@ class Loads:
         root, name = checkpoint_of(place)
         if not _is_checkpoint(root) or self._session in root.parents:
             return None
-        copy = root if is_stamped(root) else self._made(root)
+        copy = root if is_stamped(root) else self._make_copy(root)
         return copy, copy / name if name else copy
 
-    def _made(self, root: Path) -> Path:
+    def _make_copy(self, root: Path) -> Path:
         salt = salt_of(root)
         folder = self._session / "stamped" / salt
         folder.mkdir(parents=True, exist_ok=True)
         copy = folder / root.name
-        with _alone(folder / "lock"):
+        with _file_lock(folder / "lock"):
             if not copy.exists():
                 stamp = stamp_dcp if (root / DCP).is_file() else stamp_safetensors
                 stamped = stamp(root, copy, salt=salt)
@@ -237,21 +237,23 @@ class Loads:
         of_all: dict[Path, Mapping[str, Entry]] = {}
         names: dict[str, None] = {}
         for copies, fills, of_rank in of_all_ranks((*own_copies, [local.name for local in locals_])):
-            here = map(self._here, copies)
+            here = map(self._reachable_copy, copies)
             of_all |= {copy: open_reference(copy).entries for copy in here if copy not in of_all} | fills
             names |= dict.fromkeys(of_rank)
         entries = {name: entry for of_one in of_all.values() for name, entry in of_one.items()}
         path = Path(f"the stamped copy of {listed([path.name for path in of_all], MAX_LISTED)}")
         if len(of_all) > 1:
-            entries |= _held(of_all, list(names), locals_)
+            entries |= _held_entries(of_all, list(names), locals_)
         return Reference(path, entries, is_stamped=True)
 
-    def _here(self, copy: Path) -> Path:
+    def _reachable_copy(self, copy: Path) -> Path:
         """Return the copy that this machine can reach: without a shared session it made its own."""
         return copy if copy.exists() else Path(self._session, *copy.parts[-3:])
 
 
-def _held(of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_: Sequence[Local]) -> dict[str, Entry]:
+def _held_entries(
+    of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_: Sequence[Local]
+) -> dict[str, Entry]:
     """Choose among checkpoints with the same names: the tensors that ranks hold, or the newest."""
     candidates: dict[str, list[Candidate]] = {}
     for path, entries in of_all.items():
@@ -259,7 +261,7 @@ def _held(of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_:
             candidate = Candidate(entries[stored_name], path, is_snapshot=False, is_guess=True)
             candidates.setdefault(name, []).insert(0, candidate)
     several = {name: some for name, some in candidates.items() if len(some) > 1}
-    return {name: one.entry for name, one in fitting(several, locals_)[0].items()}
+    return {name: candidate.entry for name, candidate in fitting(several, locals_)[0].items()}
 
 
 def salt_of(root: Path) -> str:
@@ -268,15 +270,15 @@ def salt_of(root: Path) -> str:
 
 
 def _is_checkpoint(root: Path) -> bool:
-    """Whether a place is what can be copied: a safetensors file, a folder of them, or a DCP folder."""
+    """Whether a path can be copied: a safetensors file, a folder of them, or a DCP folder."""
     if root.is_dir():
         return (root / DCP).is_file() or any(root.glob(f"*{SAFETENSORS}"))
     return root.suffix == SAFETENSORS and root.is_file()
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Let one process at a time do something; the kernel lets the next one do it where one was killed."""
+def _file_lock(lock: Path) -> Iterator[None]:
+    """Let one process at a time do something; the kernel frees the lock of a killed one."""
     descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -50,19 +50,19 @@ def _redirect(name: str, index: int, called: str, *, is_optional: bool = False) 
     def instead(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = list(args)
         if len(arguments) > index:
-            arguments[index] = _redirected(arguments[index])
+            arguments[index] = _redirect_path(arguments[index])
         elif called in kwargs:
-            kwargs = {**kwargs, called: _redirected(kwargs[called])}
+            kwargs = {**kwargs, called: _redirect_path(kwargs[called])}
         return function(*arguments, **kwargs)
 
     return Change(name, instead, is_optional)
 
 
-def _before(name: str, do: Callable[[Observer, Call], None], *, is_optional: bool = False) -> Change:
+def _run_before(name: str, do: Callable[[Observer, Call], None], *, is_optional: bool = False) -> Change:
     """Do something before a function, and end the job if that fails."""
 
     def instead(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _or_end(observer(), lambda seen: do(seen, (args, kwargs)))
+        _do_or_end(observer(), lambda seen: do(seen, (args, kwargs)))
         return function(*args, **kwargs)
 
     return Change(name, instead, is_optional)
@@ -73,7 +73,7 @@ def _torch_load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     loaded = function(*args, **kwargs)
     place = argument((args, kwargs), 0, "f")
     if _is_of_a_file(place):
-        _or_end(observer(), lambda seen: seen.stamping(loaded, getattr(place, "name", place)))
+        _do_or_end(observer(), lambda seen: seen.stamping(loaded, getattr(place, "name", place)))
     return loaded
 
 
@@ -82,11 +82,11 @@ def _to_empty(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     from shardviz.live.run.stamp_mode.loads import poison_module
 
     returned = function(*args, **kwargs)
-    _or_end(observer(), lambda _: poison_module(args[0]))
+    _do_or_end(observer(), lambda _: poison_module(args[0]))
     return returned
 
 
-def _or_end(process_observer: Observer, do: Callable[[Observer], Any]) -> Any:
+def _do_or_end(process_observer: Observer, do: Callable[[Observer], Any]) -> Any:
     """Do something; end the process if it fails, before wrong values are loaded or saved."""
     from shardviz.live.run.meeting import end_at_once
 
@@ -96,12 +96,12 @@ def _or_end(process_observer: Observer, do: Callable[[Observer], Any]) -> Any:
         end_at_once(process_observer.session, error)
 
 
-def _redirected(place: Any) -> Any:
-    return _or_end(observer(), lambda seen: seen.redirected(place))
+def _redirect_path(place: Any) -> Any:
+    return _do_or_end(observer(), lambda seen: seen.redirected(place))
 
 
 def _is_of_a_file(place: Any) -> bool:
-    """Whether torch.load or torch.save was given a file; streams in memory are how torch sends tensors."""
+    """Whether torch.load or torch.save got a file; torch sends tensors as memory streams."""
     return isinstance(place, str | os.PathLike) or isinstance(getattr(place, "name", None), str)
 
 
@@ -155,25 +155,25 @@ def _loads_dcp(process_observer: Observer, call: Call) -> None:
 STAMPED: dict[str, tuple[Change, ...]] = {
     "safetensors": (
         _redirect("safe_open", 0, "filename"),
-        _before("serialize_file", _saves("a save of safetensors", 1, "filename")),
-        _before("serialize", _saves("a save of safetensors")),
+        _run_before("serialize_file", _saves("a save of safetensors", 1, "filename")),
+        _run_before("serialize", _saves("a save of safetensors")),
     ),
     "torch.distributed.checkpoint.filesystem": (
         _redirect("FileSystemReader.__init__", 1, "path"),
         _redirect("FileSystemReader.reset", 1, "checkpoint_id", is_optional=True),
     ),
-    "torch.distributed.checkpoint.state_dict_loader": (_before("load", _loads_dcp),),
+    "torch.distributed.checkpoint.state_dict_loader": (_run_before("load", _loads_dcp),),
     "torch.distributed.checkpoint.state_dict_saver": (
-        _before("save", _saves("torch.distributed.checkpoint.save")),
-        _before("async_save", _saves("torch.distributed.checkpoint.async_save"), is_optional=True),
-        _before("save_state_dict", _saves("torch.distributed.checkpoint.save_state_dict"), is_optional=True),
+        _run_before("save", _saves("torch.distributed.checkpoint.save")),
+        _run_before("async_save", _saves("torch.distributed.checkpoint.async_save"), is_optional=True),
+        _run_before("save_state_dict", _saves("torch.distributed.checkpoint.save_state_dict"), is_optional=True),
     ),
-    "torch.distributed.checkpoint.state_dict": (_before("set_model_state_dict", _loads(1, "model_state_dict")),),
-    "torch.serialization": (Change("load", _torch_load), _before("save", _torch_saves)),
+    "torch.distributed.checkpoint.state_dict": (_run_before("set_model_state_dict", _loads(1, "model_state_dict")),),
+    "torch.serialization": (Change("load", _torch_load), _run_before("save", _torch_saves)),
     "torch.nn.modules.module": (
-        _before("Module.load_state_dict", _loads(1, "state_dict")),
+        _run_before("Module.load_state_dict", _loads(1, "state_dict")),
         Change("Module.to_empty", _to_empty),
     ),
-    "transformers.modeling_utils": (_before("PreTrainedModel.save_pretrained", _saves("save_pretrained")),),
+    "transformers.modeling_utils": (_run_before("PreTrainedModel.save_pretrained", _saves("save_pretrained")),),
 }
 """By module, as `table.HOOKS`. What `safetensors.torch` has goes through what `safetensors` has."""

@@ -1,1 +1,1 @@
-"""The unsharded model's step, with which the sharded one is compared, from the same weights and batch."""
+"""The unsharded model's step from the same weights and batch, as the reference."""

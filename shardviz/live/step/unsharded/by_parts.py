@@ -65,7 +65,7 @@ def gradients_of_micro_batches(
     """
     count = max(of_all_ranks(sum(output.ndim > 0 for output in step.observation.outputs)))
     rows = {len(tensor) for tensor in tensors_in(batch) if tensor.ndim}
-    size = sum(one.numel() for one in reference.model.parameters()) * count
+    size = sum(parameter.numel() for parameter in reference.model.parameters()) * count
     if (
         reference.has_own_loss
         or not 1 < count <= MAX_PARTS
@@ -97,7 +97,7 @@ SCALED = ("DivBackward0", "MulBackward0", "NegBackward0")
 
 
 class _Scalars(TorchFunctionMode):
-    """Keeps the value of every number that is computed inside this context, by its place in the graph of backward."""
+    """Keeps every scalar computed inside this context, by its place in the backward graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,8 +114,8 @@ class _Scalars(TorchFunctionMode):
 def gradients_of_loss_terms(
     probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, reference: UnshardedStep
 ) -> list[Local]:
-    """Return the gradient of each term of the unsharded model's loss, and its value; nothing of a loss of one term."""
-    size = sum(one.numel() for one in reference.model.parameters())
+    """Return the gradient and value of each loss term of the unsharded model, if several."""
+    size = sum(parameter.numel() for parameter in reference.model.parameters())
     if not hasattr(probe, "loss") or reference.has_own_loss or reference.parts > 1 or size * 2 > MAX_ELEMENTS:
         return []
     model = reference.mode(build())
@@ -128,7 +128,7 @@ def gradients_of_loss_terms(
     grads = []
     for number, term in enumerate(terms):
         model.zero_grad()
-        _backward(loss, [other for other in terms if other is not term])
+        _backward(loss, [other_term for other_term in terms if other_term is not term])
         grads += [
             replace(
                 gradient, name=of_loss_term(gradient.name, number), role="activation", values=gradient.values.clone()
@@ -142,7 +142,7 @@ def gradients_of_loss_terms(
 
 def _terms(node: Any) -> Iterator[Any]:
     """Yield the terms of a sum, which is scaled as a whole or not."""
-    below = [one for one, _ in node.next_functions if one is not None] if node is not None else []
+    below = [child for child, _ in node.next_functions if child is not None] if node is not None else []
     name = type(node).__name__
     if name in SUMS:
         for term in below:
@@ -168,4 +168,4 @@ def _backward(loss: torch.Tensor, left_out: Sequence[Any]) -> None:
 
 
 def _zeros(given: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-    return tuple(None if one is None else torch.zeros_like(one) for one in given)
+    return tuple(None if tensor is None else torch.zeros_like(tensor) for tensor in given)

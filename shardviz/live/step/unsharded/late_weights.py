@@ -1,4 +1,4 @@
-"""Weights that were drawn or loaded after sharding: the unsharded model must start its step from the same ones.
+"""Weights drawn or loaded after sharding, from which the unsharded step must start too.
 
 The ranks' parts are put together here, by the layout that they claim, and never by torch's own collectives. What was
 only moved, repeated, zeroed, scaled or rounded by the sharding is still the same weight: the step has to show that.
@@ -36,7 +36,7 @@ Part = tuple[torch.Tensor, torch.Tensor]
 
 
 def drawn_after_sharding(model: nn.Module, built: nn.Module, mesh: Mesh, rank: int) -> dict[str, torch.Tensor]:
-    """Return the parameters that have other values than the built model's, whole, by name. Every rank calls this.
+    """Return parameters with new values since the build, whole, by name. Every rank calls this.
 
     Args:
         model: The sharded model.
@@ -45,14 +45,16 @@ def drawn_after_sharding(model: nn.Module, built: nn.Module, mesh: Mesh, rank: i
         rank: This rank.
     """
     wholes = {local.name: local for local in local_tensors(built) if local.role == "param"}
-    locals_ = [one for one in local_tensors(unwrapped(model), mesh) if one.name in wholes and one.role == "param"]
-    shards = {one.name: shard for one in locals_ if (shard := _part(one, wholes[one.name], rank)) is not None}
+    locals_ = [
+        local for local in local_tensors(unwrapped(model), mesh) if local.name in wholes and local.role == "param"
+    ]
+    shards = {local.name: shard for local in locals_ if (shard := _part(local, wholes[local.name], rank)) is not None}
     changed = {name for name, (at, values) in shards.items() if not _is_built(wholes[name], at, values)}
     names = set.union(*of_all_ranks(changed))
     of_all = of_all_ranks({name: part for name, part in shards.items() if name in names}) if names else []
     gathered: dict[str, torch.Tensor] = {}
     for name in sorted(names):
-        whole = _together([parts[name] for parts in of_all if name in parts], wholes[name])
+        whole = _join_parts([parts[name] for parts in of_all if name in parts], wholes[name])
         if whole is not None:
             gathered[name] = whole
     drawn = {name for name, whole in gathered.items() if _is_drawn(whole, wholes[name].values)}
@@ -76,11 +78,11 @@ def _repeats(values: torch.Tensor, count: int) -> bool:
     """Whether the second of so many parts of a dim begins as the first does."""
     starts = ((dim, -(-size // count)) for dim, size in enumerate(values.shape))
     pairs = (tuple(values.select(dim, place) for place in (0, at)) for dim, at in starts if at < values.shape[dim])
-    return any(torch.equal(_bytes(one), _bytes(other)) for one, other in pairs)
+    return any(torch.equal(_bytes(first), _bytes(second)) for first, second in pairs)
 
 
 def as_built(model: nn.Module, wholes: Mapping[str, Local], mesh: Mesh, rank: int) -> list[str]:
-    """Return which tensors of a sharded model are on this rank as they were built: its own part of them."""
+    """Return a sharded model's tensors whose part on this rank is as it was built."""
     names = []
     for local in local_tensors(unwrapped(model), mesh) if wholes else ():
         shard = _part(local, wholes[local.name], rank) if local.name in wholes else None
@@ -125,7 +127,7 @@ def _bytes(values: torch.Tensor) -> torch.Tensor:
     return values.detach().cpu().contiguous().flatten().unsqueeze(-1).view(torch.uint8)
 
 
-def _together(parts: Sequence[Part], whole: Local) -> torch.Tensor | None:
+def _join_parts(parts: Sequence[Part], whole: Local) -> torch.Tensor | None:
     """Return the whole tensor; None if copies differ or elements are missing."""
     values = torch.zeros(whole.values.numel(), dtype=whole.values.dtype)
     is_there = torch.zeros(whole.values.numel(), dtype=torch.bool)

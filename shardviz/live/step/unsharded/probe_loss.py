@@ -1,4 +1,4 @@
-"""Whether a probe's step has a loss of its own, which the unsharded model, that has no step, does not know.
+"""Whether a probe's step has a loss that the unsharded model does not know.
 
 A probe may have a `step` and no `loss`: then the unsharded model's is the mean square of the output. It is the step's
 too where the step returns that of what its model returned, right or wrong. Of another loss nothing can be compared that
@@ -49,7 +49,7 @@ INPUT = (
 def with_own_loss(
     probe: ModuleType, step: StepResult, reference: UnshardedStep, judge: Callable[[UnshardedStep], StepAnswer]
 ) -> UnshardedStep:
-    """Return the reference with a note of what it has not in common with the sharded step. Every rank calls this.
+    """Return the reference with notes if the step has its own loss. Every rank calls this.
 
     Args:
         probe: The probe.
@@ -57,7 +57,7 @@ def with_own_loss(
         reference: The unsharded model's.
         judge: Says what the sharded step has of a reference's values.
     """
-    if not hasattr(probe, "step") or hasattr(probe, "loss") or not _is_another(step, reference):
+    if not hasattr(probe, "step") or hasattr(probe, "loss") or not _has_different_loss(step, reference):
         return reference
     forward = replace(reference, has_own_loss=True)
     if judge(forward).is_called_otherwise:
@@ -65,21 +65,21 @@ def with_own_loss(
     return replace(forward, notes=(*(reference.whole or reference).notes, LOSS))
 
 
-def _is_another(step: StepResult, reference: UnshardedStep) -> bool:
+def _has_different_loss(step: StepResult, reference: UnshardedStep) -> bool:
     """Whether a sharded step's loss is another one than the mean square. Every rank calls this."""
     of_all = of_all_ranks((_number(step.loss), _squares(step), _squares(step, torch.float64)))
     losses = [loss for loss, *_ in of_all]
     loss_ways = [(loss, ways) for loss, *ways in of_all if ways[0]]
     near = max(SINGLE, ROUNDINGS_OF_ONE * reference.precision)
 
-    def are(actual: Sequence[float], wanted: Sequence[float]) -> bool:
-        return bool(np.allclose(actual, wanted, rtol=near, atol=0.0, equal_nan=True))
+    def are(actual: Sequence[float], expected: Sequence[float]) -> bool:
+        return bool(np.allclose(actual, expected, rtol=near, atol=0.0, equal_nan=True))
 
     if not np.all(np.isfinite(losses)) or are([float(np.mean(losses))], [_number(reference.step.loss)]):
         return False
     own_losses = [loss for loss, _ in loss_ways]
-    candidates = [one for way in (0, 1) for one in _losses([ways[way] for _, ways in loss_ways])]
-    return not loss_ways or not any(are(own_losses, wanted) for wanted in candidates)
+    candidates = [losses_of_way for way in (0, 1) for losses_of_way in _losses([ways[way] for _, ways in loss_ways])]
+    return not loss_ways or not any(are(own_losses, expected) for expected in candidates)
 
 
 def _losses(of_all: Sequence[Sequence[float]]) -> Iterator[list[float]]:
@@ -90,7 +90,7 @@ def _losses(of_all: Sequence[Sequence[float]]) -> Iterator[list[float]]:
 
 
 def _squares(step: StepResult, dtype: torch.dtype | None = None) -> list[float]:
-    """Return the mean square of every output that is this rank's to have, computed in its own dtype or in another.
+    """Return the mean squares of this rank's outputs, in their own dtype or in another.
 
     Of a narrow output a step may compute either.
     """
@@ -109,7 +109,7 @@ def _number(value: torch.Tensor) -> float:
 def is_weighted_mean(
     probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, dim: int, precision: float
 ) -> bool:
-    """Return whether one set of weights that sum to 1 gives the whole batch's loss and gradients from the parts'.
+    """Return whether weights with sum 1 turn the parts' losses and gradients into the batch's.
 
     Args:
         probe: The probe, for its loss.
@@ -135,7 +135,7 @@ def _loss_and_gradients(probe: ModuleType, model: nn.Module, batch: Batch) -> to
     torch.manual_seed(2)
     loss = loss_of(probe, model, batch)
     torch.autograd.backward(loss)
-    parts = [loss.detach(), *(one.grad for one in model.parameters() if one.grad is not None)]
+    parts = [loss.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
     return torch.cat([part.detach().reshape(-1).double().cpu() for part in parts])
 
 

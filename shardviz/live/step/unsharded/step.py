@@ -1,4 +1,4 @@
-"""The unsharded model's step, with which the sharded step is compared, and how the two are made comparable.
+"""The unsharded model's step, and how it is made comparable with the sharded step.
 
 Random numbers: a sharded model draws different ones. If a model draws any while it trains, as dropout does, both are
 stepped in `eval()`. Rows that are not independent: BatchNorm in training, or a loss that is not a mean over rows, sees
@@ -85,12 +85,12 @@ class UnshardedStep:
 
     @property
     def precision(self) -> float:
-        """The relative precision of the narrowest numbers that it computes with; 0 in float64 throughout."""
+        """The relative precision of the step's narrowest numbers; 0 in float64 throughout."""
         return max((torch.finfo(dtype).eps for dtype in self.narrowed_to), default=0.0)
 
     @property
     def cancels(self) -> bool:
-        """Whether the loss or all gradients are so small, beside their terms, that they may be rounding alone."""
+        """Whether the loss or all gradients may be rounding alone, compared with their terms."""
         calls = [call for calls in self.step.observation.trace.calls.values() for call in calls]
         terms = _largest(seen.gradient for call in calls for seen in (*call.inputs, *call.outputs))
         gradients = _largest(parameter.grad for parameter in self.model.parameters())
@@ -119,14 +119,14 @@ class UnshardedStep:
     def clipped(self, step: StepResult, probe: ModuleType, batch: Batch) -> UnshardedStep:
         """Clip its gradients as the sharded step clipped its own. Every rank calls this."""
         clips = () if self.has_own_loss else agreed_clips(step.clips, self.model)
-        models = [self.model, *(other.model for other in (self.whole, self.moved) if other is not None)]
+        models = [self.model, *(step.model for step in (self.whole, self.moved) if step is not None)]
         for clip, model in product(clips, models):
             clip.apply(model)
         logged = logged_by(probe, self.model, batch, self.step.loss) if clips else self.step.logged
         return replace(self, step=replace(self.step, logged=logged))
 
     def compared_with(self, step: StepResult, judge: Callable[[UnshardedStep], StepAnswer]) -> UnshardedStep:
-        """Return the reference whose loss equals the sharded step's over all ranks. Every rank calls this.
+        """Return the reference whose mean loss equals the sharded step's. Every rank calls this.
 
         Where neither's does, it is the one whose modules agree with the sharded step's for longer.
 
@@ -187,7 +187,7 @@ def reference_of(
 def stepped(
     probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1, dim: int = 0, followed: Followed = NONE
 ) -> UnshardedStep:
-    """Step a model on each part of a batch, from the same buffers; the loss is the mean of the parts' losses."""
+    """Step a model on each part of a batch from the same buffers; the loss is their mean."""
     before = tuple(replace(local, values=local.values.clone()) for local in local_tensors(model))
     torch.manual_seed(2)
     states = _generators()
@@ -199,7 +199,10 @@ def stepped(
             loss = loss_of(probe, model, part_of(batch, number, parts, dim)) / parts
             torch.autograd.backward(loss)
             losses.append(loss.detach())
-    draws = any(not torch.equal(one, other) for one, other in zip(states, _generators(), strict=False))
+    draws = any(
+        not torch.equal(before_state, after_state)
+        for before_state, after_state in zip(states, _generators(), strict=False)
+    )
     outputs = [output for output in observation.outputs if output.ndim]
     output = None if not outputs else torch.cat(outputs, dim) if parts > 1 else outputs[-1]
     loss = torch.stack(losses).sum()
@@ -236,7 +239,7 @@ def _generators() -> list[torch.Tensor]:
 def _in_parts(
     probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, whole: UnshardedStep, dim: int
 ) -> UnshardedStep:
-    """Return the reference over the ranks' parts if it differs from the one over the whole batch.
+    """Return the reference over the ranks' parts if it differs from the whole batch's.
 
     A probe's own step may count rows as it likes: it is compared over the parts only if rows are not independent.
     """

@@ -1,4 +1,4 @@
-"""An exception, as a rank reports it: without the frames that brought the task to run, nor torch's plumbing."""
+"""An exception as a rank reports it, without the frames of the runner or of torch."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _usage(error: BaseException) -> bytes | None:
 
 
 def pickled(raised: BaseException | type[BaseException]) -> bytes:
-    """Return an exception, a warning or its class for another process to read; nothing if it would not come back.
+    """Return an exception, a warning or its class pickled; empty if it would not come back.
 
     An exception's own pickling may raise anything, as may its constructor when it is read.
     """

@@ -1,4 +1,4 @@
-"""The one error for a world that failed: the rank at fault, its own traceback, and no echoes of it."""
+"""The one error for a failed world: the rank at fault and its traceback, without echoes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def explain(outcomes: Mapping[int, Outcome], coords: Sequence[str], folder: Path
         coord=coords[rank] if rank < len(coords) else "",
         traceback_text=root.traceback_text if isinstance(root, Failed) else "",
         output=output.read(folder, rank),
-        others=_others_text(outcomes, same, coords),
+        others=_other_ranks_text(outcomes, same, coords),
         waiting=waiting,
     )
 
@@ -150,7 +150,7 @@ def _summary(root: Failed | Died, rank: int, num_same: int, coords: Sequence[str
     return f"{name_rank(rank, coords)} {root.headline}{others}"
 
 
-def _others_text(outcomes: Mapping[int, Outcome], named: Iterable[int], coords: Sequence[str]) -> str:
+def _other_ranks_text(outcomes: Mapping[int, Outcome], named: Iterable[int], coords: Sequence[str]) -> str:
     bad = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, Failed | Died)}
     unnamed = {rank: outcome for rank, outcome in bad.items() if rank not in named}
     lines = [

@@ -1,4 +1,4 @@
-"""The output of ranks: caught in one file per rank, read by the launcher, without torch's own chatter."""
+"""Ranks' output: caught in one file per rank, for the launcher, without torch's chatter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def path(folder: Path, rank: int) -> Path:
 
 
 def redirect(folder: Path, rank: int) -> None:
-    """Send this process's stdout and stderr, also those of its C++ code and children, to the rank's file."""
+    """Send stdout and stderr, also of C++ code and child processes, to the rank's file."""
     caught = os.open(path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(caught, stream)

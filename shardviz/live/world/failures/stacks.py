@@ -1,4 +1,4 @@
-"""Locate a rank that does not finish: its Python stack, asked for by signal, and the collective it waits in.
+"""Where a rank hangs: its Python stack, asked for by signal, and its collective.
 
 The signal's handler is C code (`faulthandler`), so it answers while the main thread waits inside gloo or nccl.
 """

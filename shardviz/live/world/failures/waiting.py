@@ -26,7 +26,7 @@ _MESH_DIMS = ("mesh_dim", "i")
 
 
 def write(folder: Path, rank: int) -> None:
-    """Write down the ranks of the group that this process's main thread, which runs the task, waits in."""
+    """Write down the ranks of the group that this process's main thread waits in."""
     ranks = _group_ranks(sys._current_frames().get(threading.main_thread().ident or 0))
     file = _path(folder, rank)
     file.with_suffix(".tmp").write_text(json.dumps(ranks))
@@ -43,7 +43,7 @@ def read(folder: Path, ranks: Collection[int]) -> dict[int, list[int]]:
 
 
 def axes_text(group: Collection[int], coords: Sequence[str]) -> str:
-    """Name the axes along which the ranks of a group differ: "over tp"; empty if no group is known.
+    """Name the axes along which a group's ranks differ: "over tp"; empty if unknown.
 
     Args:
         group: Global ranks.
