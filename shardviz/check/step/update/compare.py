@@ -22,12 +22,12 @@ from shardviz.check.step.comparison import compared, in_order, laid_out, roundin
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
 from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, unexplained_weight, why_weight
+from shardviz.check.step.update.states import unexplained_state, why_computed
 from shardviz.check.step.words import number
 from shardviz.explain.checkpoints.states import (
     StateInAnotherOrder,
     StateNotLoaded,
     StateOfAnotherRank,
-    UnexplainedState,
 )
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.update import (
@@ -91,7 +91,7 @@ def check_unsharded_update(
                 )
                 if not any(isinstance(finding, NotChecked) for finding in findings):
                     told_right[Place("step", tensor.role, name)] = not findings
-                settled |= {weight} if findings else set()
+                settled |= {weight} if findings and not comparison.incomparable else set()
     yield from _not_kept(dump, settled)
 
 
@@ -301,7 +301,7 @@ def _finding(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tuple
     cause = (
         why.cause
         if why
-        else UnexplainedState()
+        else unexplained_state(evidence, comparison)
         if comparison.role == "optim"
         else unexplained_weight(evidence, comparison, ranks)
     )
@@ -323,7 +323,11 @@ def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Wh
         return _of_others({rank: other for rank, other in others.items() if other is not None})
     if comparison.role != "optim":
         return why_weight(evidence, comparison)
-    return _of_another_order(comparison, ranks) or _why_state(evidence.dump, comparison)
+    return (
+        _of_another_order(comparison, ranks)
+        or why_computed(evidence, comparison, ranks)
+        or _why_state(evidence.dump, comparison)
+    )
 
 
 def _times_counted(comparison: Compared) -> int:
