@@ -214,3 +214,20 @@ def test_a_state_that_cannot_be_compared_does_not_hide_its_weight(tmp_path: Path
     step.check()
     outcomes = list(check_unsharded_update(dump_of(read_files(tmp_path / "step")), frozenset(), {}))
     assert [type(outcome).__name__ for outcome in outcomes] == ["NotChecked", "Finding"]
+
+
+@pytest.mark.parametrize("is_summed", [False, True], ids=["own rows", "all rows"])
+def test_a_buffer_to_which_each_rank_adds_its_own_rows_is_not_the_sum(tmp_path: Path, is_summed: bool) -> None:
+    """As the counts of a codebook: a share of the old counts, and the rows of all ranks."""
+    counts = np.arange(1.0, 9)
+    rows = {rank: (rank // 2 + 1) * counts**2 for rank in range(4)}
+    step = Step(tmp_path).add("loss", "scalar", on_all(1.0), 1.0, ("Partial('avg')", "Replicate()"))
+    every = rows[0] + rows[2]
+    for rank in range(4):
+        step.put(rank, "counts", "buffer", "step", 0.9 * counts + 0.1 * (every if is_summed else rows[rank]))
+    step.put(0, "counts", "buffer", "updated", 0.9 * counts + 0.1 * every)
+    step.put(0, "counts", "buffer", "reference", counts)
+    step.check()
+    outcomes = list(check_unsharded_update(dump_of(read_files(tmp_path / "step")), frozenset(), {}))
+    causes = [type(found.explanation).__name__ for found in outcomes if isinstance(found, Finding)]
+    assert causes == ([] if is_summed else ["UnreducedStatistics"])

@@ -343,18 +343,27 @@ class CopiesSteppedApart(Cause):
     Attributes:
         axes: The axes along which copies differ, in words.
         states: The kinds of state whose copies differ along the same axes.
+        moved: What moved, `every copy`, if all did; empty if some copy kept its value.
     """
 
     axes: str
     states: str = ""
+    moved: str = ""
     kinds = ("unreplicated",)
     why = (
-        "Each copy's optimizer has a state of its own{states:?: {states} also differs along {axes}}",
-        "{states:?|Only some ranks step this weight, and none of them sends it to the others}",
+        (
+            "{states:?Each copy's optimizer has a state of its own: {states} also differs along {axes}|{moved:?The "
+            "step of {moved} depends on the rank: noise from a generator that each rank seeds differently, or a number "
+            "of the rank's own|Only some ranks step this weight, and none of them sends it to the others}}"
+        ),
+        "{states:?|{moved:?|Each copy's optimizer has a state of its own}}",
     )
     how = (
-        "give all ranks along {axes} the same optimizer state",
-        "{states:?|torch.distributed.broadcast every weight from the rank that steps it}",
+        (
+            "{states:?give all ranks along {axes} the same optimizer state|{moved:?seed the optimizer's generator "
+            "alike on all ranks along {axes}|torch.distributed.broadcast every weight from the rank that steps it}}"
+        ),
+        "{states:?|{moved:?|give all ranks along {axes} the same optimizer state}}",
     )
 
 
