@@ -65,7 +65,7 @@ def test_a_learning_rate_is_a_cause_of_a_wrong_weight_and_not_of_a_wrong_state(
     step = Step(tmp_path).add("w", "grad", on_all(WANTED), WANTED)
     for rank in range(4):
         step.put(rank, name, role, "step", WANTED**3 + 1)
-    step.put(0, name, role, "updated", WANTED)
+    step.put(0, name, role, "updated", WANTED + 1 if role == "optim" else WANTED)
     step.put(0, "w", "param", "reference", 2 * WANTED)
     step.check()
     (found,) = check_unsharded_update(dump_of(read_files(tmp_path / "step")), frozenset(), {})
@@ -165,3 +165,69 @@ def test_a_weight_that_is_not_finite_after_an_orthogonal_step_is_no_step_of_a_pa
     causes = shards_stepped_by(tmp_path, orthogonal, (8, 16), lambda step, _start: step * np.nan)
     assert "step-of-part" not in causes
     assert len(causes) == 1
+
+
+def state_of(path: Path, held: Callable[[int], object], wanted: object) -> list[Finding | NotChecked]:
+    """Check a state that each rank computed in the step; the weight itself moved rightly on all ranks."""
+    step = Step(path).add("w", "grad", on_all(WANTED), WANTED)
+    for rank in range(4):
+        step.put(rank, "w.kept", "optim", "step", held(rank))
+        step.put(rank, "w", "param", "step", WANTED**3 - STEP * WANTED)
+    step.put(0, "w.kept", "optim", "updated", wanted)
+    step.put(0, "w", "param", "updated", WANTED**3 - STEP * WANTED)
+    step.put(0, "w", "param", "reference", WANTED**3)
+    step.check()
+    return list(check_unsharded_update(dump_of(read_files(path / "step")), frozenset(), {}))
+
+
+OLD, NEW = WANTED**3, WANTED**3 - STEP * WANTED / 5
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "cause"),
+    [
+        (lambda rank: WANTED + (-1) ** rank * WANTED**2, WANTED, "StateOfParts"),
+        (lambda rank: OLD if rank else NEW, NEW, "StateOfOldWeight"),
+        (lambda rank: OLD, NEW, "UnexplainedState"),
+        (lambda rank: 0.3 * WANTED, WANTED, "ScaledState"),
+        (lambda rank: 0.3 * WANTED**2, WANTED**2, "ScaledState"),
+        (lambda rank: WANTED + rank * WANTED**2, WANTED, "UnexplainedState"),
+        (lambda rank: NEW, NEW, None),
+    ],
+    ids=["own statistics", "old weight", "old everywhere", "scaled", "scaled squares", "own numbers", "right"],
+)
+def test_a_state_that_the_optimizer_computed_wrongly_was_not_loaded_wrongly(
+    tmp_path: Path, held: Callable[[int], object], wanted: object, cause: str | None
+) -> None:
+    findings = [found for found in state_of(tmp_path, held, wanted) if isinstance(found, Finding)]
+    assert [type(found.explanation).__name__ for found in findings] == ([cause] if cause else [])
+
+
+def test_a_state_that_cannot_be_compared_does_not_hide_its_weight(tmp_path: Path) -> None:
+    step = Step(tmp_path).add("w", "grad", on_all(WANTED), WANTED)
+    for rank in range(4):
+        step.put(rank, "w.kept", "optim", "step", np.ones(3))
+        step.put(rank, "w", "param", "step", WANTED**2 - 4 * STEP * WANTED)
+    step.put(0, "w.kept", "optim", "updated", WANTED)
+    step.put(0, "w", "param", "updated", WANTED**2 - STEP * WANTED)
+    step.put(0, "w", "param", "reference", WANTED**2)
+    step.check()
+    outcomes = list(check_unsharded_update(dump_of(read_files(tmp_path / "step")), frozenset(), {}))
+    assert [type(outcome).__name__ for outcome in outcomes] == ["NotChecked", "Finding"]
+
+
+@pytest.mark.parametrize("is_summed", [False, True], ids=["own rows", "all rows"])
+def test_a_buffer_to_which_each_rank_adds_its_own_rows_is_not_the_sum(tmp_path: Path, is_summed: bool) -> None:
+    """As the counts of a codebook: a share of the old counts, and the rows of all ranks."""
+    counts = np.arange(1.0, 9)
+    rows = {rank: (rank // 2 + 1) * counts**2 for rank in range(4)}
+    step = Step(tmp_path).add("loss", "scalar", on_all(1.0), 1.0, ("Partial('avg')", "Replicate()"))
+    every = rows[0] + rows[2]
+    for rank in range(4):
+        step.put(rank, "counts", "buffer", "step", 0.9 * counts + 0.1 * (every if is_summed else rows[rank]))
+    step.put(0, "counts", "buffer", "updated", 0.9 * counts + 0.1 * every)
+    step.put(0, "counts", "buffer", "reference", counts)
+    step.check()
+    outcomes = list(check_unsharded_update(dump_of(read_files(tmp_path / "step")), frozenset(), {}))
+    causes = [type(found.explanation).__name__ for found in outcomes if isinstance(found, Finding)]
+    assert causes == ([] if is_summed else ["UnreducedStatistics"])

@@ -167,9 +167,10 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
     if claimed is not None and claimed.flat:
         expected = expected.ravel()
     values, regions = {}, {}
+    weight = name.rpartition(".")[0] if tensor.role == "optim" else name
     for rank, shard in tensor.shards.items():
         values[rank] = dump.values(shard, name)
-        regions[rank] = _region(dump, shard, name, expected.shape)
+        regions[rank] = _region(dump, shard, weight, expected.shape)
     mesh = claimed.mesh if claimed else dump.files.mesh
     noise = dump.noises.get((tensor.role, name))
     largest, typical = (noise.largest, noise.typical) if noise is not None else (0.0, 0.0)
@@ -208,7 +209,7 @@ def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> ND
 
 
 def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | Elements:
-    """Return the region that a rank holds: as claimed, or where its parameter's ids are."""
+    """Return the region that a rank holds: as claimed, or where the ids of the weight `name` are."""
     if shard.layout is not None:
         return shard.layout.region(shard.layout.mesh.coord_of(shard.rank))
     stamped = dump.find("stamped", "param", name) or dump.find("stamped", "buffer", name)

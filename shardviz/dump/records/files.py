@@ -87,6 +87,7 @@ class RankRecord(Record, frozen=True):
         trace: What went in and out of every module of the step, in the order in which this rank came to it.
         sketches: What the unsharded model has of its weights and at every point of its step; rank 0 writes it.
         kept: What a job's own step had at each place, with nothing beside it.
+        steps_before: How many optimizer steps a job made before the one that was traced.
         lines: The calls inside of the first wrong module, if no rule named the cause; rank 0 also has those of the
             unsharded model's.
         run_id: That of its run.
@@ -133,6 +134,7 @@ class RankRecord(Record, frozen=True):
     trace: tuple[PointRecord, ...] = ()
     sketches: tuple[SketchRecord, ...] = ()
     kept: tuple[KeptRecord, ...] = ()
+    steps_before: Count = 0
     lines: tuple[LinesRecord, ...] = ()
     unread: tuple[UnreadRecord, ...] = ()
     run_id: RunId = ""

@@ -147,19 +147,33 @@ class UnexplainedState(Cause):
 
     All gradients of the step are right, so the difference was there before it or comes from the optimizer. A state of
     any content has the right shape.
+
+    Attributes:
+        along: The axes along which ranks should have the same state and don't, in words.
+        begin: What the unsharded model's state started from in this step, `zeros`, if it was not loaded.
     """
 
+    along: str = ""
+    begin: str = ""
     kinds = ("wrong-value",)
     why = (
-        "The gradients are right. The state was loaded in a different order or for a different weight",
-        "The gradients are right. The sharded optimizer has different betas, or clips by a different norm",
+        (
+            "{along:?The gradients are right. The optimizer computes the state from what each rank along {along} has "
+            "of its own: a part of the weight or of the gradient, or a weight that is not updated yet}"
+        ),
+        "{begin:?|The gradients are right. The state was loaded in a different order or for a different weight}",
+        (
+            "{along:?|The gradients are right. The sharded optimizer computes the state by a different rule or from "
+            "different tensors}"
+        ),
     )
     how = (
+        "{along:?compute it from whole tensors (full_tensor()), or reduce it over {along} before it is kept}",
         (
-            "call torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, or cut the state with "
-            "distribute_tensor by the weight's placements"
+            "{begin:?|call torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, or cut the state with "
+            "distribute_tensor by the weight's placements}"
         ),
-        "compare betas and clipping with the unsharded model's",
+        "{along:?|compare the optimizer's class and options with the unsharded model's}",
     )
 
 

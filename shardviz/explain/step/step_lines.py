@@ -113,6 +113,33 @@ class NarrowReduction(Cause):
     how = "reduce over {axis} in {place}, too, by a group that joins both axes or by a second reduction"
 
 
+class ReductionNotStored(Cause):
+    """The training loop reduces a copy of a gradient, and the optimizer reads the gradient.
+
+    Gradients are reduced in a flat bucket and copied back. `reshape(-1)` and `flatten()` return a copy if a gradient
+    isn't contiguous, as of a transposed weight, and what is written into that copy is lost.
+
+    Attributes:
+        place: The line that reduces the copy, as `train.py:41`.
+        axis: The axis over which it reduces it.
+        written: The line that writes the result into a copy; empty if nothing writes it.
+    """
+
+    place: str
+    axis: str
+    written: str = ""
+    kinds = ("unreduced-gradient",)
+    why = (
+        "{written:?{written} writes what {place} reduces over {axis} into a copy of the gradient: reshape(), flatten() "
+        "and contiguous() copy a tensor that isn't contiguous|{place} reduces a copy of the gradient over {axis}. "
+        "Nothing writes the result into .grad}"
+    )
+    how = (
+        "{written:?in {written}, write into the gradient itself: grad.copy_(part.view(grad.shape))|copy the result of "
+        "{place} into .grad before the optimizer steps}"
+    )
+
+
 class LocalWeight(Cause):
     """A module takes its part of a DTensor weight without naming the gradient's placements.
 

@@ -89,6 +89,62 @@ class AnotherLearningRate(Cause):
     )
 
 
+class ScaledState(Cause):
+    """Every rank's optimizer state is one multiple of the unsharded model's.
+
+    The gradients that the backward leaves are right, so the optimizer multiplies them by a different number before it
+    keeps them. All ranks agree with each other, so nothing raises.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "The optimizer clips or scales gradients by a different number than the unsharded model's",
+        "The sharded optimizer has different betas, or a different momentum or dampening",
+        "The optimizer stepped more than once on the same gradient",
+    )
+    how = (
+        "compute the norm behind the number from each gradient element once: torch.nn.utils.get_total_norm",
+        "compare betas, momentum and dampening in param_groups with the unsharded model's",
+        "call the optimizer's step() once per batch",
+    )
+
+
+class StateOfParts(Cause):
+    """An optimizer keeps statistics of each rank's own part of a weight or of its gradient.
+
+    Adafactor's means over rows or columns have the same shape on every rank if the dim that they are taken over is the
+    one that is split. Each rank then keeps its own means, and no shape shows it.
+
+    Attributes:
+        along: The axes that split the weight, in words.
+        op: The reduction that gives the unsharded model's state.
+    """
+
+    along: str
+    op: str
+    kinds = ("wrong-value",)
+    why = (
+        "The optimizer computes this state from each rank's own part of the weight or gradient, which {along} splits. "
+        "Nothing reduces it over {along}"
+    )
+    how = "all_reduce the statistic over {along} with ReduceOp.{op:upper} before the optimizer keeps it"
+
+
+class StateOfOldWeight(Cause):
+    """A state that follows a weight was updated before the rank got the new weight.
+
+    An optimizer that divides the weights among ranks sends each one after it was stepped. A moving average that is
+    updated before that follows the old weight on every rank but the one that steps it.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "The optimizer updates this state, such as a moving average of the weight, before the new weight arrives from "
+        "the rank that steps it"
+    )
+    how = "update the state after the broadcast of the weight"
+
+
 class RankDependentDecay(Cause):
     """Some ranks decay a weight more or less than the others.
 
@@ -287,18 +343,27 @@ class CopiesSteppedApart(Cause):
     Attributes:
         axes: The axes along which copies differ, in words.
         states: The kinds of state whose copies differ along the same axes.
+        moved: What moved, `every copy`, if all did; empty if some copy kept its value.
     """
 
     axes: str
     states: str = ""
+    moved: str = ""
     kinds = ("unreplicated",)
     why = (
-        "Each copy's optimizer has a state of its own{states:?: {states} also differs along {axes}}",
-        "{states:?|Only some ranks step this weight, and none of them sends it to the others}",
+        (
+            "{states:?Each copy's optimizer has a state of its own: {states} also differs along {axes}|{moved:?The "
+            "step of {moved} depends on the rank: noise from a generator that each rank seeds differently, or a number "
+            "of the rank's own|Only some ranks step this weight, and none of them sends it to the others}}"
+        ),
+        "{states:?|{moved:?|Each copy's optimizer has a state of its own}}",
     )
     how = (
-        "give all ranks along {axes} the same optimizer state",
-        "{states:?|torch.distributed.broadcast every weight from the rank that steps it}",
+        (
+            "{states:?give all ranks along {axes} the same optimizer state|{moved:?seed the optimizer's generator "
+            "alike on all ranks along {axes}|torch.distributed.broadcast every weight from the rank that steps it}}"
+        ),
+        "{states:?|{moved:?|give all ranks along {axes} the same optimizer state}}",
     )
 
 

@@ -95,6 +95,7 @@ class Capture:
     schedule: list[StageRecord] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     runs: int = 0
+    steps_before: int = 0
     narrowed_to: set[torch.dtype] = field(default_factory=set)
     narrow_sums: set[torch.dtype] = field(default_factory=set)
     raised: list[tuple[str, str]] = field(default_factory=list)
@@ -233,6 +234,7 @@ class Capture:
             not_applied=tuple(dict.fromkeys(self.not_applied)),
             run_id=self.run_id,
             runs=self.runs,
+            steps_before=self.steps_before,
             wrappers=None if self.wrappers is None else tuple(self.wrappers),
             **{name: tuple(getattr(self, name)) for name in LISTS},
         )

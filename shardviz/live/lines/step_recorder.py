@@ -159,13 +159,18 @@ class StepRecorder(Recorder):
         with self.quiet():
             self.results |= self.meet_gradients()
 
-    def end_update(self) -> None:
-        """Keep what the optimizer makes of gradients and weights."""
+    def end_update(self, optimizer: Any) -> None:
+        """Keep what the optimizer makes of gradients and weights, and its state."""
         with self.quiet():
             self.results |= {f"stepped {name}": number for name, number in self.meet_gradients().items()}
             for name, param in self._params.items():
                 self._names[id(param)] = f"weight {name}"
                 self.results[f"stepped {name}"] = self.number(param)
+            states = getattr(getattr(optimizer, "optim", optimizer), "state", {})
+            for name, param in self._model.named_parameters():
+                for kind, state in states.get(param, {}).items():
+                    if torch.is_tensor(state) and state.ndim:
+                        self.results[f"{clean_name(name)}.{kind}"] = self.number(state)
 
     def on(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function during which calls are recorded."""

@@ -96,7 +96,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         problem: Why the step has no end; empty if it has one.
     """
     rank, num_ranks = _place()
-    capture = Capture(rank, num_ranks, run_id=_run_id())
+    capture = Capture(rank, num_ranks, run_id=_run_id(), steps_before=step.number - 1)
     capture.wrappers = reducing(step.root)
     if step.trace.uncalled:
         capture.wrappers = [

@@ -221,8 +221,9 @@ class ProbeStep:
         return attempted(lambda: self._stepped(model, recorder, self.on.device_mesh), what)[1]
 
     def _stepped(self, model: nn.Module, recorder: StepRecorder, mesh: DeviceMesh) -> str:
-        recorder.on(self.on.probe.optimizer(model, mesh).step)()
-        recorder.end_update()
+        optimizer = self.on.probe.optimizer(model, mesh)
+        recorder.on(optimizer.step)()
+        recorder.end_update(optimizer)
         return ""
 
     def _copies(self, model: nn.Module) -> list[Local]:

@@ -228,8 +228,9 @@ def _apart(whole: Kept, shard: Kept, region: Region) -> float:
 
 
 def _allowed(whole: Kept, part: Kept) -> float:
-    """Return how far equal weights may differ: by a rounding if their dtypes differ, else 0."""
-    return 0.0 if whole.dtype == part.dtype else max(whole.tolerance, part.tolerance)
+    """Return how far equal weights may differ: by a rounding if their dtypes differ or they were stepped, else 0."""
+    is_exact = whole.dtype == part.dtype and not part.is_stepped
+    return 0.0 if is_exact else max(whole.tolerance, part.tolerance)
 
 
 def by_name(ranks: Mapping[int, OfRank], role: str) -> dict[str, dict[int, Weight]]:

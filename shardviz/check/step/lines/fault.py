@@ -27,6 +27,7 @@ Way = Literal[
     "backward",
     "left out",
     "narrow reduction",
+    "not stored",
     "local weight",
 ]
 
@@ -45,6 +46,7 @@ class Fault:
             `kept gradient`, it writes something else into a gradient after the backward;
             `backward`, it runs backward on a number that is not the loss;
             `left out`, it reduces other gradients; `narrow reduction`, it reduces a gradient over other ranks alone;
+            `not stored`, it writes into a copy what `before` reduces, or does that if nothing writes it (`reader`);
             `local weight`, it takes a weight's part and names no placements of its gradient;
             `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that.
         line: The line.

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.states import State, States
     from shardviz.dump.records.lines import FrameRecord
 
+DIVISIONS = ("div", "true_divide", "divide")
+"""Functions of two tensors: a rank may divide its own term of a sum, but by the whole number."""
+
 
 def fault_in(lines: Lines, states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
@@ -186,7 +189,8 @@ class _Forward:
             is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
             return replace(fault, times=times) if is_repeated else fault
         if terms and not (state.axes and self._is_summed(value)):
-            return self._unsummed(terms[0], call, state)
+            is_ratio = call.first.function in DIVISIONS and len(terms) == len(inputs)
+            return self._unsummed(terms[-1] if is_ratio else terms[0], call, state)
         return self._fault_of_result(state, call, inputs, through)
 
     def fault_of_moved(self, value: Value, call: Call) -> Fault:

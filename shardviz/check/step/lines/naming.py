@@ -48,6 +48,7 @@ from shardviz.explain.step.step_lines import (
     LeftOutOfReduction,
     LocalWeight,
     NarrowReduction,
+    ReductionNotStored,
 )
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedForward
 from shardviz.text import named_ranks
@@ -77,6 +78,7 @@ MEANS = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_log
 NOT_REDUCED = {
     "left out": "reduces other gradients over {axis} and never gets this gradient",
     "narrow reduction": "reduces the gradient{over}, and nothing reduces it over {axis}",
+    "not stored": "reduces a copy of this gradient over {axis}, and nothing writes the result into the gradient",
     "local weight": "takes this rank's part of the weight without grad_placements",
 }
 """What a line does that leaves a gradient unreduced."""
@@ -209,6 +211,9 @@ def sentence_of(fault: Fault) -> str:
         return f"{_at(line)}{_called(fault)} runs on {losses}{fault.times:.5g} times the unsharded model's loss{mean}"
     if fault.way == "kept gradient":
         return _of_kept_gradient(fault)
+    if fault.way == "not stored" and fault.reader is not None and before is not None:
+        result = f"{_at(before)} reduces a copy of this gradient over {fault.axis}"
+        return f"{result}; {_at(line, before)}{_called(fault)} writes the result into a copy, not into the gradient"
     if fault.way in NOT_REDUCED:
         over = f" over {named_ranks(fault.ranks)}" if fault.way == "narrow reduction" else ""
         return f"{_at(line)}{_called(fault)} {NOT_REDUCED[fault.way].format(axis=fault.axis, over=over)}"
@@ -276,6 +281,9 @@ def cause_of(fault: Fault) -> Cause:
         return LeftOutOfReduction(place, fault.axis)
     if fault.way == "narrow reduction":
         return NarrowReduction(place, fault.function, fault.ranks, fault.axis)
+    if fault.way == "not stored" and fault.before is not None:
+        written = place_of(fault.reader) if fault.reader is not None else ""
+        return ReductionNotStored(place_of(fault.before), fault.axis, written)
     if fault.way == "local weight":
         return LocalWeight(place, fault.axis)
     if fault.way == "backward":

@@ -185,7 +185,7 @@ class States:
             return State("missing") if all(record.needs_grad for record in records) else UNKNOWN
         if not all(record.has_gradient for record in records):
             return UNKNOWN
-        state = self._related(value, reference_number, gradient=True)
+        state = self._related(value, reference_number, gradient=True, times=self._times_loss(forward))
         if forward.kind == "terms" and set(state.axes) & set(forward.axes):
             return State("none", state.layout, state.axes)  # the gradient of a term is that of the sum
         return state
@@ -204,20 +204,37 @@ class States:
         """Return the relation of ranks' values to any tensor of the unsharded model."""
         return self._related(value, wanted, gradient=False)
 
-    def _related(self, value: Value, reference_number: int, *, gradient: bool) -> State:
+    @cached_property
+    def _averaged_axes(self) -> frozenset[str]:
+        """Axes over which the step's loss is a mean, and each rank's backward runs on the rank's own term of it."""
+        loss = self.dump.find("step", "scalar", "loss")
+        if not self.lines.is_step or loss is None or loss.claimed is None or "loss" not in self.lines.results:
+            return frozenset()
+        came_back = self.held_gradient(self.lines.results["loss"][0])
+        is_own = bool(came_back) and all(array.size == 1 and np.all(array == 1) for array in came_back.values())
+        is_mean = all(op == "avg" for _, op in loss.claimed.partial)
+        return frozenset(axis for axis, _ in loss.claimed.partial) if is_own and is_mean else frozenset()
+
+    def _times_loss(self, forward: State) -> float:
+        """Return by what a rank's gradient is too large before ranks' are averaged; a term of a mean has its own."""
+        axes = self._averaged_axes - set(forward.axes if forward.op == "avg" else ())
+        return float(math.prod(map(self.mesh.axis_size, axes)))
+
+    def _related(self, value: Value, reference_number: int, *, gradient: bool, times: float = 1.0) -> State:
         try:
             whole = self._array("reference", 0, reference_number, gradient=gradient)
             held = {rank: self._array("step", rank, number, gradient=gradient) for rank, number in value}
         except (ShardvizError, KeyError):
             return UNKNOWN
         if gradient:
-            held = {rank: array / (self._scales[rank] or 1.0) for rank, array in held.items()}
+            held = {rank: array / ((self._scales[rank] or 1.0) * times) for rank, array in held.items()}
         if whole.size > MAX_SIZE or not whole.size or self.mesh.size != len(held):
             return UNKNOWN
         near = ELEMENT.get(self._dtype(reference_number), EXACT)
         with np.errstate(over="ignore", invalid="ignore"):  # memory that nothing was written to holds anything
             related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)))
-        state = _state_of(related.chain, self.mesh, self.mean_axes, is_number=whole.size == 1)
+        mean_axes = self.mean_axes if times == 1 else frozenset[str]()
+        state = _state_of(related.chain, self.mesh, mean_axes, is_number=whole.size == 1)
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
         if layout is not None:
             return State("right", layout)
@@ -254,7 +271,8 @@ class States:
     def _gradients(self, value: Value) -> dict[int, NDArray[np.float64]]:
         """Return each rank's gradient of a tensor, in the unsharded model's scale."""
         arrays = {rank: self._array("step", rank, number, gradient=True) for rank, number in value}
-        return {rank: array / (self._scales[rank] or 1.0) for rank, array in arrays.items()}
+        times = self._times_loss(self.forward(value))
+        return {rank: array / ((self._scales[rank] or 1.0) * times) for rank, array in arrays.items()}
 
     def _flattened(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> Iterator[Layout]:
         """Yield the layouts that ranks have of a dim which was made of several, and is split along an inner one."""

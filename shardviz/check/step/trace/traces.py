@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -150,7 +150,9 @@ class OfRank:
         if layout is None and (0 in body.local_shape or len(body.local_shape) != len(body.shape)):
             return Weight(body.shape, None, None)  # a stretch of a flat parameter, which may be empty here
         shape = body.local_shape if layout is None else layout.region(layout.mesh.coord_of(self.rank)).shape
-        return Weight(body.shape, layout, Kept.of(shape, self._numbers(shard, name), body.dtype, body.device))
+        kept = Kept.of(shape, self._numbers(shard, name), body.dtype, body.device)
+        is_stepped = self.dump.files.ranks[self.rank].steps_before > 0
+        return Weight(body.shape, layout, None if kept is None else replace(kept, is_stepped=is_stepped))
 
     def _shard(self, role: str, name: str) -> Shard | None:
         tensor = self.dump.find("step", role, name)

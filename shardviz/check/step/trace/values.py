@@ -29,6 +29,7 @@ class Kept:
         values: The elements at all of them.
         dtype: The tensor's dtype.
         device: Where it was.
+        is_stepped: Whether it is a weight that optimizer steps before the traced one have rounded.
     """
 
     shape: tuple[int, ...]
@@ -36,6 +37,7 @@ class Kept:
     values: NDArray[np.float64]
     dtype: str
     device: str = "cpu"
+    is_stepped: bool = False
 
     @staticmethod
     def of(shape: tuple[int, ...], values: NDArray[np.float64], dtype: str, device: str = "cpu") -> Kept | None:

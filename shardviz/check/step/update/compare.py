@@ -22,12 +22,12 @@ from shardviz.check.step.comparison import compared, in_order, laid_out, roundin
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
 from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, unexplained_weight, why_weight
+from shardviz.check.step.update.states import unexplained_state, why_computed
 from shardviz.check.step.words import number
 from shardviz.explain.checkpoints.states import (
     StateInAnotherOrder,
     StateNotLoaded,
     StateOfAnotherRank,
-    UnexplainedState,
 )
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.update import (
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump, Tensor
+
+ADDED = "sum of what ranks add"
+"""How buffers reduce to the unsharded model's that keep a share of their old value."""
 
 WHAT = {"optim": "the optimizer's state", "param": "the weight", "buffer": "the buffer"}
 """What is compared, causes before what comes of them."""
@@ -91,7 +94,7 @@ def check_unsharded_update(
                 )
                 if not any(isinstance(finding, NotChecked) for finding in findings):
                     told_right[Place("step", tensor.role, name)] = not findings
-                settled |= {weight} if findings else set()
+                settled |= {weight} if findings and not comparison.incomparable else set()
     yield from _not_kept(dump, settled)
 
 
@@ -142,7 +145,8 @@ def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...])
             yield _copies_of_buffer(comparison, odd_axes)
             return
         is_saved = not any(comparison.name in record.not_saved for record in dump.files.ranks.values())
-        if is_saved and (reduction := _reduction(comparison, splitting)):
+        reduction = _reduction(comparison, splitting) or _sum_of_added(dump, comparison, splitting)
+        if is_saved and reduction:
             yield _not_reduced(comparison, *reduction)
             return
         differing = [axis for axis in comparison.copies_differ_along if axis in splitting]
@@ -176,10 +180,31 @@ def _reduction(comparison: Compared, splitting: Sequence[str]) -> tuple[str, tup
     return None
 
 
+def _sum_of_added(dump: Dump, comparison: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """Return that the buffer is a share of its old value and what rows add, of which each rank adds only its own.
+
+    The sum over ranks counts the old value once for each of them: what is left of it is a multiple of the old value.
+    """
+    before = dump.find("reference", "buffer", comparison.name)
+    axes = tuple(axis for axis in splitting if axis in comparison.copies_differ_along)
+    old = dump.values(before.first, comparison.name) if before is not None else np.zeros(0)
+    held = list(comparison.reduced.values())
+    if not axes or old.shape != comparison.wanted.shape or any(values.shape != old.shape for values in held):
+        return None
+    num_apart = max(np.count_nonzero(values != held[0]) for values in held)
+    if num_apart < FEW or np.count_nonzero(old) < FEW:
+        return None
+    total = comparison.over(axes, "sum")
+    factors = [factor_to(values - comparison.wanted, old) for values in total.values()]
+    return (ADDED, axes) if factors and all(factors) else None
+
+
 def _not_reduced(comparison: Compared, op: str, axes: Sequence[str]) -> Finding:
     along = " and ".join(axes)
     sentence = f"each rank along {along} has its own value after the step"
-    if op:
+    if op == ADDED:
+        op, sentence = "sum", f"{sentence}; with the sum over {along} of what ranks add, it is the unsharded model's"
+    elif op:
         sentence += f"; the {op} over {along} is the unsharded model's"
     return comparison.finding(
         UnreducedStatistics(along, op),
@@ -301,7 +326,7 @@ def _finding(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tuple
     cause = (
         why.cause
         if why
-        else UnexplainedState()
+        else unexplained_state(evidence, comparison)
         if comparison.role == "optim"
         else unexplained_weight(evidence, comparison, ranks)
     )
@@ -323,7 +348,11 @@ def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Wh
         return _of_others({rank: other for rank, other in others.items() if other is not None})
     if comparison.role != "optim":
         return why_weight(evidence, comparison)
-    return _of_another_order(comparison, ranks) or _why_state(evidence.dump, comparison)
+    return (
+        _of_another_order(comparison, ranks)
+        or why_computed(evidence, comparison, ranks)
+        or _why_state(evidence.dump, comparison)
+    )
 
 
 def _times_counted(comparison: Compared) -> int:

@@ -73,7 +73,7 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
     step = _step_of(dump, comparison)
     if step is None:
         return None
-    factors = _factors_of(step)
+    factors = factors_of(step)
     if any(abs(factor - 1) > EXPLAINED_UPDATE for factor in factors.values()):
         return _of_normed_parts(step) or _by_norms(evidence, comparison, factors) or _scaled(dump, comparison, factors)
     return (
@@ -121,6 +121,19 @@ def _left_out(step: Compared) -> Why | None:
     return Why(sentence, RemainderNotStepped())
 
 
+def by_norm_of_copies(evidence: Evidence, factors: Mapping[int, float], what: str) -> Why | None:
+    """Return that what an optimizer makes of all gradients is divided by a norm that isn't that of all gradients.
+
+    Args:
+        evidence: The step.
+        factors: By rank, the number by which it is multiplied.
+        what: What is multiplied, as sentences call it.
+    """
+    if len(set(map(number, factors.values()))) != 1:
+        return None
+    return _by_norm_of_copies(list(evidence.gradients.values()), factors, what)
+
+
 def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, float]) -> Why | None:
     """Return that a step is scaled by the norm of a part instead of the whole, or by a norm of copies."""
     gradients = list(evidence.gradients.values())
@@ -131,7 +144,7 @@ def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, fl
     if all(norms.values()) and all(_is_equal(factor, whole / norms[rank]) for rank, factor in factors.items()):
         return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
     if not gradients or len(set(map(number, factors.values()))) == 1:
-        return _by_norm_of_copies(gradients, factors)
+        return _by_norm_of_copies(gradients, factors, "the optimizer's step of it")
     gradient, before = (evidence.dump.find("reference", role, comparison.name) for role in ("grad", "param"))
     assert before is not None, "it was compared with what it was before"
     if gradient is None:
@@ -159,13 +172,13 @@ def _shares(comparison: Compared, whole: NDArray[np.float64], factors: Mapping[i
     return {rank: float(np.linalg.norm(comparison.part(whole, rank))) / size for rank in factors}
 
 
-def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float]) -> Why | None:
+def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float], what_is: str) -> Why | None:
     """Return the cause if all updates are divided by a norm that isn't that of all gradients."""
     factor, whole = next(iter(factors.values())), total(gradient.wanted for gradient in gradients)
     for what, norm in norms_of_parts(list(gradients)) if gradients else ():
         if not norm or not _is_equal(factor, whole / norm) or _is_equal(norm, whole):
             continue
-        times = f"the optimizer's step of it is {_times(factor)} the unsharded model's on every rank"
+        times = f"{what_is} is {_times(factor)} the unsharded model's on every rank"
         copied = [
             (gradient.name, axis)
             for gradient in gradients
@@ -184,8 +197,8 @@ def _scaled(dump: Dump, comparison: Compared, factors: Mapping[int, float]) -> W
     """Return why every rank's step is a multiple of the unsharded model's, as other weights' steps say."""
     why = scaled(factors)
     settings = {setting for record in dump.files.ranks.values() for setting in record.other_settings}
-    if isinstance(why.cause, AnotherLearningRate):
-        is_seen = any(setting.startswith("lr of group") for setting in settings)
+    is_seen = any(setting.startswith("lr of group") for setting in settings)
+    if isinstance(why.cause, AnotherLearningRate) or (isinstance(why.cause, RepeatedStep) and is_seen):
         return replace(why, cause=AnotherLearningRate(is_seen))
     if isinstance(why.cause, RepeatedStep) and any(
         _is_stepped_once(dump, other) for other in _other_weights(dump, comparison)
@@ -234,7 +247,7 @@ def _decayed(dump: Dump, comparison: Compared, step: Compared) -> Why | None:
     if not factor:
         return None
     more = "decayed more" if factor < 0 else "decayed less"
-    if len(comparison.wrong) < len(comparison.values):
+    if len(comparison.wrong) < sum(1 for values in comparison.values.values() if values.size):
         ranks = named_ranks(comparison.wrong, MAX_LISTED)
         return Why(
             f"on {ranks} its step differs from the unsharded model's by {number(factor)} times the weight itself: "
@@ -357,10 +370,11 @@ def _step_of(dump: Dump, comparison: Compared) -> Compared | None:
 def factors_of_steps(dump: Dump, comparison: Compared) -> dict[int, float]:
     """Return the number of unsharded steps that each rank's step is; empty if some rank's is not such a multiple."""
     step = _step_of(dump, comparison)
-    return _factors_of(step) if step is not None else {}
+    return factors_of(step) if step is not None else {}
 
 
-def _factors_of(step: Compared) -> dict[int, float]:
+def factors_of(step: Compared) -> dict[int, float]:
+    """Return each rank's values as multiples of the expected ones; empty if some rank's are not such a multiple."""
     dues = {rank: step.wanted_of(rank) for rank in step.reduced}
     factors = {rank: factor_to(step.reduced[rank], due) for rank, due in dues.items() if np.any(due)}
     numbers = {rank: factor for rank, factor in factors.items() if factor is not None}
