@@ -153,6 +153,27 @@ class WeightNotLoaded(Disorder):
     )
 
 
+class PlaceholderLeft(Disorder):
+    """A weight is one number on all ranks, although other weights have the model's elements.
+
+    An engine fills its weights with a number before the first sync, and the sync skips some: a loop that sends buckets
+    when they are full keeps the last bucket, or a filter leaves out a name. The number is a valid weight.
+    """
+
+    kinds = ("foreign",)
+    why = (
+        (
+            "Code filled this weight with one number, and nothing wrote the model's values to it: the load or sync "
+            "skips the name, or never sends its last bucket"
+        ),
+        "Code replaces this weight by one number on purpose",
+    )
+    how = (
+        "list the names that were written and compare them with the model's; send what is left after the loop",
+        "build the model with that number too",
+    )
+
+
 class BufferNotWritten(Disorder):
     """A buffer is zero on all ranks: nothing filled it after it was allocated.
 
