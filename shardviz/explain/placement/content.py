@@ -34,6 +34,35 @@ class OtherTensor(Disorder):
     )
 
 
+class CopiedTensor(Disorder):
+    """Tensors hold the elements of a different tensor of the model, which has its own elements too.
+
+    A sync receives every tensor in one buffer and keeps views of it until all have come, so each view has what came
+    last. Or a loader reads one key for several names. Shapes agree, so nothing raises.
+
+    Attributes:
+        owner: The tensor whose elements they hold.
+        several: Whether several tensors of an earlier place in the model hold them.
+    """
+
+    owner: str
+    several: bool = False
+    kinds = ("foreign",)
+    why = (
+        (
+            "{several:?All were received or read through one buffer, and {owner} was written there last: views of the "
+            "buffer were copied after that}"
+        ),
+        "The loader reads {owner} for {several:?these names|this name} too",
+        "{several:?|This tensor and {owner} were read through one buffer, and {owner} was written there last}",
+    )
+    how = (
+        "{several:?clone() what was received before the buffer is filled again}",
+        "load each tensor under its own name: compare the keys of the two state_dicts",
+        "{several:?|clone() what was received before the buffer is filled again}",
+    )
+
+
 class SharedMemory(Disorder):
     """Names share memory that don't in the unsharded model, so each holds what was written last.
 
