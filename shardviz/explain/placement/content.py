@@ -35,7 +35,7 @@ class OtherTensor(Disorder):
 
 
 class CopiedTensor(Disorder):
-    """Tensors hold the elements of a different tensor of the model, which has its own elements too.
+    """Tensors hold the elements of a different tensor, which has its own elements too.
 
     A sync receives every tensor in one buffer and keeps views of it until all have come, so each view has what came
     last. Or a loader reads one key for several names. Shapes agree, so nothing raises.
@@ -284,17 +284,31 @@ class AnotherCheckpoint(Disorder):
 
     The job loaded a different checkpoint, trained the weight since, or never loaded it. A weight of any content has the
     right shape.
+
+    Attributes:
+        reference: The checkpoint.
+        has_others: Whether other weights of the model have the checkpoint's values.
     """
 
     reference: str
+    has_others: bool = False
     kinds = ("foreign",)
     why = (
-        "The weight was loaded from a different checkpoint: its values are not in {reference}",
-        "The weight was trained since, or never loaded",
+        (
+            "{has_others:?This weight was never loaded: other weights are those of {reference}, and load_state_dict "
+            "with strict=False skips names that it doesn't know|The weight was loaded from a different checkpoint: its "
+            "values are not in {reference}}"
+        ),
+        "{has_others:?The weight was trained or written since|The weight was trained since, or never loaded}",
+        "{has_others:?The weight was loaded from a different checkpoint}",
     )
     how = (
-        "pass the checkpoint that the model was loaded from",
-        "load this weight from {reference}",
+        (
+            "{has_others:?look for this weight in the missing_keys that load_state_dict returns, and for its key in "
+            "unexpected_keys|pass the checkpoint that the model was loaded from}"
+        ),
+        "{has_others:?compare before the first step|load this weight from {reference}}",
+        "{has_others:?pass that checkpoint}",
     )
 
 

@@ -249,12 +249,19 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
             region.size and region == claimed.region(coord) for coord, region in case.regions.items()
         )
         not_loaded = _not_loaded(case, ranks) if is_some_right else _skipped(case)
-        return not_loaded or AnotherCheckpoint(case.dump.files.run.reference), ""
+        return not_loaded or AnotherCheckpoint(case.dump.files.run.reference, _are_others_own(case)), ""
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
         return _rewritten(case), ""
     if none:
         return RewrittenAfterStamping(), ""
     return cause_of_zeros(case) if zeros else OtherTensor(), ""
+
+
+def _are_others_own(case: Case) -> bool:
+    """Whether the tensor has none of its values, and another parameter of the model has all of its own."""
+    params = (tensor for tensor in case.dump.at("stamped") if tensor.role == "param")
+    has_none = not any(np.any(ids > 0) for ids in case.ids.values())
+    return has_none and any(_is_own(case.dump, name) for tensor in params for name in tensor.names)
 
 
 def _skipped(case: Case) -> Disorder | None:
