@@ -94,8 +94,8 @@ def test_a_weight_that_no_load_wrote_keeps_its_number_while_others_are_loaded(va
 
 def test_weights_that_all_are_drawn_again_keep_a_number_that_is_right(tmp_path):
     text = (
-        "def build():\n    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))\n    nn.init.normal_(model[1].weight)\n"
-        "    return model\n"
+        "def build():\n    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))\n"
+        "    nn.init.normal_(model[1].weight)\n    return model\n"
         "def parallelize(model, mesh):\n    for module in model:\n        module.reset_parameters()\n"
     )
     report = checked(f"BATCH_AXES = ()\ndel batch\n{text}", "dp=2", tmp_path)

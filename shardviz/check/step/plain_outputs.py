@@ -20,7 +20,8 @@ import numpy as np
 from shardviz.check.step.forward.explain import layout_of_values
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Replicate, Shard
-from shardviz.relate.orders import matches, slices_of
+from shardviz.relate.orders import matches
+from shardviz.relate.values import slices_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,8 +60,9 @@ def _in_order_of_batch(comparison: Compared, runs: Mapping[int, int]) -> Compare
     claimed = comparison.claimed
     if claimed is None or claimed.partial or comparison.incomparable or not comparison.wrong:
         return comparison
-    orders = {rank: _order_of_rows(comparison, rank, runs.get(rank, 0)) for rank in comparison.values}
-    if not all(order is not None for order in orders.values()):
+    order_by_rank = {rank: _order_of_rows(comparison, rank, runs.get(rank, 0)) for rank in comparison.values}
+    orders = {rank: order for rank, order in order_by_rank.items() if order is not None}
+    if len(orders) < len(order_by_rank):
         return comparison
     values = {rank: held[np.argsort(orders[rank])] for rank, held in comparison.values.items()}
     first = comparison.wrong[0]

@@ -60,6 +60,7 @@ class RankRecord(Record, frozen=True):
         casts: What the step cast to float8.
         unread: Sums over ranks whose results nothing read.
         schedule: What this rank's stages of a pipeline ran, in order.
+        stages: The numbers that the probe gives this rank's stages.
         calls: Collectives that are to be compared with their definition.
         runs: How often the step ran the model, or this rank's last stage: the number of its micro-batches.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
@@ -111,6 +112,7 @@ class RankRecord(Record, frozen=True):
     moves: tuple[MoveRecord, ...] = ()
     casts: tuple[CastRecord, ...] = ()
     schedule: tuple[StageRecord, ...] = ()
+    stages: tuple[int, ...] = ()
     calls: tuple[CallRecord, ...] = ()
     runs: Count = 0
     narrowed_to: tuple[str, ...] = ()

@@ -94,8 +94,8 @@ class MisplacedLine(Cause):
     why = (
         "{is_of_rank:?{function} in {place} takes a different rank's part, most likely the first on all "
         "ranks|{other:?{function} in {place} repeats slices in a different order than the unsharded model, which "
-        "repeats {other:repeat?the whole block|each slice in turn}|{is_index:?{function} in {place} puts the right slices "
-        "in the wrong order: its index isn't the order in which they come, or is that order and not its "
+        "repeats {other:repeat?the whole block|each slice in turn}|{is_index:?{function} in {place} puts the right "
+        "slices in the wrong order: its index isn't the order in which they come, or is that order and not its "
         "inverse|{function} in {place} puts the right slices in the wrong order: it joins parts along the wrong dim, "
         "or in a different order than their ranks}}}"
     )
@@ -388,8 +388,8 @@ class StrangeRows(Cause):
     kinds = WRONG
     why = (
         (
-            "{came:?{came} brings rows in the order of the ranks that sent them, and on the way to {place} a view reads "
-            "them in the order of the weights without a transpose}"
+            "{came:?{came} brings rows in the order of the ranks that sent them, and on the way to {place} a view "
+            "reads them in the order of the weights without a transpose}"
         ),
         "{with_weight:?In {place}, rows meet a different weight than in the unsharded model: the code sends or sorts "
         "them by a different numbering of experts than the one that splits the weights|In {place}, the operands of "

@@ -52,7 +52,7 @@ class UnexplainedLoss(Cause):
 
 
 class TargetsOfOtherRows(Cause):
-    """The loss is wrong, the outputs are right, and micro-batches have rows of the batch that aren't neighbors.
+    """The loss is wrong and the outputs are right, in micro-batches that aren't runs of rows.
 
     One stage cuts the inputs with a stride, x[i::n], and another one cuts the targets into runs of rows. Shapes agree,
     so every output is compared with another row's target.

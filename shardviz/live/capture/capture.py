@@ -59,7 +59,7 @@ GATHER = "full_tensor"
 LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
     *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
-    *("skipped_keys", "rounded", "reductions", "casts", "unread", "moves", "sent", "filled"),
+    *("skipped_keys", "rounded", "reductions", "casts", "unread", "moves", "sent", "filled", "stages"),
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -93,6 +93,7 @@ class Capture:
     casts: list[CastRecord] = field(default_factory=list)
     unread: list[UnreadRecord] = field(default_factory=list)
     schedule: list[StageRecord] = field(default_factory=list)
+    stages: list[int] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     runs: int = 0
     narrowed_to: set[torch.dtype] = field(default_factory=set)

@@ -39,6 +39,7 @@ from shardviz.explain.step.modules import (
     ScaledBetweenModules,
     StatisticsOfPart,
     UnexplainedBetweenModules,
+    UnexplainedInput,
     UnexplainedModule,
     UnexplainedModuleBackward,
     UngatheredInput,
@@ -62,7 +63,14 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
 
-OPEN = (UnexplainedModule, UnexplainedModuleBackward, UngatheredInput, UnexplainedBetweenModules, UnexplainedForward)
+OPEN = (
+    UnexplainedModule,
+    UnexplainedInput,
+    UnexplainedModuleBackward,
+    UngatheredInput,
+    UnexplainedBetweenModules,
+    UnexplainedForward,
+)
 """Causes that say where a step goes wrong and not why: the line takes their place."""
 
 
