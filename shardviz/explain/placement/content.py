@@ -284,31 +284,44 @@ class AnotherCheckpoint(Disorder):
 
     The job loaded a different checkpoint, trained the weight since, or never loaded it. A weight of any content has the
     right shape.
-
-    Attributes:
-        reference: The checkpoint.
-        has_others: Whether other weights of the model have the checkpoint's values.
     """
 
     reference: str
-    has_others: bool = False
+    kinds = ("foreign",)
+    why = (
+        "The weight was loaded from a different checkpoint: its values are not in {reference}",
+        "The weight was trained since, or never loaded",
+    )
+    how = (
+        "pass the checkpoint that the model was loaded from",
+        "load this weight from {reference}",
+    )
+
+
+class LeftOutOfLoad(Disorder):
+    """A weight has nothing of the checkpoint, from which other weights of the model were loaded.
+
+    Its key has a name that the model doesn't know, and load_state_dict with strict=False skips it. The weight keeps its
+    initial values. Or it was trained since, and the others are frozen.
+
+    Attributes:
+        reference: The checkpoint.
+    """
+
+    reference: str
     kinds = ("foreign",)
     why = (
         (
-            "{has_others:?This weight was never loaded: other weights are those of {reference}, and load_state_dict "
-            "with strict=False skips names that it doesn't know|The weight was loaded from a different checkpoint: its "
-            "values are not in {reference}}"
+            "The load left this weight out: others have the values of {reference}, and load_state_dict with "
+            "strict=False skips keys that it doesn't know"
         ),
-        "{has_others:?The weight was trained or written since|The weight was trained since, or never loaded}",
-        "{has_others:?The weight was loaded from a different checkpoint}",
+        "The weight was trained or written since",
+        "The weight was loaded from a different checkpoint than the others",
     )
     how = (
-        (
-            "{has_others:?look for this weight in the missing_keys that load_state_dict returns, and for its key in "
-            "unexpected_keys|pass the checkpoint that the model was loaded from}"
-        ),
-        "{has_others:?compare before the first step|load this weight from {reference}}",
-        "{has_others:?pass that checkpoint}",
+        "look for this weight in the missing_keys that load_state_dict returns, and for its key in unexpected_keys",
+        "compare before the first step",
+        "pass the checkpoint that has this weight",
     )
 
 

@@ -23,6 +23,7 @@ from shardviz.explain.placement.content import (
     BufferNotWritten,
     CopiedTensor,
     KeyOfAnotherPrefix,
+    LeftOutOfLoad,
     LoadedIntoCopies,
     LoadedOnOneRank,
     LocalNumbering,
@@ -249,7 +250,8 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
             region.size and region == claimed.region(coord) for coord, region in case.regions.items()
         )
         not_loaded = _not_loaded(case, ranks) if is_some_right else _skipped(case)
-        return not_loaded or AnotherCheckpoint(case.dump.files.run.reference, _are_others_own(case)), ""
+        cause = LeftOutOfLoad if _are_others_own(case) else AnotherCheckpoint
+        return not_loaded or cause(case.dump.files.run.reference), ""
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
         return _rewritten(case), ""
     if none:
