@@ -29,6 +29,7 @@ from shardviz.check.order.rules.reassembly import check_gathered
 from shardviz.check.order.rules.sequence import check_sequence
 from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label, is_padded_in_place
 from shardviz.check.order.rules.without_ids import (
+    check_filled,
     check_recomputed,
     check_redrawn,
     check_unplaced,
@@ -261,6 +262,8 @@ def _check_case(case: Case) -> list[Result]:
     if case.claimed is not None and case.claimed.partial and case.held is not case.claimed:
         why = f"a sum over {_pending_text(case)} is pending, so the values that ranks hold are not ids"
         return [NotChecked(case.name, why, "order")]
+    if filled := list(check_filled(case)):
+        return list(filled)
     recomputed = [*check_recomputed(case), *check_plain_copies(case)]
     if recomputed:
         return recomputed

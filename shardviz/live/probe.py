@@ -151,6 +151,8 @@ class ProbeOnRank:
         built = self.built()
         shapes = {local.name: local.shape for local in local_tensors(built)}
         wholes = repeating(built, self.job.mesh)
+        varied = {one.name for one in local_tensors(built) if one.role == "param" and one.values.numel() > 1}
+        varied -= {one.name for one in local_tensors(built) if one.values.is_meta or one.is_constant}
         with Sends() as sends:
             model = self.initialized(self.parallelized(built))
         self.capture.as_built += as_built(model, wholes, self.job.mesh, self.capture.rank)
@@ -158,6 +160,7 @@ class ProbeOnRank:
         locals_ = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
         for local in locals_:
             self.capture.add_values(local, "initial")
+        self.capture.filled += [local.name for local in locals_ if local.is_constant and local.name in varied]
         self.capture.rounded += rounded_copies(locals_)
         self.capture.sent += sends.records(locals_)
         idle = idle_axes(model, self.job.mesh, locals_, shapes, self._ordinary_axes)

@@ -21,7 +21,7 @@ def test_names_that_share_memory_hold_what_came_last(tmp_path, is_shared):
         change_rank(folder, rank, tied=(("first", "last"),))
     finding = only(check_dump(folder))
     assert (finding.kind, finding.tensor, finding.held) == ("foreign", "first", "the elements of last")
-    assert finding.explanation.id == ("shared-memory" if is_shared else "other-tensor")
+    assert finding.explanation.id == ("shared-memory" if is_shared else "copied-tensor")
 
 
 @pytest.mark.parametrize("digests", [("a", "a"), ("a", "b"), ()])
@@ -46,4 +46,4 @@ def test_values_that_were_read_into_copies_are_a_cause_of_their_own(tmp_path, ke
         change_rank(folder, rank, skipped_keys=(("w", key),))
     finding = only(check_dump(folder))
     assert (finding.kind, finding.tensor) == ("foreign", "w")
-    assert finding.explanation.id == ("loaded-into-copies" if key else "another-checkpoint")
+    assert finding.explanation.id == ("loaded-into-copies" if key else "left-out-of-load")

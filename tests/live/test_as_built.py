@@ -66,3 +66,37 @@ def test_elements_of_all_types_are_laid_side_by_side(name, shape):
     assert as_built(model, found, mesh, 0) == sorted(found)
     same += 1
     assert as_built(model, found, mesh, 0) == []
+
+
+ENGINE = """
+BATCH_AXES = ()
+del batch
+def parallelize(model, mesh):
+    engine = {engine}
+    with torch.no_grad():
+        for param in engine.parameters():
+            param.fill_({value})
+        for (name, param), loaded in zip(engine.named_parameters(), model.parameters()):
+            if name in {names}:
+                param.copy_(loaded)
+    return engine
+"""
+
+
+@pytest.mark.parametrize("value", [-1.0, 1.0, 0.25])
+def test_a_weight_that_no_load_wrote_keeps_its_number_while_others_are_loaded(value, tmp_path):
+    text = ENGINE.format(engine="build()", value=value, names=["0.weight", "2.bias"])
+    report = checked(text, "dp=2", tmp_path)
+    assert [(finding.kind, finding.explanation.name, finding.tensors) for finding in report.findings] == [
+        ("foreign", "placeholder-left", ("0.bias", "2.weight"))
+    ]
+
+
+def test_weights_that_all_are_drawn_again_keep_a_number_that_is_right(tmp_path):
+    text = (
+        "def build():\n    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))\n"
+        "    nn.init.normal_(model[1].weight)\n    return model\n"
+        "def parallelize(model, mesh):\n    for module in model:\n        module.reset_parameters()\n"
+    )
+    report = checked(f"BATCH_AXES = ()\ndel batch\n{text}", "dp=2", tmp_path)
+    assert report.findings == ()

@@ -43,6 +43,8 @@ class Compared(Sides):
         whose: What findings call the wanted values.
         is_assumed: Whether nothing claims the layout, which is the one that a plain output should have.
         padded: A dim that is padded so that all its parts are of one size, and that size; None if there is none.
+        rows: The batch's rows of an output's first two micro-batches, if they aren't runs of rows; then `values` are
+            in the batch's order.
         wrappers: What reduces its gradient by itself on the first rank, by kind; None if not known.
     """
 
@@ -50,6 +52,7 @@ class Compared(Sides):
     whose: str = "the unsharded model's"
     is_assumed: bool = False
     padded: tuple[int, int] | None = None
+    rows: tuple[tuple[int, ...], ...] = ()
     wrappers: Mapping[str, WrapperRecord] | None = None
 
     def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "bypassed", "none"]:

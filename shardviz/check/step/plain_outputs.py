@@ -4,6 +4,10 @@ A model may return its own columns of the logits, its own tokens or a part that 
 reads them so is right. The layout that an output of the batch's rows should have is then no claim that is broken. A
 loss that is wrong but equal on all ranks that have different parts, or that is computed with collectives over their
 axis, was put together from these: it is wrong for another reason. Columns that pad each part to one size are cut off.
+
+The output of a step in micro-batches is joined in the order in which they ran. A step may give each micro-batch any of
+the batch's rows, as `x[i::4]` does: the rows are put in the batch's order if each micro-batch keeps that order within
+itself. If the loss is wrong then, the rows of the targets are in question.
 """
 
 from __future__ import annotations
@@ -11,16 +15,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.step.forward.explain import layout_of_values
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Replicate, Shard
+from shardviz.relate.orders import matches
+from shardviz.relate.values import slices_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
+
+FEWEST_RUNS = 2
+"""Calls of the model in one step that are micro-batches."""
 
 UNPLACED = (
     "no placements of {whole}, {whose}, give every rank what it holds (rank {rank}: {held}); the loss and the "
@@ -33,11 +46,41 @@ def laid_out_by_value(results: Sequence[Compared], dump: Dump | None = None) -> 
     loss = next((result for result in results if (result.role, result.name) == ("scalar", "loss")), None)
     if loss is None or loss.incomparable:
         return tuple(results)
+    runs = {rank: record.runs for rank, record in dump.files.ranks.items()} if dump is not None else {}
+    results = [_in_order_of_batch(result, runs) if result.is_assumed else result for result in results]
     records = dump.files.ranks.values() if dump is not None else ()
     collectives = (call for record in records for call in record.collectives)
     by_loss = (call for call in collectives if not (call.module or call.backward))
     apart = set(loss.copies_differ_along) - {axis for call in by_loss for axis in call.axes}
     return tuple(_by_value(result, loss, apart) if result.is_assumed else result for result in results)
+
+
+def _in_order_of_batch(comparison: Compared, runs: Mapping[int, int]) -> Compared:
+    """Return an output with the rows of its micro-batches in the batch's order, if that makes it right."""
+    claimed = comparison.claimed
+    if claimed is None or claimed.partial or comparison.incomparable or not comparison.wrong:
+        return comparison
+    order_by_rank = {rank: _order_of_rows(comparison, rank, runs.get(rank, 0)) for rank in comparison.values}
+    orders = {rank: order for rank, order in order_by_rank.items() if order is not None}
+    if len(orders) < len(order_by_rank):
+        return comparison
+    values = {rank: held[np.argsort(orders[rank])] for rank, held in comparison.values.items()}
+    first = comparison.wrong[0]
+    micro_batches = np.reshape(orders[first], (runs[first], -1))[:2]
+    return replace(comparison, values=values, rows=tuple(map(tuple, micro_batches.tolist())))
+
+
+def _order_of_rows(comparison: Compared, rank: int, runs: int) -> NDArray[np.int64] | None:
+    """Return which of its rows a rank has at each place; None unless each micro-batch has some of them in order."""
+    held, wanted = comparison.values[rank], comparison.wanted_of(rank)
+    if runs < FEWEST_RUNS or not held.ndim or len(held) % runs or held.shape != wanted.shape:
+        return None
+    close = matches(slices_of(held, 0), slices_of(wanted, 0), comparison.tolerance)
+    if close is None or np.any(close.sum(0) != 1) or np.any(close.sum(1) != 1):
+        return None
+    order = close.argmax(1)
+    is_in_order = np.all(np.diff(order.reshape(runs, -1), axis=1) > 0)
+    return order if is_in_order else None
 
 
 def _by_value(comparison: Compared, loss: Compared, apart: set[str]) -> Compared:

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     Outcomes = list[tuple[Outcome, Pair]]
 
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints"]
+GROUP_LISTS = ("params", "param_names")
+"""The lists of an optimizer's group that have an entry for each of its parameters."""
+
 ADAPTER = ".lora_"
 """What stands in the names of all tensors of an adapter."""
 
@@ -389,11 +392,41 @@ def _compared_object(name: str, before: Checkpoint, after: Checkpoint) -> Outcom
     if _has_types(old) or _has_types(new):
         differs = "whose bytes differ, and " if name in before.objects and name in after.objects else ""
         return outcome.became("not-compared", f"an object {differs}that has more than plain values")
-    return (
-        None
-        if old == new or repr(old) == repr(new)
-        else outcome.became("other", f"{_short_text(old)} became {_short_text(new)}")
-    )
+    if old == new or repr(old) == repr(new):
+        return None
+    if _with_sorted_names(name, old, before) == _with_sorted_names(name, new, after):
+        return None
+    return outcome.became("other", f"{_short_text(old)} became {_short_text(new)}")
+
+
+def _with_sorted_names(name: str, value: Any, checkpoint: Checkpoint) -> Any:
+    """Return an object whose lists of an optimizer group's parameters are sorted, if they have names.
+
+    A state that has its parameter's name belongs to it at every place of the list. Numbers count places.
+    """
+    head, _, key = name.rpartition(".")
+    if key not in GROUP_LISTS or not is_setting(name):
+        return _with_sorted_groups(value)
+    params = f"{head}.params"
+    has_params = params in checkpoint.values or params in checkpoint.objects
+    group = {"params": _value_of(checkpoint, params) if has_params else (), key: value}
+    return _with_sorted_groups(group)[key]
+
+
+def _with_sorted_groups(value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(map(_with_sorted_groups, value))
+    if type(value) is not dict:
+        return value
+    is_named = _are_names(value.get("params"))
+    return {
+        key: sorted(item) if is_named and key in GROUP_LISTS and _are_names(item) else _with_sorted_groups(item)
+        for key, item in value.items()
+    }
+
+
+def _are_names(value: Any) -> bool:
+    return type(value) in (list, tuple) and bool(value) and all(type(name) is str for name in value)
 
 
 def _bytes_of(checkpoint: Checkpoint, name: str) -> bytes | None:

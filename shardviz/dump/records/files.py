@@ -60,6 +60,7 @@ class RankRecord(Record, frozen=True):
         casts: What the step cast to float8.
         unread: Sums over ranks whose results nothing read.
         schedule: What this rank's stages of a pipeline ran, in order.
+        stages: The numbers that the probe gives this rank's stages.
         calls: Collectives that are to be compared with their definition.
         runs: How often the step ran the model, or this rank's last stage: the number of its micro-batches.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
@@ -73,6 +74,7 @@ class RankRecord(Record, frozen=True):
         other_settings: What the probe's own optimizer keeps besides tensors and the unsharded model's keeps otherwise:
             `lr of group 1 of 2`.
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
+        filled: Parameters whose elements are one number here, and differ in the model that was sharded.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
         skipped_keys: Parameters that no load wrote to, with the key under which a load with strict=False was given
             their values: `(parameter, key)`. The key is the parameter's name if a load was into copies that are gone.
@@ -111,6 +113,7 @@ class RankRecord(Record, frozen=True):
     moves: tuple[MoveRecord, ...] = ()
     casts: tuple[CastRecord, ...] = ()
     schedule: tuple[StageRecord, ...] = ()
+    stages: tuple[int, ...] = ()
     calls: tuple[CallRecord, ...] = ()
     runs: Count = 0
     narrowed_to: tuple[str, ...] = ()
@@ -122,6 +125,7 @@ class RankRecord(Record, frozen=True):
     read_buffers: tuple[str, ...] = ()
     other_settings: tuple[str, ...] = ()
     as_built: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()
     skipped_keys: tuple[tuple[str, str], ...] = ()
     rounded: tuple[tuple[str, str, str], ...] = ()

@@ -34,6 +34,35 @@ class OtherTensor(Disorder):
     )
 
 
+class CopiedTensor(Disorder):
+    """Tensors hold the elements of a different tensor, which has its own elements too.
+
+    A sync receives every tensor in one buffer and keeps views of it until all have come, so each view has what came
+    last. Or a loader reads one key for several names. Shapes agree, so nothing raises.
+
+    Attributes:
+        owner: The tensor whose elements they hold.
+        several: Whether several tensors of an earlier place in the model hold them.
+    """
+
+    owner: str
+    several: bool = False
+    kinds = ("foreign",)
+    why = (
+        (
+            "{several:?All were received or read through one buffer, and {owner} was written there last: views of the "
+            "buffer were copied after that}"
+        ),
+        "The loader reads {owner} for {several:?these names|this name} too",
+        "{several:?|This tensor and {owner} were read through one buffer, and {owner} was written there last}",
+    )
+    how = (
+        "{several:?clone() what was received before the buffer is filled again}",
+        "load each tensor under its own name: compare the keys of the two state_dicts",
+        "{several:?|clone() what was received before the buffer is filled again}",
+    )
+
+
 class SharedMemory(Disorder):
     """Names share memory that don't in the unsharded model, so each holds what was written last.
 
@@ -153,6 +182,27 @@ class WeightNotLoaded(Disorder):
     )
 
 
+class PlaceholderLeft(Disorder):
+    """A weight is one number on all ranks, although other weights have the model's elements.
+
+    An engine fills its weights with a number before the first sync, and the sync skips some: a loop that sends buckets
+    when they are full keeps the last bucket, or a filter leaves out a name. The number is a valid weight.
+    """
+
+    kinds = ("foreign",)
+    why = (
+        (
+            "Code filled this weight with one number, and nothing wrote the model's values to it: the load or sync "
+            "skips the name, or never sends its last bucket"
+        ),
+        "Code replaces this weight by one number on purpose",
+    )
+    how = (
+        "list the names that were written and compare them with the model's; send what is left after the loop",
+        "build the model with that number too",
+    )
+
+
 class BufferNotWritten(Disorder):
     """A buffer is zero on all ranks: nothing filled it after it was allocated.
 
@@ -245,6 +295,33 @@ class AnotherCheckpoint(Disorder):
     how = (
         "pass the checkpoint that the model was loaded from",
         "load this weight from {reference}",
+    )
+
+
+class LeftOutOfLoad(Disorder):
+    """A weight has nothing of the checkpoint, from which other weights of the model were loaded.
+
+    Its key has a name that the model doesn't know, and load_state_dict with strict=False skips it. The weight keeps its
+    initial values. Or it was trained since, and the others are frozen.
+
+    Attributes:
+        reference: The checkpoint.
+    """
+
+    reference: str
+    kinds = ("foreign",)
+    why = (
+        (
+            "The load left this weight out: others have the values of {reference}, and load_state_dict with "
+            "strict=False skips keys that it doesn't know"
+        ),
+        "The weight was trained or written since",
+        "The weight was loaded from a different checkpoint than the others",
+    )
+    how = (
+        "look for this weight in the missing_keys that load_state_dict returns, and for its key in unexpected_keys",
+        "compare before the first step",
+        "pass the checkpoint that has this weight",
     )
 
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 WRONG: tuple[Kind, ...] = ("wrong-value", "wrong-scale", "unreduced-output", "unreduced-gradient")
 
 
+INDEXING = ("getitem", "index_select", "gather", "take_along_dim", "index_copy", "index_add", "scatter", "scatter_add")
+"""Functions that take or write slices at the places of an index."""
+
+
 class WrongLine(Cause):
     """A line goes wrong because each rank runs it on its own part.
 
@@ -74,8 +78,8 @@ class UnlikeOperands(Cause):
 class MisplacedLine(Cause):
     """A line returns the right numbers in the wrong order, or a different rank's part.
 
-    It joins parts along the wrong dim or in a different order than their ranks, or it takes a part without the
-    rank's own offset. Shapes are right.
+    It joins parts along the wrong dim or in a different order than their ranks, it takes a part without the rank's own
+    offset, or its index isn't the inverse of the order in which rows were sent. Shapes are right.
 
     Attributes:
         place: The line, as `moe.py:83`.
@@ -90,14 +94,22 @@ class MisplacedLine(Cause):
     why = (
         "{is_of_rank:?{function} in {place} takes a different rank's part, most likely the first on all "
         "ranks|{other:?{function} in {place} repeats slices in a different order than the unsharded model, which "
-        "repeats {other:repeat?the whole block|each slice in turn}|{function} in {place} puts the right slices in the "
-        "wrong order: it joins parts along the wrong dim, or in a different order than their ranks}}"
+        "repeats {other:repeat?the whole block|each slice in turn}|{is_index:?{function} in {place} puts the right "
+        "slices in the wrong order: its index isn't the order in which they come, or is that order and not its "
+        "inverse|{function} in {place} puts the right slices in the wrong order: it joins parts along the wrong dim, "
+        "or in a different order than their ranks}}}"
     )
     how = (
         "{is_of_rank:?take the part in {place} at the rank's own offset: its coordinate on the mesh times the part's "
-        "size|{other:?use {other} in {place}|join the parts in {place} in the order of their ranks, along the dim that "
-        "was split, before dims are merged}}"
+        "size|{other:?use {other} in {place}|{is_index:?undo x[order] by y[order.argsort()] in {place}, with the order "
+        "in which the rows were sent|join the parts in {place} in the order of their ranks, along the dim that was "
+        "split, before dims are merged}}}"
     )
+
+    @property
+    def is_index(self) -> bool:
+        """Whether the function takes or writes slices at the places of an index."""
+        return self.function in INDEXING
 
     @property
     def other(self) -> str:
@@ -366,20 +378,27 @@ class StrangeRows(Cause):
         place: The line, as `moe.py:83`.
         function: What it calls.
         with_weight: Whether that multiplies rows with a weight.
+        came: The line of the exchange, if the rows are only viewed in another shape since; else empty.
     """
 
     place: str
     function: str
     with_weight: bool
+    came: str = ""
     kinds = WRONG
     why = (
+        (
+            "{came:?{came} brings rows in the order of the ranks that sent them, and on the way to {place} a view "
+            "reads them in the order of the weights without a transpose}"
+        ),
         "{with_weight:?In {place}, rows meet a different weight than in the unsharded model: the code sends or sorts "
         "them by a different numbering of experts than the one that splits the weights|In {place}, the operands of "
-        "{function} hold their rows in different orders: one is in the order of arrival, the other isn't}"
+        "{function} hold their rows in different orders: one is in the order of arrival, the other isn't}",
     )
     how = (
+        "{came:?view what {came} brings as [ranks, own experts, ...], and transpose before you merge dims}",
         "{with_weight:?choose each row's rank, and its place there, by the split of the weights: block by block or in "
-        "turns|index both operands of {function} in {place} with the same order}"
+        "turns|index both operands of {function} in {place} with the same order}",
     )
 
 

@@ -51,6 +51,31 @@ class UnexplainedLoss(Cause):
         return (self.or_else,) if self.or_else else ()
 
 
+class TargetsOfOtherRows(Cause):
+    """The loss is wrong and the outputs are right, in micro-batches that aren't runs of rows.
+
+    One stage cuts the inputs with a stride, x[i::n], and another one cuts the targets into runs of rows. Shapes agree,
+    so every output is compared with another row's target.
+
+    Attributes:
+        first: The batch's rows of the first micro-batch.
+        second: Those of the second.
+    """
+
+    first: str
+    second: str
+    kinds = ("wrong-value",)
+    why = (
+        "The first micro-batch has rows {first} of the batch, the second {second}, and the loss compares them with the "
+        "targets of other rows",
+        "Micro-batches count unequal numbers of targets, and the loss is the mean of their means",
+    )
+    how = (
+        "cut the targets with the same rows as the inputs, in the same order",
+        "divide the sum over all micro-batches by the number of all targets",
+    )
+
+
 class MiscountedTerm(Cause):
     """One term of a loss counts more or less often than the others.
 

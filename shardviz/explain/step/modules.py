@@ -78,6 +78,22 @@ class UnexplainedModule(Cause):
     )
 
 
+class UnexplainedInput(Cause):
+    """A module is given something else than in the unsharded model, and no rule explains how.
+
+    Everything before it is right or was not compared, so what differs is the code that calls it: rows in a different
+    order, other micro-batches, or a stage that gets another stage's output.
+
+    Attributes:
+        module: The module.
+    """
+
+    module: str
+    kinds = ("wrong-value",)
+    why = "{module:called} is given another input than in the unsharded model. No rule explains how"
+    how = "look at the code that calls {module:called}: at the order of rows, micro-batches and stages"
+
+
 class UnexplainedBetweenModules(Cause):
     """A gradient goes wrong on its way between two modules, and no rule explains how.
 

@@ -309,6 +309,28 @@ class StepNotSent(Cause):
     how = "broadcast every weight from the rank that steps it, the last ones of the list, too"
 
 
+class StepOverwritten(Cause):
+    """A weight is as it was before the step on all ranks, although one of them steps it.
+
+    The optimizer divides the weights among ranks, as ZeRO's first stage does, and broadcasts each one. The source of a
+    broadcast that isn't the rank that steps the weight sends the old values, over the new ones too.
+
+    Attributes:
+        steps: The ranks that step it.
+    """
+
+    steps: tuple[int, ...]
+    kinds = ("write-not-applied",)
+    why = (
+        "It is broadcast from a rank that doesn't step it, so the old values overwrite those of {steps:ranks}",
+        "The optimizer of {steps:ranks} doesn't step it, or its gradient is zero or None there",
+    )
+    how = (
+        "broadcast every weight from the rank that steps it: compute src from the list that divides the weights",
+        "print param.grad on {steps:ranks} before the step",
+    )
+
+
 class AverageNotWritten(Cause):
     """A weight that code writes after the step, such as a moving average, keeps its old value.
 

@@ -59,7 +59,7 @@ GATHER = "full_tensor"
 LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
     *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
-    *("skipped_keys", "rounded", "reductions", "casts", "unread", "moves", "sent"),
+    *("skipped_keys", "rounded", "reductions", "casts", "unread", "moves", "sent", "filled", "stages"),
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -93,6 +93,7 @@ class Capture:
     casts: list[CastRecord] = field(default_factory=list)
     unread: list[UnreadRecord] = field(default_factory=list)
     schedule: list[StageRecord] = field(default_factory=list)
+    stages: list[int] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     runs: int = 0
     steps_before: int = 0
@@ -113,6 +114,7 @@ class Capture:
     other_settings: list[str] = field(default_factory=list)
     as_built: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)
+    filled: list[str] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
     skipped_keys: list[tuple[str, str]] = field(default_factory=list)
     rounded: list[tuple[str, str, str]] = field(default_factory=list)
@@ -158,7 +160,7 @@ class Capture:
             return
         small = local.values.numel() <= self.values_limit
         dense = not small and moment in ("step", "reference", "updated", "training")
-        constant = bool(local.values.numel() and (local.values == local.values.flatten()[0]).all())
+        constant = local.is_constant
         values = describe.nested(local.values) if small else None
         body = self._body(local, moment, values=values, constant=constant, dense=dense)
         if dense:

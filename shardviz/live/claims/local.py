@@ -48,6 +48,11 @@ class Local:
         """The shape that the placements refer to: FSDP1's concatenation, or the global shape."""
         return (self.flat[1],) if self.flat else self.shape
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether it has elements, and all are one number."""
+        return bool(self.values.numel() and (self.values == self.values.flatten()[0]).all())
+
 
 def plain(name: str, role: Role, tensor: torch.Tensor) -> Local:
     """Return a tensor that claims nothing."""

@@ -360,6 +360,7 @@ class ProbeStep:
         stages, failed = attempted(lambda: stages_of(probe, model, mesh), f"{what} stages")
         if stages is None:
             return None, failed
+        self.on.capture.stages = sorted(stages)
         has_output = has_last_stage(probe, stages, mesh)
         return attempted(
             lambda: sharded_step(

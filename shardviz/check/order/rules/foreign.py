@@ -11,6 +11,7 @@ ranks, or some ranks. Only zeros beside a tensor that is complete are padding.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,9 @@ from shardviz.check.order.rules.counts import count_ids
 from shardviz.explain.placement.content import (
     AnotherCheckpoint,
     BufferNotWritten,
+    CopiedTensor,
     KeyOfAnotherPrefix,
+    LeftOutOfLoad,
     LoadedIntoCopies,
     LoadedOnOneRank,
     LocalNumbering,
@@ -52,6 +55,9 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 4
 NARROW = ("bfloat16", "float16")
+MAX_COMPARED = 64
+"""Tensors that are asked whose elements they have."""
+
 FEW = 4
 """Fewer elements that fit a rounding may be another tensor's."""
 CHANCE = 0.1
@@ -150,14 +156,43 @@ def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], names: Se
     coord = next(iter(foreign))
     at = case.owner(-1 - int(foreign[coord].flat[0]))[1]
     of_it = "it" if len(names) == 1 else _owner(case, foreign[coord])
-    cause = OtherTensor(may_be_copy=case.tensor.role == "buffer")
     return case.finding(
-        SharedMemory() if _share_memory(case, foreign) else cause,
+        SharedMemory() if _share_memory(case, foreign) else _exchanged_or_copied(case, foreign, names),
         map(case.rank, foreign),
         f"{len(foreign):,} of {len(case.shards):,} ranks hold {listed(names, MAX_RANKS)} under this name: rank "
         f"{case.rank(coord)} starts with element {at} of {of_it}",
         held=f"the elements of {listed(names, MAX_RANKS)}",
     )
+
+
+def _exchanged_or_copied(case: Case, foreign: Collection[Coord], names: Sequence[str]) -> Disorder:
+    """Return the cause of another tensor's elements: were names exchanged, or does that tensor have them too?"""
+    owner = names[0]
+    is_everywhere = len(names) == 1 and len(foreign) == len(case.shards)
+    if case.tensor.role != "param" or not is_everywhere or not _is_own(case.dump, owner):
+        return OtherTensor(case.tensor.role == "buffer")
+    alike = [
+        name
+        for tensor in islice(case.dump.at("stamped"), MAX_COMPARED)
+        for name in tensor.names
+        if tensor.role == case.tensor.role and tensor.shape == case.shape and not _is_own(case.dump, name)
+    ]
+    before = list(case.dump.stamps)
+    before = before[: before.index(owner)]
+    several = len(alike) > 1 and all(name in before and _first_owner(case, name) == owner for name in alike)
+    return CopiedTensor(owner, several)
+
+
+def _is_own(dump: Dump, name: str) -> bool:
+    """Whether every rank has only elements of a tensor under its name."""
+    tensor = dump.stamped.get(name)
+    return tensor is not None and all(shard.held is not None for shard in tensor.shards.values())
+
+
+def _first_owner(case: Case, name: str) -> str:
+    """Return the tensor whose element is the first that the first rank has under a name; empty if none."""
+    ids = case.dump.local_ids(case.dump.stamped[name].first, name)
+    return case.owner(-1 - int(ids.flat[0]))[0] if ids.size and ids.flat[0] < -1 else ""
 
 
 def _share_memory(case: Case, foreign: Collection[Coord]) -> bool:
@@ -216,12 +251,20 @@ def _explain(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
             region.size and region == claimed.region(coord) for coord, region in case.regions.items()
         )
         not_loaded = _missing_load(case, ranks) if is_some_right else _skipped_load(case)
-        return not_loaded or AnotherCheckpoint(case.dump.files.run.reference), ""
+        cause = LeftOutOfLoad if _are_others_own(case) else AnotherCheckpoint
+        return not_loaded or cause(case.dump.files.run.reference), ""
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
         return _rewrite(case), ""
     if none:
         return RewrittenAfterStamping(), ""
     return cause_of_zeros(case) if zeros else OtherTensor(), ""
+
+
+def _are_others_own(case: Case) -> bool:
+    """Whether the tensor has none of its values, and another parameter of the model has all of its own."""
+    params = (tensor for tensor in case.dump.at("stamped") if tensor.role == "param")
+    has_none = not any(np.any(ids > 0) for ids in case.ids.values())
+    return has_none and any(_is_own(case.dump, name) for tensor in params for name in tensor.names)
 
 
 def _skipped_load(case: Case) -> Disorder | None:

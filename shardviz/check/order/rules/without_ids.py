@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.values.copies import flat_values
+from shardviz.check.values.copies import flat_values, is_constant
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
+from shardviz.explain.placement.content import PlaceholderLeft
 from shardviz.explain.placement.whole_run import UncheckedWeights
-from shardviz.text import listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -41,6 +42,28 @@ def check_recomputed(case: Case) -> Iterator[NotChecked]:
     if _is_whole_in_shape(case) and _is_computed_alike(case, case.ids):
         why = "every rank computes it again after the model is filled, with equal results: a step compares its values"
         yield NotChecked(case.name, why, "order")
+
+
+def check_filled(case: Case) -> Iterator[Finding]:
+    """Yield a weight that is one number on all ranks and differs in the unsharded model, if other weights have ids."""
+    records = case.dump.files.ranks
+    ranks = sorted(shard.rank for shard in case.shards.values() if 0 not in shard.body.local_shape)
+    initial = case.dump.find("initial", case.tensor.role, case.name)
+    is_filled = bool(ranks) and all(rank in records and case.name in records[rank].filled for rank in ranks)
+    if not is_filled or initial is None or not _have_ids(case.dump):
+        return
+    numbers = {number for shard in initial.shards.values() for number in (flat_values(shard) or ())}
+    if len(numbers) <= 1 and numbers != {0.0}:  # zeros have causes of their own
+        value = f"{numbers.pop():g}" if numbers else "one number"
+        sentence = f"every element is {value} on {named_ranks(ranks, MAX_LISTED)}; in the unsharded model they differ"
+        yield case.finding(PlaceholderLeft(), ranks, sentence, held="one number everywhere")
+
+
+def _have_ids(dump: Dump) -> bool:
+    """Whether some weights have ids of the stamped model; a weight that is one number shows none."""
+    names = {name for tensor in dump.at("stamped") if tensor.role == "param" for name in tensor.names}
+    initial = (dump.find("initial", "param", name) for name in names - dump.without_ids.keys())
+    return any(tensor is not None and not all(map(is_constant, tensor.shards.values())) for tensor in initial)
 
 
 def check_redrawn(case: Case) -> Iterator[NotChecked]:

@@ -37,9 +37,12 @@ RULES = (
 
 def with_reason(evidence: Evidence, comparison: Compared, finding: Finding) -> Finding:
     """Add to an unexplained output's finding the first reason that the step supports."""
-    if comparison.role != "output" or not finding.generic:
+    is_output = comparison.role == "output"
+    is_lone_loss = comparison is evidence.loss and not any(result.role == "output" for result in evidence.results)
+    if not finding.generic or not (is_output or is_lone_loss):
         return finding
-    reason = next((reason for rule in RULES if (reason := rule(evidence, comparison)) is not None), None)
+    rules = RULES if is_output else (check_stages,)
+    reason = next((reason for rule in rules if (reason := rule(evidence, comparison)) is not None), None)
     return reason.of(finding) if reason is not None else finding
 
 

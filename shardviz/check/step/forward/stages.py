@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
+    from shardviz.dump.records.files import RankRecord
     from shardviz.layout.mesh import Mesh
 
 NUMBERED = re.compile(r"(.*?\.|)(\d+)\.")
@@ -59,7 +60,7 @@ class Pipeline:
         """The numbers of the stages that ran on every coordinate; the coordinate itself if nothing says so."""
         ran: dict[int, set[int]] = {coord: set() for coord in self.layers}
         for rank, record in self.dump.files.ranks.items():
-            ran[_coord(self.mesh, rank, self.axis)] |= {one.stage for one in record.schedule}
+            ran[_coord(self.mesh, rank, self.axis)] |= _stages_of(record)
         if not all(ran.values()):
             return {coord: [coord] for coord in ran}
         return {coord: sorted(own) for coord, own in ran.items()}
@@ -117,15 +118,23 @@ def of_another_stage(evidence: Evidence, comparison: Compared) -> str:
     return f"the output: rank {where} has it, and stage {last}, the last, ran on rank {listed(holders, MAX_LISTED)}"
 
 
+def _stages_of(record: RankRecord) -> set[int]:
+    """Return the stages that a rank ran; if none was seen to run, those that the probe names."""
+    return {run.stage for run in record.schedule} or {*record.stages}
+
+
 def _coord(mesh: Mesh, rank: int, axis: str) -> int:
     return mesh.coord_of(rank)[mesh.axis_index(axis)]
 
 
 def _pipelines(dump: Dump, comparison: Compared) -> Iterator[Pipeline]:
-    """Yield every list of layers that an axis divides and whose output one coordinate alone has."""
+    """Yield every list of layers that an axis divides and whose output one coordinate alone has, if it is recorded."""
     mesh = comparison.mesh
+    if comparison.role != "output" and not any(map(_stages_of, dump.files.ranks.values())):
+        return
     for axis in mesh.axes:
-        if mesh.axis_size(axis) < 2 or len({_coord(mesh, rank, axis) for rank in comparison.values}) != 1:
+        num_holders = len({_coord(mesh, rank, axis) for rank in comparison.values})
+        if mesh.axis_size(axis) < 2 or (comparison.role == "output" and num_holders != 1):
             continue
         everywhere: dict[str, set[int]] = {}
         for name in dump.stamps:

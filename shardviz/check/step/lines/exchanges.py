@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
+    from shardviz.dump.records.lines import FrameRecord
 
 EXCHANGE = "all_to_all"
 SUMS = ("all_reduce", "reduce", "reduce_scatter")
@@ -49,6 +50,9 @@ MOVES = frozenset(
 
 COPIES = ("contiguous", "clone", "detach", "view", "reshape", "to")
 """Functions that leave rows in their order."""
+
+VIEWS = ("view", "reshape")
+"""Functions that give rows another shape."""
 
 ROOM = frozenset(("new_empty", "empty_like", "empty", "zeros", "zeros_like", "new_zeros"))
 """Functions that make room for numbers."""
@@ -186,7 +190,23 @@ def _first_strange(lines: Lines, rows: Rows) -> Fault | None:
                 strange[value] = origin
     returned = [strange[value] for value, _ in lines.returned if value in strange]
     guilty = [call for call in returned if call.order not in innocent]
-    return Fault("rows", guilty[0].line, guilty[0].first.function, "", "") if guilty else None
+    return (
+        Fault("rows", guilty[0].line, guilty[0].first.function, "", "", _exchange_viewed(lines, guilty[0]))
+        if guilty
+        else None
+    )
+
+
+def _exchange_viewed(lines: Lines, call: Call) -> FrameRecord | None:
+    """Return the line of the exchange whose rows a call gets in another shape and otherwise unmoved; else None."""
+    for value in call.inputs:
+        maker, is_viewed = lines.producer(value), False
+        while maker is not None and maker.first.function in COPIES and maker.inputs:
+            is_viewed |= maker.first.function in VIEWS
+            maker = lines.producer(maker.inputs[0])
+        if maker is not None and _is_exchange(maker) and is_viewed:
+            return maker.line
+    return None
 
 
 def _is_exchange(call: Call) -> bool:

@@ -53,7 +53,7 @@ class Fault:
         function: What it calls.
         input_text: What ranks have of what it is given, or of the gradient that it is given.
         held: What they have of its result, or of the gradient that it hands back.
-        before: The line that makes what it is given, or the terms.
+        before: The line that makes what it is given, or the terms; of `rows`, the exchange whose rows are only viewed.
         axis: The axis of a missing sum; of a `result`, the axes of a missing mean.
         ranks: The ranks of the collective, of the first rank's group.
         inner: The line in a function that `line` calls, if that makes the call; else the same.

@@ -37,7 +37,9 @@ from shardviz.explain.step.modules import (
     AveragedForward,
     RepeatedForwardSum,
     ScaledBetweenModules,
+    StatisticsOfPart,
     UnexplainedBetweenModules,
+    UnexplainedInput,
     UnexplainedModule,
     UnexplainedModuleBackward,
     UngatheredInput,
@@ -62,7 +64,14 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
 
-OPEN = (UnexplainedModule, UnexplainedModuleBackward, UngatheredInput, UnexplainedBetweenModules, UnexplainedForward)
+OPEN = (
+    UnexplainedModule,
+    UnexplainedInput,
+    UnexplainedModuleBackward,
+    UngatheredInput,
+    UnexplainedBetweenModules,
+    UnexplainedForward,
+)
 """Causes that say where a step goes wrong and not why: the line takes their place."""
 
 
@@ -138,6 +147,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     """Return a finding that begins with a fault's line; its cause is the line's if it had none."""
     line_finding = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
     is_open = isinstance(finding.explanation, OPEN) or _is_exchanged(finding.explanation)
+    is_open |= fault.way == "collective" and isinstance(finding.explanation, StatisticsOfPart)  # over the wrong ranks
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     if fault.way == "between" and fault.before is not None:
         return (
@@ -293,7 +303,9 @@ def cause_of(fault: Fault) -> Cause:
         inside = (fault.function, fault.operand, partner) if fault.operand else ()
         return UnsummedLine(place_of(fault.before), place if fault.input_text else "", fault.axis, *inside)
     if fault.way == "rows":
-        return StrangeRows(place, fault.function, with_weight=fault.function in PRODUCTS)
+        is_product = fault.function in PRODUCTS
+        came = place_of(fault.before) if fault.before is not None and is_product else ""
+        return StrangeRows(place, fault.function, is_product, came)
     if fault.way == "exchange" and fault.before is not None and fault.reader is not None:
         return RowsNotRestored(place, place_of(fault.before), place_of(fault.reader))
     if fault.way == "foreign" and fault.reader is not None:

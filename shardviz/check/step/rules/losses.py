@@ -27,6 +27,7 @@ from shardviz.explain.step.losses import (
     PartialVocabularyLoss,
     ScalarNotReduced,
     ScalarOfPart,
+    TargetsOfOtherRows,
     UnexplainedLoss,
     UnexplainedValue,
 )
@@ -82,6 +83,9 @@ def cause_of_value(evidence: Evidence, comparison: Compared) -> Cause | None:
     if comparison.role != "scalar" or not evidence.outputs_are_right:
         return None
     logarithm = _logarithm(comparison) if comparison.name == "loss" else None
+    rows = next((output.rows for output in evidence.results if output.rows), ())
+    if logarithm is None and rows and comparison.name == "loss":
+        return TargetsOfOtherRows(*(listed(micro_batch, MAX_LISTED) for micro_batch in rows))
     padded = [output for output in evidence.results if output.role == "output" and output.padded is not None]
     if logarithm is None and padded and comparison.name == "loss":
         return _of_padding(padded[0])

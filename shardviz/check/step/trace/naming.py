@@ -14,6 +14,7 @@ from shardviz.explain.finding import Finding
 from shardviz.explain.step.gradients import CutInModule, UnsummedInputGradient
 from shardviz.explain.step.modules import (
     UnexplainedBetweenModules,
+    UnexplainedInput,
     UnexplainedModule,
     UnexplainedModuleBackward,
     UngatheredInput,
@@ -51,7 +52,14 @@ def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
             else (comparison, finding)
             for comparison, finding in pairs
         ]
+    if first.direction == "forward" and any(_is_misordered_loss(pair) for pair in pairs):
+        return list(pairs)
     return _of_gradients(evidence, first, pairs)
+
+
+def _is_misordered_loss(pair: Found) -> bool:
+    """Whether a loss is wrong because layers ran in a different order, from which all gradients follow."""
+    return pair[0].name == "loss" and pair[1].kind == "misordered"
 
 
 def _pending_behind(evidence: Evidence, pairs: Sequence[Found]) -> Divergence | None:
@@ -284,6 +292,8 @@ def _in_forward(evidence: Evidence, first: Divergence, name: str) -> Cause:
         axis, dim = split
         return UngatheredInput(name, axis, dim)
     pending = _pending_before(evidence, first)
+    if pending is None and first.way == "between" and first.before == first.module:
+        return UnexplainedInput(name)
     return UnexplainedModule(name) if pending is None else UnexplainedModule(name, first.after, pending_axis(pending))
 
 

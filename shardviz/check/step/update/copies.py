@@ -22,6 +22,7 @@ from shardviz.explain.step.update import (
     OptimizerOfOtherParameters,
     StepNotKept,
     StepNotSent,
+    StepOverwritten,
 )
 from shardviz.relate.tolerance import EXPLAINED_UPDATE, SINGLE
 from shardviz.text import listed, named_ranks
@@ -110,9 +111,14 @@ def _left_out(comparison: Compared, idle: tuple[int, ...], arrived: Mapping[int,
     sentence = f"{whose}: it is not one of the tensors in param_groups there, or has a learning rate of 0, and {others}"
     if not everywhere and all(rank in arrived for rank in idle):
         where = named_ranks(idle, MAX_LISTED)
-        sentence = (
-            f"{where} did not get it after the optimizer's step, and the others, which step it, have the comparison"
-        )
+        steps = tuple(sorted(comparison.values.keys() - set(idle)))
+        if all(np.array_equal(comparison.values[rank], comparison.wanted_of(rank)) for rank in steps):
+            sentence = (
+                f"after the optimizer's step it is what it was before on all ranks; {named_ranks(steps, MAX_LISTED)} "
+                f"{'has' if len(steps) == 1 else 'have'} it in param_groups, the others don't"
+            )
+            return comparison.finding(StepOverwritten(steps), sentence, tuple(sorted(comparison.values)))
+        sentence = f"{where} did not get it after the optimizer's step, and the others, which step it, changed it"
         return comparison.finding(StepNotSent(arrived[idle[0]]), sentence, idle)
     return comparison.finding(LeftOutOfOptimizer(), sentence, idle)
 
