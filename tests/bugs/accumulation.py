@@ -25,6 +25,34 @@ def step(model, rows, mesh):
 '''
 )
 
+STRIDED = (
+    DATA_PARALLEL
+    + '''
+PARTS = 4
+
+
+def batch():
+    return torch.randn(32, 8), torch.randn(32, 8)
+
+
+def loss(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def step(model, batch, mesh):
+    """Give each micro-batch every fourth row."""
+    rows, targets = batch
+    total = torch.zeros((), dtype=rows.dtype)
+    for number in range(PARTS):
+        part = (model(rows[number::PARTS]) - targets[number::PARTS]).square().mean() / PARTS
+        part.backward()
+        total += part.detach()
+    reduce(model, mesh)
+    return total
+
+'''
+)
+
 SYNCED = (
     FSDP
     + '''
@@ -171,6 +199,15 @@ CASES = (
         ("wrong-scale",),
         ("0.3", "backward runs on"),
         ("clipping",),
+    ),
+    Bug(
+        "targets cut into runs beside inputs cut with a stride",
+        "dp=2",
+        STRIDED,
+        (("targets[number::PARTS]", "targets.chunk(PARTS)[number]"),),
+        ("wrong-value",),
+        ("targets of other rows",),
+        ("joins the parts",),
     ),
     Healthy("gradients accumulated without a sync until the last micro-batch", "fsdp=2", SYNCED),
 )

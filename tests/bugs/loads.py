@@ -64,6 +64,30 @@ def parallelize(model, mesh):
 '''
 )
 
+ENGINE = """
+def build():
+    return nn.ParameterDict({name: nn.Parameter(torch.randn(8, 6)) for name in ("query", "key", "value")})
+
+
+@torch.no_grad()
+def parallelize(model, mesh):
+    engine = nn.ParameterDict({name: torch.full_like(weight, -1.0) for name, weight in model.items()})
+    bucket, stage = {}, torch.empty(8, 6)
+    for name, weight in model.items():
+        stage.copy_(weight)
+        bucket[name] = stage.clone()
+        if len(bucket) == 2:
+            send(bucket, engine)
+    send(bucket, engine)
+    return engine
+
+
+def send(bucket, engine):
+    for name, weight in bucket.items():
+        engine[name].copy_(weight)
+    bucket.clear()
+"""
+
 DRAWN = '''
 def build():
     return nn.Linear(6, 24, bias=False)
@@ -240,6 +264,23 @@ CASES = (
         ("missing",),
         ("broadcast in case.py", "a rank that doesn't have it"),
         ("checkpoint", "thrown away"),
+    ),
+    Bug(
+        "a sync that never sends its last bucket",
+        "tp=2",
+        ENGINE,
+        (("    send(bucket, engine)\n    return", "    return"),),
+        ("foreign",),
+        ("filled this weight with one number", "last bucket"),
+    ),
+    Bug(
+        "a buffer of weights that is filled again before it is read",
+        "tp=2",
+        ENGINE,
+        (("bucket[name] = stage.clone()", "bucket[name] = stage"), ("len(bucket) == 2", "len(bucket) == 3")),
+        ("foreign",),
+        ("one buffer",),
+        ("mixed up the names",),
     ),
     Healthy(
         "weights drawn in parallelize once they are sharded",
