@@ -269,14 +269,16 @@ def _of_kept_gradient(fault: Fault) -> str:
     times = f"{fault.times:.5g} times the unsharded model's gradient"
     if fault.times_before == 1:
         return f"{place} is the first wrong line: {fault.function}{over} leaves {times}"
-    return f"{place} leaves {times}; the backward left {fault.times_before:.5g} times"
+    runs = f" the last time it runs, of {fault.count} times" if fault.count else ""
+    return f"{place} leaves {times}{runs}; the backward left {fault.times_before:.5g} times"
 
 
 def cause_of(fault: Fault) -> Cause:
     """Return the cause that a line is."""
     place = place_of(fault.line)
     if fault.way == "kept gradient":
-        return GradientLine(place, fault.function, fault.ranks, fault.times, fault.times_before)
+        runs = str(fault.count) if fault.count else ""
+        return GradientLine(place, fault.function, fault.ranks, fault.times, fault.times_before, runs)
     if fault.way == "left out":
         return LeftOutOfReduction(place, fault.axis)
     if fault.way == "narrow reduction":
