@@ -292,8 +292,9 @@ def cause_of(fault: Fault) -> Cause:
         return BackwardLine(place, fault.times, fault.count)
     if fault.way == "unsummed" and fault.before is not None:
         partner = "a tensor that needs no sum" if fault.is_beside_whole else ""
-        inside = (fault.function, fault.operand, partner) if fault.operand else ()
-        return UnsummedLine(place_of(fault.before), place if fault.input_text else "", fault.axis, *inside)
+        inside = (fault.function, fault.operand, partner) if fault.operand else ("", "", "")
+        mean = "mean" if fault.is_mean and not fault.operand else ""
+        return UnsummedLine(place_of(fault.before), place if fault.input_text else "", fault.axis, *inside, mean)
     if fault.way == "rows":
         return StrangeRows(place, fault.function, with_weight=fault.function in PRODUCTS)
     if fault.way == "exchange" and fault.before is not None and fault.reader is not None:
