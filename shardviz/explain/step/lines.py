@@ -201,8 +201,8 @@ class UnsummedLine(Cause):
     how = (
         "{operand:?in {terms}, all_reduce the result of {operand} over {axis} before {function} takes it{beside:?, and "
         "only that}|all_reduce the result of {terms} over {axis}{mean:? with ReduceOp.AVG} before {reader:?{reader}|"
-        "the module returns it}}; in backward, return the gradient unchanged if all ranks compute the same afterwards, and "
-        "sum it if each uses its own part"
+        "the module returns it}}; in backward, return the gradient unchanged if all ranks compute the same afterwards, "
+        "and sum it if each uses its own part"
     )
 
 
