@@ -460,7 +460,10 @@ def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -
     source = session / TRACE_FOLDER
     files = sorted(source.iterdir()) if source.is_dir() else []
     if not files:
-        talk("shardviz: no step was traced: no optimizer of the job stepped a model that it had called")
+        talk(
+            "shardviz: no step was traced: no optimizer of the job stepped a model that it had called\n"
+            "  Hint: an optimizer that was made before sharding steps the old parameters: make it after fully_shard"
+        )
         return False
     try:
         if not is_captured:

@@ -194,6 +194,7 @@ class UnsummedLine(Cause):
         function: What uses them, if that is in the line that makes them.
         operand: What gives them to it.
         beside: What it takes, too, and needs no sum; empty if there is nothing.
+        mean: What the terms are of, `mean`, if that isn't a sum.
     """
 
     terms: str
@@ -202,17 +203,18 @@ class UnsummedLine(Cause):
     function: str = ""
     operand: str = ""
     beside: str = ""
+    mean: str = ""
     kinds = WRONG
     why = (
         "{operand:?In {terms}, {function} takes the result of {operand}, which is one term of a sum over {axis}"
-        "{beside:?, and {beside}}|Nothing sums the result of {terms} over {axis} before "
+        "{beside:?, and {beside}}|Nothing {mean:?averages|sums} the result of {terms} over {axis} before "
         "{reader:?{reader} uses it|the module returns it}}"
     )
     how = (
         "{operand:?in {terms}, all_reduce the result of {operand} over {axis} before {function} takes it{beside:?, and "
-        "only that}|all_reduce the result of {terms} over {axis} before {reader:?{reader}|the module returns it}}; in "
-        "backward, return the gradient unchanged if all ranks compute the same afterwards, and sum it if each uses its "
-        "own part"
+        "only that}|all_reduce the result of {terms} over {axis}{mean:? with ReduceOp.AVG} before {reader:?{reader}|"
+        "the module returns it}}; in backward, return the gradient unchanged if all ranks compute the same afterwards, "
+        "and sum it if each uses its own part"
     )
 
 

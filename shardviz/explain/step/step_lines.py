@@ -21,6 +21,7 @@ class GradientLine(Cause):
         ranks: The ranks of the collective that it is, of the first rank's group; empty if it is none.
         times: By what it leaves the gradient too large; 0 if it leaves something else.
         before: By what the backward left it too large, in the mean over ranks.
+        runs: How often it reduced the same gradient, if that was right before the last time; else empty.
     """
 
     place: str
@@ -28,17 +29,20 @@ class GradientLine(Cause):
     ranks: tuple[int, ...] = ()
     times: float = 0
     before: float = 1
+    runs: str = ""
     kinds = ("wrong-scale", "wrong-value", "unreduced-gradient")
     why = (
-        "{times:?{ranks:?{function} in {place} sums gradients over {ranks:ranks} that it should average, or sums what "
-        "is the whole, and nothing divides them afterwards|{place} multiplies or divides the gradients by a wrong "
-        "number}|{function} in {place} combines gradients that don't belong together: the group or the op is wrong, or "
-        "the ranks hold different shards}"
+        "{runs:?{place} reduces this gradient {runs} times, and it is right before the last: a loop over modules meets "
+        "a tied weight under each of its names, or the loop runs again|{times:?{ranks:?{function} in {place} sums "
+        "gradients over {ranks:ranks} that it should average, or sums what is the whole, and nothing divides them "
+        "afterwards|{place} multiplies or divides the gradients by a wrong number}|{function} in {place} combines "
+        "gradients that don't belong together: the group or the op is wrong, or the ranks hold different shards}}"
     )
     how = (
-        "{times:?{ranks:?pass {place} op=ReduceOp.AVG, divide by the number of ranks, or leave gradients out that are "
-        "the whole|divide by {times:.5g} times what {place} divides by now, or leave it out}|reduce in {place} "
-        "only over ranks that hold the same shard, once}"
+        "{runs:?reduce each gradient once: loop over model.parameters(), which has a tied weight once|{times:?{ranks:?"
+        "pass {place} op=ReduceOp.AVG, divide by the number of ranks, or leave gradients out that are the whole|divide "
+        "by {times:.5g} times what {place} divides by now, or leave it out}|reduce in {place} only over ranks that "
+        "hold the same shard, once}}"
     )
 
 

@@ -628,6 +628,19 @@ STEP_CASES = (
         "dist.all_reduce(flat, group=group)",
     ),
     _case(
+        "step: bucket not copied back",
+        BUCKETS,
+        "    flat = torch._utils._flatten_dense_tensors(grads)\n"
+        "    dist.all_reduce(flat, group=group)\n"
+        "    for grad, part in zip(grads, torch._utils._unflatten_dense_tensors(flat, grads)):\n"
+        "        grad.copy_(",
+        "    flat = torch.cat([grad.flatten() for grad in grads])\n"
+        "    dist.all_reduce(flat, group=group)\n"
+        "    for grad, part in zip(grads, torch._utils._unflatten_dense_tensors(flat, grads)):\n"
+        "        grad.clone().copy_(",
+        "grad.clone().copy_(part / dist.get_world_size(group))",
+    ),
+    _case(
         "step: one axis of two",
         TWO_AXES,
         "        for axis in AXES:\n            dist.all_reduce(p.grad, group=mesh.get_group(axis))\n",

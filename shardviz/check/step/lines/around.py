@@ -85,8 +85,10 @@ class Around:
 
     def _fault(self, result: Compared) -> Fault | None:
         if result.role == "grad":
-            is_on_all = f"gradient {result.name}" in self.lines.results
-            return self._of_gradient(result.name) if is_on_all else self._of_stage(result)
+            tied = (group for record in self.states.dump.files.ranks.values() for group in record.tied)
+            names = (result.name, *(name for group in tied if result.name in group for name in group))
+            recorded = next((name for name in names if f"gradient {name}" in self.lines.results), None)
+            return self._of_stage(result) if recorded is None else self._of_gradient(recorded)
         name = f"stepped {result.name}" if result.role == "param" else result.name
         return self._of_result(name)
 
@@ -136,8 +138,17 @@ class Around:
         ]
         scaling = [call for call in changing if not call.first.is_collective]
         if changing and not math.isclose(times[0], final, rel_tol=SINGLE):
-            return self._written_by((scaling or changing)[-1], times[0], self.states.forward(value), final)
+            last = (scaling or changing)[-1]
+            fault = self._written_by(last, times[0], self.states.forward(value), final)
+            return replace(fault, count=self._num_runs(last, versions)) if fault is not None else None
         return self._backward_of(final)
+
+    def _num_runs(self, last: Call, versions: list[tuple[Value, Call | None]]) -> int:
+        """Return how often the line of a collective reduced a gradient that was right before the last; else 0."""
+        calls = [call for _, call in versions]
+        before = self.states.forward(versions[calls.index(last) - 1][0])
+        num_runs = sum(call is not None and call.place == last.place for call in calls)
+        return num_runs if last.first.is_collective and num_runs > 1 and before.kind == "right" else 0
 
     def _written_by(self, call: Call, before: float, held: State, times: float) -> Fault | None:
         """Return the fault of a call that writes into a gradient; None if anything else that it reads is not known.

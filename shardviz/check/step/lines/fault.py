@@ -72,7 +72,7 @@ class Fault:
         is_mean: Whether the terms are those of a mean.
         caller: In a step around the model, the line that calls the function that `line` stands in.
         times_before: By what a gradient was too large as the backward left it; 0 if it was none.
-        count: How many backward passes there were.
+        count: How many backward passes there were, or how often `line` reduced a gradient that needed it once.
     """
 
     way: Way

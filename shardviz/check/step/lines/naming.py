@@ -279,14 +279,16 @@ def _of_kept_gradient(fault: Fault) -> str:
     times = f"{fault.times:.5g} times the unsharded model's gradient"
     if fault.times_before == 1:
         return f"{place} is the first wrong line: {fault.function}{over} leaves {times}"
-    return f"{place} leaves {times}; the backward left {fault.times_before:.5g} times"
+    runs = f" the last time it runs, of {fault.count} times" if fault.count else ""
+    return f"{place} leaves {times}{runs}; the backward left {fault.times_before:.5g} times"
 
 
 def cause_of(fault: Fault) -> Cause:
     """Return the cause that a line is."""
     place = place_of(fault.line)
     if fault.way == "kept gradient":
-        return GradientLine(place, fault.function, fault.ranks, fault.times, fault.times_before)
+        runs = str(fault.count) if fault.count else ""
+        return GradientLine(place, fault.function, fault.ranks, fault.times, fault.times_before, runs)
     if fault.way == "left out":
         return LeftOutOfReduction(place, fault.axis)
     if fault.way == "narrow reduction":
@@ -300,8 +302,9 @@ def cause_of(fault: Fault) -> Cause:
         return BackwardLine(place, fault.times, fault.count)
     if fault.way == "unsummed" and fault.before is not None:
         partner = "a tensor that needs no sum" if fault.is_beside_whole else ""
-        inside = (fault.function, fault.operand, partner) if fault.operand else ()
-        return UnsummedLine(place_of(fault.before), place if fault.input_text else "", fault.axis, *inside)
+        inside = (fault.function, fault.operand, partner) if fault.operand else ("", "", "")
+        mean = "mean" if fault.is_mean and not fault.operand else ""
+        return UnsummedLine(place_of(fault.before), place if fault.input_text else "", fault.axis, *inside, mean)
     if fault.way == "rows":
         is_product = fault.function in PRODUCTS
         came = place_of(fault.before) if fault.before is not None and is_product else ""
