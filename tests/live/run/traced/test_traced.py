@@ -50,7 +50,7 @@ class Job:
 
 
 FAULTS = [
-    Job("dp=2,tp=2", "hand", "unsummed", place="layers.1.mlp", words=("not summed over tp", "down.bias")),
+    Job("dp=2,tp=2", "hand", "unsummed", place="layers.1.mlp", words=("nothing sums the terms", "down.bias")),
     Job("dp=2,tp=2", "hand", "bias", place="layers.1.mlp", words=("layers.1.mlp.down.bias", "2 times")),
     Job("dp=2,tp=2", "hand", "heads", place="layers.1.attn", words=("after layers.1.attn.qkv",)),
     Job("dp=2,tp=2", "hand", "detached", place="layers.1.mlp", words=("layers.1.mlp cuts the graph",)),
@@ -63,7 +63,7 @@ FAULTS = [
     Job("dp=2", "ddp", "other_seed", place="embed.weight", words=("already before the step", "seed")),
     Job("dp=2", "ddp", "other_rows", place="", words=("rank 0", "not in the other job's batch")),
     Job("pp=2", "pp", "stage", place="layers.1.mlp.down", words=("2 times",)),
-    Job("tp=2", "hand", "unsummed+bfloat16", "bfloat16", "layers.1.mlp", ("not summed over",)),
+    Job("tp=2", "hand", "unsummed+bfloat16", "bfloat16", "layers.1.mlp", ("nothing sums the terms",)),
 ]
 RIGHT = [
     Job("dp=2,tp=2", "hand"),
@@ -92,10 +92,10 @@ TWO_RIGHT = [
 TWO_APART = [
     (
         Job("tp=2", "hand"),
-        Job("dp=2,tp=2", "hand", "unsummed", place="layers.1.mlp", words=("the second run", "not summed over tp")),
+        Job("dp=2,tp=2", "hand", "unsummed", place="layers.1.mlp", words=("the second run", "nothing sums the terms")),
     ),
     (
-        Job("dp=2,tp=2", "hand", "unsummed", place="layers.1.mlp", words=("the first run", "not summed over tp")),
+        Job("dp=2,tp=2", "hand", "unsummed", place="layers.1.mlp", words=("the first run", "nothing sums the terms")),
         Job("dp=2", "fsdp"),
     ),
     (
@@ -151,7 +151,7 @@ def check_fault(alone, folder, job):
 
 @nightly  # tests/check/step/test_jobs.py judges traces every day
 def test_the_first_wrong_module_of_a_job_is_named(alone, tmp_path):
-    check_fault(alone, tmp_path, Job("tp=2", "hand", "unsummed", "", "layers.1.mlp", ("not summed over",)))
+    check_fault(alone, tmp_path, Job("tp=2", "hand", "unsummed", "", "layers.1.mlp", ("nothing sums the terms",)))
 
 
 @nightly
