@@ -18,9 +18,10 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.placements import parse_placement
 from tests.contract import store
 from tests.contract.by_axes import cast, file
-from tests.contract.by_step import LAYOUTS, MESHES, MOST_ALIKE, SHAPE, Place, R, Step, changes, role_of
+from tests.contract.by_step import Step, role_of
 from tests.contract.choosing import chosen
 from tests.contract.judge import IN_MEMORY, judge_room, record
+from tests.contract.step_changes import LAYOUTS, MESHES, MOST_ALIKE, SHAPE, Place, R, changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -20,9 +20,10 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.placements import parse_placement
 from tests.contract import store
-from tests.contract.by_step import AVG, MOST_ALIKE, S0, S1, SUM, VECTOR, R, Step, role_of
+from tests.contract.by_step import Step, role_of
 from tests.contract.choosing import chosen
 from tests.contract.judge import IN_MEMORY, judge_room, record
+from tests.contract.step_changes import AVG, MOST_ALIKE, S0, S1, SUM, VECTOR, R
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

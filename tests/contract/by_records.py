@@ -18,23 +18,10 @@ from shardviz.dump.records.step import CallRecord, CastRecord, ReductionRecord, 
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import parse_placement
 from tests.contract import store
-from tests.contract.by_step import (
-    AVG,
-    CHANGES_OF_FIRST,
-    MESHES,
-    S0,
-    S1,
-    SUM,
-    R,
-    Scene,
-    Step,
-    each,
-    plus,
-    role_of,
-    times,
-)
+from tests.contract.by_step import CHANGES_OF_FIRST, Scene, Step, role_of
 from tests.contract.choosing import chosen
 from tests.contract.judge import IN_MEMORY, judge_room, record
+from tests.contract.step_changes import AVG, MESHES, S0, S1, SUM, R, each, plus, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,9 +19,10 @@ import numpy as np
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import parse_placement
 from tests.contract import store
-from tests.contract.by_step import MESHES, MOST_ALIKE, S0, S1, SHAPE, Place, R, Step, role_of
+from tests.contract.by_step import Step, role_of
 from tests.contract.choosing import chosen
 from tests.contract.judge import IN_MEMORY, judge_room, record
+from tests.contract.step_changes import MESHES, MOST_ALIKE, S0, S1, SHAPE, Place, R
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
