@@ -25,6 +25,39 @@ def optimizer(model, mesh): return torch.optim.SGD([p for n, p in model.named_pa
 """,
 }
 
+CLIPPING = """
+from torch import distributed
+class Clipping(torch.optim.SGD):
+    def step(self):
+        grads = [p.grad for group in self.param_groups for p in group["params"]]
+        total = sum((g.to_local() if hasattr(g, "to_local") else g).square().sum() for g in grads)
+        REDUCE
+        for grad in grads: grad.mul_((0.001 / total.sqrt()).clamp(max=1.0))
+        super().step()
+def optimizer(model, mesh):
+    made = Clipping(model.parameters(), 0.1)
+    made.group = mesh.get_group("dp")
+    return made
+"""
+RIGHT |= {
+    "a norm over all ranks of the job": CLIPPING.replace("REDUCE", "distributed.all_reduce(total)"),
+    "a norm over the mesh's group": CLIPPING.replace("REDUCE", "distributed.all_reduce(total, group=self.group)"),
+    "parameters dealt out by the environment": """
+import os
+from torch import distributed
+class Dealt(torch.optim.SGD):
+    def step(self):
+        params = [p for group in self.param_groups for p in group["params"]]
+        for number, param in enumerate(params):
+            mine = number % int(os.environ["WORLD_SIZE"]) == int(os.environ["RANK"])
+            change = -0.1 * param.grad if mine else torch.zeros_like(param.grad)
+            distributed.all_reduce(change)
+            param.data += change
+def parallelize(model, mesh): return nn.parallel.DistributedDataParallel(model)
+def optimizer(model, mesh): return Dealt(model.parameters(), 0.1)
+""",
+}
+
 
 @recorded
 @pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
@@ -34,6 +67,11 @@ def test_a_right_update_is_quiet(text, tmp_path):
 
 
 WRONG = {
+    "a norm over all ranks that is summed twice": (
+        CLIPPING.replace("REDUCE", "distributed.all_reduce(total); distributed.all_reduce(total)"),
+        "wrong-value",
+        "clipping norm",
+    ),
     "another learning rate": (
         """
 from torch.distributed.tensor import DTensor

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from shardviz.live.compat.ddp import _ddp_unasked
@@ -63,21 +66,31 @@ ALONE = "shardviz: this rank alone"
 
 @contextmanager
 def one_process() -> Iterator[None]:
-    """Let this rank be the whole world, as in a job of one process: the unsharded model asks for no other rank.
-
-    A group of one rank is made when it is first needed. `_world.pg_group_ranks` in torch 2.6.0 to 2.15.0.
-    """
+    """Let this rank be the whole world, as in a job of one process: the unsharded model asks for no other rank."""
     distributed = torch.distributed
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         yield
         return
-    groups = distributed.distributed_c10d._world.pg_group_ranks
-    alone: Any = next((group for group in groups if getattr(group, "group_desc", "") == ALONE), None)
-    if alone is None:
-        own_rank = [distributed.get_rank()]
-        alone = distributed.new_group(own_rank, use_local_synchronization=True, group_desc=ALONE)
-    with world_of(alone):
+    with world_of(_alone()), patch.dict(os.environ, RANK="0", WORLD_SIZE="1"):
         yield
+
+
+def mesh_of_one_rank(mesh: DeviceMesh) -> DeviceMesh:
+    """Return a mesh with the same axes, along which this rank is alone."""
+    names = mesh.mesh_dim_names or ()
+    ranks = torch.full((1,) * len(names), torch.distributed.get_rank())
+    return DeviceMesh.from_group([_alone()] * len(names), mesh.device_type, ranks, mesh_dim_names=names)
+
+
+def _alone() -> Any:
+    """Return the group of this rank alone, made when it is first needed.
+
+    `_world.pg_group_ranks` in torch 2.6.0 to 2.15.0.
+    """
+    distributed = torch.distributed
+    groups = distributed.distributed_c10d._world.pg_group_ranks
+    made: Any = next((group for group in groups if getattr(group, "group_desc", "") == ALONE), None)
+    return made or distributed.new_group([distributed.get_rank()], use_local_synchronization=True, group_desc=ALONE)
 
 
 def count_groups(at_least: int = 0) -> int:

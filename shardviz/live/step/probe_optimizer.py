@@ -2,40 +2,73 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.live.capture.agreement import attempted
 from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.compat import mesh_of_one_rank, one_process
 from shardviz.live.step.observe import adam_states, optimizer_states
 from shardviz.live.step.optimizer_settings import differing, kept_by
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.probe import ProbeOnRank
+    from shardviz.live.step.observe import Observed
     from shardviz.live.step.optimizer_settings import Kept
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
 
 
-def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> tuple[list[Local], Kept | None]:
-    """Return the unsharded model's buffers after its step, and its weights after the optimizer.
+@dataclass(frozen=True, slots=True)
+class UpdatedReference:
+    """The unsharded model after its step and its optimizer's.
 
-    Returns:
-        The tensors; and what else the optimizer keeps, None if it could not step.
+    Attributes:
+        tensors: Its buffers after the step, and its weights and states after the optimizer.
+        kept: What else the optimizer keeps; None if it could not step.
+        is_alone: Whether the optimizer stepped as in a job of one process.
     """
+
+    tensors: list[Local]
+    kept: Kept | None = None
+    is_alone: bool = True
+
+
+def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> UpdatedReference:
+    """Let the probe's optimizer step the unsharded model. Every rank calls this."""
     model, buffers = reference.model, _buffers_after(reference)
     if hasattr(on.probe, "optimizer") and not reference.has_own_loss:
         what, observation = "optimizer of the unsharded model", reference.step.observation
-        optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, observation), what)
+        weights = [(param, param.detach().clone(), _copy(param.grad)) for param in model.parameters()]
+        optimizer, failed = attempted(lambda: _updated_alone(on, model, observation), f"{what} in one process")
+        is_alone = not failed
+        if not is_alone:  # it names ranks, as optimizers do that split their work by hand: all ranks step it
+            for param, values, grad in weights:
+                param.data, param.grad = values, grad
+            optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, observation), what)
         if optimizer is None:
             on.capture.not_checked.append(("", f"the {what}: {failed}"))
         else:
             params = [local for local in local_tensors(model) if local.role == "param"]
-            return [*params, *optimizer_states(optimizer, model, params), *buffers], kept_by(optimizer, model)
-    return buffers, None
+            tensors = [*params, *optimizer_states(optimizer, model, params), *buffers]
+            return UpdatedReference(tensors, kept_by(optimizer, model), is_alone)
+    return UpdatedReference(buffers)
+
+
+def _updated_alone(on: ProbeOnRank, model: nn.Module, observation: Observed) -> torch.optim.Optimizer:
+    """Let the probe's optimizer step the unsharded model as a job of one process does."""
+    mesh = mesh_of_one_rank(on.device_mesh)
+    with one_process():
+        return updated(on.probe, model, mesh, observation)
+
+
+def _copy(grad: torch.Tensor | None) -> torch.Tensor | None:
+    return None if grad is None else grad.clone()
 
 
 def _buffers_after(reference: UnshardedStep) -> list[Local]:

@@ -15,9 +15,8 @@ from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
-from shardviz.live.compat import clean_name, computed_buffers, held_back, one_process, wide_reductions
+from shardviz.live.compat import clean_name, computed_buffers, held_back, mesh_of_one_rank, one_process, wide_reductions
 from shardviz.live.lines.differences import differ
-from shardviz.live.lines.one_rank import mesh_of_one_rank
 from shardviz.live.lines.rerun import Again, Side
 from shardviz.live.step.batch import (
     Setting,
@@ -173,28 +172,41 @@ class ProbeStep:
         self._note(
             *(why for one in (step.observation.trace, reference.step.observation.trace) if (why := one.left_out))
         )
-        held, differs = self._compare(model, step, reference, setting)
-        self.on.again = self._again(built, local_batch, setting, reference) if answer.wrong or differs else None
+        held, differs, is_alone = self._compare(model, step, reference, setting)
+        if answer.wrong or differs:
+            self.on.again = self._again(built, local_batch, setting, reference, is_alone=is_alone)
         if not reference.training:
             self._add_training(local_batch, setting.axes, reference, built, held)
             self._add_masks(local_batch, setting.batch, built)
         return None
 
     def _again(
-        self, built: Callable[[], nn.Module], local_batch: Batch, setting: Setting, reference: UnshardedStep
+        self,
+        built: Callable[[], nn.Module],
+        local_batch: Batch,
+        setting: Setting,
+        reference: UnshardedStep,
+        *,
+        is_alone: bool,
     ) -> Again:
         """Return what runs both steps once more, from the same weights and the same seeds."""
+        probe, alone = self.on.probe, mesh_of_one_rank(self.on.device_mesh)
 
-        probe, seen = self.on.probe, partial(self._update, what="lines of the optimizer")
-        alone: list[DeviceMesh] = []  # its groups are made once it is needed
-
+        @one_process()
         def built_alone() -> nn.Module:
-            alone[:] = alone or [mesh_of_one_rank(self.on.device_mesh)]
-            return reference.mode(self.on.initialized(self.on.parallelized(built(), alone[0]), alone[0]))
+            return reference.mode(self.on.initialized(self.on.parallelized(built(), alone), alone))
 
+        @one_process()
         def step_alone(model: nn.Module, recorded: Any) -> str:
-            sharded_step(recorded, model, setting.batch, alone[0])
+            sharded_step(recorded, model, setting.batch, alone)
             return ""
+
+        @one_process()
+        def update_alone(model: nn.Module, recorder: StepRecorder) -> str:
+            return self._stepped(model, recorder, alone)
+
+        def update(model: nn.Module, recorder: StepRecorder) -> str:
+            return attempted(lambda: self._stepped(model, recorder, self.on.device_mesh), "lines of the optimizer")[1]
 
         def step_unsharded(model: nn.Module, recorded: Any) -> str:
             stepped(recorded, model, setting.batch)
@@ -208,19 +220,16 @@ class ProbeStep:
             side(
                 lambda: reference.mode(self.on.initialized(self.on.parallelized(built()))),
                 lambda model, recorded: self._sharded_step(model, local_batch, "lines", probe=recorded)[1],
-                seen,
+                update,
             ),
-            side(lambda: reference.mode(setting.build()), step_unsharded, seen),
-            side(built_alone, step_alone, lambda model, recorder: self._stepped(model, recorder, alone[0])),
+            side(lambda: reference.mode(setting.build()), step_unsharded, update_alone if is_alone else update),
+            side(built_alone, step_alone, update_alone),
             not reference.has_own_loss,
             is_of_parts=reference.parts > 1 and not reference.is_mean_of_means,
         )
 
-    def _update(self, model: nn.Module, recorder: StepRecorder, what: str) -> str:
-        """Let the probe's optimizer step a model; return why it cannot. Every rank calls this."""
-        return attempted(lambda: self._stepped(model, recorder, self.on.device_mesh), what)[1]
-
     def _stepped(self, model: nn.Module, recorder: StepRecorder, mesh: DeviceMesh) -> str:
+        """Let the probe's optimizer step a model, with its lines recorded."""
         optimizer = self.on.probe.optimizer(model, mesh)
         recorder.on(optimizer.step)()
         recorder.end_update(optimizer)
@@ -269,11 +278,12 @@ class ProbeStep:
 
     def _compare(
         self, model: nn.Module, step: StepResult, reference: UnshardedStep, setting: Setting
-    ) -> tuple[list[Local], bool]:
+    ) -> tuple[list[Local], bool, bool]:
         """Capture both steps with their updated weights.
 
         Returns:
-            The outputs besides one tensor; and whether the loss, a gradient or a weight may differ on any rank.
+            The outputs besides one tensor; whether the loss, a gradient or a weight may differ on any rank; and whether
+            the optimizer stepped the unsharded model as in a job of one process.
         """
         probe, capture, mesh = self.on.probe, self.on.capture, self.on.job.mesh
         if axes := axes_of_one_batch(probe, mesh, step.observation.outputs):
@@ -283,8 +293,8 @@ class ProbeStep:
         of_parts = gradients_of_micro_batches(probe, setting.build, setting.batch, setting.parts, step, reference)
         if capture.rank == 0:
             of_parts += gradients_of_loss_terms(probe, setting.build, setting.batch, reference)
-        update, states_kept = updated_reference(self.on, reference)
-        of_step = self._add_step(model, step, reference.step, setting.axes, states_kept)
+        updated = updated_reference(self.on, reference)
+        of_step = self._add_step(model, step, reference.step, setting.axes, updated.kept)
         held = add_outputs(self.on, step, reference, setting)
         if capture.rank == 0:
             after = [*gradients(unsharded), *results(reference.step, mesh, {})]
@@ -293,15 +303,16 @@ class ProbeStep:
             after = [one for one in after if one.role == "output" or not reference.has_own_loss]
             for local in [*reference.before, *after]:
                 capture.add_values(replace(local, claim=None), "reference")
-            for local in update:
+            for local in updated.tensors:
                 capture.add_values(replace(local, claim=None, grad=None), "updated")
             for local in of_parts:
                 capture.add_values(replace(local, claim=None), "reference")
         capture.read_buffers += read_buffers(probe, reference.model, reference.before, setting.batch)
         whole = reference.whole or reference
-        wanted = [*gradients(unsharded), *(replace(local, claim=None, grad=None) for local in update)]
+        wanted = [*gradients(unsharded), *(replace(local, claim=None, grad=None) for local in updated.tensors)]
         near = max(SINGLE, ROUNDINGS_OF_STEP * reference.precision)
-        return held, differ(of_step, wanted, (step.loss, whole.step.loss), capture.rank, near)
+        differs = differ(of_step, wanted, (step.loss, whole.step.loss), capture.rank, near)
+        return held, differs, updated.is_alone
 
     def _note(self, *notes: str) -> None:
         self.on.capture.not_checked += [("", note) for note in notes]
