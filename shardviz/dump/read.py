@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from shardviz.dump.plan.ranks import PlannedRanks
     from shardviz.dump.records.plan import PlanRecord
-    from shardviz.dump.records.tensors import MeshRecord
 
 __all__ = ["DumpFiles", "layout_of", "mesh_of", "read_files"]
 
@@ -127,6 +126,8 @@ def read_run(path: Path | str) -> RunRecord:
     folder = Path(path)
     _check_folder(folder)
     run = read_record(folder, RUN_FILE, RunRecord)
+    if run.mesh is not None:
+        run = structs.replace(run, mesh=run.mesh.kept())
     with damage(folder / RUN_FILE):
         check_run(run)
     return run
@@ -163,11 +164,10 @@ def read_files(
     ranks: dict[int, RankRecord] = {}
     damaged: dict[int, str] = {}
     files = _rank_files(folder)
-    meshes = {run.mesh: run.mesh} if run.mesh is not None else {}
     with collector_paused():
         for count, (rank, name) in enumerate(files):
             try:
-                record = _read_rank(folder, name, run, stamped, meshes)
+                record = _read_rank(folder, name, run, stamped)
                 ranks[record.rank] = record
             except DumpError as error:
                 if strict:
@@ -202,12 +202,9 @@ def _read_plan(folder: Path, run: RunRecord, stamped: StampedShapes) -> PlannedR
         return check_plan(plan, run, stamped)
 
 
-def _read_rank(
-    folder: Path, name: str, run: RunRecord, stamped: StampedShapes, meshes: dict[MeshRecord, MeshRecord]
-) -> RankRecord:
+def _read_rank(folder: Path, name: str, run: RunRecord, stamped: StampedShapes) -> RankRecord:
     record = read_record(folder, name, RankRecord)
-    # Every rank writes its meshes with all of their ranks: each is kept once, and hashed once from here on.
-    record = structs.replace(record, meshes=tuple(meshes.setdefault(mesh, mesh) for mesh in record.meshes))
+    record = structs.replace(record, meshes=tuple(mesh.kept() for mesh in record.meshes))
     if record.run_id != run.run_id:
         hint = "keep the files of one run in a folder; remove this one to check the other ranks"
         raise DumpError(f"{folder / name} is from a different run than {RUN_FILE}", hint)

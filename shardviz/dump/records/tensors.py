@@ -48,8 +48,22 @@ class MeshRecord(Record, frozen=True, cache_hash=True):
 
     def in_file(self) -> Record:
         """Return the record as written to a file: without ranks if these count up from 0."""
-        counts_up = self.ranks == _counting(len(self.ranks))
-        return _CountingMeshRecord(self.axes, self.shape) if counts_up else self
+        return _CountingMeshRecord(self.axes, self.shape) if self._counts_up else self
+
+    @property
+    def _counts_up(self) -> bool:
+        counting = _counting(len(self.ranks))
+        is_whole = len(self.ranks) == math.prod(self.shape)
+        return is_whole and (self.ranks is counting or self.ranks == counting)
+
+    def kept(self) -> MeshRecord:
+        """Return the one object that all equal records share: thousands of ranks write the same meshes."""
+        return _kept(self.axes, self.shape, () if self._counts_up else self.ranks)
+
+
+@lru_cache(maxsize=64)
+def _kept(axes: tuple[str, ...], shape: tuple[int, ...], ranks: tuple[int, ...]) -> MeshRecord:
+    return MeshRecord(axes, shape, ranks)
 
 
 class _CountingMeshRecord(Record, frozen=True):
