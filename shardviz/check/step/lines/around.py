@@ -115,6 +115,15 @@ class Around:
         return self._backward_of(float(ratio)) if ratio and "loss" in self.lines.results else None
 
     @cached_property
+    def _has_right_gradient(self) -> bool:
+        """Whether the step leaves the optimizer a gradient that is right, and not zero."""
+        gradients = (pair for name, pair in self.lines.results.items() if name.startswith("gradient "))
+        return any(
+            self.states.forward(value).kind == "right" and any(held.any() for held in self.states.held(value).values())
+            for value, _ in gradients
+        )
+
+    @cached_property
     def _between_loss_and_model(self) -> Fault | None:
         return backward_fault(self.lines, self.states)
 
@@ -172,7 +181,12 @@ class Around:
         return 1.0 if state.op == "avg" else state.factor / size
 
     def _backward_of(self, times: float) -> Fault | None:
-        """Return the line whose backward runs on so many times the loss, over all micro-batches and ranks."""
+        """Return the line whose backward runs on so many times the loss, over all micro-batches and ranks.
+
+        It makes all gradients wrong: if one of them is right, what differs between them is to blame.
+        """
+        if self._has_right_gradient:
+            return None
         wanted = self.states.whole(self.lines.results["loss"][1])
         by_rank = {rank: list(self._losses(rank)) for rank in self.lines.sharded}
         having = [losses for losses in by_rank.values() if losses]
