@@ -115,13 +115,19 @@ class Around:
         return self._backward_of(float(ratio)) if ratio and "loss" in self.lines.results else None
 
     @cached_property
+    def has_wrong_gradient(self) -> bool:
+        """Whether the step leaves the optimizer a gradient that is wrong."""
+        return any(self.states.forward(value).is_wrong for value in self._gradients)
+
+    @cached_property
     def _has_right_gradient(self) -> bool:
         """Whether the step leaves the optimizer a gradient that is right, and not zero."""
-        gradients = (pair for name, pair in self.lines.results.items() if name.startswith("gradient "))
-        return any(
-            self.states.forward(value).kind == "right" and any(held.any() for held in self.states.held(value).values())
-            for value, _ in gradients
-        )
+        right = (value for value in self._gradients if self.states.forward(value).kind == "right")
+        return any(held.any() for value in right for held in self.states.held(value).values())
+
+    @property
+    def _gradients(self) -> list[Value]:
+        return [value for name, (value, _) in self.lines.results.items() if name.startswith("gradient ")]
 
     @cached_property
     def _between_loss_and_model(self) -> Fault | None:

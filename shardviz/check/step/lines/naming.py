@@ -32,7 +32,13 @@ from shardviz.explain.step.lines import (
     WrongLines,
     WrongReductionLine,
 )
-from shardviz.explain.step.losses import MeanOfMeans, PartialVocabularyLoss, UnexplainedLoss, UnexplainedValue
+from shardviz.explain.step.losses import (
+    MeanOfMeans,
+    PartialVocabularyLoss,
+    ScalarNotReduced,
+    UnexplainedLoss,
+    UnexplainedValue,
+)
 from shardviz.explain.step.modules import (
     AveragedForward,
     RepeatedForwardSum,
@@ -124,7 +130,7 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
         if lines is not None and fault is not None and module in (lines.module, lines.asked_module):
             yield with_line(outcome, fault)
         elif around is not None and module == STEP and (fault_around := around.fault_of(outcome)) is not None:
-            yield with_line_around(outcome, fault_around)
+            yield with_line_around(outcome, fault_around, are_gradients_wrong=around.has_wrong_gradient)
         else:
             cause = outcome.explanation
             place = cause.place if isinstance(cause, UnexplainedBackward) and cause.moved else ""
@@ -162,8 +168,12 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     return replace(placed, kind=_kind_of(cause, placed.kind)).because(cause)
 
 
-def with_line_around(finding: Finding, fault: Fault) -> Finding:
-    """Return a finding that begins with a line around the model; its cause is the line's unless only one cause fits."""
+def with_line_around(finding: Finding, fault: Fault, *, are_gradients_wrong: bool = False) -> Finding:
+    """Return a finding that begins with a line around the model; its cause is the line's unless only one cause fits.
+
+    What is logged in a wrong way makes no gradient wrong.
+    """
+    guesses = (*GUESSES, ScalarNotReduced) if are_gradients_wrong else GUESSES
     placed = replace(
         finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details), line=place_of(fault.line)
     )
@@ -171,7 +181,7 @@ def with_line_around(finding: Finding, fault: Fault) -> Finding:
     if (
         fault.way not in NOT_REDUCED
         and len(finding.explanation.ways) == 1
-        and not isinstance(finding.explanation, GUESSES)
+        and not isinstance(finding.explanation, guesses)
     ):
         return placed
     cause = MeanOfMeans() if is_mean_of_part and fault.way == "result" else cause_of(fault)
