@@ -18,6 +18,7 @@ from shardviz.explain.step.lines import (
     ExchangeNotReversed,
     ForeignNumbersSummed,
     MisplacedLine,
+    OtherNumber,
     RepeatedReductionLine,
     RowsNotRestored,
     ScaledLine,
@@ -59,6 +60,7 @@ from shardviz.explain.step.step_lines import (
     ReductionNotStored,
 )
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedForward
+from shardviz.explain.templates import number
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -277,6 +279,9 @@ def sentence_of(fault: Fault) -> str:
     if fault.input_text and fault.reads:
         clause = f"{fault.reads} gets {fault.input_text}, and {fault.function} makes of its result"
     clause = clause or f"{fault.function} returns"
+    if fault.numbers is not None:
+        held, wanted = map(number, fault.numbers)
+        clause = f"{fault.function} gets the number {held}, in the unsharded model {wanted}, and returns"
     return f"{_at(line)}{_inner(fault)}{_called(fault)} is the first wrong line{after}: {clause} {fault.held}"
 
 
@@ -340,6 +345,8 @@ def cause_of(fault: Fault) -> Cause:
         return MisplacedLine(inner, fault.function, is_of_rank=fault.moved == "rank")
     if fault.unlike:
         return UnlikeOperands(place, fault.function, fault.input_text, int(fault.unlike))
+    if fault.numbers is not None:
+        return OtherNumber(place_of(fault.inner or fault.line), fault.function, *fault.numbers)
     if fault.way == "result" and fault.axis:
         return UnaveragedLine(place, fault.function, fault.axis)
     return (
