@@ -52,6 +52,16 @@ def wrapped() -> Iterator[tuple[str, Step]]:
                 group = next(group for group in groups if rank in group)
                 step.of_ranks[rank] = {"wrappers": (WrapperRecord(kind, group, tuple(scene.names), divides),)}
             yield f"grad times {factor} under {kind} over {over}, divided by {divides}, {claim}, {beside}", step
+    for factor, divides, others in product((4, 0.25), (1.0, 4.0), (1.0, 4.0)):
+        scene = Scene(MESH, "grad", (S0, S0), each(times(factor)), "alone", of_step=False)
+        step = scene.made()
+        wrong, *right = scene.names
+        of_all = (
+            WrapperRecord("fsdp", MESH.ranks, (wrong,), divides),
+            WrapperRecord("fsdp", MESH.ranks, tuple(right), others),
+        )
+        step.of_ranks = {rank: {"wrappers": of_all} for rank in MESH.ranks}
+        yield f"grad times {factor} under fsdp, divided by {divides}, others by {others}", step
 
 
 def unread() -> Iterator[tuple[str, Step]]:

@@ -167,6 +167,15 @@ def test_copies_that_differ_along_one_axis_are_equal_along_the_other(mesh):
     assert text.startswith("weight: copies differ along dp: 2 of 4 ranks differ from the other copies; at [0, 0] of")
     assert "  ranks     2-3\n" in text
     assert "  intended  =dp\n" in text
+    assert "draws from a seed that depends on the rank" in text
+
+
+@spmd(mesh={"dp": 2})
+def test_copies_that_are_near_each_other_have_stepped_apart(mesh):
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.data += 0.01 * mesh.get_local_rank("dp")
+    assert "ranks along dp have stepped apart since" in " ".join(text_of(assert_replicated, model, axis="dp").split())
 
 
 @spmd(mesh={"dp": 2, "fsdp": 2})

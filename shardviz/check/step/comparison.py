@@ -54,6 +54,7 @@ class Compared(Sides):
     padded: tuple[int, int] | None = None
     rows: tuple[tuple[int, ...], ...] = ()
     wrappers: Mapping[str, WrapperRecord] | None = None
+    other_divisors: frozenset[float] = frozenset()
 
     def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "bypassed", "none"]:
         """Return the wrapper that reduces its gradient along some axes; empty if unknown."""
@@ -190,6 +191,7 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
         typical=typical,
         is_assumed=all(shard.body.assumed for shard in tensor.shards.values()),
         wrappers=_wrappers_of(dump, min(tensor.shards), name) if tensor.role == "grad" else None,
+        other_divisors=_other_divisors(dump, min(tensor.shards), name) if tensor.role == "grad" else frozenset(),
     )
 
 
@@ -199,6 +201,19 @@ def _wrappers_of(dump: Dump, rank: int, name: str) -> dict[str, WrapperRecord] |
     if record is None or record.wrappers is None:
         return None
     return {one.kind: one for one in record.wrappers if name in one.names}
+
+
+def _other_divisors(dump: Dump, rank: int, name: str) -> frozenset[float]:
+    """Return the numbers by which FSDP divides other gradients that it reduces over the same ranks."""
+    records = (
+        [one for one in dump.files.ranks[rank].wrappers or () if one.kind == "fsdp"] if rank in dump.files.ranks else []
+    )
+    own = next((one for one in records if name in one.names), None)
+    return frozenset(
+        one.divides_by
+        for one in records
+        if own is not None and one.ranks == own.ranks and one.divides_by not in (None, own.divides_by)
+    )
 
 
 def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -37,7 +37,8 @@ class Parser(argparse.ArgumentParser):
             if name.startswith("--") and name not in self._option_string_actions:
                 hint = did_you_mean(name, self._option_string_actions) or self._where_it_belongs()
                 raise ShardvizError(f"{self.prog} has no option {name}", hint)
-        return self.parse_args(args)
+        takes_job = any(action.dest == "job" for action in self._actions)
+        return self.parse_args(args) if takes_job else self.parse_intermixed_args(args)
 
     def add_format(self, *choices: str) -> None:
         """Add `--format`: the first choice is the default, as text is for people."""

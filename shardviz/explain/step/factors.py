@@ -191,6 +191,28 @@ class FsdpDividedAgain(FactorOfAxes):
     references = KNOWN
 
 
+class DivideFactorOfSome(Cause):
+    """FSDP divides some gradients by another number than the rest, which is how far they are off.
+
+    `set_gradient_divide_factor` sets the number of the module that it is called on, and not of the modules in it. A
+    loop over the blocks leaves out the root, and a call on the root leaves out the blocks.
+
+    Attributes:
+        divides_by: The number for these gradients.
+        divides_others_by: The number for the others.
+    """
+
+    divides_by: float
+    divides_others_by: float
+    kinds = ("wrong-scale",)
+    why = (
+        "FSDP divides these gradients by {divides_by:g} and others by {divides_others_by:g}: "
+        "set_gradient_divide_factor sets only the module that it is called on, not the modules in it"
+    )
+    how = "call set_gradient_divide_factor({divides_others_by:g}) on every FSDPModule in model.modules()"
+    references = KNOWN
+
+
 class DividedShardGradient(FactorOfAxes):
     """The gradient of a shard is divided by the size of the axis that splits the weight.
 

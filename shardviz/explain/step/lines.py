@@ -47,6 +47,30 @@ class WrongLine(Cause):
     )
 
 
+class OtherNumber(Cause):
+    """A line computes with a plain number that is not the unsharded model's, and with the right tensors.
+
+    The number was made before, of a size: `x.shape[0]` of a part is the part's. No tensor shows it.
+
+    Attributes:
+        place: The line, as `rope.py:16`.
+        function: What it calls.
+        number: The number.
+        wanted: The unsharded model's.
+    """
+
+    place: str
+    function: str
+    number: float
+    wanted: float
+    kinds = WRONG
+    why = (
+        "{function} in {place} gets the number {number:.5g}, and in the unsharded model {wanted:.5g}: most likely it "
+        "is made of a size or a count of the rank's part"
+    )
+    how = "make the number for {place} of the whole tensor's size: multiply by the number of parts, or all_reduce it"
+
+
 class UnlikeOperands(Cause):
     """A line combines two tensors of which a rank has different slices along one dim.
 

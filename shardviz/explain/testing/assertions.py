@@ -18,6 +18,26 @@ class CopiesNotClaimed(Cause):
     how = "replicate it along {axis}, or assert a different axis"
 
 
+class CopiesDrifted(Cause):
+    """Copies of a weight that a test compares are near each other and not equal.
+
+    They began with equal values, and a step since then was each replica's own: nothing reduced its gradients, or the
+    average of the weights left this one out. Seeds and files of one's own give values that have nothing in common.
+    """
+
+    axis: str
+    kinds = ("unreplicated",)
+    why = (
+        "The copies are near each other: they were equal once, and ranks along {axis} have stepped apart since, by "
+        "gradients that nothing reduces over {axis}",
+        "An average of the weights over {axis} did not run, or leaves this one out",
+    )
+    how = (
+        "reduce the gradients over {axis} before each step",
+        "average the weights of all ranks along {axis}, with or without a gradient",
+    )
+
+
 class UnexpectedDtype(Cause):
     """A tensor has the layout that the test expects, and a different dtype.
 

@@ -243,7 +243,7 @@ class Recorder:
             value.shape = tuple(local.values.shape)
             if local.claim is not None:
                 value.placements = ", ".join(map(str, local.claim[1]))
-            if self._num_elements + local.values.numel() <= MAX_ELEMENTS:
+            if self._num_elements + local.values.numel() <= MAX_ELEMENTS and has_memory(local.values):
                 value.values = local.values.clone()
                 self._num_elements += local.values.numel()
 
@@ -464,6 +464,11 @@ def tensors_kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
         if tensor.layout is torch.strided and not (tensor.is_complex() or tensor.is_nested or tensor.is_meta):
             tensors_kept.append(tensor)
     return tensors_kept
+
+
+def has_memory(local: torch.Tensor) -> bool:
+    """Whether a tensor can be read; FSDP2 frees the storage of whole weights that it has split again."""
+    return hasattr(local, "trigger_wait") or not local.numel() or local.untyped_storage().nbytes() > 0
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -19,7 +19,16 @@ from shardviz.dump.records.lines import TO_LOCAL
 from shardviz.live.capture.locals import of_tensor, unwrapped
 from shardviz.live.compat import class_name, clean_name, is_compiled, ranks_of_operator, replaced, version_of
 from shardviz.live.lines.frames import frames_of
-from shardviz.live.lines.recorder import Event, Recorder, Value, collecting, recorded, storage_of, tensors_kept
+from shardviz.live.lines.recorder import (
+    Event,
+    Recorder,
+    Value,
+    collecting,
+    has_memory,
+    recorded,
+    storage_of,
+    tensors_kept,
+)
 from shardviz.live.step.step import loss_of
 from shardviz.relate.tolerance import EXACT, ROUNDINGS_OF_STEP
 
@@ -83,7 +92,9 @@ class StepRecorder(Recorder):
     def _is_unchanged(self, value: Value) -> bool:
         """Whether a write into the same storage, as of gradients that share one, left a tensor as it was."""
         local = of_tensor("", "activation", value.tensor).values
-        if value.values is None or local.shape != value.values.shape or not torch.equal(value.values, local):
+        if value.values is None or local.shape != value.values.shape or not has_memory(local):
+            return False
+        if not torch.equal(value.values, local):
             return False
         value.version, value.epoch = version_of(value.tensor), self._epochs.get(storage_of(value.tensor), 0)
         return True

@@ -242,20 +242,23 @@ def _about_layout(subject: Subject) -> list[str]:
         )
     copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
     if copied:
-        sentences += _about_copies(subject, " and ".join(copied))
+        num_terms = math.prod(layout.mesh.axis_size(axis) for axis, _ in layout.partial)
+        sentences += _about_copies(subject, " and ".join(copied), num_terms)
     for axis, op in layout.partial:
         sentences.append(f"pending over {axis}: each rank of a block holds one term, and their {op} is not taken yet")
     return sentences
 
 
-def _about_copies(subject: Subject, axes: str) -> list[str]:
-    """Say how many ranks share each part, or only claim to if something is wrong or unread."""
-    count = max(Counter(text for text in subject.claims.values() if text not in (NOTHING, PLAIN)).values(), default=0)
+def _about_copies(subject: Subject, axes: str, num_terms: int) -> list[str]:
+    """Say how many ranks share each part, or its term of a sum, or only claim to if something is wrong or unread."""
+    claims = Counter(text for text in subject.claims.values() if text not in (NOTHING, PLAIN))
+    count = max(claims.values(), default=0) // num_terms
     if count < 2:
         return []
+    what = "term" if num_terms > 1 else "part"
     if subject.findings or subject.silent:
-        return [f"by its placements {count:,} ranks along {axes} share each part"]
-    return [f"{'equal ' if subject.is_checked else ''}copies along {axes}: {count:,} ranks hold each part"]
+        return [f"by its placements {count:,} ranks along {axes} share each {what}"]
+    return [f"{'equal ' if subject.is_checked else ''}copies along {axes}: {count:,} ranks hold each {what}"]
 
 
 def _why_idle(layout: Layout | None) -> str:

@@ -74,7 +74,7 @@ def tree_lines(tree: StepTree, terminal: Terminal, opened: frozenset[tuple[str, 
 
 def _key(glyphs: Glyphs, reference: str) -> str:
     signs = f"{glyphs.good} {reference}'s, + terms of a sum, ~ different order, {glyphs.differs} slices repeated"
-    return f"{signs}, {glyphs.error} different, | cut from the graph, 0 no gradient"
+    return f"{signs}, {glyphs.error} different, | cut from the graph, 0 no gradient, {glyphs.absent} not followed"
 
 
 def node_line(node: Node, glyphs: Glyphs, *, is_open: bool) -> Text:
@@ -93,7 +93,7 @@ def node_line(node: Node, glyphs: Glyphs, *, is_open: bool) -> Text:
 
 def _mark(node: Node, side: str, glyphs: Glyphs) -> str:
     state = node.state(side)  # type: ignore[arg-type]
-    mark = MARKS[state] if state is not None else " "
+    mark = MARKS[state] if state is not None else "absent"
     return str(getattr(glyphs, mark, mark)) if len(mark) > 1 else mark
 
 

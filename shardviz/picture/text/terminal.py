@@ -65,6 +65,7 @@ class Glyphs:
         wrong: Before a block that is not held by the ranks that claim it, a rank of a finding, and a wrong value.
         more: In place of parts that are not shown one by one.
         times: Between sizes.
+        absent: In place of a side of a call that was not followed.
         corners: Box drawing by which arms a corner has: up 1, down 2, left 4, right 8.
     """
 
@@ -77,6 +78,7 @@ class Glyphs:
     wrong: str = WRONG
     more: str = "…"
     times: str = "×"
+    absent: str = "·"
     corners: str = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
 
     def of(self, verdict: Verdict) -> str:
@@ -86,7 +88,7 @@ class Glyphs:
 
 
 UNICODE = Glyphs()
-ASCII = Glyphs("+", "x", "!", "?", ".", "!=", "x", "..", "x", " |||-+++-+++-+++")
+ASCII = Glyphs("+", "x", "!", "?", ".", "!=", "x", "..", "x", "-", " |||-+++-+++-+++")
 _IN_ASCII = str.maketrans({"…": "..", WRONG: "x", INSIDE: ">", **dict(zip(HEAT_SIGNS, "12345678", strict=True))})
 
 

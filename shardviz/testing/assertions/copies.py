@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+from numpy.linalg import norm
 
 from shardviz.check.values.copies import check_copies
 from shardviz.check.values.storage import check_ties
@@ -14,8 +15,8 @@ from shardviz.dump.find import hint_at_name
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
-from shardviz.explain.placement.values import BrokenTie
-from shardviz.explain.testing.assertions import CopiesNotClaimed
+from shardviz.explain.placement.values import BrokenTie, RankDependentSeed
+from shardviz.explain.testing.assertions import CopiesDrifted, CopiesNotClaimed
 from shardviz.layout.notation import write
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.text import counted
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from shardviz.check.order.cases import LaidOut
     from shardviz.layout.mesh import Mesh
+
+NEAR = 0.5
+"""Copies that differ by less than this part of their size have values in common; those of two seeds by more than it."""
 
 
 def check_axis(dump: Dump, axis: str) -> list[Finding]:
@@ -76,7 +80,16 @@ def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:
 def _reword(finding: Finding, mesh: Mesh, axis: str) -> Finding:
     """Reword a finding for all groups along the axis, without when copies began to differ."""
     sentence = f"copies differ along {axis}: {len(finding.ranks):,} of {mesh.size:,} ranks differ from the other copies"
-    return replace(finding, sentence=sentence, intended=f"={axis}")
+    reworded = replace(finding, sentence=sentence, intended=f"={axis}")
+    is_guess = isinstance(finding.explanation, RankDependentSeed)
+    return reworded.because(CopiesDrifted(axis)) if is_guess and _are_near(finding) else reworded
+
+
+def _are_near(finding: Finding) -> bool:
+    """Whether copies differ by less than what they have in common."""
+    (pair,) = finding.pairs
+    sides = ((pair.wanted_of(rank), pair.held_of(rank)) for rank in finding.ranks if rank in pair.ranks)
+    return all(wanted is not None and norm(held - wanted) < NEAR * norm(wanted) for wanted, held in sides)
 
 
 def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:

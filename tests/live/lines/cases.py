@@ -177,6 +177,12 @@ CASES = (
         "mask = torch.arange(length)",
     ),
     Case(
+        "an exponent made of the part's length",
+        SEQUENCE,
+        ((".softmax(-1)", ".softmax(-1).add(1) ** (1 / length)"),),
+        "add(1) ** (1 / length)",
+    ),
+    Case(
         "running sum over a split sequence",
         SEQUENCE,
         (("q = F.linear(part + places[at], weight)", "q = F.linear(part.cumsum(1) + places[at], weight)"),),

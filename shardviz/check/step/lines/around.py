@@ -115,6 +115,21 @@ class Around:
         return self._backward_of(float(ratio)) if ratio and "loss" in self.lines.results else None
 
     @cached_property
+    def has_wrong_gradient(self) -> bool:
+        """Whether the step leaves the optimizer a gradient that is wrong."""
+        return any(self.states.forward(value).is_wrong for value in self._gradients)
+
+    @cached_property
+    def _has_right_gradient(self) -> bool:
+        """Whether the step leaves the optimizer a gradient that is right, and not zero."""
+        right = (value for value in self._gradients if self.states.forward(value).kind == "right")
+        return any(held.any() for value in right for held in self.states.held(value).values())
+
+    @property
+    def _gradients(self) -> list[Value]:
+        return [value for name, (value, _) in self.lines.results.items() if name.startswith("gradient ")]
+
+    @cached_property
     def _between_loss_and_model(self) -> Fault | None:
         return backward_fault(self.lines, self.states)
 
@@ -172,7 +187,12 @@ class Around:
         return 1.0 if state.op == "avg" else state.factor / size
 
     def _backward_of(self, times: float) -> Fault | None:
-        """Return the line whose backward runs on so many times the loss, over all micro-batches and ranks."""
+        """Return the line whose backward runs on so many times the loss, over all micro-batches and ranks.
+
+        It makes all gradients wrong: if one of them is right, what differs between them is to blame.
+        """
+        if self._has_right_gradient:
+            return None
         wanted = self.states.whole(self.lines.results["loss"][1])
         by_rank = {rank: list(self._losses(rank)) for rank in self.lines.sharded}
         having = [losses for losses in by_rank.values() if losses]

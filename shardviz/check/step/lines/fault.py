@@ -70,6 +70,7 @@ class Fault:
         is_root: Whether the root makes it.
         summed: The collective that sums what `function` makes of the terms; empty if nothing does.
         is_mean: Whether the terms are those of a mean.
+        numbers: The one plain number that `function` is given and that is not the unsharded model's, and that one.
         caller: In a step around the model, the line that calls the function that `line` stands in.
         times_before: By what a gradient was too large as the backward left it; 0 if it was none.
         count: How many backward passes there were, or how often `line` reduced a gradient that needed it once.
@@ -96,6 +97,7 @@ class Fault:
     split: str = ""
     is_root: bool = False
     is_mean: bool = False
+    numbers: tuple[float, float] | None = None
     caller: FrameRecord | None = None
     times_before: float = 0
     count: int = 0

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 DIVISIONS = ("div", "true_divide", "divide")
 """Functions of two tensors: a rank may divide its own term of a sum, but by the whole number."""
 
+ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", "rpow", "remainder", "clamp")
+"""Functions of a tensor and a number that is no size of their result."""
+
 
 def fault_in(lines: Lines, states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
@@ -212,7 +215,8 @@ class _Forward:
         unlike = "" if reads else self._unlike_dim(inputs)
         times = state.factor if state.factor != 1 else 0
         split, is_root = self._split_by(given, times)
-        fault = replace(fault, split=split, is_root=is_root)
+        numbers = None if times or state.moved or reads else _other_number(call)
+        fault = replace(fault, split=split, is_root=is_root, numbers=numbers)
         return replace(fault, times=times, moved=state.moved, reads=reads, unlike=unlike)
 
     def _split_by(self, given: Sequence[State], times: float) -> tuple[str, bool]:
@@ -328,3 +332,15 @@ class _Forward:
         """Return the line that makes terms of a sum which the module returns as they are."""
         maker, state = self.maker_of_terms(value), self.states.forward(value)
         return None if maker is None else fault_at("unsummed", maker, "", state, maker.line, axis=state.axes[0])
+
+
+def _other_number(call: Call) -> tuple[float, float] | None:
+    """Return the one number that all ranks give a call and the unsharded model does not, and the unsharded model's."""
+    if call.whole is None or call.counts_by_rank:
+        return None
+    given, wanted = call.first.numbers.split(), call.whole.numbers.split()
+    pairs = [pair for pair in zip(given, wanted, strict=False) if pair[0] != pair[1]]
+    if len(pairs) != 1 or len(given) != len(wanted):
+        return None
+    is_whole = not any("." in number for number in pairs[0])  # a size, maybe, as parts have others
+    return None if is_whole and call.first.function not in ARITHMETIC else (float(pairs[0][0]), float(pairs[0][1]))

@@ -18,6 +18,7 @@ from shardviz.explain.step.lines import (
     ExchangeNotReversed,
     ForeignNumbersSummed,
     MisplacedLine,
+    OtherNumber,
     RepeatedReductionLine,
     RowsNotRestored,
     ScaledLine,
@@ -32,7 +33,13 @@ from shardviz.explain.step.lines import (
     WrongLines,
     WrongReductionLine,
 )
-from shardviz.explain.step.losses import MeanOfMeans, PartialVocabularyLoss, UnexplainedLoss, UnexplainedValue
+from shardviz.explain.step.losses import (
+    MeanOfMeans,
+    PartialVocabularyLoss,
+    ScalarNotReduced,
+    UnexplainedLoss,
+    UnexplainedValue,
+)
 from shardviz.explain.step.modules import (
     AveragedForward,
     RepeatedForwardSum,
@@ -53,6 +60,7 @@ from shardviz.explain.step.step_lines import (
     ReductionNotStored,
 )
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedForward
+from shardviz.explain.templates import number
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -124,7 +132,7 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
         if lines is not None and fault is not None and module in (lines.module, lines.asked_module):
             yield with_line(outcome, fault)
         elif around is not None and module == STEP and (fault_around := around.fault_of(outcome)) is not None:
-            yield with_line_around(outcome, fault_around)
+            yield with_line_around(outcome, fault_around, are_gradients_wrong=around.has_wrong_gradient)
         else:
             cause = outcome.explanation
             place = cause.place if isinstance(cause, UnexplainedBackward) and cause.moved else ""
@@ -162,8 +170,12 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     return replace(placed, kind=_kind_of(cause, placed.kind)).because(cause)
 
 
-def with_line_around(finding: Finding, fault: Fault) -> Finding:
-    """Return a finding that begins with a line around the model; its cause is the line's unless only one cause fits."""
+def with_line_around(finding: Finding, fault: Fault, *, are_gradients_wrong: bool = False) -> Finding:
+    """Return a finding that begins with a line around the model; its cause is the line's unless only one cause fits.
+
+    What is logged in a wrong way makes no gradient wrong.
+    """
+    guesses = (*GUESSES, ScalarNotReduced) if are_gradients_wrong else GUESSES
     placed = replace(
         finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details), line=place_of(fault.line)
     )
@@ -171,7 +183,7 @@ def with_line_around(finding: Finding, fault: Fault) -> Finding:
     if (
         fault.way not in NOT_REDUCED
         and len(finding.explanation.ways) == 1
-        and not isinstance(finding.explanation, GUESSES)
+        and not isinstance(finding.explanation, guesses)
     ):
         return placed
     cause = MeanOfMeans() if is_mean_of_part and fault.way == "result" else cause_of(fault)
@@ -267,6 +279,9 @@ def sentence_of(fault: Fault) -> str:
     if fault.input_text and fault.reads:
         clause = f"{fault.reads} gets {fault.input_text}, and {fault.function} makes of its result"
     clause = clause or f"{fault.function} returns"
+    if fault.numbers is not None:
+        held, wanted = map(number, fault.numbers)
+        clause = f"{fault.function} gets the number {held}, in the unsharded model {wanted}, and returns"
     return f"{_at(line)}{_inner(fault)}{_called(fault)} is the first wrong line{after}: {clause} {fault.held}"
 
 
@@ -330,6 +345,8 @@ def cause_of(fault: Fault) -> Cause:
         return MisplacedLine(inner, fault.function, is_of_rank=fault.moved == "rank")
     if fault.unlike:
         return UnlikeOperands(place, fault.function, fault.input_text, int(fault.unlike))
+    if fault.numbers is not None:
+        return OtherNumber(place_of(fault.inner or fault.line), fault.function, *fault.numbers)
     if fault.way == "result" and fault.axis:
         return UnaveragedLine(place, fault.function, fault.axis)
     return (

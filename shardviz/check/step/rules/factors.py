@@ -19,6 +19,7 @@ from shardviz.explain.step.factors import (
     ClippedByParts,
     DividedByWorldSize,
     DividedShardGradient,
+    DivideFactorOfSome,
     FsdpDividedAgain,
     FsdpSumsGradients,
     LossScaleLeft,
@@ -109,7 +110,9 @@ def check_scale(
     cause = (
         _of_value(ratio, size, is_mean=is_mean)
         if comparison.role == "scalar"
-        else _of_shared(comparison, ratio) or _of_gradient(ratio, axes, of_all=of_all)
+        else _of_shared(comparison, ratio)
+        or _of_divisors(comparison, ratio)
+        or _of_gradient(ratio, axes, of_all=of_all)
     )
     sentence = f"the {comparison.what} is {times_text(ratio)} {comparison.whose}{size_clause(ratio, size)}"
     return comparison.finding(
@@ -139,6 +142,15 @@ def _of_shared(comparison: Compared, ratio: Fraction) -> Cause | None:
     if not is_shared or ratio not in (count, Fraction(1, count)) or holders[0] in axes:
         return None
     return ScaledSharedPart(len(holders), len(comparison.reduced), count, tuple(holders), is_sum=ratio > 1)
+
+
+def _of_divisors(comparison: Compared, ratio: Fraction) -> Cause | None:
+    """Return the cause if FSDP divides other gradients by another number, which would make this one right."""
+    fsdp = (comparison.wrappers or {}).get("fsdp")
+    if fsdp is None or fsdp.divides_by is None:
+        return None
+    right = next((other for other in comparison.other_divisors if other == ratio * fsdp.divides_by), None)
+    return None if right is None else DivideFactorOfSome(fsdp.divides_by, right)
 
 
 def cause_of_ratio(comparison: Compared, ratio: Fraction, apart: Sequence[str], batch: Batch | None) -> Cause:
