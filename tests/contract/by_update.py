@@ -69,7 +69,7 @@ SLIPS = (
 )
 BESIDE = (
     *("alone", "another weight rightly", "other settings", "another rate", "no gradient", "no gradient of it"),
-    *("no start", "others alike", "small gradients", "small rows"),
+    *("no start", "others alike", "small gradients", "small rows", "another group", "another group of small gradients"),
 )
 """What is beside the weight, or missing."""
 
@@ -97,7 +97,7 @@ class Update:
         names = NAMES[:1] if self.beside == "alone" else NAMES
         self.weights = {name: random.standard_normal(SHAPE) for name in names}
         self.gradients = {name: random.standard_normal(SHAPE) for name in names}
-        if self.beside == "small gradients":
+        if "small gradients" in self.beside:
             self.gradients["up.weight"] *= 1e-12
         if self.beside == "small rows":
             self.gradients["up.weight"][5:] *= 1e-12
@@ -134,6 +134,8 @@ class Update:
         if self.beside in ("other settings", "another rate"):
             word = "lr of group 0" if self.beside == "another rate" else "weight_decay of group 0"
             self.step.fields = {"other_settings": (f"{word} is 0.1, and 0.2 in the unsharded model",)}
+        if self.beside.startswith("another group"):
+            self.step.fields = {"other_options": (("up.weight", "lr", "0.1", "0.2"),)}
         return self.step
 
     def slipped(self, name: str, due: Array) -> Held:

@@ -94,6 +94,21 @@ def optimizer(model, mesh): return Twice(model.parameters(), 0.1)
         "wrong-value",
         "stepped 2 times",
     ),
+    "groups by names that a wrapper changes": (
+        """
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+def build(): return nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Linear(8, 4))
+def parallelize(model, mesh):
+    model[0] = checkpoint_wrapper(model[0])
+    fully_shard(model, mesh=mesh)
+def optimizer(model, mesh):
+    first = [p for n, p in model.named_parameters() if n.startswith("0.0.")]
+    others = [p for n, p in model.named_parameters() if not n.startswith("0.0.")]
+    return torch.optim.AdamW([{"params": first, "lr": 0.01}] * bool(first) + [{"params": others, "lr": 0.1}])
+""",
+        "wrong-value",
+        "in another group than the unsharded model's optimizer: lr 0.1 instead of 0.01",
+    ),
     "another factor of decay": (
         """
 from torch.distributed.tensor import DTensor

@@ -73,6 +73,8 @@ class RankRecord(Record, frozen=True):
         read_buffers: Buffers that a step changes and whose values the model's output depends on in training.
         other_settings: What the probe's own optimizer keeps besides tensors and the unsharded model's keeps otherwise:
             `lr of group 1 of 2`.
+        other_options: Parameters that the probe's own optimizer steps with another option than the unsharded model's:
+            `(parameter, option, value, the unsharded model's value)`.
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
         filled: Parameters whose elements are one number here, and differ in the model that was sharded.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
@@ -124,6 +126,7 @@ class RankRecord(Record, frozen=True):
     not_saved: tuple[str, ...] = ()
     read_buffers: tuple[str, ...] = ()
     other_settings: tuple[str, ...] = ()
+    other_options: tuple[tuple[str, str, str, str], ...] = ()
     as_built: tuple[str, ...] = ()
     filled: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()

@@ -89,6 +89,28 @@ class AnotherLearningRate(Cause):
     )
 
 
+class AnotherGroup(Cause):
+    """The sharded optimizer has a weight in another parameter group than the unsharded model's optimizer.
+
+    Groups that are chosen by name, or by what a module is, come out otherwise if a wrapper adds to the names or stands
+    in a module's place. The weight is then stepped with another group's learning rate or weight decay.
+
+    Attributes:
+        options: What differs: `lr 0.01 instead of 0.001`.
+    """
+
+    options: tuple[str, ...]
+    kinds = ("wrong-value",)
+    why = (
+        "The optimizer has this weight in another group than the unsharded model's optimizer: {options}. The code that "
+        "makes the groups picks by names or modules that a wrapper changes"
+    )
+    how = (
+        "print the names of each group; wrappers add to names (`_checkpoint_wrapped_module.`, `module.`) and stand in "
+        "place of modules: compare what a name ends with, or make the groups before wrapping"
+    )
+
+
 class ScaledState(Cause):
     """Every rank's optimizer state is one multiple of the unsharded model's.
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Kept = dict[str, dict[str, torch.Tensor]]
 """Values by what they are (`step`, `hist[0]`), and by the name of their parameter, which is empty for a group's."""
 
+Options = dict[str, dict[str, str]]
+"""For each parameter the numbers among the options of its group, as text."""
+
 MAX_LISTED = 4
 
 
@@ -42,6 +45,37 @@ def kept_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> Kept:
             if key != "params" and not isinstance(value, bool):
                 _add(states, f"{key} of group {number} of {len(groups)}", "", value)
     return states
+
+
+def options_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Options:
+    """Return the options with which an optimizer steps each parameter."""
+    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
+    options: Options = {}
+    for group in getattr(getattr(optimizer, "optim", optimizer), "param_groups", ()):
+        values = {key: text for key, value in group.items() if key != "params" and (text := _option(value))}
+        options |= {names[id(param)]: values for param in group["params"] if id(param) in names}
+    return options
+
+
+def _option(value: object) -> str:
+    """Write a number, or several; empty for anything else, such as which kernels are used."""
+    if isinstance(value, bool) or not isinstance(value, int | float | tuple | list | torch.Tensor):
+        return ""
+    if isinstance(value, tuple | list):
+        texts = [_option(item) for item in value]
+        return f"({', '.join(texts)})" if all(texts) else ""
+    return f"{float(value):.6g}" if not torch.is_tensor(value) or value.numel() == 1 else ""
+
+
+def other_options(sharded: Options, unsharded: Options) -> list[tuple[str, str, str, str]]:
+    """Return parameters that are stepped with another option: `(parameter, option, value, the unsharded one's)`."""
+    return [
+        (name, option, value, reference[option])
+        for name, options in sharded.items()
+        if (reference := unsharded.get(name)) is not None
+        for option, value in options.items()
+        if option in reference and reference[option] != value
+    ]
 
 
 def _add(states: Kept, kind: str, name: str, value: object) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardviz.live.capture.agreement import attempted
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.compat import mesh_of_one_rank, one_process
 from shardviz.live.step.observe import adam_states, optimizer_states
-from shardviz.live.step.optimizer_settings import differing, kept_by
+from shardviz.live.step.optimizer_settings import differing, kept_by, options_of, other_options
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.locals import Local
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.observe import Observed
-    from shardviz.live.step.optimizer_settings import Kept
+    from shardviz.live.step.optimizer_settings import Kept, Options
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
 
@@ -31,11 +31,13 @@ class UpdatedReference:
     Attributes:
         tensors: Its buffers after the step, and its weights and states after the optimizer.
         kept: What else the optimizer keeps; None if it could not step.
+        options: The options with which it steps each parameter.
         is_alone: Whether the optimizer stepped as in a job of one process.
     """
 
     tensors: list[Local]
     kept: Kept | None = None
+    options: Options = field(default_factory=dict)
     is_alone: bool = True
 
 
@@ -56,7 +58,7 @@ def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> UpdatedRefer
         else:
             params = [local for local in local_tensors(model) if local.role == "param"]
             tensors = [*params, *optimizer_states(optimizer, model, params), *buffers]
-            return UpdatedReference(tensors, kept_by(optimizer, model), is_alone)
+            return UpdatedReference(tensors, kept_by(optimizer, model), options_of(optimizer, model), is_alone)
     return UpdatedReference(buffers)
 
 
@@ -79,7 +81,7 @@ def _buffers_after(reference: UnshardedStep) -> list[Local]:
 
 
 def updated_shards(
-    on: ProbeOnRank, model: nn.Module, before: list[Local], step: StepResult, unsharded: Kept | None
+    on: ProbeOnRank, model: nn.Module, before: list[Local], step: StepResult, unsharded: UpdatedReference
 ) -> tuple[list[Local], list[Local]]:
     """Let the optimizer step. A probe without an optimizer gets Adam, and only Adam's state is kept.
 
@@ -88,7 +90,7 @@ def updated_shards(
         model: The sharded model.
         before: Its tensors before the step.
         step: The step.
-        unsharded: What the unsharded model's optimizer keeps besides tensors; None if it could not step.
+        unsharded: The unsharded model after its optimizer's step.
 
     Returns:
         The tensors with the gradients to check; and the optimizer's state with the updated weights.
@@ -98,7 +100,7 @@ def updated_shards(
     before = copied_gradients(before)
     optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, step.observation), "optimizer")
     if optimizer is None:
-        if unsharded is not None:
+        if unsharded.kept is not None:
             on.capture.raised.append(("optimizer", failed))
         else:
             alone = ("", f"the optimizer of the unsharded model: {failed}")
@@ -108,9 +110,10 @@ def updated_shards(
     after = list(local_tensors(unwrapped(model), on.job.mesh))
     update = update_of(optimizer, unwrapped(model), before, after)
     on.capture.not_checked += [("", why) for why in update.not_checked]
-    if unsharded is not None:
-        others = list(differing(kept_by(optimizer, unwrapped(model)), unsharded))
+    if unsharded.kept is not None:
+        others = list(differing(kept_by(optimizer, unwrapped(model)), unsharded.kept))
         on.capture.not_checked += [("", why) for _, why in others]
         on.capture.other_settings += [kind for kind, _ in others]
+        on.capture.other_options += other_options(options_of(optimizer, unwrapped(model)), unsharded.options)
     on.capture.not_stepped += update.not_stepped
     return distinct_gradients(before, after), update.tensors

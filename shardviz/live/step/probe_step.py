@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.judge import Judge
-    from shardviz.live.step.optimizer_settings import Kept
+    from shardviz.live.step.probe_optimizer import UpdatedReference
     from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
 
@@ -294,7 +294,7 @@ class ProbeStep:
         if capture.rank == 0:
             of_parts += gradients_of_loss_terms(probe, setting.build, setting.batch, reference)
         updated = updated_reference(self.on, reference)
-        of_step = self._add_step(model, step, reference.step, setting.axes, updated.kept)
+        of_step = self._add_step(model, step, reference.step, setting.axes, updated)
         held = add_outputs(self.on, step, reference, setting)
         if capture.rank == 0:
             after = [*gradients(unsharded), *results(reference.step, mesh, {})]
@@ -386,7 +386,7 @@ class ProbeStep:
         step: StepResult,
         reference: StepResult,
         axes: Mapping[str, int],
-        states_kept: Kept | None,
+        updated: UpdatedReference,
     ) -> list[Local]:
         """Record a sharded step: its gradients, optimizer state, outputs and collectives.
 
@@ -398,7 +398,7 @@ class ProbeStep:
         named = unwrapped(model).named_parameters()
         self.on.capture.wrappers = reducing(model, self.on.part.prefix)
         self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
-        locals_, of_optimizer = updated_shards(self.on, model, tensors, step, states_kept)
+        locals_, of_optimizer = updated_shards(self.on, model, tensors, step, updated)
         if step.output is not None and step.runs != reference.runs:
             times = f"{step.runs} times per step, but the unsharded model ran {reference.runs} times"
             why = f"the output: the model ran {times}"

@@ -31,6 +31,7 @@ from shardviz.explain.checkpoints.states import (
 )
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.update import (
+    AnotherGroup,
     BufferOfParts,
     OwnBufferRead,
     RepeatedCount,
@@ -135,7 +136,10 @@ def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...])
         return
     wrong = {rank: far for rank in comparison.reduced if (far := _distance(evidence, comparison, rank)) is not None}
     if not wrong:
-        if _is_lost(evidence, comparison):
+        if _is_lost(evidence, comparison) and (of_group := _of_another_group(dump, comparison)) is not None:
+            sentence = f"{what} is not the unsharded model's after the step"
+            yield comparison.finding(of_group, sentence, tuple(sorted(comparison.reduced)))
+        elif _is_lost(evidence, comparison):
             why = "it differs, and its gradient is so small compared with others that it may be rounding alone"
             yield NotChecked(comparison.name, f"{what} after the step: {why}", "step")
         return
@@ -346,6 +350,8 @@ def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Wh
     others = {rank: owner_of(comparison, rank) for rank in ranks}
     if all(other is not None for other in others.values()):
         return _of_others({rank: other for rank, other in others.items() if other is not None})
+    if (of_group := _of_another_group(evidence.dump, comparison)) is not None:
+        return Why(f"{WHAT[comparison.role]} is not the unsharded model's after the step", of_group)
     if comparison.role != "optim":
         return why_weight(evidence, comparison)
     return (
@@ -353,6 +359,19 @@ def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Wh
         or why_computed(evidence, comparison, ranks)
         or _why_state(evidence.dump, comparison)
     )
+
+
+def _of_another_group(dump: Dump, comparison: Compared) -> AnotherGroup | None:
+    """Return the cause if a weight is stepped with other options, and not all weights are with the same ones."""
+    by_name: dict[str, dict[tuple[str, str, str], None]] = {}
+    for record in dump.files.ranks.values():
+        for name, *option in record.other_options:
+            by_name.setdefault(name, {})[option[0], option[1], option[2]] = None
+    options = by_name.get(_weight(comparison.role, comparison.name), {})
+    weights = {name for tensor in dump.at("updated") if tensor.role == "param" for name in tensor.names}
+    if not options or all(by_name.get(name) == options for name in weights):
+        return None
+    return AnotherGroup(tuple(f"{option} {value} instead of {wanted}" for option, value, wanted in options))
 
 
 def _times_counted(comparison: Compared) -> int:
