@@ -144,3 +144,32 @@ def test_rows_that_were_drawn_in_part_twice_are_no_overlapping_slices():
     rows = rows_of([sample(whole, 100)], batches, parse_mesh("dp=2"))
     assert rows.cause == DifferentBatch(of_jobs=True)
     assert "rank 0 rows 0, 3, 5, rank 1 rows 1, 3, 6; no rank was given rows 2, 4, 7" in rows.problem
+
+
+@pytest.mark.parametrize(
+    ("shares", "problem", "not_joined"),
+    [
+        (((0, 4, 8), (1, 5, 9), (2, 6), (3, 7)), "", "rank 2 rows 2, 6, rank 3 rows 3, 7"),
+        (((0, 4, 8), (1, 5, 9), (2, 6, 0), (3, 7, 1)), "rows 0-1 of the other job's 10 were given to several", ""),
+    ],
+)
+def test_unequal_shares_of_all_rows_are_right_and_rows_of_several_ranks_are_named(shares, problem, not_joined):
+    whole = np.random.default_rng(0).normal(size=(10, 3))
+    batches = {rank: [sample(whole[list(share)], 100)] for rank, share in enumerate(shares)}
+    rows = rows_of([sample(whole, 100)], batches, parse_mesh("dp=4"))
+    assert rows.problem.startswith(problem)
+    assert bool(rows.problem) == bool(problem)
+    assert rows.not_joined.endswith(not_joined)
+
+
+@pytest.mark.parametrize(("padding", "is_padding"), [(0.0, True), (None, False)])
+def test_parts_that_are_padded_are_not_rows_of_another_batch(padding, is_padding):
+    random = np.random.default_rng(0)
+    whole = random.normal(size=(4, 14))
+    more = random.normal(size=(4, 2)) if padding is None else np.full((4, 2), padding)
+    parts = np.split(np.concatenate([whole, more], axis=1), 4, axis=1)
+    rows = rows_of(
+        [sample(whole, 100)], {rank: [sample(part, 100)] for rank, part in enumerate(parts)}, parse_mesh("cp=4")
+    )
+    assert bool(rows.not_joined) == is_padding
+    assert bool(rows.problem) != is_padding

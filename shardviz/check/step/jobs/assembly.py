@@ -144,8 +144,8 @@ class JobEvidence(Evidence):
 
     @cached_property
     def outputs_are_right(self) -> bool:
-        """Whether nothing goes wrong in forward."""
-        return first_in_forward(self.calls) is None
+        """Whether forward was compared, and nothing goes wrong in it."""
+        return bool(self.calls.by_module) and first_in_forward(self.calls) is None
 
     @cached_property
     def loss_is_right(self) -> bool:

@@ -131,8 +131,11 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if rows.problem:
         departure = departure_for(rows.cause, "batch", "", f"{job.name}: {rows.problem}")
         return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS, is_of_jobs=True))
-    judging = _judging(reference, job, rows.order)
-    return _beside(reference, job, judging, Weights(params, grads, belongings))
+    left_out = _left_out((reference.job, job.job))
+    if rows.not_joined:  # gradients are of the whole batch, however ranks share it
+        left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
+    judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order)
+    return _beside(reference, job, judging, Weights(params, grads, belongings), left_out)
 
 
 def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
@@ -187,8 +190,9 @@ def _reordered(
     return type(point)(whole.reordered(rows), point.needs_grad, point.tensor, point.order, point.type, point.draws)
 
 
-def _beside(reference: WholeJob, job: WholeJob, judging: Judging, weights: Weights) -> Attempt:
-    left_out = _left_out((reference.job, job.job))
+def _beside(
+    reference: WholeJob, job: WholeJob, judging: Judging, weights: Weights, left_out: Sequence[NotChecked]
+) -> Attempt:
     if not judging.judgments and not left_out:
         why = "the step, module by module: the two models have no module of one name"
         return Attempt(_not_compared(why), is_complete=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -249,11 +250,13 @@ class Rows:
     Attributes:
         order: The first job's rows in the order in which ranks have them; None if that is their own.
         problem: In what the batches differ, in a sentence; empty if they do not.
+        not_joined: How ranks share the batch, if that is right and their parts cannot be put together; else empty.
         cause: Why they differ.
     """
 
     order: NDArray[np.int64] | None = None
     problem: str = ""
+    not_joined: str = ""
     cause: Cause = field(default_factory=lambda: DifferentBatch(of_jobs=True))
 
 
@@ -271,6 +274,9 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
         return Rows()
     rows = {rank: _rows(whole_batch, own) for rank, own in batches.items()}
     unknown = [rank for rank, at in rows.items() if at is None]
+    if unknown and _are_padded_parts(whole_batch[0], [own[0] for own in batches.values()]):
+        shapes = f"{list(batches[unknown[0]][0].shape)} of the other job's {list(whole_batch[0].shape)}"
+        return Rows(not_joined=f"rank {unknown[0]} was given {shapes}, and the last ranks' parts are padded")
     if unknown:
         return Rows(problem=_other_rows(unknown[0], whole_batch[0], batches[unknown[0]]))
     of_ranks = {rank: tuple(at.tolist()) for rank, at in rows.items() if at is not None}
@@ -279,18 +285,51 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
     size = whole_batch[0].shape[0]
     if len(set(every)) < size:
         return _incomplete(of_ranks, size, mesh)
-    if len(every) > size or len({len(part) for part in parts}) > 1:
-        return Rows(problem=f"ranks of it were given the same rows in part: {len(every)} rows in all, of {size}")
+    if len(every) > size:
+        again = {row for row, count in Counter(every).items() if count > 1}
+        text = f"rows {join_numbers(again)} of the other job's {size} were given to several ranks: {_shares(of_ranks)}"
+        return Rows(problem=text)
+    if len({len(part) for part in parts}) > 1:
+        return Rows(not_joined=f"ranks were given unequal numbers of the other job's {size} rows: {_shares(of_ranks)}")
     return Rows(np.array(every, np.int64))
+
+
+def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:
+    """Whether ranks have all slices of the batch along a dim, and constant slices behind the last of them."""
+    if not whole.is_whole or not all(part.is_whole for part in parts):
+        return False
+    every: dict[int, set[int]] = {}
+    for part in parts:
+        near = _near(whole, part) * (float_of(whole) or 1.0)
+        place = places_of(part.values, whole.values, near)
+        if place is None or np.any(np.diff(place[1] < 0) < 0):
+            return False
+        dim, at = place
+        if np.ptp(np.compress(at < 0, part.values, axis=dim)) if (at < 0).any() else 0:
+            return False
+        every.setdefault(dim, set()).update(at[at >= 0].tolist())
+    return any(len(found) == whole.shape[dim] for dim, found in every.items())
+
+
+def _shares(rows: Mapping[int, tuple[int, ...]]) -> str:
+    """Say which rows ranks were given, those with the same rows together."""
+    shares = [
+        f"{named_ranks(ranks)} rows {join_numbers(rows_of_rank)}" for rows_of_rank, ranks in _ranks_of(rows).items()
+    ]
+    return listed(shares, MOST_SHARES)
+
+
+def _ranks_of(rows: Mapping[int, tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
+    ranks_of: dict[tuple[int, ...], list[int]] = {}
+    for rank, rows_of_rank in rows.items():
+        ranks_of.setdefault(rows_of_rank, []).append(rank)
+    return ranks_of
 
 
 def _incomplete(rows: Mapping[int, tuple[int, ...]], size: int, mesh: Mesh) -> Rows:
     """Say which rows each rank was given, and along which axes they are the same, if some rows were given to none."""
-    ranks_of: dict[tuple[int, ...], list[int]] = {}
-    for rank, rows_of_rank in rows.items():
-        ranks_of.setdefault(rows_of_rank, []).append(rank)
+    ranks_of = _ranks_of(rows)
     given = {row for rows_of_rank in ranks_of for row in rows_of_rank}
-    shares = [f"{named_ranks(ranks)} rows {join_numbers(rows_of_rank)}" for rows_of_rank, ranks in ranks_of.items()]
     equal = [
         axis
         for axis in mesh.axes
@@ -300,12 +339,12 @@ def _incomplete(rows: Mapping[int, tuple[int, ...]], size: int, mesh: Mesh) -> R
     fitting = [axes for axes in every if len(given) * math.prod(map(mesh.axis_size, axes)) == size]
     axes = fitting[0] if len(fitting) == 1 else ()
     sentence = (
-        f"its ranks were given {len(given)} of the other job's {size} rows: {listed(shares, MOST_SHARES)}; no rank was "
+        f"its ranks were given {len(given)} of the other job's {size} rows: {_shares(rows)}; no rank was "
         f"given rows {join_numbers(set(range(size)) - given)}"
     )
     are_slices = all(np.all(np.diff(rows_of_rank) == 1) for rows_of_rank in ranks_of)
     is_shared = bool(axes) or (are_slices and sum(map(len, ranks_of)) > len(given))
-    return Rows(None, sentence, SharedRows(axes)) if is_shared else Rows(problem=sentence)
+    return Rows(problem=sentence, cause=SharedRows(axes)) if is_shared else Rows(problem=sentence)
 
 
 def _are_split(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> bool:
