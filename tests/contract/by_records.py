@@ -52,6 +52,12 @@ def wrapped() -> Iterator[tuple[str, Step]]:
                 group = next(group for group in groups if rank in group)
                 step.of_ranks[rank] = {"wrappers": (WrapperRecord(kind, group, tuple(scene.names), divides),)}
             yield f"grad times {factor} under {kind} over {over}, divided by {divides}, {claim}, {beside}", step
+    for factor, is_own, kind in product((2, 0.4), (True, False), ("fsdp", "ddp")):
+        scene = Scene(MESH, "grad", (R, R), each(times(factor)), "all gradients alike", of_step=False)
+        step = scene.made()
+        wrapper = WrapperRecord(kind, MESH.ranks, tuple(scene.names), None)
+        step.of_ranks = {rank: {"wrappers": (wrapper,), "is_own_step": is_own} for rank in MESH.ranks}
+        yield f"grad times {factor} under {kind}, the probe's own step {is_own}", step
     for factor, divides, others in product((4, 0.25), (1.0, 4.0), (1.0, 4.0)):
         scene = Scene(MESH, "grad", (S0, S0), each(times(factor)), "alone", of_step=False)
         step = scene.made()

@@ -63,6 +63,7 @@ class RankRecord(Record, frozen=True):
         stages: The numbers that the probe gives this rank's stages.
         calls: Collectives that are to be compared with their definition.
         runs: How often the step ran the model, or this rank's last stage: the number of its micro-batches.
+        is_own_step: Whether the probe has a step of its own, which runs backward; None if that was not recorded.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
         narrow_sums: Element types in which it summed numbers over ranks in backward or after it, if a policy of FSDP
             sums gradients in a wider one.
@@ -118,6 +119,7 @@ class RankRecord(Record, frozen=True):
     stages: tuple[int, ...] = ()
     calls: tuple[CallRecord, ...] = ()
     runs: Count = 0
+    is_own_step: bool | None = None
     narrowed_to: tuple[str, ...] = ()
     narrow_sums: tuple[str, ...] = ()
     raised: tuple[tuple[str, str], ...] = ()

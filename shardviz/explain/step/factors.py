@@ -366,6 +366,33 @@ class ScaledBackward(Cause):
         return self.runs is not None and self.runs > 1 and (self.factor == self.runs or self.factor * self.runs == 1)
 
 
+class ScaledReduction(Cause):
+    """Backward runs on the loss itself, and what reduces gradients after it multiplies all of them by one factor.
+
+    A communication hook of DDP, or a hook of parameters, divides before its sum and again after it, or not at all.
+
+    Attributes:
+        factor: The factor.
+        is_of_ddp: Whether DDP reduces the gradients.
+    """
+
+    factor: Fraction | float
+    is_of_ddp: bool = False
+    kinds = ("wrong-scale",)
+    why = (
+        "{is_of_ddp:?Backward runs on the returned loss itself. A communication hook of DDP makes the gradients "
+        "{factor:times} what they should be|}",
+        "{is_of_ddp:?A hook of the parameters, or a function of the model's, does so in backward|Backward runs on the "
+        "returned loss itself. A hook of the parameters, or a function of the model's, makes the gradients "
+        "{factor:times} what they should be}",
+    )
+    how = (
+        "{is_of_ddp:?divide once, by the number of ranks, in the function of register_comm_hook|}",
+        "look for register_hook, register_post_accumulate_grad_hook and a torch.autograd.Function that multiplies",
+    )
+    references = KNOWN
+
+
 class ClippedByParts(Cause):
     """Gradients are clipped by a number that isn't the norm of all gradients.
 

@@ -96,6 +96,7 @@ class Capture:
     stages: list[int] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     runs: int = 0
+    is_own_step: bool | None = None
     steps_before: int = 0
     narrowed_to: set[torch.dtype] = field(default_factory=set)
     narrow_sums: set[torch.dtype] = field(default_factory=set)
@@ -237,6 +238,7 @@ class Capture:
             not_applied=tuple(dict.fromkeys(self.not_applied)),
             run_id=self.run_id,
             runs=self.runs,
+            is_own_step=self.is_own_step,
             steps_before=self.steps_before,
             wrappers=None if self.wrappers is None else tuple(self.wrappers),
             **{name: tuple(getattr(self, name)) for name in LISTS},

@@ -430,5 +430,6 @@ class ProbeStep:
         self.on.capture.narrow_sums |= {dtype for dtype in step.observation.comms.summed_in if dtype.itemsize < wide}
         self.on.capture.schedule += step.observation.schedule
         self.on.capture.runs = len(step.observation.returned)
+        self.on.capture.is_own_step = hasattr(self.on.probe, "step")
         self.on.capture.calls += calls(self.on.probe, model, self.on.device_mesh)
         return of_step

@@ -24,7 +24,13 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.rules.factors import cause_of_axes, overs, size_clause
-from shardviz.explain.step.factors import ClippedByParts, NormOverWrongAxes, ScaledBackward, ScaledForward
+from shardviz.explain.step.factors import (
+    ClippedByParts,
+    NormOverWrongAxes,
+    ScaledBackward,
+    ScaledForward,
+    ScaledReduction,
+)
 from shardviz.explain.step.losses import NormOfPart
 from shardviz.explain.templates import number, times_text
 from shardviz.relate.factors import ratio_near
@@ -84,7 +90,10 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
     axes = overs(gradients, ratio, evidence.batch) if ratio else []
     size = " or ".join(over.text for over in axes)
     exact, is_in_loss = ratio or factor, _is_in_loss(evidence, factor)
-    cause = _cause(gradients, factor, ScaledBackward(exact, evidence.num_runs or None))
+    of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None)
+    if evidence.runs_backward_itself is False:
+        of_backward = ScaledReduction(exact, gradients[0].wrapped_over(gradients[0].mesh.axes) == "ddp")
+    cause = _cause(gradients, factor, of_backward)
     if ratio and axes:
         cause = cause_of_axes(ratio, axes, of_all=True, or_else=cause)
     elif is_in_loss:
