@@ -39,6 +39,8 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.records.step import ReductionRecord
@@ -49,19 +51,16 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 4
 
-FUNCTIONS: Mapping[str, Callable[[float], float]] = {
-    "exp": math.exp,
-    "log": lambda value: math.log(value) if value > 0 else math.nan,
-    "log2": lambda value: math.log2(value) if value > 0 else math.nan,
-    "sqrt": lambda value: math.sqrt(value) if value >= 0 else math.nan,
-    "square": lambda value: value * value,
-    "1 / x": lambda value: 1 / value if value else math.nan,
-    "exp2": lambda value: 2.0**value,
+FUNCTIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "exp": np.exp,
+    "log": np.log,
+    "log2": np.log2,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "1 / x": np.reciprocal,
+    "exp2": np.exp2,
 }
 """What a training loop logs of a loss: `exp` gives its perplexity."""
-
-MAX_LOSS = 500.0
-"""No function is tried on a larger loss."""
 
 REDUCTIONS_OF_CROSS_ENTROPY = 3
 """The maximum, the sum of exponentials and the logit of the label."""
@@ -200,12 +199,12 @@ def check_function(evidence: Evidence, comparison: Compared) -> Finding | None:
     if loss is None or comparison is loss or comparison.wanted.ndim or not batch:
         return None
     axes = [axis for axis in batch if batch[axis]]
-    expected = float(np.ravel(loss.wanted)[0])
-    losses = {rank: float(np.ravel(values)[0]) for rank, values in loss.values.items()}
-    is_small = all(abs(value) < MAX_LOSS for value in (expected, *losses.values()))
-    for name, function in FUNCTIONS.items() if axes and is_small else ():
-        if comparison.near(comparison.wanted, np.array(function(expected))):
-            by_rank = comparison.over(axes, "avg", {rank: np.array(function(value)) for rank, value in losses.items()})
+    for name, function in FUNCTIONS.items() if axes else ():
+        with np.errstate(all="ignore"):  # the logarithm of a negative loss
+            expected = function(loss.wanted)
+            of_ranks = {rank: function(values) for rank, values in loss.values.items()}
+        if comparison.near(comparison.wanted, expected):
+            by_rank = comparison.over(axes, "avg", of_ranks)
             if set(by_rank) == set(comparison.reduced) and all(
                 comparison.near(comparison.reduced[rank], by_rank[rank]) for rank in by_rank
             ):
