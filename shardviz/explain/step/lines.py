@@ -251,14 +251,22 @@ class WrongReductionLine(Cause):
         function: The collective.
         ranks: The ranks of its group that the first rank is in.
         axis: The axis over which its input is one term of a sum; empty if that is not known.
+        copies: The other axes of the group, if their copies of a term are all that makes the result wrong.
+        times: How often each term counts then.
     """
 
     place: str
     function: str
     ranks: tuple[int, ...]
     axis: str = ""
+    copies: str = ""
+    times: int = 0
     kinds = WRONG
-    why = "{function} in {place} over {ranks:ranks} doesn't give the whole of its inputs: the group or the op is wrong"
+    why = (
+        "{copies:?{function} in {place} sums over {ranks:ranks}. Ranks along {copies} have the same term of the sum "
+        "over {axis}, so each term counts {times} times|{function} in {place} over {ranks:ranks} doesn't give the "
+        "whole of its inputs: the group or the op is wrong}"
+    )
     how = (
         "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of {axis:?{axis}|the axis that splits "
         "them}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
+from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.check.whole.completeness import no_file_of
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.finding import Finding
@@ -32,7 +34,13 @@ from shardviz.explain.step.lines import (
     WrongLines,
     WrongReductionLine,
 )
-from shardviz.explain.step.losses import MeanOfMeans, PartialVocabularyLoss, UnexplainedLoss, UnexplainedValue
+from shardviz.explain.step.losses import (
+    PartialVocabularyLoss,
+    TermsAveraged,
+    UnexplainedLoss,
+    UnexplainedValue,
+    UnsummedValue,
+)
 from shardviz.explain.step.modules import (
     AveragedForward,
     RepeatedForwardSum,
@@ -51,6 +59,7 @@ from shardviz.explain.step.step_lines import (
     LocalWeight,
     NarrowReduction,
     ReductionNotStored,
+    SummedLossAveraged,
 )
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedForward
 from shardviz.text import named_ranks
@@ -124,7 +133,7 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
         if lines is not None and fault is not None and module in (lines.module, lines.asked_module):
             yield with_line(outcome, fault)
         elif around is not None and module == STEP and (fault_around := around.fault_of(outcome)) is not None:
-            yield with_line_around(outcome, fault_around)
+            yield with_line_around(dump, outcome, fault_around)
         else:
             cause = outcome.explanation
             place = cause.place if isinstance(cause, UnexplainedBackward) and cause.moved else ""
@@ -162,20 +171,32 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     return replace(placed, kind=_kind_of(cause, placed.kind)).because(cause)
 
 
-def with_line_around(finding: Finding, fault: Fault) -> Finding:
+def with_line_around(dump: Dump, finding: Finding, fault: Fault) -> Finding:
     """Return a finding that begins with a line around the model; its cause is the line's unless only one cause fits."""
     placed = replace(
         finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details), line=place_of(fault.line)
     )
+    if fault.way == "averaged term":
+        return _of_averaged_term(dump, placed, fault)
     is_mean_of_part = isinstance(finding.explanation, UnexplainedLoss) and fault.function in MEANS
     if (
         fault.way not in NOT_REDUCED
         and len(finding.explanation.ways) == 1
         and not isinstance(finding.explanation, GUESSES)
+        and not fault.copies
     ):
         return placed
-    cause = MeanOfMeans() if is_mean_of_part and fault.way == "result" else cause_of(fault)
+    cause = mean_of_means(dump) if is_mean_of_part and fault.way == "result" else cause_of(fault)
     return replace(placed, kind=finding.kind if finding.kind in cause.kinds else cause.kinds[0]).because(cause)
+
+
+def _of_averaged_term(dump: Dump, placed: Finding, fault: Fault) -> Finding:
+    """Return the finding about a loss that is a term; only what the step returns is one if gradients are right."""
+    size = math.prod(map(dump.files.mesh.axis_size, fault.axis.split(" and ")))
+    in_gradients = any(result.role == "grad" for other in placed.others for result in results_of(other))
+    if in_gradients:
+        return placed.because(TermsAveraged(place_of(fault.line), fault.axis, size))
+    return placed.because(UnsummedValue(fault.axis))
 
 
 def _is_exchanged(cause: Cause | None) -> bool:
@@ -224,6 +245,12 @@ def sentence_of(fault: Fault) -> str:
     if fault.way == "not stored" and fault.reader is not None and before is not None:
         result = f"{_at(before)} reduces a copy of this gradient over {fault.axis}"
         return f"{result}; {_at(line, before)}{_called(fault)} writes the result into a copy, not into the gradient"
+    if fault.way == "summed loss":
+        return (
+            f"{_at(line)}{_inner(fault)}{_called(fault)} sums the ranks' losses over {fault.axis} before the backward"
+        )
+    if fault.way == "averaged term":
+        return f"{_at(line)}{_called(fault)} gives each rank one term of a sum over {fault.axis}"
     if fault.way in NOT_REDUCED:
         over = f" over {named_ranks(fault.ranks)}" if fault.way == "narrow reduction" else ""
         return f"{_at(line)}{_called(fault)} {NOT_REDUCED[fault.way].format(axis=fault.axis, over=over)}"
@@ -298,6 +325,8 @@ def cause_of(fault: Fault) -> Cause:
         return ReductionNotStored(place_of(fault.before), fault.axis, written)
     if fault.way == "local weight":
         return LocalWeight(place, fault.axis)
+    if fault.way == "summed loss":
+        return SummedLossAveraged(place, fault.axis)
     if fault.way == "backward":
         return BackwardLine(place, fault.times, fault.count)
     if fault.way == "unsummed" and fault.before is not None:
@@ -315,6 +344,8 @@ def cause_of(fault: Fault) -> Cause:
         return ForeignNumbersSummed(place, fault.function, place_of(fault.reader))
     if fault.way == "exchange gradient" and fault.inner is not None:
         return ExchangeNotReversed(place, fault.function, place_of(fault.inner))
+    if fault.way == "collective" and fault.copies:
+        return WrongReductionLine(place, fault.function, fault.ranks, fault.axis, fault.copies, round(fault.times))
     if fault.way == "collective" and fault.times:
         return RepeatedReductionLine(place, fault.function, round(fault.times), fault.ranks)
     if fault.way == "collective":

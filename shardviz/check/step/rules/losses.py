@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import ReductionRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
@@ -223,7 +224,7 @@ def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
     if whole is None or loss is None or loss.wrong:
         return
     mean, expected = (float(values) for values in (loss.wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
-    yield MeanOfMeans().finding(
+    yield mean_of_means(evidence.dump).finding(
         "loss",
         tuple(sorted(loss.values)),
         f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is "
@@ -231,6 +232,13 @@ def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
         severity="warning",
         details=("it is right if the loss should be the mean of the parts' means, by which gradients were compared",),
     )
+
+
+def mean_of_means(dump: Dump) -> MeanOfMeans:
+    """Return the cause of a loss that is a mean of means, with the axes over which the step takes the mean."""
+    loss = dump.find("step", "scalar", "loss")
+    axes = [axis for axis, _ in loss.claimed.partial] if loss is not None and loss.claimed is not None else []
+    return MeanOfMeans(" and ".join(axes), math.prod(map(dump.files.mesh.axis_size, axes)) if axes else 0)
 
 
 def check_scalar(comparison: Compared) -> Finding | None:
