@@ -42,7 +42,7 @@ def loss(model, batch):
 
 EQUALLY = COUNTED.replace("    labels[13:20] = -100\n", "")
 OVER_ALL = ("all_reduce(count, group=GROUP)", "all_reduce(count)")
-OF_COPIES = ("tp have the same term of the sum over dp", "counts 2 times", "over the group of dp")
+OF_COPIES = ("tp have the same term of the sum over dp", "counts 2 times", "over the group of dp alone")
 NEVER = ("already a mean", "nothing sums", "remove that division")
 
 CASES = (

@@ -251,26 +251,47 @@ class WrongReductionLine(Cause):
         function: The collective.
         ranks: The ranks of its group that the first rank is in.
         axis: The axis over which its input is one term of a sum; empty if that is not known.
-        copies: The other axes of the group, if their copies of a term are all that makes the result wrong.
-        times: How often each term counts then.
     """
 
     place: str
     function: str
     ranks: tuple[int, ...]
     axis: str = ""
-    copies: str = ""
-    times: int = 0
     kinds = WRONG
-    why = (
-        "{copies:?{function} in {place} sums over {ranks:ranks}. Ranks along {copies} have the same term of the sum "
-        "over {axis}, so each term counts {times} times|{function} in {place} over {ranks:ranks} doesn't give the "
-        "whole of its inputs: the group or the op is wrong}"
-    )
+    why = "{function} in {place} over {ranks:ranks} doesn't give the whole of its inputs: the group or the op is wrong"
     how = (
         "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of {axis:?{axis}|the axis that splits "
         "them}"
     )
+
+
+class CopiesSummedLine(Cause):
+    """A collective in a line sums terms over ranks, some of which have the same term.
+
+    A count of tokens that is summed over all ranks counts a batch as often as there are ranks that have it. The sum is
+    a whole number, and too large by the size of an axis.
+
+    Attributes:
+        place: The line, as `loss.py:83`.
+        function: The collective.
+        ranks: The ranks of its group that the first rank is in.
+        axis: The axes over which its input is one term of a sum.
+        copies: The other axes of the group.
+        times: How often each term counts.
+    """
+
+    place: str
+    function: str
+    ranks: tuple[int, ...]
+    axis: str
+    copies: str
+    times: int
+    kinds = WRONG
+    why = (
+        "{function} in {place} sums over {ranks:ranks}. Ranks along {copies} have the same term of the sum over "
+        "{axis}, so each term counts {times} times"
+    )
+    how = "in {place}, sum over the group of {axis} alone"
 
 
 class RepeatedReductionLine(Cause):

@@ -17,6 +17,7 @@ from shardviz.dump.records.lines import STEP
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.forward import UngatheredKeys
 from shardviz.explain.step.lines import (
+    CopiesSummedLine,
     ExchangeNotReversed,
     ForeignNumbersSummed,
     MisplacedLine,
@@ -345,7 +346,7 @@ def cause_of(fault: Fault) -> Cause:
     if fault.way == "exchange gradient" and fault.inner is not None:
         return ExchangeNotReversed(place, fault.function, place_of(fault.inner))
     if fault.way == "collective" and fault.copies:
-        return WrongReductionLine(place, fault.function, fault.ranks, fault.axis, fault.copies, round(fault.times))
+        return CopiesSummedLine(place, fault.function, fault.ranks, fault.axis, fault.copies, round(fault.times))
     if fault.way == "collective" and fault.times:
         return RepeatedReductionLine(place, fault.function, round(fault.times), fault.ranks)
     if fault.way == "collective":
