@@ -100,10 +100,10 @@ class MisplacedLine(Cause):
         "or in a different order than their ranks}}}"
     )
     how = (
-        "{is_of_rank:?take the part in {place} at the rank's own offset: its coordinate on the mesh times the part's "
-        "size|{other:?use {other} in {place}|{is_index:?undo x[order] by y[order.argsort()] in {place}, with the order "
-        "in which the rows were sent|join the parts in {place} in the order of their ranks, along the dim that was "
-        "split, before dims are merged}}}"
+        "{is_of_rank:?take the part in {place} at the rank's own offset, in the sharded model only: its coordinate "
+        "along the axis that splits the rows, times the part's size|{other:?use {other} in {place}|{is_index:?undo "
+        "x[order] by y[order.argsort()] in {place}, with the order in which the rows were sent|join the parts in "
+        "{place} in the order of their ranks, along the dim that was split, before dims are merged}}}"
     )
 
     @property

@@ -187,7 +187,9 @@ class Around:
             is_copied = call.first.function == "copy_" and call.whole is not None and len(others) == 1
             return fault_of(self.lines, self.states, others[0]) if is_copied else None
         ranks = call.first.ranks if call.first.is_collective else ()
-        fault = fault_at("kept gradient", call, "", held, ranks=ranks)
+        terms = self.states.forward(call.inputs[0]) if ranks else None
+        axis = " and ".join(terms.axes) if terms is not None and terms.kind == "terms" and not terms.op else ""
+        fault = fault_at("kept gradient", call, "", held, axis=axis, ranks=ranks)
         return replace(fault, times=times, times_before=before)
 
     def _times(self, state: State) -> float | None:

@@ -82,9 +82,16 @@ def forward_fault(lines: Lines, states: States) -> Fault | None:
     returned = [value for value, _ in lines.returned]
     wrong = next((value for value in returned if states.forward(value).is_wrong), None)
     if wrong is not None:
-        return search.blame(wrong)
+        return search.blame(wrong) or _unsummed_at_end(lines, states, wrong)
     pending = next((value for value in returned if states.forward(value).kind == "terms"), None)
     return None if pending is None else search.never_summed(pending)
+
+
+def _unsummed_at_end(lines: Lines, states: States, returned: Value) -> Fault | None:
+    """Return the line whose terms a module ends with, if a hook makes what it returns of them."""
+    made = lines.calls[-1].outputs if lines.calls and lines.producer(returned) is None else ()
+    terms = next((value for value in made if states.forward(value).kind == "terms"), None)
+    return _Forward(lines, states).never_summed(terms) if terms is not None else None
 
 
 def _axes_in(chain: Sequence[object]) -> list[str]:

@@ -62,7 +62,7 @@ from shardviz.explain.step.step_lines import (
     ReductionNotStored,
     SummedLossAveraged,
 )
-from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedForward
+from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedCopies, UnexplainedForward
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ OPEN = (
 OF_FACTORS = (RepeatedForwardSum, AveragedForward, ScaledBetweenModules)
 """Causes of a factor that a module gives its output: a line that sums nothing and has that factor takes their place."""
 
-GUESSES = (UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss)
-"""Causes of a loss or a logged value that say what is usual: the line takes their place."""
+GUESSES = (UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss, UnexplainedCopies)
+"""Causes that say what is usual, or only what differs: the line takes their place."""
 
 MEANS = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "mean")
 """Functions that take a mean over rows."""
@@ -217,10 +217,12 @@ def place_of(line: FrameRecord) -> str:
     return f"{line.file}:{line.line}"
 
 
-def _inner(fault: Fault) -> str:
-    """Return the line in a function that the fault's line calls, if that is where it goes wrong."""
+def _reached(fault: Fault) -> str:
+    """Return the line in a function that the fault's line calls, if it goes wrong there, and the line that calls it."""
     is_inner = fault.inner is not None and place_of(fault.inner) != place_of(fault.line)
-    return f", in {_at(fault.inner, fault.line)}," if is_inner and fault.inner is not None else ""
+    inner = [f"in {_at(fault.inner, fault.line)}"] if is_inner and fault.inner is not None else []
+    caller = [f"called in {_at(fault.caller, fault.line)}"] if fault.caller is not None else []
+    return f", {', '.join((*inner, *caller))}," if inner or caller else ""
 
 
 def _called(fault: Fault) -> str:
@@ -247,9 +249,7 @@ def sentence_of(fault: Fault) -> str:
         result = f"{_at(before)} reduces a copy of this gradient over {fault.axis}"
         return f"{result}; {_at(line, before)}{_called(fault)} writes the result into a copy, not into the gradient"
     if fault.way == "summed loss":
-        return (
-            f"{_at(line)}{_inner(fault)}{_called(fault)} sums the ranks' losses over {fault.axis} before the backward"
-        )
+        return f"{_at(line)}{_reached(fault)} sums the ranks' losses over {fault.axis} before the backward"
     if fault.way == "averaged term":
         return f"{_at(line)}{_called(fault)} gives each rank one term of a sum over {fault.axis}"
     if fault.way in NOT_REDUCED:
@@ -266,10 +266,8 @@ def sentence_of(fault: Fault) -> str:
         if before == line:
             return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing {verb} it"
         if fault.summed:
-            return (
-                f"{terms}; {_at(line, before)}{_inner(fault)}{_called(fault)} uses it before {fault.summed} {verb} it"
-            )
-        reading = f"{_at(line, before)}{_inner(fault)}{_called(fault)}"
+            return f"{terms}; {_at(line, before)}{_reached(fault)} uses it before {fault.summed} {verb} it"
+        reading = f"{_at(line, before)}{_reached(fault)}"
         return f"{terms}; {reading} uses it as the whole; nothing {verb} it between"
     if fault.way == "rows":
         return f"{_at(line)} makes rows that the unsharded model doesn't have; {fault.function} gets rows that it has"
@@ -282,26 +280,26 @@ def sentence_of(fault: Fault) -> str:
         clause = f"{_at(line)} reads at indices that were moved into the rank's part{where}"
         return f"{clause}; {_at(fault.reader, line)} sums what it reads there"
     if fault.way == "exchange gradient":
-        place = f"in backward {_at(line)}{_inner(fault)}{_called(fault)} is the first wrong line"
+        place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line"
         return f"{place}: it doesn't send back the reverse exchange of its gradient"
     is_new = before is not None and before != line
     after = f", after {_at(before, line)}" if is_new and before is not None else ""
     if fault.way in ("gradient", "unsummed gradient"):
         clause = f"gets {fault.input_text} of its gradient and " if fault.input_text else ""
-        place = f"in backward {_at(line)}{_inner(fault)}{_called(fault)} is the first wrong line{after}"
+        place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line{after}"
         return f"{place}: it {clause}sends back {fault.held}"
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
     clause = f"{fault.function}{over} gets {fault.input_text} and returns" if fault.input_text else ""
     if fault.input_text and fault.reads:
         clause = f"{fault.reads} gets {fault.input_text}, and {fault.function} makes of its result"
     clause = clause or f"{fault.function} returns"
-    return f"{_at(line)}{_inner(fault)}{_called(fault)} is the first wrong line{after}: {clause} {fault.held}"
+    return f"{_at(line)}{_reached(fault)} is the first wrong line{after}: {clause} {fault.held}"
 
 
 def _of_kept_gradient(fault: Fault) -> str:
     """Say what a line writes into a gradient."""
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
-    place = f"{_at(fault.line)}{_inner(fault)}{_called(fault)}"
+    place = f"{_at(fault.line)}{_reached(fault)}"
     if not fault.times:
         return f"{place} is the first wrong line: {fault.function}{over} leaves {fault.held} in the gradient"
     times = f"{fault.times:.5g} times the unsharded model's gradient"
@@ -314,6 +312,8 @@ def _of_kept_gradient(fault: Fault) -> str:
 def cause_of(fault: Fault) -> Cause:
     """Return the cause that a line is."""
     place = place_of(fault.line)
+    if fault.way == "kept gradient" and fault.axis and not fault.times:
+        return WrongReductionLine(place, fault.function, fault.ranks, fault.axis)
     if fault.way == "kept gradient":
         runs = str(fault.count) if fault.count else ""
         return GradientLine(place, fault.function, fault.ranks, fault.times, fault.times_before, runs)

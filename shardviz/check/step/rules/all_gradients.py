@@ -333,7 +333,22 @@ def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float]]:
             norms = [float(value) for value in first.over(axes, op, values).values()]
             norms = [math.sqrt(value) for value in norms] if values is squares else norms
             if norms and max(norms) - min(norms) <= EXACT * max(norms):
-                yield f"the {name} over {over} of each rank's own", norms[0]
+                counted = _counted_again(gradients, axes) if values is squares else ""
+                yield counted or f"the {name} over {over} of each rank's own", norms[0]
+
+
+def _counted_again(gradients: Sequence[Compared], axes: Sequence[str]) -> str:
+    """Return a norm over axes by the gradients that it counts several times; empty if more is wrong about it."""
+    mesh = gradients[0].mesh
+    is_whole = not any(gradient.is_split(axis) for gradient in gradients for axis in mesh.axes if axis not in axes)
+    copied = {axis: [one for one in gradients if not one.is_split(axis)] for axis in axes if mesh.axis_size(axis) > 1}
+    copied = {axis: copies for axis, copies in copied.items() if copies}
+    if not is_whole or len(copied) != 1:
+        return ""
+    ((axis, copies),) = copied.items()
+    what = "gradient" if len(copies) == 1 else f"{len(copies)} gradients"
+    verb = "counts" if len(copies) == 1 else "count"
+    return f"a norm in which the {what} copied along {axis} {verb} {mesh.axis_size(axis)} times"
 
 
 def _is(comparison: Compared, values: Values, *, root: bool = False) -> bool:

@@ -227,10 +227,10 @@ def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
     yield mean_of_means(evidence.dump).finding(
         "loss",
         tuple(sorted(loss.values)),
-        f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is "
-        f"{expected:.6g}, of equal outputs",
+        f"the mean of the ranks' losses is {mean:.6g}, and the unsharded model's loss of the whole batch is "
+        f"{expected:.6g}, although all outputs are equal",
         severity="warning",
-        details=("it is right if the loss should be the mean of the parts' means, by which gradients were compared",),
+        details=("if a mean of the parts' means is meant, ignore this: gradients were compared with the mean's",),
     )
 
 
@@ -248,9 +248,10 @@ def check_scalar(comparison: Compared) -> Finding | None:
         return None
     axes = " and ".join(missing[1] if missing else comparison.copies_differ_along)
     shown = listed(dict.fromkeys(number(float(values.sum())) for values in comparison.reduced.values()), MAX_LISTED)
+    have, has = ("return the losses", "returns") if comparison.name == "loss" else ("log", "logs")
     finding = comparison.finding(
         _cause(missing[0] if missing else None, axes),
-        f"ranks log {shown}; the unsharded model logs {number(float(comparison.wanted.sum()))}",
+        f"ranks {have} {shown}; the unsharded model {has} {number(float(comparison.wanted.sum()))}",
         details=(f"their {missing[0]} over {axes} is the unsharded model's value",) if missing else (),
         held=own_part(*missing[:2]) if missing else "a value of each rank's own",
     )
