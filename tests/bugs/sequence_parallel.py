@@ -135,6 +135,21 @@ CASES = (
         ("group has one rank", "wrap the parameter"),
     ),
     Bug(
+        "a gradient that is summed over the wrong group after backward",
+        "dp=2,tp=2",
+        BY_HAND,
+        (
+            (
+                'weight.grad.to_local(), group=mesh.get_group("tp")',
+                'weight.grad.to_local(), group=mesh.get_group("dp")',
+            ),
+        ),
+        ("wrong-value",),
+        ("the group or the op is wrong", "over the group of tp"),
+        ("look for a collective without a backward",),
+        with_lines=True,
+    ),
+    Bug(
         "a gradient that nothing sums by hand under FSDP2",
         "dp=2,tp=2",
         BY_HAND,
