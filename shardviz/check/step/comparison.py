@@ -56,7 +56,7 @@ class Compared(Sides):
     wrappers: Mapping[str, WrapperRecord] | None = None
     other_divisors: frozenset[float] = frozenset()
 
-    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "bypassed", "none"]:
+    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "bypassed", "none", "alone"]:
         """Return the wrapper that reduces its gradient along some axes; empty if unknown."""
         if self.wrappers is None:
             return ""
@@ -65,7 +65,14 @@ class Compared(Sides):
         over = [
             kind for kind, one in self.wrappers.items() if groups and all(group <= {*one.ranks} for group in groups)
         ]
-        return next((kind for kind in ("bypassed", "ddp", "fsdp") if kind in over), "none")
+        is_alone = any(len(wrapper.ranks) == 1 for wrapper in self.wrappers.values())
+        return next((kind for kind in ("bypassed", "ddp", "fsdp") if kind in over), "alone" if is_alone else "none")
+
+    @property
+    def is_dtensor(self) -> bool:
+        """Whether it is known to be a DTensor, as all that FSDP2 shards."""
+        fsdp = (self.wrappers or {}).get("fsdp")
+        return fsdp is not None and self.claimed is not None and not self.claimed.flat
 
     @property
     def may_be_of_fsdp(self) -> bool:

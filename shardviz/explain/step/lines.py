@@ -124,10 +124,10 @@ class MisplacedLine(Cause):
         "or in a different order than their ranks}}}"
     )
     how = (
-        "{is_of_rank:?take the part in {place} at the rank's own offset: its coordinate on the mesh times the part's "
-        "size|{other:?use {other} in {place}|{is_index:?undo x[order] by y[order.argsort()] in {place}, with the order "
-        "in which the rows were sent|join the parts in {place} in the order of their ranks, along the dim that was "
-        "split, before dims are merged}}}"
+        "{is_of_rank:?take the part in {place} at the rank's own offset, in the sharded model only: its coordinate "
+        "along the axis that splits the rows, times the part's size|{other:?use {other} in {place}|{is_index:?undo "
+        "x[order] by y[order.argsort()] in {place}, with the order in which the rows were sent|join the parts in "
+        "{place} in the order of their ranks, along the dim that was split, before dims are merged}}}"
     )
 
     @property
@@ -287,6 +287,35 @@ class WrongReductionLine(Cause):
         "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of {axis:?{axis}|the axis that splits "
         "them}"
     )
+
+
+class CopiesSummedLine(Cause):
+    """A collective in a line sums terms over ranks, some of which have the same term.
+
+    A count of tokens that is summed over all ranks counts a batch as often as there are ranks that have it. The sum is
+    a whole number, and too large by the size of an axis.
+
+    Attributes:
+        place: The line, as `loss.py:83`.
+        function: The collective.
+        ranks: The ranks of its group that the first rank is in.
+        axis: The axes over which its input is one term of a sum.
+        copies: The other axes of the group.
+        times: How often each term counts.
+    """
+
+    place: str
+    function: str
+    ranks: tuple[int, ...]
+    axis: str
+    copies: str
+    times: int
+    kinds = WRONG
+    why = (
+        "{function} in {place} sums over {ranks:ranks}. Ranks along {copies} have the same term of the sum over "
+        "{axis}, so each term counts {times} times"
+    )
+    how = "in {place}, sum over the group of {axis} alone"
 
 
 class RepeatedReductionLine(Cause):

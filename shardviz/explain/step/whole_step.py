@@ -40,6 +40,20 @@ class UnsupportedSharding(ShardedModelRaises):
     how = "redistribute the inputs to Replicate() before this operation, or compute on local tensors with local_map"
 
 
+class CollectiveOfDtensor(ShardedModelRaises):
+    """The sharded model raises because a collective of torch.distributed gets a DTensor.
+
+    These collectives take a rank's plain tensor. Parameters that FSDP2 or a plan of tensor parallelism made DTensors
+    have gradients that are DTensors, too.
+    """
+
+    why = "torch.distributed's collectives take plain tensors, and this is a DTensor, as are gradients under FSDP2"
+    how = (
+        "give it the rank's own part, tensor.to_local(), which it changes in place, or let tensor.redistribute(...) "
+        "reduce a Partial placement"
+    )
+
+
 class UnevenShapes(ShardedModelRaises):
     """The sharded model raises because shapes do not fit once tensors are split.
 

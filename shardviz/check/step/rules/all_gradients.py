@@ -138,10 +138,10 @@ def _cause(gradients: Sequence[Compared], factor: float, of_loss: Cause) -> Caus
 
 def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:
     """Return a norm of parts that clipping made a round number; empty if there isn't one."""
-    for what, norm in norms_of_parts(list(gradients)):
+    for what, norm, axes in norms_of_parts(list(gradients)):
         rounded = _round_norm(1.0, norm, _nearness(gradients))
         if rounded and not math.isclose(norm, total(gradient.wanted for gradient in gradients)):
-            return what, rounded
+            return (_counted_again(gradients, axes) if axes else "") or what, rounded
     return "", 0.0
 
 
@@ -329,8 +329,8 @@ def total(parts: Iterable[NDArray[np.float64]]) -> float:
     return math.sqrt(sum(float(np.sum(part**2)) for part in parts))
 
 
-def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float]]:
-    """Yield norms that are not the whole's but equal on all ranks, as sentences call them."""
+def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float, tuple[str, ...]]]:
+    """Yield norms that are equal on all ranks, as sentences call them, with the axes over which squares are summed."""
     ranks = sorted({rank for gradient in gradients for rank in gradient.reduced})
     first = gradients[0]
     squares = {rank: _square(gradients, rank) for rank in ranks}
@@ -342,7 +342,21 @@ def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float]]:
             norms = [float(value) for value in first.over(axes, op, values).values()]
             norms = [math.sqrt(value) for value in norms] if values is squares else norms
             if norms and max(norms) - min(norms) <= EXACT * max(norms):
-                yield f"the {name} over {over} of each rank's own", norms[0]
+                yield f"the {name} over {over} of each rank's own", norms[0], axes if values is squares else ()
+
+
+def _counted_again(gradients: Sequence[Compared], axes: Sequence[str]) -> str:
+    """Return a norm over axes by the gradients that it counts several times; empty if more is wrong about it."""
+    mesh = gradients[0].mesh
+    is_whole = not any(gradient.is_split(axis) for gradient in gradients for axis in mesh.axes if axis not in axes)
+    copied = {axis: [one for one in gradients if not one.is_split(axis)] for axis in axes if mesh.axis_size(axis) > 1}
+    copied = {axis: copies for axis, copies in copied.items() if copies}
+    if not is_whole or len(copied) != 1:
+        return ""
+    ((axis, copies),) = copied.items()
+    what = "gradient" if len(copies) == 1 else f"{len(copies)} gradients"
+    verb = "counts" if len(copies) == 1 else "count"
+    return f"a norm in which the {what} copied along {axis} {verb} {mesh.axis_size(axis)} times"
 
 
 def _is(comparison: Compared, values: Values, *, root: bool = False) -> bool:

@@ -179,7 +179,7 @@ def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -
             any(
                 gradient.claimed is not None
                 and gradient.may_be_of_fsdp
-                and gradient.wrapped_over(axes) != "none"
+                and gradient.wrapped_over(axes) not in ("none", "alone")
                 and any(gradient.is_split(axis) for axis in axes)
                 for gradient in gradients
             ),

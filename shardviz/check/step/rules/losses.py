@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import ReductionRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
@@ -222,14 +223,21 @@ def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
     if whole is None or loss is None or loss.wrong:
         return
     mean, expected = (float(values) for values in (loss.wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
-    yield MeanOfMeans().finding(
+    yield mean_of_means(evidence.dump).finding(
         "loss",
         tuple(sorted(loss.values)),
-        f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is "
-        f"{expected:.6g}, of equal outputs",
+        f"the mean of the ranks' losses is {mean:.6g}, and the unsharded model's loss of the whole batch is "
+        f"{expected:.6g}, although all outputs are equal",
         severity="warning",
-        details=("it is right if the loss should be the mean of the parts' means, by which gradients were compared",),
+        details=("if a mean of the parts' means is meant, ignore this: gradients were compared with the mean's",),
     )
+
+
+def mean_of_means(dump: Dump) -> MeanOfMeans:
+    """Return the cause of a loss that is a mean of means, with the axes over which the step takes the mean."""
+    loss = dump.find("step", "scalar", "loss")
+    axes = [axis for axis, _ in loss.claimed.partial] if loss is not None and loss.claimed is not None else []
+    return MeanOfMeans(" and ".join(axes), math.prod(map(dump.files.mesh.axis_size, axes)) if axes else 0)
 
 
 def check_scalar(comparison: Compared) -> Finding | None:
@@ -239,9 +247,10 @@ def check_scalar(comparison: Compared) -> Finding | None:
         return None
     axes = " and ".join(missing[1] if missing else comparison.copies_differ_along)
     shown = listed(dict.fromkeys(number(float(values.sum())) for values in comparison.reduced.values()), MAX_LISTED)
+    have, has = ("return the losses", "returns") if comparison.name == "loss" else ("log", "logs")
     finding = comparison.finding(
         _cause(missing[0] if missing else None, axes),
-        f"ranks log {shown}; the unsharded model logs {number(float(comparison.wanted.sum()))}",
+        f"ranks {have} {shown}; the unsharded model {has} {number(float(comparison.wanted.sum()))}",
         details=(f"their {missing[0]} over {axes} is the unsharded model's value",) if missing else (),
         held=own_part(*missing[:2]) if missing else "a value of each rank's own",
     )

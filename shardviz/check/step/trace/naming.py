@@ -159,12 +159,15 @@ def where(first: Divergence) -> str:
     name = first.called
     if first.direction == "forward":
         if first.way == "unsummed":
-            return f"{name} returns the terms of a sum over {first.axis}, and {first.before} reads them as they are"
+            inner = is_within(first.module, first.before)
+            reading = f"nothing in {first.before} sums them" if inner else f"{first.before} reads them as they are"
+            return f"{name} returns the terms of a sum over {first.axis}, and {reading}"
         if first.way == "between" and first.before == first.module:
             return f"{name} is the first module whose input is not the unsharded model's"
         if first.way == "between":
             after = f" after {first.after}" if first.after else ""
-            return f"{name} is the first wrong module: its inputs are right, the input of {first.before}{after} is not"
+            right = f"{name} gets the right inputs and calls {first.before}{after} with a wrong one"
+            return f"{right}, so it is the first wrong module"
         if first.call.state("input") == "moved":
             return f"{name} is the first module whose output is not the unsharded model's"
         return f"{name} is the first wrong module: its inputs match the unsharded model's, its output doesn't"
