@@ -196,6 +196,21 @@ def test_gradients_that_nobody_sums_are_found(mesh):
     assert_reduced(model)
 
 
+@spmd(mesh={"dp": 4})
+def test_a_gradient_that_differs_on_a_rank_while_the_others_agree_names_that_rank(mesh):
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.grad = torch.ones(2, 2)
+    assert_reduced(model)
+    model.weight.grad += 0.5 * (distributed.get_rank() == 2)
+    text = text_of(assert_reduced, model)
+    assert text.startswith("weight: the gradient differs along dp: rank 2 by up to 0.5, and all other copies agree\n")
+    assert "changes the gradient on rank 2 alone" in text
+    model.weight.grad = torch.ones(2, 2) * (distributed.get_rank() == 2)  # as of an expert that no other rank uses
+    assert "wraps this parameter" in text_of(assert_reduced, model)
+    model.weight.grad = torch.ones(2, 2) * (distributed.get_rank() // 2)  # no side has more
+    assert "wraps this parameter" in text_of(assert_reduced, model)
+
+
 @spmd(mesh={"dp": 2, "tp": 2})
 def test_of_weights_cut_by_hand_the_axis_of_their_copies_is_named(mesh):
     model = nn.Linear(2, 2, bias=False)
