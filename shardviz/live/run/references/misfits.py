@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.dump.records.files import MEANT
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_slice, is_as_claimed
@@ -213,7 +214,7 @@ def notes_on(
                 if similar
                 else ""
             )
-            begin = f"whether this is meant: the job opened {printable(file.name)}, and"
+            begin = f"{MEANT}the job opened {printable(file.name)}, and"
             notes |= {name: f"{begin} {_what_of(misfit, apart)}; {rest}" for name, misfit in some.items()}
     return notes
 
