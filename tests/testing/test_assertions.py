@@ -184,6 +184,10 @@ def test_an_axis_that_is_not_there_is_a_mistake_of_the_test(mesh):
         assert_replicated(nn.Linear(1, 1), axis="tp")
     with pytest.raises(MeshError, match="tp"):
         assert_reduced(nn.Linear(1, 1), axis="tp")
+    with pytest.raises(MeshError, match=r"rule '\*\.up': '\[\*/dp/tp\]' does not fit mlp\.up: mesh .* no axis 'tp'"):
+        assert_layout({"mlp.up": distribute_tensor(torch.ones(4), mesh, [Shard(0)])}, {"*.up": "[*/dp/tp]"})
+    with pytest.raises(ShardvizError, match=r"rule 'up': "):
+        assert_layout({"up": torch.ones(2)}, {"up": "[*/dp"})
 
 
 @spmd(mesh={"dp": 2})
