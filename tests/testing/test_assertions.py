@@ -193,6 +193,10 @@ def test_an_axis_that_is_not_there_is_a_mistake_of_the_test(mesh):
         assert_replicated(nn.Linear(1, 1), axis="tp")
     with pytest.raises(MeshError, match="tp"):
         assert_reduced(nn.Linear(1, 1), axis="tp")
+    with pytest.raises(MeshError, match=r"rule '\*\.up': '\[\*/dp/tp\]' does not fit mlp\.up: mesh .* no axis 'tp'"):
+        assert_layout({"mlp.up": distribute_tensor(torch.ones(4), mesh, [Shard(0)])}, {"*.up": "[*/dp/tp]"})
+    with pytest.raises(ShardvizError, match=r"rule 'up': "):
+        assert_layout({"up": torch.ones(2)}, {"up": "[*/dp"})
 
 
 @spmd(mesh={"dp": 2})
@@ -203,6 +207,21 @@ def test_gradients_that_nobody_sums_are_found(mesh):
     assert text.startswith("weight: the gradient differs along dp: rank 0 and rank 1 differ by up to 1\n")
     distributed.all_reduce(model.weight.grad)
     assert_reduced(model)
+
+
+@spmd(mesh={"dp": 4})
+def test_a_gradient_that_differs_on_a_rank_while_the_others_agree_names_that_rank(mesh):
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.grad = torch.ones(2, 2)
+    assert_reduced(model)
+    model.weight.grad += 0.5 * (distributed.get_rank() == 2)
+    text = text_of(assert_reduced, model)
+    assert text.startswith("weight: the gradient differs along dp: rank 2 by up to 0.5, and all other copies agree\n")
+    assert "changes the gradient on rank 2 alone" in text
+    model.weight.grad = torch.ones(2, 2) * (distributed.get_rank() == 2)  # as of an expert that no other rank uses
+    assert "wraps this parameter" in text_of(assert_reduced, model)
+    model.weight.grad = torch.ones(2, 2) * (distributed.get_rank() // 2)  # no side has more
+    assert "wraps this parameter" in text_of(assert_reduced, model)
 
 
 @spmd(mesh={"dp": 2, "tp": 2})

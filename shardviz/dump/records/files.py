@@ -33,6 +33,9 @@ from shardviz.dump.records.tensors import (
 )
 from shardviz.dump.records.trace import KeptRecord, PointRecord, SketchRecord
 
+MEANT = "whether this is meant: "
+"""How ranks begin a note on a tensor that is in order, and is not what a file has that the job opened."""
+
 
 class RankRecord(Record, frozen=True):
     """`rank_00003.json`: the record of one rank.

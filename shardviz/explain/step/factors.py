@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from shardviz.explain.cause import Cause
 
@@ -332,12 +332,18 @@ class ScaledBackward(Cause):
     Attributes:
         factor: The factor.
         runs: How many micro-batches the step ran; None if that is not known.
+        loss: `unseen` if nobody recorded the loss, so that it may have the factor, too.
     """
 
     factor: Fraction | float
     runs: int | None = None
+    loss: Literal["", "unseen"] = ""
     kinds = ("wrong-scale",)
     why = (
+        (
+            "{elements:?The loss has the factor, too: it is {is_larger:?a sum where the other job's is a mean|a mean "
+            "where the other job's is a sum}, over {elements} elements|}"
+        ),
         (
             "{is_of_micro_batches:?The step runs {runs} micro-batches, and {is_larger:?nothing divides their losses "
             "by {runs}|the code divides the loss by {runs} twice}|}"
@@ -349,6 +355,7 @@ class ScaledBackward(Cause):
         ),
     )
     how = (
+        "{elements:?compare the losses that both jobs print, and what each divides by (reduction=)|}",
         "{is_of_micro_batches:?divide each micro-batch's loss by {runs}{is_larger:?|, once}|}",
         "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "
         "returned loss}",
@@ -359,6 +366,12 @@ class ScaledBackward(Cause):
     def is_larger(self) -> bool:
         """Whether gradients are too large."""
         return self.factor > 1
+
+    @property
+    def elements(self) -> int:
+        """How many elements an unseen loss may be the sum of, or their mean; 0 if it cannot be."""
+        numbers = self.factor.as_integer_ratio()  # of a float that is near none of them: two large numbers
+        return max(numbers) if self.loss == "unseen" and min(numbers) == 1 else 0
 
     @property
     def is_of_micro_batches(self) -> bool:

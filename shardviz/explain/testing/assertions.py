@@ -107,6 +107,28 @@ class UnexpectedPlacement(Cause):
     how = "place it by {placements}, or expect {held}"
 
 
+class OddGradients(Cause):
+    """A few ranks hold a different gradient than all other copies, which agree.
+
+    Most ranks were reduced together, so the reduction is there. Every rank's optimizer steps with its own gradient, and
+    the weights stop being copies without an error.
+
+    Attributes:
+        odd: These ranks, in words.
+    """
+
+    odd: str
+    kinds = ("unreduced-gradient",)
+    why = (
+        "Code after the reduction changes the gradient on {odd} alone: all other copies agree",
+        "The reduction leaves out {odd}: its process group, or a branch of the code",
+    )
+    how = (
+        "look for hooks, clipping, unscaling and writes to .grad that only {odd} runs",
+        "call the reduction on every rank, over a group of all of them",
+    )
+
+
 # Shapes compared with a reference's
 
 
@@ -302,6 +324,18 @@ class ExchangedCoordinate(Cause):
         "exactly the ranks where the two differ are wrong"
     )
     how = "choose the part by mesh.get_local_rank({axis!r})"
+
+
+class OtherOrderThanReference(Cause):
+    """A weight has the reference's values, with the elements in another order.
+
+    A conversion reorders one side: heads are grouped, a fused weight is cut, a dim is viewed and transposed. Shapes are
+    equal, so both sides load.
+    """
+
+    kinds = ("misordered",)
+    why = "One side went through a conversion that reorders this weight, and the other did not"
+    how = "convert both sides, or neither, before they are compared"
 
 
 class AllRanksDiffer(Cause):

@@ -112,6 +112,25 @@ def test_rows_elsewhere_are_named_where_a_rank_has_none():
     assert other.is_permuted
 
 
+def test_a_weight_that_differs_is_named_by_what_it_is_of_the_other_jobs():
+    first, second, drawn = np.random.default_rng(0).normal(size=(3, 8, 4)).astype(np.float32).astype(np.float64)
+    layout = parse("[8/dp, 4]").layout(Mesh(("dp",), (2,)))
+
+    def other(values):
+        parts = {rank: Kept.of((4, 4), part, "float32") for rank, part in enumerate(np.split(values, 2))}
+        ranks = {rank: Weight((8, 4), layout, part) for rank, part in parts.items()}
+        full = {
+            name: Weight((8, 4), None, Kept.of((8, 4), of, "float32")) for name, of in (("a", first), ("b", second))
+        }
+        ((found,), _) = other_weights(full, {"a": ranks}, {})
+        return found.holds, found.order, found.rounded
+
+    assert other(second) == ("b", "", "")
+    assert other(first[::-1]) == ("", "dim 0 is reversed", "")
+    assert other(first.astype(np.float16).astype(np.float64)) == ("", "", "float16")
+    assert other(drawn) == ("", "", "")
+
+
 @pytest.mark.parametrize(
     ("starts", "cause"),
     [

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -85,12 +85,17 @@ def _is_clipped(comparison: Compared, factor: float) -> bool:
     )
 
 
+OF_LOSS = {"unseen": "the model's output is right, and the loss was not seen", "": "the loss is right"}
+"""What is known of the loss if it isn't known to have the gradients' factor."""
+
+
 def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Finding:
     ratio = ratio_near(factor, gradients[0].mesh.size, near_ratio(gradients[0].rounding.epsilon))
     axes = overs(gradients, ratio, evidence.batch) if ratio else []
     size = " or ".join(over.text for over in axes)
     exact, is_in_loss = ratio or factor, _is_in_loss(evidence, factor)
-    of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None)
+    loss: Literal["", "unseen"] = "unseen" if evidence.loss is None else ""
+    of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss)
     if evidence.runs_backward_itself is False:
         of_backward = ScaledReduction(exact, gradients[0].wrapped_over(gradients[0].mesh.axes) == "ddp")
     cause = _cause(gradients, factor, of_backward)
@@ -103,7 +108,7 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
         first.name,
         first.wrong,
         f"the gradient is {times_text(exact)} the unsharded model's{size_clause(ratio or Fraction(0), size)}",
-        details=("the loss has this factor, too" if is_in_loss else "the loss is right",),
+        details=("the loss has this factor, too" if is_in_loss else OF_LOSS[loss],),
     ).seen_in(first)
     return finding if len(gradients) == 1 else _of_all(finding, gradients)
 
