@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.by_content.families import REPRESENTATIVES, lines_of, rules_from
-from shardviz.checkpoint.by_content.inferring import pair_by_content
+from shardviz.checkpoint.by_content.inferring import pair_by_content, with_groups_of_heads
 from shardviz.checkpoint.comparing.changes import change_of, overflown
 from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast, narrower
 from shardviz.checkpoint.comparing.lengths import with_parts
@@ -24,7 +24,7 @@ from shardviz.checkpoint.comparing.states import with_lost_states, with_masters
 from shardviz.checkpoint.comparing.steps import with_left_over
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
-from shardviz.checkpoint.maps.families import family_of, find_map
+from shardviz.checkpoint.maps.families import family_of, find_map, numbers_beside
 from shardviz.checkpoint.maps.mapped_tensors import PAD, MappedTensor, Op
 from shardviz.checkpoint.maps.matching import NUMBER
 from shardviz.checkpoint.maps.numbering import starred
@@ -109,7 +109,7 @@ def compare_checkpoints(
     more = () if rules or pairs.is_mapped else hint(before, after, outcomes)
     padded = {pair.name for outcome, pair in results if outcome.verdict == "padded"}
     notes = [*pairs.notes, *padding_notes(pairs.both, padded), *notes, *more]
-    return Comparison((*outcomes, *objects), tuple(notes), pairs.lines)
+    return Comparison((*outcomes, *objects), tuple(notes), pairs.lines, pairs.guessed)
 
 
 def _compared(
@@ -257,17 +257,25 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
         again = _with_turned_experts(pair_tensors(before, after, find_map(family)))
         return replace(again, notes=(f"names: --map {family} knows them, and is used", *again.notes), is_mapped=True)
     choices, ambiguous = pair_by_content(first, second)
-    lines = lines_of(choices, (before.tensors, after.tensors))
-    again = pair_tensors(before, after, rules_from(lines)) if lines else pairs
+    again = _with_choices(pairs, choices, before, after)
     undecided, outcomes = [], []
     for pair in again.lonely:
         if why := ambiguous.get(pair.name):
             outcomes.append(Outcome(pair.name, "", "not-compared", why))
         else:
             undecided.append(pair)
-    return replace(
-        again, lonely=tuple(undecided), lines=tuple(map(str, lines)), open=tuple(outcomes), is_mapped=bool(lines)
-    )
+    return replace(again, lonely=tuple(undecided), open=tuple(outcomes))
+
+
+def _with_choices(pairs: Pairs, choices: Sequence[FamilyMatch], before: Checkpoint, after: Checkpoint) -> Pairs:
+    """Pair the tensors by the map that choices by content are; the same pairs if there are none."""
+    choices = with_groups_of_heads(choices, numbers_beside((before.folder, after.folder)))
+    lines = lines_of(choices, (before.tensors, after.tensors))
+    if not lines:
+        return pairs
+    functions = tuple(dict.fromkeys(name for choice in choices for name in choice.functions))
+    again = pair_tensors(before, after, rules_from(lines))
+    return replace(again, lines=tuple(map(str, lines)), is_mapped=True, guessed=functions)
 
 
 def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
@@ -280,10 +288,7 @@ def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> 
         return pairs
     paired_patterns = {NUMBER.sub("*", pair.name) for pair in pairs.both}
     choices = [one for one in pair_by_content(first, second)[0] if _is_of_layers(one, paired_patterns)]
-    lines = lines_of(choices, (before.tensors, after.tensors))
-    if not lines:
-        return pairs
-    return replace(pair_tensors(before, after, rules_from(lines)), lines=tuple(map(str, lines)), is_mapped=True)
+    return _with_choices(pairs, choices, before, after)
 
 
 def _is_of_layers(choice: FamilyMatch, paired_patterns: Collection[str]) -> bool:

@@ -85,11 +85,14 @@ class Comparison:
         outcomes: One for each tensor, in the first checkpoint's order.
         notes: What the names were taken for, and what was left out.
         map: The lines of a map that was found by content; empty if names or a given map say what is which.
+        guessed: Functions and numbers of the map that the values alone suggest. A conversion that joins in the wrong
+            order suggests the wrong map, and its values are then equal under that map.
     """
 
     outcomes: tuple[Outcome, ...]
     notes: tuple[str, ...]
     map: tuple[str, ...] = ()
+    guessed: tuple[str, ...] = ()
 
     @property
     def counts(self) -> Counter[str]:
@@ -109,7 +112,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz diff --format json` prints."""
         document = {"schema": 1, "tensors": [one.to_json() for one in self.outcomes], "notes": list(self.notes)}
-        return {**document, "map": list(self.map)} if self.map else document
+        return document | {key: list(lines) for key in ("map", "guessed") if (lines := getattr(self, key))}
 
 
 def counts_text(comparison: Comparison) -> str:

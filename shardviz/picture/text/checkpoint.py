@@ -143,7 +143,7 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
     lines += [*([line("")] if lines and groups else []), *groups]
     for note in comparison.notes:
         lines += wrapped(printable(note), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
-    return [*lines, *([line("")] if lines else []), _summary(comparison, terminal)]
+    return [*lines, *([line("")] if lines else []), *_summary_lines(comparison, terminal)]
 
 
 def group_outcomes(comparison: Comparison) -> list[list[Outcome]]:
@@ -219,12 +219,19 @@ def why_text(outcome: Outcome) -> str:
     return outcome.why if is_said or "(" in outcome.other else f"as {starred(outcome.other)}: {outcome.why}"
 
 
-def _summary(comparison: Comparison, terminal: Terminal) -> Text:
+def _summary_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
+    """Return the verdict; equality under a map that was inferred from the values says so."""
     if comparison.differs:
-        return line((f"{terminal.glyphs.differs} {counts_text(comparison)}", BAD))
+        return [line((f"{terminal.glyphs.differs} {counts_text(comparison)}", BAD))]
     if comparison.counts["not-compared"]:
-        return line((f"{terminal.glyphs.unknown} {counts_text(comparison)}", WARNING))
-    return line((f"{terminal.glyphs.good} {counted(comparison.compared, 'tensor')} compared, all equal", GOOD))
+        return [line((f"{terminal.glyphs.unknown} {counts_text(comparison)}", WARNING))]
+    glyph, style = (terminal.glyphs.unknown, WARNING) if comparison.guessed else (terminal.glyphs.good, GOOD)
+    text = f"{glyph} {counted(comparison.compared, 'tensor')} compared, all equal"
+    if not comparison.map and not comparison.guessed:
+        return [line((text, style))]
+    check = f"{listed(comparison.guessed, MOST_NAMES)} in it" if comparison.guessed else "its names"
+    doubt = f"under a map that the values suggest: check {check}, or compare by your own with --map FILE"
+    return wrapped(doubt, terminal.width, line((f"{text} ", style)), 2)
 
 
 def _verdict(checkpoint: Checkpoint, report: Report, terminal: Terminal) -> Text:
