@@ -30,14 +30,16 @@ from shardviz.checkpoint.maps.matching import NUMBER
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.wrong import explain_slip
 from shardviz.checkpoint.optimizer import is_setting, state_names, state_of
-from shardviz.errors import DumpError, ShardvizError
+from shardviz.checkpoint.records import refuse_cut
+from shardviz.errors import DamagedFileError, DumpError, ShardvizError
 from shardviz.explain.checkpoints.conversion import ForgottenFactor, OverflowInFloat16, SummedReplicas
+from shardviz.explain.checkpoints.files import UnreadableFile
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import WHOLE_FACTOR
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from shardviz.checkpoint.by_content.families import FamilyMatch
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
@@ -102,7 +104,7 @@ def compare_checkpoints(
     pairs = pair_tensors(before, after, rules)
     pairs = pairs if rules else with_map(pairs, before, after)
     refuse_strangers(pairs, before, after, "name or its values")
-    judged = with_lost_states(with_parts(_compared(pairs, (before.tensors, after.tensors), progress)))
+    judged = with_lost_states(with_parts(_compared(pairs, (before, after), progress)))
     results = with_summed_replicas(with_left_over(judged, before, after, also))
     outcomes = (*(outcome for outcome, _ in results), *pairs.open)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or pairs.is_mapped))
@@ -113,9 +115,10 @@ def compare_checkpoints(
 
 
 def _compared(
-    pairs: Pairs, tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], progress: Callable[[int, int], object]
+    pairs: Pairs, checkpoints: tuple[Checkpoint, Checkpoint], progress: Callable[[int, int], object]
 ) -> list[tuple[Outcome, Pair]]:
     """Return each tensor's outcome, alone or by comparison with all tensors of both sides."""
+    tensors = checkpoints[0].tensors, checkpoints[1].tensors
     sides = ContentIndex.of(tensors[0].values()), ContentIndex.of(tensors[1].values())
     results: list[tuple[Outcome, Pair]] = []
     scales: set[str] = set()
@@ -128,7 +131,7 @@ def _compared(
         results.append((judge_unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
         whole[id(cut)] = pair
     lonely = [pair for pair in pairs.lonely if pair.name not in scales]
-    results += [(lonely_outcome(pair, SIDES[pair.second is not None]), pair) for pair in lonely]
+    results += [(_lonely_outcome(pair, checkpoints), pair) for pair in lonely]
     placed = with_rows_placed(with_fused(with_moved(with_masters(results))))
     return [(outcome, whole.get(id(pair), pair)) for outcome, pair in placed]
 
@@ -169,6 +172,16 @@ def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, .
     return (WRITE_A_MAP,) if {"missing", "added"} <= set(verdicts) else ()
 
 
+def _lonely_outcome(pair: Pair, checkpoints: tuple[Checkpoint, Checkpoint]) -> Outcome:
+    """Return the outcome of a tensor that one checkpoint lacks, or that is in a missing file of it."""
+    lacking = checkpoints[pair.second is None]
+    file = lacking.indexed.get(pair.name, "")
+    if not file or lacking.file_sizes[file] is not None:
+        return lonely_outcome(pair, SIDES[pair.second is not None])
+    why = f"{lacking.folder / file} does not exist, and the index says that it is there"
+    return Outcome(pair.name, "", "unreadable").became("unreadable", why, UnreadableFile())
+
+
 def lonely_outcome(pair: Pair, which: str) -> Outcome:
     """Return the outcome of a tensor that only one side has: `which` says which one."""
     verdict: Verdict = "missing" if pair.second is None else "added"
@@ -183,7 +196,7 @@ def _outcome(pair: Pair, cut: Pair, sides: tuple[ContentIndex, ContentIndex]) ->
     try:
         return _compare_pair(outcome, pair, cut, sides)
     except DumpError as error:
-        return outcome.became("not-compared", error.message)
+        return outcome.failed(error)
 
 
 def _compare_pair(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[ContentIndex, ContentIndex]) -> Outcome:
@@ -392,6 +405,8 @@ def _compared_object(name: str, before: Checkpoint, after: Checkpoint) -> Outcom
     outcome = Outcome(name, name, "other")
     try:
         old, new = _value_of(before, name), _value_of(after, name)
+    except DamagedFileError as error:
+        return outcome.failed(error)
     except DumpError as error:
         return outcome.became("not-compared", f"an object whose bytes differ: {error.message}")
     if _has_types(old) or _has_types(new):
@@ -450,6 +465,7 @@ def _value_of(checkpoint: Checkpoint, name: str) -> Any:
     if name in checkpoint.values:
         return checkpoint.values[name]
     place = checkpoint.objects[name]
+    refuse_cut(checkpoint.folder, place, name)
     return read_object(checkpoint.folder / place.file, place.start, place.size, name)
 
 

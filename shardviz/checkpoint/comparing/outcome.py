@@ -6,19 +6,37 @@ from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardviz.errors import DamagedFileError
+from shardviz.explain.checkpoints.files import UnreadableFile
 from shardviz.text import listed
 
 if TYPE_CHECKING:
+    from shardviz.errors import DumpError
     from shardviz.explain.cause import Cause
     from shardviz.layout.region import Region
 
 Verdict = Literal[
-    "equal", "tied", "cast", "permuted", "padded", "moved", "stale", "missing", "added", "other", "not-compared"
+    "equal",
+    "tied",
+    "cast",
+    "permuted",
+    "padded",
+    "moved",
+    "stale",
+    "missing",
+    "added",
+    "other",
+    "unreadable",
+    "not-compared",
 ]
 """What became of a tensor: `moved` has the values of a tensor of another name, `tied` is saved once in one of them,
-`padded` has more at the end of a dim, `stale` is of another step."""
+`padded` has more at the end of a dim, `stale` is of another step, `unreadable` is in a file that is missing, cut short
+or damaged."""
 
-DIFFERENT: tuple[Verdict, ...] = ("cast", "permuted", "padded", "moved", "stale", "missing", "added", "other")
+CHANGED: tuple[Verdict, ...] = ("cast", "permuted", "padded", "moved", "stale")
+DIFFERENT: tuple[Verdict, ...] = (*CHANGED, "missing", "added", "other", "unreadable")
+
+NOT_COMPARED: tuple[Verdict, ...] = ("missing", "added", "unreadable", "not-compared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +83,12 @@ class Outcome:
             self, verdict=verdict, why=why, cause=cause, fix=fix, other=named, ranks=ranks, explanation=explanation
         )
 
+    def failed(self, error: DumpError) -> Outcome:
+        """Return it as not compared, for an error of one side; as unreadable if a file is damaged."""
+        if isinstance(error, DamagedFileError):
+            return self.became("unreadable", error.file_text, UnreadableFile(error.is_whole))
+        return self.became("not-compared", error.message)
+
     @property
     def cause_id(self) -> str:
         """Name of its cause in the catalogue: `shardviz explain CAUSE` prints its page."""
@@ -107,7 +131,7 @@ class Comparison:
     @property
     def compared(self) -> int:
         """How many tensors were looked at in both."""
-        return sum(one.verdict not in ("missing", "added", "not-compared") for one in self.outcomes)
+        return sum(one.verdict not in NOT_COMPARED for one in self.outcomes)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz diff --format json` prints."""

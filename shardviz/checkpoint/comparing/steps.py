@@ -16,6 +16,7 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.changes import factor_text
 from shardviz.checkpoint.comparing.equality import equal, narrower, readable_bits
+from shardviz.checkpoint.comparing.outcome import NOT_COMPARED
 from shardviz.checkpoint.comparing.series import has_values_of, number_of, open_steps, siblings, steps_with, tensor_in
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
@@ -57,7 +58,6 @@ FEWEST = 2
 """Tensors that one file cuts into equal and different parts: a single one may be an embedding with unused rows."""
 
 SAME = ("equal", "tied")
-LONE = ("missing", "added", "not-compared")
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequen
         outcomes: What became of each tensor.
         others: Checkpoints of other steps, with the first's names and with the second's.
     """
-    compared = [(outcome, pair) for outcome, pair in outcomes if outcome.verdict not in LONE]
+    compared = [(outcome, pair) for outcome, pair in outcomes if outcome.verdict not in NOT_COMPARED]
     sides = [odd_file(at, (_files(outcome, pair, at) for outcome, pair in compared)) for at in (1, 0)]
     odd = [side for side in sides if side is not None]
     if not odd:
@@ -374,7 +374,7 @@ def _whole_file(outcomes: Outcomes, at: int) -> tuple[str, int]:
     odd: Counter[str] = Counter()
     for outcome, pair in outcomes:
         tensor = pair.sides[at]
-        if outcome.verdict in LONE or not isinstance(tensor, StoredTensor):
+        if outcome.verdict in NOT_COMPARED or not isinstance(tensor, StoredTensor):
             continue
         if len(tensor.files) != 1 or not (_differs(outcome) or outcome.verdict in (*SAME, "cast")):
             return "", 0
