@@ -18,6 +18,7 @@ from shardviz.checkpoint.comparing.lengths import with_parts
 from shardviz.checkpoint.comparing.moves import with_fused, with_moved
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
 from shardviz.checkpoint.comparing.pairs import padding_notes, pair_tensors
+from shardviz.checkpoint.comparing.renames import rename_notes, with_renamed
 from shardviz.checkpoint.comparing.rows import with_rows_placed
 from shardviz.checkpoint.comparing.scales import judge_scaled, judge_unscaled
 from shardviz.checkpoint.comparing.states import with_lost_states, with_masters
@@ -78,6 +79,7 @@ LONGEST = 60
 """Characters of a value that are shown."""
 
 MAX_NAMES = 3
+NAMES = "names: "
 PIECE = "/shard_"
 """Megatron saves objects in pieces, whose names have their number: another mesh has other ones."""
 
@@ -105,12 +107,14 @@ def compare_checkpoints(
     pairs = pairs if rules else with_map(pairs, before, after)
     refuse_strangers(pairs, before, after, "name or its values")
     judged = with_lost_states(with_parts(_compared(pairs, (before, after), progress)))
-    results = with_summed_replicas(with_left_over(judged, before, after, also))
+    results = with_renamed(with_summed_replicas(with_left_over(judged, before, after, also)))
     outcomes = (*(outcome for outcome, _ in results), *pairs.open)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or pairs.is_mapped))
-    more = () if rules or pairs.is_mapped else hint(before, after, outcomes)
+    more = () if rules or (pairs.is_mapped and not pairs.lines) else hint(before, after, outcomes)
     padded = {pair.name for outcome, pair in results if outcome.verdict == "padded"}
-    notes = [*pairs.notes, *padding_notes(pairs.both, padded), *notes, *more]
+    is_told = pairs.is_mapped or any(note.startswith(NAMES) for note in pairs.notes)
+    names = [] if rules or is_told else rename_notes(pairs.both)
+    notes = [*pairs.notes, *names, *padding_notes(pairs.both, padded), *notes, *more]
     return Comparison((*outcomes, *objects), tuple(notes), pairs.lines, pairs.guessed)
 
 

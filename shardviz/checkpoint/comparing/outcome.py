@@ -22,6 +22,7 @@ Verdict = Literal[
     "permuted",
     "padded",
     "moved",
+    "renamed",
     "stale",
     "missing",
     "added",
@@ -29,11 +30,14 @@ Verdict = Literal[
     "unreadable",
     "not-compared",
 ]
-"""What became of a tensor: `moved` has the values of a tensor of another name, `tied` is saved once in one of them,
-`padded` has more at the end of a dim, `stale` is of another step, `unreadable` is in a file that is missing, cut short
-or damaged."""
+"""What became of a tensor.
 
-CHANGED: tuple[Verdict, ...] = ("cast", "permuted", "padded", "moved", "stale")
+`moved` has the values of a tensor of another name, `renamed` is equal, under another name where most names are equal,
+`tied` is saved once in one of them, `padded` has more at the end of a dim, `stale` is of another step, `unreadable` is
+in a file that is missing, cut short or damaged.
+"""
+
+CHANGED: tuple[Verdict, ...] = ("cast", "permuted", "padded", "moved", "renamed", "stale")
 DIFFERENT: tuple[Verdict, ...] = (*CHANGED, "missing", "added", "other", "unreadable")
 
 NOT_COMPARED: tuple[Verdict, ...] = ("missing", "added", "unreadable", "not-compared")

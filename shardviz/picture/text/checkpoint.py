@@ -212,7 +212,7 @@ def _relative(word: str, name_numbers: list[int]) -> str:
 def why_text(outcome: Outcome) -> str:
     """Say what happened to a tensor, with its other name unless only the prefix differs."""
     is_said = (
-        outcome.verdict in ("moved", "tied", "cast")
+        outcome.verdict in ("moved", "renamed", "tied", "cast")
         or outcome.name.endswith(outcome.other)
         or outcome.other.endswith(outcome.name)
     )
