@@ -83,6 +83,9 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
 
 def _check_unread_files(checkpoint: Checkpoint) -> Iterator[NotChecked]:
     """Yield the files next to the weights that are not looked at."""
+    if checkpoint.ranks:
+        some = listed(map(printable, checkpoint.ranks), MAX_NAMES)
+        yield NotChecked("", f"the other ranks: it has one rank's parts, of {len(checkpoint.ranks)} ({some})", "run")
     if checkpoint.unread:
         some = listed(map(printable, checkpoint.unread), MAX_NAMES)
         yield NotChecked("", f"files next to the weights ({some}): {BY_ITSELF}", "run")

@@ -290,6 +290,7 @@ class Checkpoint:
         problems: What was found wrong while its files were laid out.
         sizes: The bytes of files, as far as its reader has looked.
         unread: Files beside those that were read, such as an optimizer's, that may be part of it.
+        ranks: The files or folders of all ranks, if it is the part of one rank; empty otherwise.
     """
 
     path: Path
@@ -302,6 +303,7 @@ class Checkpoint:
     problems: tuple[Problem, ...] = ()
     sizes: Mapping[str, int | None] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    ranks: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:

@@ -13,8 +13,6 @@ from tests.checkpoint.maps import weight
 
 LAYERS = {f"layers.{at}.{name}": (4, 4) for at in range(3) for name in "qk"}
 WEIGHTS = {"embed.weight": (8, 4), "head.weight": (8, 4)} | LAYERS
-    f"layers.{at}.{w}": (4, 4) for at in range(3) for w in "qk"
-}
 
 
 def trained(before="model."):

@@ -132,7 +132,8 @@ def _compared(
         cut = pair.trimmed()  # what is looked for under other names has no padding
         if (by_scale := judge_scaled(pair, tensors)) is not None:
             scales.add(by_scale[1])
-        results.append((judge_unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
+        outcome = judge_unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0]
+        results.append((_but_for_ranks(outcome, pair, checkpoints), cut))
         whole[id(cut)] = pair
     lonely = [pair for pair in pairs.lonely if pair.name not in scales]
     results += [(_lonely_outcome(pair, checkpoints), pair) for pair in lonely]
@@ -174,6 +175,16 @@ def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, .
     if family := family_of(before.tensors, after.tensors):
         return (f"--map {family} knows these names",)
     return (WRITE_A_MAP,) if {"missing", "added"} <= set(verdicts) else ()
+
+
+def _but_for_ranks(outcome: Outcome, pair: Pair, checkpoints: tuple[Checkpoint, Checkpoint]) -> Outcome:
+    """Return an outcome; not compared if one side has only a rank's part of the tensor."""
+    for at, checkpoint in enumerate(checkpoints):
+        part, whole = pair.both[at].shape, pair.both[1 - at].shape
+        if checkpoint.ranks and math.prod(part) * len(checkpoint.ranks) == math.prod(whole):
+            why = f"the {SIDES[at]} has one rank's part of it, of {len(checkpoint.ranks)}: join the ranks' files first"
+            return outcome.became("not-compared", why)
+    return outcome
 
 
 def _lonely_outcome(pair: Pair, checkpoints: tuple[Checkpoint, Checkpoint]) -> Outcome:

@@ -247,5 +247,6 @@ def _verdict(checkpoint: Checkpoint, report: Report, terminal: Terminal) -> Text
     names = {one.tensor for one in report.not_checked if one.tensor}
     but = f"; {listed(map(printable, sorted(names)), 3)} not checked" if names else ""
     glyph, style = (terminal.glyphs.unknown, WARNING) if names else (terminal.glyphs.good, GOOD)
-    text = f"{glyph} the files have all of {tensors}, in {files}{but}"
+    have = "file has one rank's parts of" if checkpoint.ranks else "files have all of"
+    text = f"{glyph} the {have} {tensors}, in {files}{but}"
     return line((text, style), ("; contents are compared by `shardviz diff`", DIM))
