@@ -49,22 +49,6 @@ class DumpError(ShardvizError):
     """A dump can't be read or written."""
 
 
-class DamagedFileError(DumpError):
-    """A file of a checkpoint is missing, too short or damaged.
-
-    Args:
-        message: What is wrong with one tensor in it.
-        hint: What to do about it.
-        file_text: What is wrong with the file, the same for all tensors in it.
-        is_whole: Whether the file is there, and long enough.
-    """
-
-    def __init__(self, message: str, hint: str, file_text: str, *, is_whole: bool = True) -> None:
-        super().__init__(message, hint)
-        self.file_text = file_text
-        self.is_whole = is_whole
-
-
 class NoDumpError(DumpError):
     """A folder isn't a dump and contains none; it may be something else."""
 

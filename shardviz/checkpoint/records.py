@@ -16,7 +16,8 @@ import numpy as np
 
 from shardviz.checkpoint.formats.archive import FileTensor, find_tensor, strides_of
 from shardviz.checkpoint.formats.pickle_reader import UnknownTypeError
-from shardviz.errors import DamagedFileError, DumpError
+from shardviz.errors import DumpError
+from shardviz.explain.checkpoints.files import MixedChunkTypes, ShardsOfTwoSaves, UnlistedChunk, UnreadableFile
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import Region
 from shardviz.relate.values import part_of
@@ -60,6 +61,22 @@ class Tensor(Entry, Protocol):
     @property
     def name(self) -> str:
         """Its name."""
+
+
+class DamagedFileError(DumpError):
+    """A file of a checkpoint is missing, too short or damaged, or isn't what the checkpoint says.
+
+    Args:
+        message: What is wrong with one tensor in it.
+        hint: What to do about it.
+        file_text: What is wrong with the file, the same for all tensors in it.
+        cause: Why.
+    """
+
+    def __init__(self, message: str, hint: str, file_text: str, cause: Cause) -> None:
+        super().__init__(message, hint)
+        self.file_text = file_text
+        self.cause = cause
 
 
 @dataclass(frozen=True)
@@ -183,6 +200,7 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
                 f"{printable(self.name)}: {counted(stored, 'element')} stored for the {region.size:,} of {region}",
                 f"`shardviz check {self.folder}` says which are missing, or there twice",
                 f"the files of {self.folder} don't have each of its elements once",
+                ShardsOfTwoSaves(is_twice=stored > region.size),
             )
         whole = np.empty(region.shape, kind)
         for into, piece in pieces:
@@ -213,6 +231,7 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
                 f"the checkpoint says {self.dtype}{list(chunk.sizes)}",
                 "save the checkpoint again",
                 f"{file} has different dtypes or shapes than the checkpoint says",
+                MixedChunkTypes(self.dtype),
             )
         if not math.prod(stored.shape):
             return np.empty(stored.shape, kind)
@@ -236,7 +255,10 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
         if place is None:
             lost = f"no file of {self.folder} has all of it"
             raise DamagedFileError(
-                f"{printable(self.name)}: no file has {chunk.region}", "save the checkpoint again", lost
+                f"{printable(self.name)}: no file has {chunk.region}",
+                "save the checkpoint again",
+                lost,
+                UnlistedChunk(),
             )
         path = self.folder / place.file
         if place.transformed:
@@ -255,7 +277,7 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
             raise
         except DumpError as error:
             has = "is damaged, or is not the file that the checkpoint describes"
-            raise DamagedFileError(error.message, error.hint, f"{path} {has}") from error
+            raise DamagedFileError(error.message, error.hint, f"{path} {has}", UnreadableFile(is_whole=True)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +370,7 @@ def refuse_cut(folder: Path, place: ByteRange, name: str) -> None:
         f"{path} {has}: {printable(name)} is in bytes {place.start:,} to {stop:,}",
         "copy the checkpoint again",
         f"{path} {has}{'' if end is None else ', before the end of what was saved in it'}",
-        is_whole=False,
+        UnreadableFile(),
     )
 
 

@@ -31,8 +31,8 @@ from shardviz.checkpoint.maps.matching import NUMBER
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.wrong import explain_slip
 from shardviz.checkpoint.optimizer import is_setting, state_names, state_of
-from shardviz.checkpoint.records import refuse_cut
-from shardviz.errors import DamagedFileError, DumpError, ShardvizError
+from shardviz.checkpoint.records import DamagedFileError, refuse_cut
+from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.checkpoints.conversion import ForgottenFactor, OverflowInFloat16, SummedReplicas
 from shardviz.explain.checkpoints.files import UnreadableFile
 from shardviz.relate.casts import is_narrower

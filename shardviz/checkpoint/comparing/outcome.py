@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardviz.errors import DamagedFileError
-from shardviz.explain.checkpoints.files import UnreadableFile
+from shardviz.checkpoint.records import DamagedFileError
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class Outcome:
     def failed(self, error: DumpError) -> Outcome:
         """Return it as not compared, for an error of one side; as unreadable if a file is damaged."""
         if isinstance(error, DamagedFileError):
-            return self.became("unreadable", error.file_text, UnreadableFile(error.is_whole))
+            return self.became("unreadable", error.file_text, error.cause)
         return self.became("not-compared", error.message)
 
     @property
