@@ -13,6 +13,7 @@ from shardviz.checkpoint.coverage import coverage_of
 from shardviz.checkpoint.formats.pickle_reader import UnknownTypeError
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import check_optimizer, check_states
+from shardviz.checkpoint.second_set import check_second_set
 from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.files import (
     ChunkOutOfBounds,
@@ -69,6 +70,7 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
         *_problems(checkpoint),
         *_check_unread_files(checkpoint),
     ]
+    results += [second] if (second := check_second_set(checkpoint)) is not None else []
     foreign = foreign_files(checkpoint)
     results += foreign.values()
     for done, tensor in enumerate(checkpoint.tensors.values()):

@@ -313,6 +313,7 @@ class Checkpoint:
         sizes: The bytes of files, as far as its reader has looked.
         unread: Files beside those that were read, such as an optimizer's, that may be part of it.
         ranks: The files or folders of all ranks, if it is the part of one rank; empty otherwise.
+        second_set: The file of all weights next to an index, which loaders read before the index; empty without one.
     """
 
     path: Path
@@ -326,6 +327,7 @@ class Checkpoint:
     sizes: Mapping[str, int | None] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     ranks: tuple[str, ...] = ()
+    second_set: str = ""
 
     @property
     def folder(self) -> Path:

@@ -32,6 +32,7 @@ from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.wrong import explain_slip
 from shardviz.checkpoint.optimizer import is_setting, state_names, state_of
 from shardviz.checkpoint.records import DamagedFileError, refuse_cut
+from shardviz.checkpoint.second_set import second_set_outcome
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.checkpoints.conversion import ForgottenFactor, OverflowInFloat16, SummedReplicas
 from shardviz.explain.checkpoints.files import UnreadableFile
@@ -115,7 +116,8 @@ def compare_checkpoints(
     is_told = pairs.is_mapped or any(note.startswith(NAMES) for note in pairs.notes)
     names = [] if rules or is_told else rename_notes(pairs.both)
     notes = [*pairs.notes, *names, *padding_notes(pairs.both, padded), *notes, *more]
-    return Comparison((*outcomes, *objects), tuple(notes), pairs.lines, pairs.guessed)
+    second = (second_set_outcome(one, side) for one, side in zip((before, after), SIDES, strict=True))
+    return Comparison((*outcomes, *objects, *filter(None, second)), tuple(notes), pairs.lines, pairs.guessed)
 
 
 def _compared(

@@ -35,7 +35,8 @@ MAX_JSON = 1 << 28
 _RANK = re.compile(r"(?:(?:^|[-_.])(?:[a-z]{2}_)?rank[-_]?|^consolidated\.)([0-9]{1,6})(?![0-9])", re.IGNORECASE)
 """A rank's number in the name of a file or folder: Megatron's `mp_rank_00`, Meta's `consolidated.00.pth`."""
 
-INDEX = "model.safetensors.index.json"
+INDEX_ENDING = ".index.json"
+INDEX = f"model.safetensors{INDEX_ENDING}"
 DTYPES = {
     **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "C64": "complex64"},
     **{"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8"},
@@ -105,7 +106,9 @@ def read_safetensors(path: Path) -> Checkpoint:
             _refuse_parts_of_ranks(path, list(sizes), chunks_by_name)
         tensors = {name: _whole_tensor(name, chunks, folder) for name, chunks in chunks_by_name.items()}
     tied = _says_tied(folder)
-    return Checkpoint(path, "safetensors", tensors, indexed=indexed, tied=tied, sizes=sizes)
+    single = index.name.removesuffix(INDEX_ENDING) if index is not None else ""
+    second_set = single if single and single not in sizes and (folder / single).is_file() else ""
+    return Checkpoint(path, "safetensors", tensors, indexed=indexed, tied=tied, sizes=sizes, second_set=second_set)
 
 
 def is_of_rank(name: str) -> bool:

@@ -39,6 +39,22 @@ class StaleFileIndex(Cause):
     how = "write the index again"
 
 
+class TwoSetsOfWeights(Cause):
+    """A folder has a file of all weights and an index of several files, and they differ.
+
+    transformers and others read model.safetensors if it is there, and the index otherwise. Other tools read the index.
+    A save of several files into the folder of an earlier save leaves both.
+
+    Attributes:
+        file: The file of all weights.
+    """
+
+    file: str
+    kinds = ("duplicated",)
+    why = "Two saves wrote into the folder. transformers reads {file}, and the index names other files"
+    how = "delete the older of the two: {file}, or the index and its files"
+
+
 class ChunkOutOfBounds(Cause):
     """A part of a tensor was saved for indices that the tensor does not have.
 
