@@ -24,6 +24,7 @@ from shardviz.relate.relations import Scaled
 from shardviz.relate.stored_values import is_cut_off, line_between, rounding_between
 from shardviz.relate.tolerance import FLOATS, WHOLE_FACTOR
 from shardviz.relate.values import blocks, is_alike, part_of
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +95,7 @@ def counted_differences(
         if before_bits.size > 1 and (number := _constant_text(side, box)):
             words += f"; all values of {name} {'there ' if box is not None else ''}are {number}"
         elif side.dtype in FLOATS and (broken := _not_finite(side)):
-            words += f"; {broken:,} values of {name} are nan or infinite"
+            words += f"; {counted(broken, 'value')} of {name} {'is' if broken == 1 else 'are'} nan or infinite"
     return words
 
 

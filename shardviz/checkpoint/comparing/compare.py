@@ -23,6 +23,7 @@ from shardviz.checkpoint.comparing.rows import with_rows_placed
 from shardviz.checkpoint.comparing.scales import judge_scaled, judge_unscaled
 from shardviz.checkpoint.comparing.states import with_lost_states, with_masters
 from shardviz.checkpoint.comparing.steps import with_left_over
+from shardviz.checkpoint.findings import copied_files
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.maps.families import family_of, find_map, numbers_beside
@@ -35,7 +36,7 @@ from shardviz.checkpoint.records import DamagedFileError, refuse_cut
 from shardviz.checkpoint.second_set import second_set_outcome
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.checkpoints.conversion import ForgottenFactor, OverflowInFloat16, SummedReplicas
-from shardviz.explain.checkpoints.files import UnreadableFile
+from shardviz.explain.checkpoints.files import FileCopiedOver, StaleFileIndex, UnreadableFile
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import WHOLE_FACTOR
 from shardviz.text import counted, listed, printable
@@ -193,10 +194,14 @@ def _lonely_outcome(pair: Pair, checkpoints: tuple[Checkpoint, Checkpoint]) -> O
     """Return the outcome of a tensor that one checkpoint lacks, or that is in a missing file of it."""
     lacking = checkpoints[pair.second is None]
     file = lacking.indexed.get(pair.name, "")
-    if not file or lacking.file_sizes[file] is not None:
+    if not file:
         return lonely_outcome(pair, SIDES[pair.second is not None])
-    why = f"{lacking.folder / file} does not exist, and the index says that it is there"
-    return Outcome(pair.name, "", "unreadable").became("unreadable", why, UnreadableFile())
+    is_gone = lacking.file_sizes[file] is None
+    twin = "" if is_gone else copied_files(lacking).get(file, "")
+    has = "does not exist" if is_gone else f"has the tensors of {twin} instead" if twin else "does not have it"
+    cause = FileCopiedOver(printable(file), printable(twin)) if twin else StaleFileIndex()
+    why = f"{lacking.folder / file} {has}, and the index says that it is there"
+    return Outcome(pair.name, "", "unreadable").became("unreadable", why, UnreadableFile() if is_gone else cause)
 
 
 def lonely_outcome(pair: Pair, which: str) -> Outcome:

@@ -135,14 +135,26 @@ def _judge_stale(
     every = [*numbers, *([] if last is None else [last])]
     if number is not None and numbers and min(every) < number < max(every):
         names = listed(dict.fromkeys([*(one.path.name for one in there), steps.sides[held].path.name]), MAX_STEPS)
+        if last is not None and last > number and _is_trained(pair, side, there, steps):
+            return _explain_stale(outcome, steps, pair, held, step)
         why = f"{outcome.why}; {names} have the same, before and after it"
-        return outcome.became("other", why, OutlierCheckpoint(SIDES[side]))
+        return outcome.became("other", why, OutlierCheckpoint(SIDES[side], SIDES[held], step.path.name))
     earlier = last is None or not numbers or min(numbers) < last
     if earlier and (steps.is_same_step(side, step) or (last is None and (held, id(step)) in whole)):
         return _explain_stale(outcome, steps, pair, held, step)
     do = "does" if len(there) == 1 else "do"
     why = f"{outcome.why}; the {SIDES[held]} has it as {named} {do}: it was frozen in between, or one is left over"
     return outcome.became("other", why)
+
+
+def _is_trained(pair: Pair, side: int, there: tuple[Checkpoint, ...], steps: _OtherSteps) -> bool:
+    """Whether a third step has a tensor with other values than both sides: training changes it."""
+    thirds = [step for step in steps.others[side] if all(step is not one for one in there)]
+    return any(
+        tensor_in(step, pair.both[side]) is not None
+        and not any(has_values_of(step, pair.both[side], values) for values in pair.both)
+        for step in thirds
+    )
 
 
 def _explain_stale(outcome: Outcome, steps: _OtherSteps, pair: Pair, held: int, step: Checkpoint) -> Outcome:

@@ -409,14 +409,16 @@ class PartsJoinedOtherwise(Cause):
         manner: How it joined them.
         function: The function by which the map joins them; empty if only their order differs.
         dim: The dim along which the map joins them.
+        in_torch: How the map joins a list of parts, in torch's own words.
     """
 
     manner: str
     function: str = ""
     dim: int = 0
+    in_torch: str = ""
     kinds = ("misordered",)
     why = "The conversion joined the parts {manner}"
-    how = "join them {function:?as {function} along dim {dim}|in the map's order}"
+    how = "join them {function:?as {function} along dim {dim}|in the map's order}{in_torch:?: {in_torch}}"
 
 
 class FusedShardsJoined(Cause):

@@ -243,7 +243,7 @@ def _verdict(checkpoint: Checkpoint, report: Report, terminal: Terminal) -> Text
         text = f"{counted(len(report.findings), 'finding')}{where}, {files}"
         return line((f"{terminal.glyphs.error} {text}", BAD))
     if not report.num_tensors:
-        return line((f"{terminal.glyphs.unknown} {files} without a tensor", WARNING))
+        return line((f"{terminal.glyphs.unknown} no file has a tensor", WARNING))
     names = {one.tensor for one in report.not_checked if one.tensor}
     but = f"; {listed(map(printable, sorted(names)), 3)} not checked" if names else ""
     glyph, style = (terminal.glyphs.unknown, WARNING) if names else (terminal.glyphs.good, GOOD)
