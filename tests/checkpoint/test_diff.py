@@ -241,10 +241,37 @@ def test_a_step_with_the_values_of_an_earlier_step_is_stale_if_training_changes_
 @pytest.mark.parametrize("num", [1, 2])
 def test_only_layers_in_a_row_were_counted_from_0(tmp_path, num):
     before = {f"layers.{at}.{name}": weight(4, 4, seed=10 * at + len(name)) for at in range(4) for name in ("q", "up")}
-    after = before | {
-        f"layers.{4 - num + at}.{name}": before[f"layers.{at}.{name}"] for at in range(num) for name in ("q", "up")
-    }
+    after = dict(before)
+    for at in range(num):
+        for name in ("q", "up"):
+            after[f"layers.{4 - num + at}.{name}"] = before[f"layers.{at}.{name}"].clone()
     found = compare_checkpoints(*map(open_checkpoint, files(tmp_path, before, after)))
     moved = [one for one in found.outcomes if one.verdict == "moved"]
     assert len(moved) == 2 * num
     assert {one.cause_id for one in moved} == {"local-numbering" if num > 1 else ""}
+
+
+@pytest.mark.parametrize(
+    ("change", "text", "is_unrelated"),
+    [
+        (lambda w: w + 1e-3 * weight(*w.shape, seed=9), "the difference is 0.099% of the first's norm", False),
+        (lambda w: weight(*w.shape, seed=9), "the values are unrelated (correlation up to 0.0", True),
+        (lambda w: w * weight(*w.shape, seed=9).abs() * 50, " times of the first's norm", False),
+        (torch.zeros_like, "the difference is 100% of the first's norm", False),
+    ],
+)
+def test_a_difference_has_a_size(tmp_path, capsys, change, text, is_unrelated):
+    paths = [str(path) for path in files(tmp_path, {"w": weight(64, 64)}, {"w": change(weight(64, 64))})]
+    assert main(["diff", *paths]) == 1
+    assert text in " ".join(capsys.readouterr().out.split())
+    assert main(["diff", *paths, "--format", "json"]) == 1
+    (outcome,) = json.loads(capsys.readouterr().out)["tensors"]
+    assert outcome["distance"] > 0
+    assert (outcome["correlation"] is not None and abs(outcome["correlation"]) < 0.2) is is_unrelated
+
+
+def test_the_size_of_a_difference_is_left_out_where_it_says_nothing(tmp_path):
+    before = {"w": weight(64, 64), "few": weight(4), "nan": weight(64, 64), "same": weight(64, 64)}
+    after = before | {"w": weight(32, 64), "few": weight(4, seed=1), "nan": weight(64, 64) / 0}
+    found = compare_checkpoints(*map(open_checkpoint, files(tmp_path, before, after)))
+    assert {one.distance for one in found.outcomes} == {None}

@@ -156,7 +156,8 @@ def group_outcomes(comparison: Comparison) -> list[list[Outcome]]:
                 if outcome.verdict == "other"
                 else relative_numbers(why_text(outcome), outcome.name)
             )
-            groups.setdefault((outcome.verdict, why, outcome.cause, outcome.fix), []).append(outcome)
+            kind = outcome.distance is not None and ("unrelated" if outcome.distance.is_unrelated else "near")
+            groups.setdefault((outcome.verdict, why, outcome.cause, outcome.fix, str(kind)), []).append(outcome)
     return list(groups.values())
 
 
@@ -167,10 +168,28 @@ def _group_lines(group: list[Outcome], terminal: Terminal) -> list[Text]:
     head = line((f"{glyph} {first.verdict}  ", WARNING if good else BAD))
     names = folded_names(sorted((one.name for one in group), key=natural_key), MOST_NAMES)
     lines = wrapped(printable(names), terminal.width, head, 2)
-    lines += wrapped(printable(why_all(first, group)), terminal.width, line("  "), 2)
+    lines += wrapped(printable(f"{why_all(first, group)}{_distance_text(group)}"), terminal.width, line("  "), 2)
     for word, text in (("cause", first.cause), ("fix", first.fix)):
         lines += wrapped(printable(text), terminal.width, line(f"  {word:<5}  "), 9) if text else []
     return lines
+
+
+def _distance_text(group: list[Outcome]) -> str:
+    """Say how far the values of a group are apart; empty if that is not known, or the values are another tensor's."""
+    distances = [one.distance for one in group if one.distance is not None and one.verdict == "other"]
+    if not distances:
+        return ""
+    if distances[0].is_unrelated:
+        most = max(abs(one.correlation or 0) for one in distances)
+        guess = "" if group[0].cause else ": drawn anew, never loaded, or another tensor's"
+        return f"; the values are unrelated (correlation up to {most:.2f}){guess}"
+    norms = sorted(one.norm for one in distances)
+    sizes = dict.fromkeys(map(_percent, (norms[0], norms[-1])))
+    return f"; the difference is {' to '.join(sizes)} of the first's norm"
+
+
+def _percent(norm: float) -> str:
+    return f"{norm:,.0f} times" if norm >= 10 else f"{100 * norm:.0f}%" if norm >= 0.01 else f"{100 * norm:.2g}%"
 
 
 def why_all(first: Outcome, group: list[Outcome]) -> str:
