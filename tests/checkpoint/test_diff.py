@@ -142,3 +142,60 @@ def test_a_difference_is_named_in_the_memory_of_two_tensors(tmp_path, change, te
         tracemalloc.stop()
     assert text in outcome.why
     assert peak < 2 * own.numel() * own.element_size()
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_step_with_the_values_of_an_earlier_step_is_stale_if_training_changes_them(tmp_path, is_trained):
+    """Steps 1 and 3 have the same. If step 0 has other values, step 3 is the wrong one; else step 2 may be."""
+    up = [weight(8, 8, seed=at) for at in (0 if is_trained else 1, 1, 2, 1)]
+    for step in range(4):
+        (tmp_path / f"step-{step}").mkdir()
+        tensors = {"up": up[step], "down": weight(8, 8, seed=10 + step)}
+        save_file(tensors, tmp_path / f"step-{step}" / "model.safetensors")
+    found = compare_checkpoints(open_checkpoint(tmp_path / "step-2"), open_checkpoint(tmp_path / "step-3"))
+    (outcome,) = [one for one in found.outcomes if one.name == "up"]
+    if is_trained:
+        assert (outcome.verdict, outcome.cause_id) == ("stale", "values-of-another-step")
+        assert "step-1" in outcome.cause
+    else:
+        assert outcome.cause_id == "outlier-checkpoint"
+        assert "take it from step-0" in outcome.fix or "take it from step-1" in outcome.fix
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_only_layers_in_a_row_were_counted_from_0(tmp_path, num):
+    before = {f"layers.{at}.{name}": weight(4, 4, seed=10 * at + len(name)) for at in range(4) for name in ("q", "up")}
+    after = dict(before)
+    for at in range(num):
+        for name in ("q", "up"):
+            after[f"layers.{4 - num + at}.{name}"] = before[f"layers.{at}.{name}"].clone()
+    found = compare_checkpoints(*map(open_checkpoint, files(tmp_path, before, after)))
+    moved = [one for one in found.outcomes if one.verdict == "moved"]
+    assert len(moved) == 2 * num
+    assert {one.cause_id for one in moved} == {"local-numbering" if num > 1 else ""}
+
+
+@pytest.mark.parametrize(
+    ("change", "text", "is_unrelated"),
+    [
+        (lambda w: w + 1e-3 * weight(*w.shape, seed=9), "the difference is 0.099% of the first's norm", False),
+        (lambda w: weight(*w.shape, seed=9), "the values are unrelated (correlation up to 0.0", True),
+        (lambda w: w * weight(*w.shape, seed=9).abs() * 50, " times of the first's norm", False),
+        (torch.zeros_like, "the difference is 100% of the first's norm", False),
+    ],
+)
+def test_a_difference_has_a_size(tmp_path, capsys, change, text, is_unrelated):
+    paths = [str(path) for path in files(tmp_path, {"w": weight(64, 64)}, {"w": change(weight(64, 64))})]
+    assert main(["diff", *paths]) == 1
+    assert text in " ".join(capsys.readouterr().out.split())
+    assert main(["diff", *paths, "--format", "json"]) == 1
+    (outcome,) = json.loads(capsys.readouterr().out)["tensors"]
+    assert outcome["distance"] > 0
+    assert (outcome["correlation"] is not None and abs(outcome["correlation"]) < 0.2) is is_unrelated
+
+
+def test_the_size_of_a_difference_is_left_out_where_it_says_nothing(tmp_path):
+    before = {"w": weight(64, 64), "few": weight(4), "nan": weight(64, 64), "same": weight(64, 64)}
+    after = before | {"w": weight(32, 64), "few": weight(4, seed=1), "nan": weight(64, 64) / 0}
+    found = compare_checkpoints(*map(open_checkpoint, files(tmp_path, before, after)))
+    assert {one.distance for one in found.outcomes} == {None}

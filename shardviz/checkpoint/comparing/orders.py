@@ -165,13 +165,12 @@ def _name_order(order: NDArray[np.int64], dim: int, cuts: tuple[StoredTensor, ..
         numbers = " ".join(map(str, shards[:MAX_SHARDS])) + " ..." * (len(shards) > MAX_SHARDS)
         words = f"the {len(shards)} shards that were saved of dim {dim} come in the order {numbers}"
     digits = transposed_digits(order)
-    size = len(order)
     if digits is not None and (name := _usual_reason(*digits)):
         words += name
     elif digits is not None and digits[0] == 1:
         words += (
-            f", as when shards of [{size}/{digits[1]}/ranks] from {digits[2]} ranks are joined as [{size}/ranks], "
-            f"or those of [{size}/ranks] from {digits[1]} ranks as [{size}/{digits[2]}/ranks]"
+            f": {digits[1] * digits[2]} shards joined in this order, as if the ranks of two axes of {digits[1]} and "
+            f"{digits[2]} were counted in the wrong order"
         )
     return words
 

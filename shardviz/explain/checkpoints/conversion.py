@@ -294,6 +294,29 @@ class RenumberedLayers(Cause):
     how = "number {what} as the first checkpoint does"
 
 
+class RenamedInPart(Cause):
+    """Some tensors have another name in the second checkpoint, and most names are equal.
+
+    A load by name finds the equal ones. It raises for the rest, or leaves them as they were with strict=False.
+
+    Attributes:
+        words: What the names have more, or less.
+        is_wrapper: Whether libraries put these words into names.
+    """
+
+    words: str
+    is_wrapper: bool = False
+    kinds = ("incomplete",)
+    why = (
+        "{is_wrapper:?A wrapper's own state_dict was saved, as of DDP (module.) or torch.compile (_orig_mod.)|The "
+        "save or the model calls a part of its tensors by other names}"
+    )
+    how = (
+        "{is_wrapper:?save the state_dict of the model within the wrapper, or take {words} out of these names|rename "
+        "them back before a load by name}"
+    )
+
+
 class RowsUnderOtherNames(Cause):
     """Tensors of one module have each other's rows, and each row is there once.
 
@@ -386,14 +409,16 @@ class PartsJoinedOtherwise(Cause):
         manner: How it joined them.
         function: The function by which the map joins them; empty if only their order differs.
         dim: The dim along which the map joins them.
+        in_torch: How the map joins a list of parts, in torch's own words.
     """
 
     manner: str
     function: str = ""
     dim: int = 0
+    in_torch: str = ""
     kinds = ("misordered",)
     why = "The conversion joined the parts {manner}"
-    how = "join them {function:?as {function} along dim {dim}|in the map's order}"
+    how = "join them {function:?as {function} along dim {dim}|in the map's order}{in_torch:?: {in_torch}}"
 
 
 class FusedShardsJoined(Cause):
