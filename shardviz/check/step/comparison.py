@@ -56,7 +56,7 @@ class Compared(Sides):
     wrappers: Mapping[str, WrapperRecord] | None = None
     other_divisors: frozenset[float] = frozenset()
 
-    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "bypassed", "none"]:
+    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "bypassed", "unfrozen", "none"]:
         """Return the wrapper that reduces its gradient along some axes; empty if unknown."""
         if self.wrappers is None:
             return ""
@@ -65,7 +65,7 @@ class Compared(Sides):
         over = [
             kind for kind, one in self.wrappers.items() if groups and all(group <= {*one.ranks} for group in groups)
         ]
-        return next((kind for kind in ("bypassed", "ddp", "fsdp") if kind in over), "none")
+        return next((kind for kind in ("bypassed", "unfrozen", "ddp", "fsdp") if kind in over), "none")
 
     @property
     def may_be_of_fsdp(self) -> bool:
