@@ -227,8 +227,11 @@ class FusedCutOtherwise(Cause):
         "{manner:?|The sender joins the parts in a different order}",
     )
     how = (
-        "{manner:joined?let the rows of this rank's pieces alternate, as the map says|cut each part alone, and join "
-        "this rank's pieces in the order of the fused tensor}"
+        (
+            "{manner:joined?let the rows of this rank's pieces alternate, as the map says|cut each part alone, and "
+            "join this rank's pieces in the order of the fused tensor}"
+        ),
+        "{manner:?|join the pieces in the order of the fused tensor}",
     )
 
 
