@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shardviz.check.order.rules.intent import order_of
+from shardviz.dump.records.lines import is_value
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region
 from shardviz.relate.sides import Elements, Rounding, Sides
@@ -144,8 +145,12 @@ def compared(
 
 
 def rounding_of(dump: Dump) -> Rounding:
-    """Return what the step allows for rounding, from the tensors that took part in it."""
-    dtypes = {shard.body.dtype for tensor in dump.at("step") for shard in tensor.shards.values()}
+    """Return what the step allows for rounding, from the tensors that took part in it.
+
+    What was recorded when it ran again, line by line, allows no more: ranks note what was rounded.
+    """
+    tensors = (tensor for tensor in dump.at("step") if not all(map(is_value, tensor.names)))
+    dtypes = {shard.body.dtype for tensor in tensors for shard in tensor.shards.values()}
     dtypes |= {dtype for record in dump.files.ranks.values() for dtype in record.narrowed_to}
     epsilon = max((EPSILON.get(dtype, 0.0) for dtype in dtypes), default=0.0)
     whole = [tensor for tensor in dump.at("reference") if tensor.role != "activation"]
