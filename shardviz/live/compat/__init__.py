@@ -36,6 +36,7 @@ from shardviz.live.compat.fsdp import (
     params_of_fsdp,
     wide_reductions,
     without_pinned_memory,
+    writes_to_gathered,
 )
 from shardviz.live.compat.meshes import (
     flatten_mesh,
@@ -153,4 +154,5 @@ __all__ = [
     "without_pinned_memory",
     "working_out_shapes",
     "world_of",
+    "writes_to_gathered",
 ]
