@@ -1,6 +1,6 @@
 """Two checkpoints side by side: what is the same is quiet, and what was done to a tensor is named."""
 
-from __future__ import annotations
+from __future__ import json
 
 import tracemalloc
 

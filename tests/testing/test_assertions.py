@@ -326,6 +326,22 @@ def test_ties_are_storage_not_equal_values(mesh):
     assert "The names were never tied" in text_of(assert_tied, model, "embed.weight", "head.weight")
     model["head"].weight = model["embed"].weight
     assert_tied(model, "embed.weight", "head.weight")
+    reference = copy.deepcopy(model)
+    assert_same(model, reference)
+    model["body"] = nn.Linear(2, 2)
+    reference["body"] = copy.deepcopy(model["body"])
+    with torch.no_grad():
+        model["head"].weight.mul_(1.0078)
+    text = " ".join(text_of(assert_same, model, reference).split())
+    assert "1.0078 times the reference's on every rank; these 2 names are those of one tensor, and the 2 other" in text
+    assert "changes this one 2 times: once for each of its names" in text
+    assert "clips" not in text
+    with torch.no_grad():
+        for weight in model["body"].parameters():
+            weight.mul_(1.0078)
+    text = " ".join(text_of(assert_same, model, reference).split())
+    assert "Code that changes this weight multiplies it by a different number" in text
+    assert "once for each of its names" not in text
     assert text_of(assert_tied, model, "embed.weight", "tail").startswith("no rank has a tensor tail\n")
 
 

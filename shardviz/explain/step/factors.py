@@ -488,6 +488,27 @@ class ScaledInStep(Cause):
     )
 
 
+class RoundedNumber(Cause):
+    """One number that the loss is divided or multiplied by is rounded when ranks sum it.
+
+    bfloat16 has no odd numbers above 256 and float16 none above 2,048, so a count of tokens that is sent in the dtype
+    of the activations is another number when it arrives. The loss and all gradients are off by one factor near 1.
+
+    Attributes:
+        dtype: The dtype in which it is sent.
+        axes: The axes of the mesh that it is summed over.
+    """
+
+    dtype: str
+    axes: tuple[str, ...]
+    kinds = ("wrong-scale",)
+    why = (
+        "The step sums one number over {axes:?{axes}|ranks} in {dtype}, which rounds it, and the loss and all "
+        "gradients are divided or multiplied by it"
+    )
+    how = "send the number as an integer (torch.int64) or in float32"
+
+
 class ScaledForward(Cause):
     """A result of forward has the same factor on every rank, and no axis has that size.
 

@@ -89,6 +89,34 @@ class CutInModule(Cause):
     )
 
 
+class GraphCutBehind(Cause):
+    """No gradient comes back to an output of a module, although the module itself cuts nothing.
+
+    What reads the output detaches it first, or gets it from a different rank: a pipeline sends tensors without their
+    graph, and each stage starts its backward with gradients that the next one sends back, one for each output.
+
+    Attributes:
+        output: The output: `output[1] of front`.
+        is_sent: Whether the modules that follow run on other ranks.
+    """
+
+    output: str
+    is_sent: bool
+    kinds = ("wrong-value",)
+    why = (
+        (
+            "{is_sent:?The ranks that run what follows don't send the gradient of {output} back, or backward isn't "
+            "started with it|The code between {output} and what reads it cuts the graph}"
+        ),
+    )
+    how = (
+        "{is_sent:?send back the gradient of every tensor that was sent forward, and start backward from all outputs: "
+        "torch.autograd.backward(outputs, gradients)|where the output is passed on, remove .detach(), .data and "
+        "no_grad, and replace collectives of torch.distributed (they have no backward) by "
+        "torch.distributed.nn.functional}"
+    )
+
+
 class CutResidual(Cause):
     """The gradient of a residual connection does not flow back.
 

@@ -21,6 +21,10 @@ WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
         "(model.module, or what unwrap_model returns), so DDP's forward didn't arm its reduction",
         "call the module that DDP, or accelerator.prepare, returned",
     ),
+    "unfrozen": (
+        "DDP reduces only what required a gradient when it was made, and this parameter did not: it was unfrozen later",
+        "call requires_grad_(True) on all that is ever trained before DDP is made, or make DDP anew after unfreezing",
+    ),
     "fsdp": (
         "FSDP has this parameter, and its reduction was off in the last backward: set_requires_gradient_sync(False), "
         "set_requires_all_reduce(False) or no_sync()",
@@ -56,7 +60,7 @@ class GradientNotReduced(Cause):
     other_axis: str = ""
     ratio: Fraction = Fraction(1)
     rest: Cause | None = None
-    wrapper: Literal["", "ddp", "fsdp", "bypassed", "none", "alone"] = ""
+    wrapper: Literal["", "ddp", "fsdp", "bypassed", "unfrozen", "none", "alone"] = ""
     style: str = ""
     part: Literal["", ".to_local()"] = ""
     kinds = ("unreduced-gradient",)

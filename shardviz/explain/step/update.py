@@ -429,6 +429,21 @@ class OptimizerOfOtherParameters(Cause):
     )
 
 
+class WriteToGatheredCopy(Cause):
+    """The optimizer writes to a weight while FSDP has it gathered, and what it writes is lost.
+
+    Between unshard() and reshard() a module's weights are whole tensors that FSDP2 gathered into memory of their own.
+    reshard() frees this memory and puts the shards back, which nothing wrote to; it raises nothing.
+    """
+
+    kinds = ("wrong-value",)
+    why = "The optimizer writes to FSDP's gathered copy of the weight, and reshard() frees it with what was written"
+    how = (
+        "write to the shards: compute from full_tensor() or the gathered weight, reshard(), and copy the rank's own "
+        "part into weight.to_local(); or use DTensor's operators on the sharded weight"
+    )
+
+
 class StepNotKept(Cause):
     """Some weights did not move in the step, although they have gradients and others moved.
 

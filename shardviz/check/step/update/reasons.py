@@ -28,6 +28,7 @@ from shardviz.explain.step.update import (
     StepOfPart,
     TrainedThoughFrozen,
     UnexplainedWeight,
+    WriteToGatheredCopy,
 )
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import ALIKE, EXPLAINED_UPDATE, FEW, LEAST_SINGULAR
@@ -70,6 +71,8 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
         and dump.find("step", "grad", comparison.name) is not None
     ):
         return Why("it has a gradient, and the unsharded model's has none", TrainedThoughFrozen())
+    if any(comparison.name in record.written_gathered for record in dump.files.ranks.values()):
+        return Why("the step writes to its gathered copy, which reshard() frees", WriteToGatheredCopy())
     step = _step_of(dump, comparison)
     if step is None:
         return None
