@@ -1,7 +1,8 @@
 """Two checkpoints side by side: what is the same is quiet, and what was done to a tensor is named."""
 
-from __future__ import json
+from __future__ import annotations
 
+import json
 import tracemalloc
 
 import numpy as np

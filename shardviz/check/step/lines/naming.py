@@ -265,17 +265,7 @@ def sentence_of(fault: Fault) -> str:
     if fault.way == "between" and before is not None:
         return f"it goes wrong between {_at(before)} and {_at(line, before)}"
     if fault.way == "unsummed" and before is not None:
-        kind, verb = ("mean", "averages") if fault.is_mean else ("sum", "sums")
-        terms = f"{_at(before)} gives each rank one term of a {kind} over {fault.axis}"
-        if before == line and fault.operand:
-            start = f"{_at(before)} makes one term of a {kind} over {fault.axis}, by {fault.operand}"
-            return f"{start}, and {fault.function} takes it before anything {verb} it"
-        if before == line:
-            return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing {verb} it"
-        if fault.summed:
-            return f"{terms}; {_at(line, before)}{_reached(fault)} uses it before {fault.summed} {verb} it"
-        reading = f"{_at(line, before)}{_reached(fault)}"
-        return f"{terms}; {reading} uses it as the whole; nothing {verb} it between"
+        return _of_unsummed(fault, before)
     if fault.way == "rows":
         return f"{_at(line)} makes rows that the unsharded model doesn't have; {fault.function} gets rows that it has"
     if fault.way == "exchange" and before is not None and fault.reader is not None:
@@ -306,6 +296,22 @@ def sentence_of(fault: Fault) -> str:
     return f"{_at(line)}{_reached(fault)} is the first wrong line{after}: {clause} {fault.held}"
 
 
+def _of_unsummed(fault: Fault, before: FrameRecord) -> str:
+    """Say which line makes a term of a sum, and which uses it as the whole."""
+    line = fault.line
+    kind, verb = ("mean", "averages") if fault.is_mean else ("sum", "sums")
+    terms = f"{_at(before)} gives each rank one term of a {kind} over {fault.axis}"
+    if before == line and fault.operand:
+        start = f"{_at(before)} makes one term of a {kind} over {fault.axis}, by {fault.operand}"
+        return f"{start}, and {fault.function} takes it before anything {verb} it"
+    if before == line:
+        return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing {verb} it"
+    if fault.summed:
+        return f"{terms}; {_at(line, before)}{_reached(fault)} uses it before {fault.summed} {verb} it"
+    reading = f"{_at(line, before)}{_reached(fault)}"
+    return f"{terms}; {reading} uses it as the whole; nothing {verb} it between"
+
+
 def _of_kept_gradient(fault: Fault) -> str:
     """Say what a line writes into a gradient."""
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
@@ -322,24 +328,8 @@ def _of_kept_gradient(fault: Fault) -> str:
 def cause_of(fault: Fault) -> Cause:
     """Return the cause that a line is."""
     place = place_of(fault.line)
-    if fault.way == "kept gradient" and fault.axis and not fault.times:
-        return WrongReductionLine(place, fault.function, fault.ranks, fault.axis)
-    if fault.way == "kept gradient":
-        runs = str(fault.count) if fault.count else ""
-        return GradientLine(place, fault.function, fault.ranks, fault.times, fault.times_before, runs)
-    if fault.way == "left out":
-        return LeftOutOfReduction(place, fault.axis)
-    if fault.way == "narrow reduction":
-        return NarrowReduction(place, fault.function, fault.ranks, fault.axis)
-    if fault.way == "not stored" and fault.before is not None:
-        written = place_of(fault.reader) if fault.reader is not None else ""
-        return ReductionNotStored(place_of(fault.before), fault.axis, written)
-    if fault.way == "local weight":
-        return LocalWeight(place, fault.axis)
-    if fault.way == "summed loss":
-        return SummedLossAveraged(place, fault.axis)
-    if fault.way == "backward":
-        return BackwardLine(place, fault.times, fault.count)
+    if (around := _cause_around(fault)) is not None:
+        return around
     if fault.way == "unsummed" and fault.before is not None:
         partner = "a tensor that needs no sum" if fault.is_beside_whole else ""
         inside = (fault.function, fault.operand, partner) if fault.operand else ("", "", "")
@@ -381,3 +371,27 @@ def cause_of(fault: Fault) -> Cause:
         if fault.times
         else WrongLine(place, fault.function, fault.input_text, fault.reads)
     )
+
+
+def _cause_around(fault: Fault) -> Cause | None:
+    """Return the cause that a line around the model is: of what it does to the loss or to gradients; else None."""
+    place = place_of(fault.line)
+    if fault.way == "kept gradient" and fault.axis and not fault.times:
+        return WrongReductionLine(place, fault.function, fault.ranks, fault.axis)
+    if fault.way == "kept gradient":
+        runs = str(fault.count) if fault.count else ""
+        return GradientLine(place, fault.function, fault.ranks, fault.times, fault.times_before, runs)
+    if fault.way == "left out":
+        return LeftOutOfReduction(place, fault.axis)
+    if fault.way == "narrow reduction":
+        return NarrowReduction(place, fault.function, fault.ranks, fault.axis)
+    if fault.way == "not stored" and fault.before is not None:
+        written = place_of(fault.reader) if fault.reader is not None else ""
+        return ReductionNotStored(place_of(fault.before), fault.axis, written)
+    if fault.way == "local weight":
+        return LocalWeight(place, fault.axis)
+    if fault.way == "summed loss":
+        return SummedLossAveraged(place, fault.axis)
+    if fault.way == "backward":
+        return BackwardLine(place, fault.times, fault.count)
+    return None
