@@ -59,7 +59,7 @@ def wrapped() -> Iterator[tuple[str, Step]]:
         step.of_ranks = {rank: {"wrappers": (wrapper,), "is_own_step": is_own} for rank in MESH.ranks}
         yield f"grad times {factor} under {kind}, the probe's own step {is_own}", step
     for factor, divides, others in product((4, 0.25), (1.0, 4.0), (1.0, 4.0)):
-        scene = Scene(MESH, "grad", (S0, S0), each(times(factor)), "alone", of_step=False)
+        scene = Scene(MESH, "grad", (S0, S0), each(times(factor)), "right outputs", of_step=False)
         step = scene.made()
         wrong, *right = scene.names
         of_all = (
