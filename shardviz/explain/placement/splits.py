@@ -93,8 +93,8 @@ class Segments(Mislabel):
     expect: str = ""
     why = "The code splits a fused weight (q/k/v or gate/up) segment by segment, and labels it as one dim"
     how = (
-        "{expect:?give each segment a Linear of its own; if this order is meant, expect it in the probe: {expect!r}; "
-        "or }label the local tensors by {placements}{expect:?|, or split the dim as a whole}"
+        "label the local tensors by {placements}, or {expect:?give each segment a Linear of its own; in a probe in "
+        "which this order is meant, expect {expect!r}|split the dim as a whole}"
     )
     references = SWIGLU
 

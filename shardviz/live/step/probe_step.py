@@ -274,7 +274,7 @@ class ProbeStep:
         errors = agreed_errors(failure, what)
         if failure is not None and not all(errors):
             why = f"the unsharded model, which each rank runs alone, raised {in_a_line(failure)}, and not on all ranks"
-            hint = "guard what depends on the rank by dist.get_world_size() > 1: there the unsharded model runs alone"
+            hint = "use what depends on the rank only if dist.get_world_size() > 1: the unsharded model runs alone"
             raise ProbeError(why, hint) from failure
         if any(errors) or reference is None:
             return Failed(f"the unsharded model raised {next(filter(None, errors))}", failure, all(errors))
