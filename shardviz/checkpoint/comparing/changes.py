@@ -12,6 +12,7 @@ from shardviz.checkpoint.comparing.equality import narrower
 from shardviz.checkpoint.comparing.lengths import explain_padding, explain_repeats
 from shardviz.checkpoint.comparing.orders import name_change
 from shardviz.checkpoint.comparing.outcome import Distance
+from shardviz.checkpoint.comparing.undo import cause_of_order
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.explain.checkpoints.conversion import (
     CutOffDigits,
@@ -72,7 +73,7 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
     types = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
     cuts = tuple(side for side in (after, before) if isinstance(side, StoredTensor))
     if order := name_change(before_bits, after_bits, cuts):
-        return outcome.became("permuted", f"{order}{types}")
+        return outcome.became("permuted", f"{order}{types}", cause_of_order(before_bits, after_bits))
     if changed := explain_repeats(outcome, before_bits, after_bits, names):
         shapes = f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
         return replace(changed, why=f"{shapes}: {changed.why}")

@@ -126,9 +126,14 @@ class Outcome:
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "explanation"}
         values |= {"distance": None, "correlation": None}
         if self.distance is not None:
-            values |= {"distance": self.distance.norm, "correlation": self.distance.correlation}
+            norm, correlation = self.distance.norm, self.distance.correlation
+            values |= {"distance": _rounded(norm), "correlation": correlation and _rounded(correlation)}
         parts = {str(rank): str(region) for rank, region in self.parts}
         return {**values, "parts": parts, "cause_id": self.cause_id}
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.4g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,6 +294,30 @@ class RenumberedLayers(Cause):
     how = "number {what} as the first checkpoint does"
 
 
+class ReorderedInConversion(Cause):
+    """All indices of a dim are there, in different orders on the two sides.
+
+    Rows of one length can change places without any change of shape, so a conversion or a load that reorders them
+    raises nothing.
+
+    Attributes:
+        kind: What the order looks like: `flip`, `roll`, `halves`, `rotary` or `blocks`.
+        undo: What makes the first of the second, called w.
+    """
+
+    kind: str
+    undo: str
+    kinds = ("misordered",)
+    why = (
+        "{kind:flip?A flip, or a sort in descending order, reversed the dim|{kind:roll?torch.roll, or parts that were "
+        "cut at different places, moved the start of the dim|{kind:halves?Two parts of equal size were joined in the "
+        "other order, such as gate and up or the shards of 2 ranks|{kind:rotary?One side has the rows of each head in "
+        "pairs and the other in halves, for rotary embeddings|Parts or ranks' shards were joined in a different order, "
+        "or rows of two parts in turns}}}}"
+    )
+    how = "to have the first's order: {undo}"
+
+
 class RenamedInPart(Cause):
     """Some tensors have another name in the second checkpoint, and most names are equal.
 
