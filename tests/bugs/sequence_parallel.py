@@ -124,6 +124,59 @@ def step(model, batch, mesh):
 """
 )
 
+GATHERED = """
+BATCH_AXES = {}
+
+
+class Tokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        parts = [torch.empty_like(x) for _ in range(distributed.get_world_size(group))]
+        distributed.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.contiguous().clone()
+        return total.chunk(distributed.get_world_size(ctx.group), 1)[distributed.get_rank(ctx.group)], None
+
+
+class Model(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)), nn.Linear(16, 8)
+
+    def forward(self, x):
+        if self.group is None:
+            return self.head(self.body(x))
+        own = x.chunk(distributed.get_world_size(self.group), 1)[distributed.get_rank(self.group)]
+        return self.head(Tokens.apply(self.body(own), self.group))
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    model.group = mesh.get_group("tp")
+
+
+def batch():
+    return torch.randn(3, 12, 16)
+
+
+def step(model, x, mesh):
+    loss = model(x).square().mean()
+    loss.backward()
+    for parameter in model.body.parameters():
+        distributed.all_reduce(parameter.grad, group=mesh.get_group("tp"))
+    return loss.detach()
+
+"""
+
 CASES = (
     Bug(
         "a norm that the plan leaves out under sequence parallel",
@@ -157,6 +210,20 @@ CASES = (
         ("unreduced-gradient",),
         ("grad.to_local()", "get_group('tp')"),
         ("group has one rank",),
+    ),
+    Bug(
+        "a gather between two modules whose backward sums what every rank has whole",
+        "tp=2",
+        GATHERED,
+        (
+            (
+                "        total = grad.contiguous().clone()\n",
+                "        total = grad.contiguous().clone()\n        distributed.all_reduce(total, group=ctx.group)\n",
+            ),
+        ),
+        ("wrong-scale",),
+        ("the code between head and body sums over tp",),
+        ("The backward of body",),
     ),
     Bug(
         "the gradient of a row-parallel bias not summed under sequence parallel",

@@ -187,6 +187,36 @@ class RepeatedBackwardSum(Cause):
     )
 
 
+class ScaledOnTheWayBack(Cause):
+    """A gradient is multiplied by a number on its way from one module back to another one.
+
+    Both modules are right. What stands between them in the code around, such as a torch.autograd.Function that gathers
+    in forward, sums or divides in backward. Forward is right.
+
+    Attributes:
+        module: The module whose output gets the wrong gradient.
+        reader: The module that sends a right one back.
+        over: Axes of the mesh whose size the factor is; empty if there are none.
+        is_larger: Whether the gradient is too large.
+    """
+
+    module: str
+    reader: str
+    over: str
+    is_larger: bool
+    kinds = ("wrong-scale",)
+    why = (
+        "In backward, the code between {reader:called} and {module:called} {is_larger:?{over:?sums over {over} what is "
+        "the whole gradient on every rank already|multiplies the gradient}|{over:?averages over {over} what it should "
+        "sum or pass on|divides the gradient}}"
+    )
+    how = (
+        "look at the torch.autograd.Function, hook or collective that passes the output of {module:called} on: its "
+        "backward {is_larger:?{over:?takes the rank's own part of the gradient and sums nothing|multiplies by "
+        "nothing}|divides by nothing}"
+    )
+
+
 class AveragedBackward(Cause):
     """A module's backward averages or divides a gradient that should be summed.
 
