@@ -192,7 +192,7 @@ class FsdpDividedAgain(FactorOfAxes):
 
 
 class DivideFactorOfSome(Cause):
-    """FSDP divides some gradients by another number than the rest, which is how far they are off.
+    """FSDP divides some gradients by another number than the rest: the factor they are off by.
 
     `set_gradient_divide_factor` sets the number of the module that it is called on, and not of the modules in it. A
     loop over the blocks leaves out the root, and a call on the root leaves out the blocks.
@@ -380,7 +380,7 @@ class ScaledBackward(Cause):
 
 
 class ScaledReduction(Cause):
-    """Backward runs on the loss itself, and what reduces gradients after it multiplies all of them by one factor.
+    """Backward runs on the loss itself, and hooks multiply all gradients by one factor.
 
     A communication hook of DDP, or a hook of parameters, divides before its sum and again after it, or not at all.
 

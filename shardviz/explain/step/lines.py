@@ -48,7 +48,7 @@ class WrongLine(Cause):
 
 
 class OtherNumber(Cause):
-    """A line computes with a plain number that is not the unsharded model's, and with the right tensors.
+    """A line gets the right tensors, and a plain number that is not the unsharded model's.
 
     The number was made before, of a size: `x.shape[0]` of a part is the part's. No tensor shows it.
 
