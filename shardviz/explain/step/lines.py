@@ -283,17 +283,13 @@ class WrongReductionLine(Cause):
     axis: str = ""
     kinds = WRONG
     why = "{function} in {place} over {ranks:ranks} doesn't give the whole of its inputs: the group or the op is wrong"
-    how = (
-        "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of {axis:?{axis}|the axis that splits "
-        "them}"
-    )
+    how = "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of {axis:?{axis}|what splits them}"
 
 
 class CopiesSummedLine(Cause):
     """A collective in a line sums terms over ranks, some of which have the same term.
 
-    A count of tokens that is summed over all ranks counts a batch as often as there are ranks that have it. The sum is
-    a whole number, and too large by the size of an axis.
+    A count of tokens that is summed over all ranks counts a batch once for each rank that has it.
 
     Attributes:
         place: The line, as `loss.py:83`.
