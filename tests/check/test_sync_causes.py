@@ -24,6 +24,26 @@ def test_names_that_share_memory_hold_what_came_last(tmp_path, is_shared):
     assert finding.explanation.id == ("shared-memory" if is_shared else "copied-tensor")
 
 
+def test_a_layer_that_was_read_for_a_second_one_is_one_finding(tmp_path):
+    def shards(first):
+        return {rank: ids + first for rank, ids in shards_of(arange(8, 4), CLAIMED, "tp=2").items()}
+
+    tensors = {
+        "layers.0.wq": Made(CLAIMED, ids=shards(96)),
+        "layers.0.wk": Made(CLAIMED, ids=shards(96)),
+        "layers.1.wk": Made(CLAIMED, ids=shards(32)),
+        "layers.2.wq": CLAIMED,
+        "layers.2.wk": CLAIMED,
+    }
+    report = check_dump(make_dump(tmp_path / "job.shardviz", parse_mesh("tp=2"), tensors))
+    found = {finding.tensors: (finding.explanation.owner, finding.explanation.layer) for finding in report.findings}
+    assert found == {
+        ("layers.0.wq", "layers.0.wk"): ("layers.2", "layers.0"),
+        ("layers.1.wk",): ("layers.2.wq", ""),
+    }
+    assert report.findings[0].cause.startswith("The loader reads from layers.2 for layers.0 too")
+
+
 @pytest.mark.parametrize("digests", [("a", "a"), ("a", "b"), ()])
 def test_copies_that_are_equal_once_rounded_are_no_seeds(tmp_path, digests):
     folder = make_dump(tmp_path / "job.shardviz", parse_mesh("dp=2"), {"w": "[4, 4]"})
