@@ -101,7 +101,7 @@ OF_LOSS = {"unseen": "the model's output is right, and the loss was not seen", "
 
 
 def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Finding:
-    ratio = _ratio(gradients, factor)
+    ratio = _ratio(evidence, gradients, factor)
     axes = overs(gradients, ratio, evidence.batch) if ratio else []
     size = " or ".join(over.text for over in axes)
     exact, is_in_loss = ratio or factor, _is_in_loss(evidence, factor)
@@ -191,7 +191,7 @@ def multiplied(evidence: Evidence) -> Multiplied | None:
     """Return the factor of all gradients if the loss is right, or has it too; None if they share none."""
     gradients = tuple(gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted) or gradient.wrong)
     has_size = any(gradient.wrong or not (gradient.noise and gradient.is_lost) for gradient in gradients)
-    factor = _factor(gradients) if has_size else None  # noise has some factor, too
+    factor = _factor(evidence, gradients) if has_size else None  # noise has some factor, too
     if factor is not None and not evidence.loss_is_right and not _has_loss_alone(evidence, gradients, factor):
         return None
     return None if factor is None else Multiplied(gradients, factor, _clipped_to(evidence, gradients, factor))
@@ -202,7 +202,7 @@ def _has_loss_alone(evidence: Evidence, gradients: Sequence[Compared], factor: f
     loss = evidence.loss
     if (
         loss is None
-        or _ratio(gradients, factor) is not None
+        or _ratio(evidence, gradients, factor) is not None
         or any(result.wrong for result in evidence.results if result.role == "output")
     ):
         return False
@@ -229,28 +229,31 @@ def _nearness(gradients: Sequence[Compared]) -> float:
     return max(EXACT, SAFETY * max(gradient.rounding.epsilon for gradient in gradients))
 
 
-def _factor(gradients: Sequence[Compared]) -> float | None:
+def _factor(evidence: Evidence, gradients: Sequence[Compared]) -> float | None:
     factor = factor_of_all(gradients)
     num_known = sum(np.count_nonzero(gradient.wanted_of(rank)) for gradient in gradients for rank in gradient.reduced)
     if factor is None or num_known <= 1:
         return None
-    # Rounding of each gradient leaves no single factor that fits all of them to the last digits.
-    least = LEAST_EXACT_FACTOR if _is_exact(gradients, factor) else least_factor(gradients[0].rounding.epsilon)
+    # Rounding of each result leaves no single factor that fits all of them to the last digits.
+    least = (
+        LEAST_EXACT_FACTOR if _is_shared(evidence, gradients, factor) else least_factor(gradients[0].rounding.epsilon)
+    )
     return factor if abs(factor - 1) >= least else None
 
 
-def _ratio(gradients: Sequence[Compared], factor: float) -> Fraction | None:
+def _ratio(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Fraction | None:
     """Return the ratio of small numbers that a factor is, as near as the gradients tell it."""
-    near = SINGLE if _is_exact(gradients, factor) else near_ratio(gradients[0].rounding.epsilon)
+    near = SINGLE if _is_shared(evidence, gradients, factor) else near_ratio(gradients[0].rounding.epsilon)
     return ratio_near(factor, gradients[0].mesh.size, near)
 
 
-def _is_exact(gradients: Sequence[Compared], factor: float) -> bool:
-    """Whether all gradients have a factor as precisely as float32 has numbers."""
-    return all(
+def _is_shared(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> bool:
+    """Whether the loss and all gradients have a factor as precisely as float32 has numbers."""
+    loss = [evidence.loss] if evidence.loss is not None else []
+    return bool(loss) and all(
         np.max(np.abs(held - factor * expected), initial=0.0) <= SINGLE * np.max(np.abs(expected), initial=0.0)
-        for gradient in gradients
-        for held, expected in ((gradient.reduced[rank], gradient.wanted_of(rank)) for rank in gradient.reduced)
+        for result in (*loss, *gradients)
+        for held, expected in ((result.reduced[rank], result.wanted_of(rank)) for rank in result.reduced)
     )
 
 
