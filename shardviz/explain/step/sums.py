@@ -241,8 +241,8 @@ class UnreducedBesideVector(Cause):
     )
     how = (
         "all_reduce over {axis} the tensor that {vector} is added to, with a backward that returns the gradient "
-        "unchanged (RowwiseParallel), and add {vector} afterwards; in backward, sum the gradient of the input that ranks "
-        "share over {axis} (ColwiseParallel)"
+        "unchanged (RowwiseParallel), and add {vector} afterwards; in backward, sum the gradient of the input that "
+        "ranks share over {axis} (ColwiseParallel)"
     )
 
 

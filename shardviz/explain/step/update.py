@@ -90,7 +90,7 @@ class AnotherLearningRate(Cause):
 
 
 class AnotherGroup(Cause):
-    """The sharded optimizer has a weight in another parameter group than the unsharded model's optimizer.
+    """The sharded optimizer has a weight in another parameter group than the unsharded one.
 
     Groups that are chosen by name, or by what a module is, come out otherwise if a wrapper adds to the names or stands
     in a module's place. The weight is then stepped with another group's learning rate or weight decay.
