@@ -159,8 +159,8 @@ def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], names: Se
     return case.finding(
         SharedMemory() if _share_memory(case, foreign) else _exchanged_or_copied(case, foreign, names),
         map(case.rank, foreign),
-        f"{len(foreign):,} of {len(case.shards):,} ranks hold {listed(names, MAX_RANKS)} under this name: rank "
-        f"{case.rank(coord)} starts with element {at} of {of_it}",
+        f"{len(foreign):,} of {len(case.shards):,} ranks hold {listed(names, MAX_RANKS)} under this name: the "
+        f"first element on rank {case.rank(coord)} is element {at} of {of_it}",
         held=f"the elements of {listed(names, MAX_RANKS)}",
     )
 

@@ -153,7 +153,7 @@ def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Depart
         sentence += f"{first.name} has numbers of the other job's {first.name}, at other places"
         cause: Cause = MisplacedWeights()
     else:
-        far = f"is up to {first.apart:.2g} of its size off" if np.isfinite(first.apart) else "fits no part of it"
+        far = f"is off by up to {first.apart:.2g} times its size" if np.isfinite(first.apart) else "fits no part of it"
         sentence += f"{first.name} {far}"
         cause = DifferentWeights(of_jobs=True)
     return departure_for(cause, "weights", first.name, sentence)
