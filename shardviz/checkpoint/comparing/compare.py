@@ -75,7 +75,9 @@ SAME = ("equal", "cast")
 STACKED = 3
 """Dims of a tensor that has all experts of a layer."""
 
-WRITE_A_MAP = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
+WRITE_A_MAP = (
+    "if names correspond, say how with --map FILE, in lines such as `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
+)
 SIDES = ("first", "second")
 LONGEST = 60
 """Characters of a value that are shown."""

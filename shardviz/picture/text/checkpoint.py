@@ -156,8 +156,9 @@ def group_outcomes(comparison: Comparison) -> list[list[Outcome]]:
                 if outcome.verdict == "other"
                 else relative_numbers(why_text(outcome), outcome.name)
             )
-            kind = outcome.distance is not None and ("unrelated" if outcome.distance.is_unrelated else "near")
-            groups.setdefault((outcome.verdict, why, outcome.cause, outcome.fix, str(kind)), []).append(outcome)
+            apart = outcome.distance if outcome.verdict == "other" else None
+            kind = "" if apart is None else "unrelated" if apart.is_unrelated else "near"
+            groups.setdefault((outcome.verdict, why, outcome.cause, outcome.fix, kind), []).append(outcome)
     return list(groups.values())
 
 
@@ -198,7 +199,7 @@ def why_all(first: Outcome, group: list[Outcome]) -> str:
     if len(whys) == 1:
         return whys.pop()
     return (
-        f"{first.name}: {first.why}; so the others"
+        f"{first.name}: {first.why}; likewise the others"
         if first.verdict == "other"
         else relative_numbers(why_text(first), first.name)
     )
