@@ -169,8 +169,8 @@ def _name_order(order: NDArray[np.int64], dim: int, cuts: tuple[StoredTensor, ..
         words += name
     elif digits is not None and digits[0] == 1:
         words += (
-            f": {digits[1] * digits[2]} shards joined in this order, as if the ranks of two axes of {digits[1]} and "
-            f"{digits[2]} were counted in the wrong order"
+            f": {digits[1] * digits[2]} shards joined in this order, or the shards of {digits[2]} ranks with "
+            f"{digits[1]} parts each, or of {digits[1]} ranks with {digits[2]}"
         )
     return words
 
