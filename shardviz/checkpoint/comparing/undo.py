@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.orders import blocks_of, period_of, transposed_digits
+from shardviz.checkpoint.comparing.orders import is_long_line
 from shardviz.explain.checkpoints.conversion import ReorderedInConversion
 from shardviz.relate.orders import orders_of_slices
 
@@ -21,7 +22,7 @@ MOST_WRITTEN = 16
 
 def cause_of_order(before: NDArray[np.generic], after: NDArray[np.generic]) -> ReorderedInConversion | None:
     """Return what reordered one dim, with its undoing; None if it is not one dim, or in no short words."""
-    if before.shape != after.shape or (orders := orders_of_slices(before, after)) is None:
+    if before.shape != after.shape or is_long_line(before) or (orders := orders_of_slices(before, after)) is None:
         return None
     odd = [(dim, order) for dim, order in enumerate(orders) if not np.array_equal(order, np.arange(len(order)))]
     if len(odd) != 1 or not np.array_equal(np.sort(odd[0][1]), np.arange(len(odd[0][1]))):
