@@ -1,5 +1,7 @@
 """What two jobs' traces are laid side by side by: samples of tensors, meshes of process groups."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from shardviz.check.step.jobs.starts import other_weights, rows_of
 from shardviz.check.step.trace.traces import Weight
 from shardviz.check.step.trace.values import Kept, in_both, joined
 from shardviz.dump.arrays.sample import kept_indices, strides_between, strides_for
+from shardviz.explain.step.factors import ScaledBackward
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import parse
@@ -192,3 +195,15 @@ def test_parts_that_are_padded_are_not_rows_of_another_batch(padding, is_padding
     )
     assert bool(rows.not_joined) == is_padding
     assert bool(rows.problem) != is_padding
+
+
+def test_a_loss_that_no_trace_has_may_have_the_gradients_factor_too():
+    def causes(factor, loss):
+        return [cause for cause, _ in ScaledBackward(factor, loss=loss).ways]
+
+    unseen = causes(Fraction(16), "unseen")
+    assert unseen[0].endswith("it is a sum where the other job's is a mean, over 16 elements")
+    assert unseen[1:] == causes(Fraction(16), "")
+    assert causes(Fraction(1, 16), "unseen")[0].endswith("a mean where the other job's is a sum, over 16 elements")
+    assert causes(Fraction(3, 2), "unseen") == causes(Fraction(3, 2), "")
+    assert causes(0.7071, "unseen") == causes(0.7071, "")
