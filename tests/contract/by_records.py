@@ -82,7 +82,7 @@ def unreduced() -> Iterator[tuple[str, Step]]:
         step.of_ranks = {
             rank: {"wrappers": (WrapperRecord(kind, MESH.ranks, tuple(scene.names)),)} for rank in MESH.ranks
         }
-        yield f"grad {change} under {kind}", step
+        yield f"unreduced grad, {change}, under {kind}", step
 
 
 def unread() -> Iterator[tuple[str, Step]]:
@@ -133,7 +133,7 @@ def rounded() -> Iterator[tuple[str, Step]]:
             step.put("scalar", "loss", "step", dict.fromkeys(MESH.ranks, np.array(2.5 * of_loss)))
             step.put("scalar", "loss", "reference", {0: np.array(2.5)})
             step.of_ranks = {rank: {"reductions": (ReductionRecord(("dp",), dtype, size),)} for rank in MESH.ranks}
-            yield f"grad times {factor}, loss times {of_loss}, {size} {dtype} summed", step
+            yield f"rounded: grad times {factor}, loss times {of_loss}, {size} {dtype} summed", step
 
 
 def gathered() -> Iterator[tuple[str, Step]]:
@@ -209,7 +209,7 @@ def main() -> None:
     room = store.Room(ROOM)
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         for at, (name, step) in enumerate(
-            chain(wrapped(), unreduced(), unread(), reduced(), rounded(), gathered(), casts(), called(), odd())
+            chain(wrapped(), unread(), reduced(), casts(), called(), odd(), unreduced(), rounded(), gathered())
         ):
             room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"{at}.shardviz")))])
         room.keep(chosen(judge_room(room), MOST_ALIKE, role_of))
