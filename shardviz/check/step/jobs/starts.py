@@ -358,17 +358,19 @@ def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:
     """Whether ranks have all slices of the batch along a dim, and constant slices behind the last of them."""
     if not whole.is_whole or not all(part.is_whole for part in parts):
         return False
-    every: dict[int, set[int]] = {}
+    every: dict[int, list[int]] = {}
+    is_padded = False
     for part in parts:
-        near = _near(whole, part) * (float_of(whole) or 1.0)
-        place = places_of(part.values, whole.values, near)
+        place = places_of(part.values, whole.values, _near(whole, part) * (float_of(whole) or 1.0))
         if place is None or np.any(np.diff(place[1] < 0) < 0):
             return False
         dim, at = place
-        if np.ptp(np.compress(at < 0, part.values, axis=dim)) if (at < 0).any() else 0:
+        padding = np.compress(at < 0, part.values, axis=dim)
+        if padding.size and np.ptp(padding):
             return False
-        every.setdefault(dim, set()).update(at[at >= 0].tolist())
-    return any(len(found) == whole.shape[dim] for dim, found in every.items())
+        is_padded |= bool(padding.size)
+        every.setdefault(dim, []).extend(at[at >= 0].tolist())
+    return is_padded and any(sorted(found) == list(range(whole.shape[dim])) for dim, found in every.items())
 
 
 def _shares(rows: Mapping[int, tuple[int, ...]]) -> str:
