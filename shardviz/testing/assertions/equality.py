@@ -23,7 +23,7 @@ from shardviz.check.step.rules.reductions import check_unreduced
 from shardviz.dump.whole_tensors import whole_values
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import MOST_NAMES
-from shardviz.explain.step.factors import ScaledInStep
+from shardviz.explain.step.scales import ScaledInStep
 from shardviz.explain.testing.assertions import (
     AllRanksDiffer,
     ExchangedCoordinate,

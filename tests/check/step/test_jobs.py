@@ -12,7 +12,7 @@ from shardviz.check.step.jobs.starts import other_weights, rows_of
 from shardviz.check.step.trace.traces import Weight
 from shardviz.check.step.trace.values import Kept, in_both, joined
 from shardviz.dump.arrays.sample import kept_indices, strides_between, strides_for
-from shardviz.explain.step.factors import ScaledBackward
+from shardviz.explain.step.scales import ScaledBackward
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import parse

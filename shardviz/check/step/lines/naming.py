@@ -15,17 +15,14 @@ from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.check.whole.completeness import no_file_of
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.finding import Finding
+from shardviz.explain.step.exchanged_rows import ExchangeNotReversed, ForeignNumbersSummed, RowsNotRestored, StrangeRows
 from shardviz.explain.step.forward import UngatheredKeys
 from shardviz.explain.step.lines import (
     CopiesSummedLine,
-    ExchangeNotReversed,
-    ForeignNumbersSummed,
     MisplacedLine,
     OtherNumber,
     RepeatedReductionLine,
-    RowsNotRestored,
     ScaledLine,
-    StrangeRows,
     UnaveragedLine,
     UnlikeOperands,
     UnsummedLine,

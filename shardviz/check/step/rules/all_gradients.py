@@ -24,7 +24,8 @@ import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.rules.factors import cause_of_axes, overs, size_clause
-from shardviz.explain.step.factors import (
+from shardviz.explain.step.losses import NormOfPart
+from shardviz.explain.step.scales import (
     ClippedByParts,
     NormOverWrongAxes,
     RoundedNumber,
@@ -32,7 +33,6 @@ from shardviz.explain.step.factors import (
     ScaledForward,
     ScaledReduction,
 )
-from shardviz.explain.step.losses import NormOfPart
 from shardviz.explain.templates import number, times_text
 from shardviz.relate.factors import ratio_near
 from shardviz.relate.measures import axis_sets, factor_of_all

@@ -30,14 +30,14 @@ from shardviz.explain.checkpoints.states import (
     StateOfAnotherRank,
 )
 from shardviz.explain.finding import Finding
-from shardviz.explain.step.update import (
-    AnotherGroup,
+from shardviz.explain.step.buffers import (
     BufferOfParts,
     OwnBufferRead,
     RepeatedCount,
     UnexplainedBuffer,
     UnreducedStatistics,
 )
+from shardviz.explain.step.update import AnotherGroup
 from shardviz.relate.measures import owner_of, ratio_of
 from shardviz.relate.tolerance import EPSILON, FEW, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, STEP, TELLING
 from shardviz.text import listed

@@ -17,7 +17,7 @@ import numpy as np
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
 from shardviz.check.step.words import number
-from shardviz.explain.step.factors import ClippedByParts, NormOverWrongAxes
+from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.update import (
     AnotherDecay,
     AnotherLearningRate,
