@@ -132,7 +132,7 @@ def test_what_was_done_to_a_tensor_before_sharding_is_said_beside_its_mark(mesh,
     report = captured(tmp_path, mesh, change)
     assert not report.findings
     order = "dim 0 is in the order of view(1, 4, 4, 1).transpose(1, 2): its indices come as 0 4 8 12 1 5 9 13 ..."
-    assert {name: why.partition(";")[0].partition(", as when")[0] for name, why in marks_of(report).items()} == {
+    assert {name: why.partition(";")[0].partition(": 16 shards")[0] for name, why in marks_of(report).items()} == {
         "0.wq.weight": "each element is 0.5 times what it has there: a scale was applied, or left out",
         "0.wk.weight": f"these are its elements in another order: {order}",
         "1.wq.weight": "these are its elements in another order: dim 0 is rolled by 1",
