@@ -126,9 +126,10 @@ def _compile(file: Path) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let no collection walk through the modules that stay until the end."""
+    """Let no collection walk through the modules that stay until the end, and collect garbage seldom."""
     sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
     gc.freeze()
+    gc.set_threshold(20_000)
     gc.enable()
 
 

@@ -21,6 +21,7 @@ from shardviz.check.order.rules.intent import (
     of_states,
     unmatched,
     wanted_layout,
+    with_order,
 )
 from shardviz.check.order.rules.masters import check_fragments, check_master, is_master, of_masters
 from shardviz.check.order.rules.places import check_places
@@ -225,6 +226,7 @@ def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> 
         of_name: list[Result] = [*check_global_shape(laid_out, tensor, name)]
         if of_name and is_padded_in_place(laid_out, tensor, name):
             return []
+        intended = with_order(tensor, intended)
         order = split_order(intended)[1]
         for laid in laid_out.cases(tensor, name) if not of_name else ():
             case = laid if order is None else laid.in_order(order)

@@ -11,6 +11,7 @@ from shardviz.check.report import Place
 from shardviz.check.step.comparison import compared
 from shardviz.check.whole.plan_layouts import is_compared
 from shardviz.dump.records.base import WEIGHTS
+from shardviz.dump.records.files import MEANT
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def nothing_checked(dump: Dump, report: Report) -> str:
         return ""
     weights = [tensor for tensor in dump.tensors if is_of_model(tensor) and tensor.moment in ("stamped", "initial")]
     names = {name for tensor in weights for name in tensor.names if verdict_on(dump, tensor, [name], report) == "good"}
+    names |= {result.tensor for result in report.not_checked if result.why.startswith(MEANT)}
     unchecked = {result.tensor for result in report.not_checked if result.about in ("order", "no-ids")}
     if names - unchecked or next(compared(dump), None) is not None:
         return ""

@@ -13,10 +13,12 @@ from shardviz.checkpoint.coverage import coverage_of
 from shardviz.checkpoint.formats.pickle_reader import UnknownTypeError
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.optimizer import check_optimizer, check_states
+from shardviz.checkpoint.second_set import check_second_set
 from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.files import (
     ChunkOutOfBounds,
     DamagedHeader,
+    FileCopiedOver,
     ForeignFile,
     MixedChunkTypes,
     ShardsOfTwoSaves,
@@ -31,7 +33,7 @@ from shardviz.layout.dtypes import itemsize
 from shardviz.text import counted, listed, natural_key, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from shardviz.checkpoint.records import ByteRange, Checkpoint, Chunk, StoredTensor
 
@@ -65,15 +67,17 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
     """
     results: list[Finding | NotChecked] = [
         *_files(checkpoint),
-        *_index(checkpoint),
+        *_index(checkpoint, copies := copied_files(checkpoint)),
         *_problems(checkpoint),
         *_check_unread_files(checkpoint),
     ]
+    results += [second] if (second := check_second_set(checkpoint)) is not None else []
     foreign = foreign_files(checkpoint)
     results += foreign.values()
     for done, tensor in enumerate(checkpoint.tensors.values()):
         progress(done, len(checkpoint.tensors))
-        results += [*_chunks(tensor), *_check_chunks(checkpoint, tensor, foreign)]
+        is_copied = any(file in copies for file in tensor.files)
+        results += [*([] if is_copied else _chunks(tensor)), *_check_chunks(checkpoint, tensor, foreign)]
     results += [*check_spans(checkpoint), *_ties(checkpoint), *check_optimizer(checkpoint), *check_states(checkpoint)]
     findings = [result for result in results if isinstance(result, Finding)]
     findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
@@ -83,6 +87,9 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
 
 def _check_unread_files(checkpoint: Checkpoint) -> Iterator[NotChecked]:
     """Yield the files next to the weights that are not looked at."""
+    if checkpoint.ranks:
+        some = listed(map(printable, checkpoint.ranks), MAX_NAMES)
+        yield NotChecked("", f"the other ranks: it has one rank's parts, of {len(checkpoint.ranks)} ({some})", "run")
     if checkpoint.unread:
         some = listed(map(printable, checkpoint.unread), MAX_NAMES)
         yield NotChecked("", f"files next to the weights ({some}): {BY_ITSELF}", "run")
@@ -120,12 +127,34 @@ def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield of_tensors(UnreadableFile().finding("", (), text), [name for name in cut if name in checkpoint.names])
 
 
-def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
+def copied_files(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the files of an index that are copies of others, with those: as long, with the same tensors."""
+    names_in: dict[str, list[str]] = {}
+    for name, tensor in checkpoint.tensors.items() if checkpoint.indexed else ():
+        for file in tensor.files:
+            names_in.setdefault(file, []).append(name)
+    owners = {(tuple(names), checkpoint.file_sizes[file]): file for file, names in names_in.items()}
+    due = set(checkpoint.indexed.items())
+    owners |= {
+        (tuple(names), checkpoint.file_sizes[file]): file
+        for file, names in names_in.items()
+        if all((name, file) in due for name in names)
+    }
+    twins = {file: owners[tuple(names), checkpoint.file_sizes[file]] for file, names in names_in.items()}
+    return {file: twin for file, twin in twins.items() if twin != file}
+
+
+def _index(checkpoint: Checkpoint, copies: Mapping[str, str]) -> Iterator[Finding]:
     """Yield contradictions between the index and the files: missing or misplaced tensors."""
     if not checkpoint.indexed:
         return
+    for file, twin in copies.items():
+        lost = [name for name, owner in checkpoint.indexed.items() if owner == file]
+        text = f"{printable(file)} has the tensors of {printable(twin)}, and none of the {len(lost):,} that the index "
+        finding = FileCopiedOver(printable(file), printable(twin)).finding("", (), f"{text}says are in it")
+        yield of_tensors(finding, lost)
     for name, file in checkpoint.indexed.items():
-        if checkpoint.file_sizes[file] is not None:
+        if checkpoint.file_sizes[file] is not None and file not in copies:
             tensor = checkpoint.tensors.get(name)
             if tensor is None or file not in tensor.files:
                 where = f"{printable(tensor.files[0])} has it" if tensor else "no file has it"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.formats.dcp import METADATA, read_dcp
 from shardviz.checkpoint.formats.deepspeed import LATEST, is_deepspeed, read_deepspeed
-from shardviz.checkpoint.formats.headers import INDEX, read_safetensors
+from shardviz.checkpoint.formats.headers import INDEX, is_of_rank, of_ranks, read_safetensors, refusal_of_ranks
 from shardviz.checkpoint.formats.torch_file import SUFFIXES, read_torch_file
 from shardviz.errors import DumpError
 from shardviz.text import listed, natural_key, printable
@@ -74,7 +74,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     if path.exists() and not path.is_dir() and not path.is_file():
         raise DumpError(f"{path} is neither a file nor a folder", _EXPECTED)  # a pipe would be waited for
     if not path.is_dir():
-        return read_torch_file(path) if path.suffix in SUFFIXES else read_safetensors(path)
+        return _with_ranks(read_torch_file(path) if path.suffix in SUFFIXES else read_safetensors(path))
     try:
         names = [one.name for one in path.iterdir()]
     except OSError as error:
@@ -85,7 +85,22 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         return _with_unread(read_safetensors(path), names)
     if is_deepspeed(names):
         return read_deepspeed(path)
+    if len(saved := [name for name in names if name.endswith(SUFFIXES)]) == 1:
+        return _with_ranks(read_torch_file(path / saved[0]))
     raise DumpError(*_refusal(path, names))
+
+
+def _with_ranks(checkpoint: Checkpoint) -> Checkpoint:
+    """Add the names of all ranks if a file is one rank's part: by its own name, or by its folder's."""
+    path = checkpoint.path.absolute()
+    for one in (path, path.parent):
+        try:
+            ranks = of_ranks(beside.name for beside in one.parent.iterdir()) if is_of_rank(one.name) else []
+        except OSError:
+            continue
+        if one.name in ranks:
+            return replace(checkpoint, ranks=tuple(ranks))
+    return checkpoint
 
 
 def _with_unread(checkpoint: Checkpoint, names: list[str]) -> Checkpoint:
@@ -99,6 +114,8 @@ def _refusal(path: Path, names: list[str]) -> tuple[str, str]:
         lost = "save it again, or copy the whole folder: FOLDER/* leaves out names that begin with a dot"
         return f"{path} has .distcp files but no {METADATA}: its save or its copy was not finished", lost
     if files := sorted(name for name in names if name.endswith(SUFFIXES)):
+        if ranks := of_ranks(files):
+            return refusal_of_ranks(path, ranks)
         some = listed(map(printable, files), 3)
         return f"{path} has {some}, each a whole checkpoint or a part of one", "give one of them"
     if SETTINGS in names:

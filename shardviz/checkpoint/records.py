@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 
 from shardviz.checkpoint.formats.archive import FileTensor, find_tensor, strides_of
+from shardviz.checkpoint.formats.pickle_reader import UnknownTypeError
 from shardviz.errors import DumpError
+from shardviz.explain.checkpoints.files import MixedChunkTypes, ShardsOfTwoSaves, UnlistedChunk, UnreadableFile
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import Region
 from shardviz.relate.values import part_of
@@ -59,6 +61,22 @@ class Tensor(Entry, Protocol):
     @property
     def name(self) -> str:
         """Its name."""
+
+
+class DamagedFileError(DumpError):
+    """A file of a checkpoint is missing, too short or damaged, or isn't what the checkpoint says.
+
+    Args:
+        message: What is wrong with one tensor in it.
+        hint: What to do about it.
+        file_text: What is wrong with the file, the same for all tensors in it.
+        cause: Why.
+    """
+
+    def __init__(self, message: str, hint: str, file_text: str, cause: Cause) -> None:
+        super().__init__(message, hint)
+        self.file_text = file_text
+        self.cause = cause
 
 
 @dataclass(frozen=True)
@@ -178,9 +196,11 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
             return pieces[0][1]
         stored = sum(piece.size for _, piece in pieces)
         if stored != region.size:
-            raise DumpError(
+            raise DamagedFileError(
                 f"{printable(self.name)}: {counted(stored, 'element')} stored for the {region.size:,} of {region}",
                 f"`shardviz check {self.folder}` says which are missing, or there twice",
+                f"the files of {self.folder} don't have each of its elements once",
+                ShardsOfTwoSaves(is_twice=stored > region.size),
             )
         whole = np.empty(region.shape, kind)
         for into, piece in pieces:
@@ -205,10 +225,13 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
         stored = self.stored(chunk)
         kind = _bits_type(self.dtype, self.name)
         if stored.dtype != self.dtype or stored.shape != chunk.sizes:
-            raise DumpError(
+            file = self.folder / chunk.place.file if chunk.place else self.folder
+            raise DamagedFileError(
                 f"{printable(self.name)}: its chunk at {list(chunk.offsets)} is {stored.dtype}{list(stored.shape)}, "
                 f"the checkpoint says {self.dtype}{list(chunk.sizes)}",
                 "save the checkpoint again",
+                f"{file} has different dtypes or shapes than the checkpoint says",
+                MixedChunkTypes(self.dtype),
             )
         if not math.prod(stored.shape):
             return np.empty(stored.shape, kind)
@@ -230,21 +253,31 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
         """
         place = chunk.place
         if place is None:
-            raise DumpError(f"{printable(self.name)}: no file has {chunk.region}", "save the checkpoint again")
+            lost = f"no file of {self.folder} has all of it"
+            raise DamagedFileError(
+                f"{printable(self.name)}: no file has {chunk.region}",
+                "save the checkpoint again",
+                lost,
+                UnlistedChunk(),
+            )
         path = self.folder / place.file
-        end = file_size(path)
         if place.transformed:
             why = f"went through {printable(place.transformed)} after torch.save"
             raise DumpError(f"{path}: {printable(self.name)} {why}", "save without stream extensions to compare it")
-        if end is None or place.start + place.size > end:
-            has = "does not exist" if end is None else f"ends at byte {end:,}"
-            raise DumpError(
-                f"{path} {has}: {printable(self.name)} is in bytes {place.start:,} to {place.start + place.size:,}",
-                "copy the checkpoint again",
-            )
+        refuse_cut(self.folder, place, self.name)
         if place.archive:
-            return find_tensor(path, place.start, place.size, self.name)
+            return self._find_in(path, place)
         return FileTensor(chunk.dtype or self.dtype, chunk.sizes, strides_of(chunk.sizes), place.start)
+
+    def _find_in(self, path: Path, place: ByteRange) -> FileTensor:
+        """Find the chunk that torch.save wrote at a place of a file."""
+        try:
+            return find_tensor(path, place.start, place.size, self.name)
+        except UnknownTypeError:
+            raise
+        except DumpError as error:
+            has = "is damaged, or is not the file that the checkpoint describes"
+            raise DamagedFileError(error.message, error.hint, f"{path} {has}", UnreadableFile(is_whole=True)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +312,8 @@ class Checkpoint:
         problems: What was found wrong while its files were laid out.
         sizes: The bytes of files, as far as its reader has looked.
         unread: Files beside those that were read, such as an optimizer's, that may be part of it.
+        ranks: The files or folders of all ranks, if it is the part of one rank; empty otherwise.
+        second_set: The file of all weights next to an index, which loaders read before the index; empty without one.
     """
 
     path: Path
@@ -291,6 +326,8 @@ class Checkpoint:
     problems: tuple[Problem, ...] = ()
     sizes: Mapping[str, int | None] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    ranks: tuple[str, ...] = ()
+    second_set: str = ""
 
     @property
     def folder(self) -> Path:
@@ -318,6 +355,25 @@ def file_size(path: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def refuse_cut(folder: Path, place: ByteRange, name: str) -> None:
+    """Refuse a place of a file that is missing, or ends before it.
+
+    Raises:
+        DamagedFileError: It is one of these.
+    """
+    path, stop = folder / place.file, place.start + place.size
+    end = file_size(path)
+    if end is not None and stop <= end:
+        return
+    has = "does not exist" if end is None else f"ends at byte {end:,}"
+    raise DamagedFileError(
+        f"{path} {has}: {printable(name)} is in bytes {place.start:,} to {stop:,}",
+        "copy the checkpoint again",
+        f"{path} {has}{'' if end is None else ', before the end of what was saved in it'}",
+        UnreadableFile(),
+    )
 
 
 def _bits_type(dtype: str, name: str) -> np.dtype[Any]:

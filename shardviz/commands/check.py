@@ -1,6 +1,7 @@
 """Find what is wrong in a dump, or in a checkpoint.
 
-Exits with 1 if there are findings.
+Exits with 1 if there are findings. Marks: ✗ wrong, ! something could not be
+seen whole (a rank or a file is missing), ? not checked, ✓ in order.
 
 examples:
   shardviz check tp_fsdp-2x4.shardviz

@@ -76,7 +76,10 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.epilog = f"{parser.epilog}\n{LANGUAGE}{functions_text()}"
     parser.add_argument(
-        "--format", choices=("text", "json", "svg", "html"), help="default: by the ending of FILE, text without one"
+        "--format",
+        choices=("text", "json", "svg", "html"),
+        help="default: by the ending of FILE, text without one; svg draws a job and a checkpoint, html also two "
+        "traced jobs",
     )
     parser.add_output("FILE", "write to a file")
     parser.add_strict("compared")

@@ -63,14 +63,14 @@ KINDS: Mapping[Kind, KindPage] = {
     ),
     "misordered-within-shard": KindPage(
         "each rank holds the right elements, but in a different order",
-        page="tests/check/test_misordered.py",
+        page="tests/contract/texts/dumps.txt",
         follows_from=LABELS,
     ),
     "duplicated": KindPage("an element is held too often", ("first_shard_everywhere",), follows_from=SEQUENCES),
     "missing": KindPage("an element is held by no rank", ("first_shard_everywhere",), follows_from=SEQUENCES),
     "foreign": KindPage(
         "values of a different tensor, padding, or memory that nothing wrote to after `to_empty`",
-        page="tests/check/test_counts.py",
+        page="tests/contract/texts/dumps.txt",
         follows_from=SEQUENCES,
         unexplained_from=VALUES,
     ),
@@ -79,7 +79,7 @@ KINDS: Mapping[Kind, KindPage] = {
     ),
     "wrong-placement": KindPage(
         "the placements cannot be right; the finding names those that fit",
-        page="tests/check/test_misordered.py",
+        page="tests/contract/texts/dumps.txt",
         follows_from=LABELS,
     ),
     "wrong-segment": KindPage(
@@ -98,7 +98,7 @@ KINDS: Mapping[Kind, KindPage] = {
         ("hybrid_shard_of_one", "sequence_parallel_norm"),
     ),
     "unreduced-output": KindPage(
-        "each rank has its own part of an output instead of the sum", page="tests/check/test_step.py"
+        "each rank has its own part of an output instead of the sum", page="tests/contract/texts/dumps.txt"
     ),
     "unreduced-scalar": KindPage("each rank logs its own part instead of the sum", ("item_of_partial",)),
     "wrong-scale": KindPage(
@@ -109,7 +109,7 @@ KINDS: Mapping[Kind, KindPage] = {
         "differs from the unsharded model's, and no ratio explains it: the finding names the place and the module to "
         "look at; also weights and optimizer state after the step; in a checkpoint, moments that are NaN, negative "
         "squares, zero moments after several steps, and steps of two saves or set back to 0",
-        page="tests/check/test_step_causes.py",
+        page="tests/contract/texts/dumps.txt",
         unexplained_from=RESULTS,
     ),
     "untied": KindPage("two tensors that shared storage before sharding", ("tied_apart",)),
@@ -121,7 +121,7 @@ KINDS: Mapping[Kind, KindPage] = {
     ),
     "write-not-applied": KindPage(
         "a fill or a load that did not take: what was read back is not what was written",
-        page="tests/check/test_writes.py",
+        page="tests/contract/texts/dumps.txt",
     ),
     "collective-mismatch": KindPage(
         "shards are right, but what torch gathers from them is not",
@@ -132,8 +132,8 @@ KINDS: Mapping[Kind, KindPage] = {
         "the sharded step raises, and the unsharded one does not", page="tests/live/test_contradictions.py"
     ),
     "rank-order": KindPage(
-        "a rank's place in its group is not its place on the mesh", page="tests/check/test_whole_dump.py"
+        "a rank's place in its group is not its place on the mesh", page="tests/contract/texts/dumps.txt"
     ),
-    "incomplete": KindPage("ranks, tensors or files missing from the dump", page="tests/check/test_whole_dump.py"),
+    "incomplete": KindPage("ranks, tensors or files missing from the dump", page="tests/contract/texts/dumps.txt"),
 }
 """Every kind, in the order in which a reader would look for it."""

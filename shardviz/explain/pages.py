@@ -109,5 +109,11 @@ def table() -> Iterator[str]:
     yield "| --- | --- | --- |"
     for kind, page in KINDS.items():
         seen = ", ".join(f"[{probe}](../../probes/bugs/{probe}.py)" for probe in page.probes)
-        seen = seen or f"[{'its tests' if page.page.startswith('tests/') else 'a demo'}](../../{page.page})"
+        seen = seen or f"[{_seen_as(page.page)}](../../{page.page})"
         yield f"| `{kind}` | {page.rule} | {seen} |"
+
+
+def _seen_as(page: str) -> str:
+    """Return what a page is that shows a kind: what is printed of recorded cases, tests or a demo."""
+    folders = {"tests/contract/": "recorded", "tests/": "its tests"}
+    return next((name for folder, name in folders.items() if page.startswith(folder)), "a demo")

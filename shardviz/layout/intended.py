@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.errors import NotationError
-from shardviz.layout.notation import parse
+from shardviz.layout.notation import Pattern, parse
+from shardviz.layout.region import indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardviz.layout.notation import Pattern
+    from shardviz.layout.layout import Layout
 
 ORDER = re.compile(r"(?P<layout>.*?)\s+order\s+(?P<dim>\d+)\s*:\s*(?P<rule>.*)", re.DOTALL)
 VIEW = re.compile(r"view\((?P<shape>[\d,\s]+)\)\.transpose\((?P<one>\d+),\s*(?P<other>\d+)\)")
@@ -105,6 +106,37 @@ def split_order(text: str) -> tuple[str, DimOrder | None]:
     if not all(number.isdecimal() for number in numbers) or sorted(map(int, numbers)) != list(range(len(numbers))):
         raise NotationError(f"{rule!r} does not name every block from 0 once", HINT)
     return match["layout"], DimOrder(dim, blocks=tuple(map(int, numbers)))
+
+
+def order_between(claimed: Layout, held: Layout) -> str:
+    """Return the intention of a tensor whose segments are in rank order, and that is held as claimed then; else empty.
+
+    Each rank holds its part of every segment, as of a fused q, k and v, and placements claim one stretch.
+    """
+    if held.shape != claimed.shape or held.mesh != claimed.mesh or claimed.flat or held.flat:
+        return ""
+    for dim, chain in enumerate(held.chains):
+        count = next((link for link in chain if isinstance(link, int)), 0)
+        axes = [link for link in claimed.chains[dim] if link in claimed.mesh.axes]
+        for number in range(1, len(axes) + 1) if count > 1 else ():
+            ways = math.prod(claimed.mesh.axis_size(str(axis)) for axis in axes[:number])
+            rows, rest = divmod(held.shape[dim], count * ways)
+            order = DimOrder(dim, (count, ways, rows), (0, 1))
+            if ways > 1 and not rest and _is_ordered(claimed, held, order):
+                layout = Pattern((None,) * len(claimed.shape), claimed.chains)
+                return f"{layout} order {dim}: view({count}, {ways}, {rows}).transpose(0, 1)"
+    return ""
+
+
+def _is_ordered(claimed: Layout, held: Layout, order: DimOrder) -> bool:
+    """Whether every rank holds what is claimed for it of a tensor with a dim in an order."""
+    index = order.index(held.shape[order.dim])
+    for (_, first), (_, second) in zip(claimed.regions(), held.regions(), strict=True):
+        for dim, (one, other) in enumerate(zip(first.dims, second.dims, strict=True)):
+            places = indices(one)
+            if not np.array_equal(index[places] if dim == order.dim else places, indices(other)):
+                return False
+    return True
 
 
 def parse_intended(text: str) -> Pattern:

@@ -185,7 +185,7 @@ def capture_by_reference(
         add_by_reference(rank_capture, whole, found_in, source.sift)
         for moment in moments:
             rank_capture.add_values(moment, "initial")
-        rank_capture.not_checked += [("", note) for note in source.notes]
+        rank_capture.not_checked += [(name and pipeline_part.prefix + name, note) for name, note in source.notes]
         rank_capture.unwritten += sorted(empty)
         rank_capture.rounded += rounded_copies(locals_)
         rank_capture.skipped_keys += [

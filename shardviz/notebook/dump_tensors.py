@@ -43,7 +43,7 @@ BY = ("held", "claimed")
 
 
 class TensorOfRun(Drawable):
-    """One tensor of a dump over all ranks.
+    """One tensor of a dump over all ranks; a checkpoint's (`SavedTensor`) has less.
 
     Attributes:
         run: The run that it is of.

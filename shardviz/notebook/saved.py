@@ -82,6 +82,8 @@ class SavedRun(Run["SavedTensor"]):
 class SavedTensor(Drawable):
     """One tensor of a checkpoint, stored in chunks numbered from 0 in the checkpoint's order.
 
+    What only ranks have, as `grad`, `held_layout`, `ids` and `reference`, only tensors of a dump have (`TensorOfRun`).
+
     Attributes:
         run: The checkpoint that it is of.
         name: Its name.
@@ -98,6 +100,17 @@ class SavedTensor(Drawable):
         self.run, self._saved = run, saved
         self.name, self.shape, self.dtype, self.files = saved.name, saved.shape, saved.dtype, saved.files
         self.layout = f"[{', '.join(map(str, saved.shape))}]"
+
+    def __getattr__(self, name: str) -> Any:
+        """Say of an attribute that a dump's tensor has why this one lacks it."""
+        from shardviz.notebook.dump_tensors import TensorOfRun
+
+        if not name.startswith("_") and hasattr(TensorOfRun, name):
+            raise AttributeError(
+                f"a checkpoint's tensor has no .{name}: only tensors of a dump have it. A checkpoint has .held, "
+                ".shards and .full()"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def held(self) -> Mapping[int, Region]:

@@ -118,7 +118,7 @@ class FindingOfRun(Drawable):
 
     @property
     def pair(self) -> ArrayPair | None:
-        """Expected and actual arrays of the first tensor; None if the finding isn't about numbers."""
+        """Expected and actual arrays of the first tensor; None for a checkpoint's, or if it isn't about numbers."""
         first = self._first
         return ArrayPair(first) if first is not None else None
 

@@ -264,7 +264,7 @@ class Sides:
     def _differs(self, group: tuple[int, ...]) -> bool:
         present = [rank for rank in group if rank in self.reduced]
         return any(
-            self.regions[low] == self.regions[high] and not self._equal(self.reduced[low], self.reduced[high])
+            self.regions[low] == self.regions[high] and not self.are_equal(self.reduced[low], self.reduced[high])
             for low, high in pairwise(present)
         )
 
@@ -280,7 +280,8 @@ class Sides:
         alike = (pair for pair in pairs if self.regions[pair[0]] == self.regions[pair[1]])
         return [(low, high, farthest(held[low], held[high])) for low, high in alike]
 
-    def _equal(self, left: Values, right: Values) -> bool:
+    def are_equal(self, left: Values, right: Values) -> bool:
+        """Whether two ranks' copies are equal except for rounding."""
         return np.array_equal(left, right, equal_nan=True) or self.near(left, right)
 
 

@@ -63,6 +63,8 @@ def line_between(before: Bits, after: Bits, dtype: str, roundings: float = 1.0) 
 def rounding_between(before: Bits, dtype: str, after: Bits, to: str, narrower: Sequence[str]) -> Rounded | None:
     """Return the narrower type through which values went on their way from one type to another.
 
+    What became a single number, such as zeros, was filled: a rounding of small values may do the same by chance.
+
     Args:
         before: The bits of the tensor.
         dtype: Its dtype.
@@ -70,7 +72,9 @@ def rounding_between(before: Bits, dtype: str, after: Bits, to: str, narrower: S
         to: Their dtype.
         narrower: The types to try.
     """
-    if before.shape != after.shape:
+    if before.shape != after.shape or (
+        after.size > 1 and (is_alike(after) or not any((part << 1).any() for part in blocks(after)))
+    ):
         return None
     few = (sampled(before), sampled(after)) if before.size > SAMPLES else (before, after)
     for narrow in (narrow for narrow in narrower if narrow != to and _is_cast_by(*few, dtype, narrow, to)):

@@ -113,6 +113,9 @@ FEW = 4
 LEAST_FACTOR = 0.002
 """Gradients whose factor is nearer to 1 than this have errors that happen to be proportional."""
 
+LEAST_EXACT_FACTOR = 1e-4
+"""The same if all values have it as precisely as float32 has numbers, so that errors of theirs are much smaller."""
+
 LEAST_FACTOR_OF_MODULE = 0.01
 """The same for what a module returns, which drifts more than gradients do."""
 

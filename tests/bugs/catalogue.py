@@ -13,6 +13,7 @@ from tests.bugs import (
     context_parallel,
     cut_by_hand,
     decided,
+    denominators,
     experts,
     gradients,
     hooks,
@@ -49,7 +50,7 @@ AXES = (pipeline, context_parallel, experts, hooks, cut_by_hand)
 
 LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
 LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, canceling)
-OTHERS = (*LOOPS, lost_on_the_way, untrue_causes, parallel_by_hand, decided)
+OTHERS = (*LOOPS, denominators, lost_on_the_way, untrue_causes, parallel_by_hand, decided)
 
 FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES, *LAYERS, *OTHERS)}
 

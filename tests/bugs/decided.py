@@ -286,7 +286,7 @@ CASES = (
         COUNTED,
         (("for one in (ids, shifted(ids)))", "for one in (ids, ids))\n    labels = shifted(part)"),),
         ("wrong-value",),
-        ("shifted",),
+        ("shifts",),
         ("mean of their means",),
     ),
     Bug(

@@ -72,7 +72,30 @@ def loss(model, batch):
 
 WRONG = ("wrong-value", "wrong-scale")
 
+COUNTED = LABELS.replace("torch.randint(10, (24,))", "torch.randint(10, (1800,))").replace(
+    "    labels[13:20] = NONE\n    return torch.randn(24, 8)",
+    "    labels[900:903] = NONE\n    return torch.randn(1800, 8)",
+)
+
 CASES = (
+    Bug(
+        "a count of labels that is sent in bfloat16",
+        "dp=2",
+        COUNTED,
+        (("count = (labels != NONE).sum()", "count = (labels != NONE).sum().bfloat16()"),),
+        ("wrong-scale",),
+        ("sums one number over dp in bfloat16", "torch.int64"),
+        ("clips", "unequal numbers"),
+        with_lines=True,
+    ),
+    Bug(
+        "a count of labels in float32 that is sent in bfloat16",
+        "dp=2",
+        COUNTED.replace("(labels != NONE).sum()", "(labels != NONE).sum().double()"),
+        (("count = (labels != NONE).sum().double()", "count = (labels != NONE).sum().double().bfloat16()"),),
+        ("wrong-scale",),
+        ("sums one number over dp in bfloat16", "torch.int64"),
+    ),
     Bug(
         "a mean of the ranks' means over unequal counts of labels",
         "dp=2",

@@ -131,7 +131,51 @@ def optimizer(model, mesh):
 
 UPDATED = ("wrong-value", "wrong-scale")
 
+NORMED = (
+    FSDP
+    + """
+class Normed(torch.optim.SGD):
+    def __init__(self, model, **options):
+        super().__init__(model.parameters(), **options)
+        self.model = model
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        weight = self.model.up.weight
+        if not isinstance(weight, DTensor):
+            weight.copy_(functional.normalize(weight, dim=-1))
+            return
+        self.model.unshard()
+        normed = functional.normalize(self.model.up.weight, dim=-1)
+        self.model.reshard()
+        size, rank = weight.device_mesh.size(), weight.device_mesh.get_local_rank()
+        weight.to_local().copy_(normed.chunk(size)[rank])
+
+
+def optimizer(model, mesh):
+    return Normed(model, lr=0.1)
+
+"""
+)
+
 CASES = (
+    Bug(
+        "rows brought to length 1 in the copy that reshard() frees",
+        "fsdp=2",
+        NORMED,
+        (
+            (
+                "        self.model.reshard()\n",
+                "        self.model.up.weight.copy_(normed)\n        self.model.reshard()\n",
+            ),
+            ("        weight.to_local().copy_(normed.chunk(size)[rank])\n", ""),
+        ),
+        ("wrong-value",),
+        ("up.weight", "gathered copy", "reshard()"),
+        ("norms and means",),
+        with_lines=True,
+    ),
     Bug(
         "an optimizer of the parameters from before sharding",
         "fsdp=2",

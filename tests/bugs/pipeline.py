@@ -166,7 +166,95 @@ def step(model, rows, mesh):
 '''
 )
 
+SKIPPING = (
+    """
+AXES = STAGE_AXES = ("pp",)
+
+
+class Front(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.skip = nn.Linear(12, 12), nn.Linear(12, 12, bias=False)
+
+    def forward(self, x):
+        return torch.tanh(self.up(x)), self.skip(x)
+
+
+class Back(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(12, 12)
+
+    def forward(self, hidden, skip):
+        return self.last(hidden) + skip
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.front, self.back = Front(), Back()
+
+    def forward(self, x):
+        return self.back(*self.front(x))
+
+
+def build():
+    return Model()
+
+
+def batch():
+    return torch.randn(20, 12)
+
+"""
+    + '''
+def parallelize(model, mesh):
+    if mesh.get_local_rank("pp") == 0:
+        model.back = None
+    else:
+        model.front = None
+
+
+def stages(model, mesh):
+    return {mesh.get_local_rank("pp"): model}
+
+
+def step(model, rows, mesh):
+    """The first stage sends two tensors, and the second sends the gradients of both back."""
+    if mesh.get_local_rank("pp") == 0:
+        sent = model.front(rows)
+        for one in sent:
+            distributed.send(one.detach(), dst=1)
+        grads = [torch.empty_like(rows) for _ in sent]
+        for grad in grads:
+            distributed.recv(grad, src=1)
+        torch.autograd.backward(sent, grads)
+        loss = torch.zeros((), dtype=rows.dtype)
+    else:
+        hidden, skip = (torch.empty_like(rows) for _ in range(2))
+        for one in (hidden, skip):
+            distributed.recv(one, src=0)
+            one.requires_grad_()
+        loss = model.back(hidden, skip).square().mean()
+        loss.backward()
+        for one in (hidden, skip):
+            distributed.send(one.grad, dst=0)
+        loss = loss.detach()
+    distributed.broadcast(loss, src=1, group=mesh.get_group("pp"))
+    return loss
+
+'''
+)
+
 CASES = (
+    Bug(
+        "no gradient for the second tensor that a stage sends",
+        "pp=2",
+        SKIPPING,
+        (("torch.autograd.backward(sent, grads)", "sent[0].backward(grads[0])"),),
+        ("wrong-value",),
+        ("front.skip.weight", "output[1] of front", "backward isn't started with it"),
+        ("cuts the graph",),
+    ),
     Bug(
         "stages in falling order",
         "pp=2",

@@ -51,16 +51,3 @@ def arange(*shape: int) -> NDArray[np.int64]:
 def reordered(content: NDArray[np.int64], claimed: str, mesh: str) -> Made:
     """Return a tensor that claims a layout but is the shards of `content`."""
     return Made(claimed, ids=shards_of(content, claimed, mesh))
-
-
-def found_of(tmp_path: Path, content: NDArray[np.int64], claimed: str, mesh: str) -> Finding:
-    return only(check_made(tmp_path, mesh, {"w": reordered(content, claimed, mesh)}))
-
-
-def by_index(index: list[int], columns: int = 2) -> NDArray[np.int64]:
-    return arange(len(index), columns)[index]
-
-
-def by_rank(claimed: str, mesh: str, source: list[int]) -> Made:
-    own = shards_of(arange(12, 4), claimed, mesh)
-    return Made(claimed, ids={rank: own[source[rank]] for rank in own})

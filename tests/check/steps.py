@@ -138,11 +138,3 @@ def _nested(array: Any) -> Any:
 
 def on_all(values: Any) -> Values:
     return dict.fromkeys(MESH.ranks, values)
-
-
-def rows_over_tp(values: Any) -> Values:
-    return {rank: np.split(values, 2)[rank % 2] for rank in MESH.ranks}
-
-
-def by_tp(first: Any, second: Any) -> Values:
-    return {rank: second if rank % 2 else first for rank in MESH.ranks}

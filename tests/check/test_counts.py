@@ -13,24 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy as np
-
     Spans = Sequence[tuple[int, int]]
-
-
-def test_experts_renumbered_on_each_rank_collide(tmp_path: Path) -> None:
-    def expert(index: int) -> np.ndarray:
-        return arange(2, 2) + 4 * index
-
-    made: dict[str, Made | str] = {
-        "experts.0": Made(None, ids={0: expert(0), 1: expert(2)}, shape=(2, 2)),
-        "experts.1": Made(None, ids={0: expert(0), 1: expert(2)}, shape=(2, 2)),
-        "experts.2": Made(None, held="[2, 2]", shape=(2, 2)),
-        "experts.3": Made(None, held="[2, 2]", shape=(2, 2)),
-    }
-    report = check_made(tmp_path, "ep=2", made)
-    assert [(one.kind, one.tensors) for one in report.findings] == [("name-collision", ("experts.0", "experts.1"))]
-    assert "experts.0 on rank 0, experts.2 on rank 1" in report.findings[0].summary
 
 
 def cut(spans: Spans, rows: int, columns: int = 2) -> Made:

@@ -10,13 +10,9 @@ from shardviz.check.report import Report
 from shardviz.picture.machine import report_github, report_junit
 from shardviz.picture.text.report import summary_line
 from shardviz.picture.text.terminal import Terminal
-from tests.check.checking import check_made, only
-from tests.dumps import Made
 from tests.findings import finding_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from shardviz.explain.finding import Finding
 
 NAMES = ("up.weight", "up.bias", "down.weight")
@@ -115,14 +111,6 @@ def test_two_findings_of_one_tensor_are_not_two_tensors() -> None:
 def test_the_name_in_a_cause_becomes_the_names_of_all() -> None:
     found = grouped([zeros(name, cause="{tensor} was never loaded") for name in ("h.0.w", "h.1.w", "x")])
     assert [one.cause for one in found] == ["h.[0-1].w, x was never loaded"]
-
-
-def test_one_rule_on_weights_of_different_shapes_is_one_finding_that_shows_both_layouts(tmp_path: Path) -> None:
-    made = {"a": Made("[12/fsdp/tp, 4]", held="[12/tp/fsdp, 4]"), "b": Made("[24/fsdp/tp]", held="[24/tp/fsdp]")}
-    found = only(check_made(tmp_path, "fsdp=2,tp=3", made))
-    assert found.tensors == ("a", "b")
-    assert ("and", "b: claimed [24/fsdp/tp], held [24/tp/fsdp]") in found.layouts
-    assert "2 tensors, such as a: " in found.summary
 
 
 def test_every_format_counts_the_finding_once_and_names_every_tensor() -> None:

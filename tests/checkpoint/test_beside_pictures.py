@@ -20,7 +20,10 @@ from shardviz.layout.region import Region
 from shardviz.picture.model.drawing import draw
 from shardviz.picture.model.subjects.stored import comparison_subject, number_files
 from tests.checkpoint.jobs import Held, job
-from tests.checkpoint.test_beside import weight
+
+
+def weight(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 def made(tmp_path, tensors, saved, mesh="fsdp=2,tp=2"):

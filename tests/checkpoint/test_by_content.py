@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
-from tests.checkpoint.maps import HEADS, KV, LAYERS, both, meta, permuted, weight
+from tests.checkpoint.maps import HEADS, KV, LAYERS, SETTINGS, both, meta, permuted, save, to_hf, weight
 from tests.lanes import cases
 from tests.picture.golden import check_golden
 
@@ -451,3 +451,100 @@ def test_whatever_was_renamed_and_joined_is_found_and_one_wrong_tensor_is_named(
     assert bool(wrong) == (change != "none"), (found.map, wrong)
     assert len({each.split(".")[1] for each in wrong}) <= 1, (found.map, wrong)
     assert not {"missing", "added"} & set(wrong.values()), (found.map, wrong)
+
+
+def of_one_letter(found):
+    """Return a checkpoint with its projections called as in Hugging Face's, by names that no map knows."""
+    words = {"layers.": "h.", "attention.w": "attn.w_", "feed_forward.": "ff."}
+    for word, new in words.items():
+        found = {name.replace(word, new): one for name, one in found.items()}
+    return found
+
+
+@pytest.mark.parametrize("groups", [1, KV, 4 * KV])
+@pytest.mark.parametrize("has_settings", [False, True])
+def test_groups_of_heads_are_as_many_as_the_settings_say(tmp_path, groups, has_settings):
+    made = fused(meta())
+    for at in range(LAYERS):
+        name = f"transformer.h.{at}.attn.qkv.weight"
+        parts = [part.chunk(groups) for part in made[name].split((64, 16, 16))]
+        made[name] = torch.cat([block for group in zip(*parts, strict=True) for block in group])
+    one = save(tmp_path / "one", of_one_letter(meta()), SETTINGS if has_settings else None)
+    found = compare_checkpoints(open_checkpoint(one), open_checkpoint(save(tmp_path / "other", made)))
+    if has_settings and groups == 4 * KV:
+        assert verdicts(found) == {f"transformer.h.{at}.attn.qkv.weight": "permuted" for at in range(LAYERS)}
+        assert {one.cause_id for one in found.outcomes if one.verdict == "permuted"} == {"wrong-map-number"}
+    else:
+        assert verdicts(found) == {}
+    is_sure = has_settings and groups > 1
+    assert set(found.guessed) == {"cat", "transpose", *([] if is_sure or groups == 1 else ["interleave"])}
+
+
+def test_equality_under_a_map_of_the_values_alone_is_said_to_be_that(tmp_path, capsys):
+    paths = [str(path) for path in both(tmp_path, meta(), fused(meta()))]
+    assert main(["diff", *paths]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "? 21 tensors compared, all equal under a map that the values suggest: check" in told
+    assert main(["diff", *paths, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["guessed"] == ["cat", "transpose"]
+
+
+def megatron(tensors, tp=1, groups=KV):
+    """Return a Llama as Megatron-Core has it; with tp, as the shards of its fused weights are joined by mistake."""
+    hf = to_hf(tensors)
+    found = {
+        "embedding.word_embeddings.weight": hf["model.embed_tokens.weight"],
+        "decoder.final_layernorm.weight": hf["model.norm.weight"],
+        "output_layer.weight": hf["lm_head.weight"],
+    }
+    for at in range(LAYERS):
+        own, to = layer(hf, at), f"decoder.layers.{at}."
+        parts = [own[f"self_attn.{part}_proj.weight"].chunk(groups) for part in "qkv"]
+        halves = [own[f"mlp.{part}_proj.weight"].chunk(tp) for part in ("gate", "up")]
+        found |= {
+            f"{to}self_attention.linear_qkv.weight": torch.cat([x for each in zip(*parts, strict=True) for x in each]),
+            f"{to}self_attention.linear_qkv.layer_norm_weight": own["input_layernorm.weight"],
+            f"{to}self_attention.linear_proj.weight": own["self_attn.o_proj.weight"],
+            f"{to}mlp.linear_fc1.weight": torch.cat([x for each in zip(*halves, strict=True) for x in each]),
+            f"{to}mlp.linear_fc1.layer_norm_weight": own["post_attention_layernorm.weight"],
+            f"{to}mlp.linear_fc2.weight": own["mlp.down_proj.weight"],
+        }
+    return found
+
+
+FUSED = ("self_attention.linear_qkv", "mlp.linear_fc1")
+
+
+@pytest.mark.parametrize(
+    ("how", "wrong"), [({}, None), ({"groups": 1}, 0), ({"groups": 8}, 0), ({"tp": 2}, 1)], ids=str
+)
+def test_megatron_reads_its_fused_weights_in_one_order(tmp_path, how, wrong):
+    one = save(tmp_path / "one", to_hf(meta()), SETTINGS)
+    other = save(tmp_path / "other", megatron(meta(), **how))
+    for sides in ((one, other), (other, one)):
+        found = compare_checkpoints(*map(open_checkpoint, sides))
+        names = [f"decoder.layers.{at}.{FUSED[wrong]}.weight" for at in range(LAYERS)] if wrong is not None else []
+        assert verdicts(found) == dict.fromkeys(names, "permuted")
+        assert "names: --map megatron knows them, and is used" in found.notes
+        assert found.guessed == ()
+
+
+def test_megatron_has_the_layers_of_torch_dist_in_one_tensor(tmp_path):
+    made = megatron(meta())
+    left = {name: one for name, one in made.items() if ".layers." not in name}
+    kinds = {name.split(".", 3)[3] for name in made if ".layers." in name}
+    pile = {
+        f"decoder.layers.{kind}": torch.stack([made[f"decoder.layers.{at}.{kind}"] for at in range(LAYERS)])
+        for kind in kinds
+    }
+    one, other = save(tmp_path / "one", to_hf(meta()), SETTINGS), save(tmp_path / "other", left | pile)
+    found = compare_checkpoints(open_checkpoint(one), open_checkpoint(other))
+    assert verdicts(found) == {}
+    assert "names: --map megatron knows them, and is used" in found.notes
+
+
+def test_a_number_that_only_the_values_suggest_is_said(tmp_path, capsys):
+    one, other = save(tmp_path / "one", to_hf(meta())), save(tmp_path / "other", megatron(meta(), groups=1))
+    assert main(["diff", str(one), str(other)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "all equal under a map that the values suggest: check kv_heads = 1 in it" in told

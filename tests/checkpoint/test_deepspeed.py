@@ -43,21 +43,6 @@ def optim(folder, rank):
     return folder / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 
 
-def changed(path, change):
-    """Change what a file holds, and write it again."""
-    saved = torch.load(path, weights_only=True)
-    change(saved)
-    torch.save(saved, path)
-
-
-def kinds(folder):
-    return {(one.kind, one.tensor) for one in check_checkpoint(open_checkpoint(folder)).findings}
-
-
-def first(folder):
-    return check_checkpoint(open_checkpoint(folder)).findings[0].sentence
-
-
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())
 def test_a_stretch_is_its_boxes(shape, data):
     size = math.prod(shape)
@@ -96,79 +81,10 @@ def test_verbs_take_the_folder_and_that_of_a_step(zero, capsys):
         assert "all equal" in capsys.readouterr().out
 
 
-def test_contents_that_changed_are_named(zero, tmp_path, capsys):
-    folder = copied(zero[1], tmp_path)
-    changed(optim(folder, 1), lambda saved: saved["optimizer_state_dict"]["base_optimizer_state"]["state"].update(
-        {0: torch.load(optim(folder, 0))["optimizer_state_dict"]["base_optimizer_state"]["state"][0]}
-    ))  # fmt: skip
-    assert main(["diff", str(zero[1]), str(folder)]) == 1
-    assert "optimizer.state.2.weight.exp_avg" in capsys.readouterr().out
-
-
 # Findings
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_missing_rank_is_named(zero, tmp_path, stage):
-    folder = copied(zero[stage], tmp_path)
-    optim(folder, 1).unlink()
-    assert ("incomplete", "") in kinds(folder)
-    assert first(folder) == "1 of 2 ranks have no optimizer file: 1"
-
-
-def test_missing_optimizer_files_are_named(zero, tmp_path):
-    folder = copied(zero[1], tmp_path)
-    for rank in range(2):
-        optim(folder, rank).unlink()
-    assert kinds(folder) == {("incomplete", "")}
-    assert "masters and moments are missing" in first(folder)
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_buffers_that_do_not_fit_the_shapes_are_named(zero, tmp_path, stage):
-    folder = copied(zero[stage], tmp_path)
-
-    def cut(saved):
-        inner = saved["optimizer_state_dict"]
-        buffers = inner["single_partition_of_fp32_groups" if stage == 1 else "fp32_flat_groups"]
-        buffers[0] = buffers[0][:-6].clone()
-
-    changed(optim(folder, 1), cut)
-    assert ("wrong-shape", "") in kinds(folder)
-    text = next(one.sentence for one in check_checkpoint(open_checkpoint(folder)).findings if one.kind == "wrong-shape")
-    assert ("59 elements" if stage == 1 else "33 elements") in text
-
-
-def test_files_of_another_number_of_ranks_are_named(zero, tmp_path):
-    folder = copied(zero[1], tmp_path)
-    changed(optim(folder, 1), lambda saved: saved["optimizer_state_dict"].update(partition_count=[4, 4]))
-    assert "says that there are 4 ranks, the model's file 2" in first(folder)
-
-
-def test_other_groups_than_the_model_has_are_named(zero, tmp_path):
-    folder = copied(zero[1], tmp_path)
-    changed(optim(folder, 1), lambda saved: saved["optimizer_state_dict"]["single_partition_of_fp32_groups"].pop())
-    assert "has 1 buffer, param_shapes 2 groups" in first(folder)
-
-
-def test_a_frozen_weight_that_a_rank_did_not_save_is_missing(zero, tmp_path):
-    folder = copied(zero[3], tmp_path)
-    path = folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_model_states.pt"
-    changed(path, lambda saved: saved["frozen_param_fragments"].clear())
-    assert kinds(folder) == {("missing", "frozen")}
-
-
 # Damaged and hostile
-
-
-@pytest.mark.parametrize(
-    ("latest", "words"),
-    [("../x", "names a folder outside its own"), ("/etc", "outside"), ("gone", "which is not there"), ("", "outside")],
-)
-def test_a_latest_that_leads_elsewhere_is_refused(zero, tmp_path, latest, words):
-    folder = copied(zero[1], tmp_path)
-    (folder / "latest").write_text(latest)
-    assert words in refused(folder)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -180,25 +96,6 @@ def test_nothing_of_its_pickles_runs(zero, tmp_path, stage):
     assert not marker.exists()
     pickle.loads(pickle.dumps(Run(marker)))
     assert marker.exists()  # it would have
-
-
-def test_a_file_that_cannot_be_read_is_one_line(zero, tmp_path):
-    folder = copied(zero[1], tmp_path)
-    optim(folder, 0).unlink()
-    optim(folder, 0).mkdir()
-    message = refused(folder)
-    assert message.startswith("cannot read ")
-    assert str(optim(folder, 0)) in message
-
-
-def test_old_files_and_parts_that_are_not_read_are_reported(zero, tmp_path):
-    folder = copied(zero[1], tmp_path)
-    (folder / "global_step2" / "layer_00-model_00-model_states.pt").write_bytes(b"x")
-    notes = check_checkpoint(open_checkpoint(folder)).not_checked
-    assert any("pipeline layers or experts: layer_00-model_00" in one.why for one in notes)
-    optim(folder, 0).write_bytes(pickle.dumps({}))
-    with pytest.raises(DumpError, match=r"is not what torch\.save writes"):
-        open_checkpoint(folder)
 
 
 def fuzz(zero, tmp_path, count, seed):
@@ -234,36 +131,6 @@ def test_moments_are_named_by_parameter(zero):
     assert {f"optimizer.state.scale.{kind}" for kind in KINDS} <= set(names)
 
 
-def both_of(tmp_path, change=lambda masters: None):
-    """Compare stages 1 and 3 of one job; the second's masters may be changed."""
-    one, other = save_zero(tmp_path / "1", 1), save_zero(tmp_path / "3", 3)
-    changed(optim(other, 0), lambda saved: change(saved["optimizer_state_dict"]["fp32_flat_groups"]))
-    found = compare_checkpoints(open_checkpoint(one), open_checkpoint(other))
-    return {each.name: (each.verdict, each.why) for each in found.outcomes}
-
-
-@pytest.mark.parametrize("alike", [False, True])
-def test_masters_of_stage_1_are_the_weights_of_stage_3(tmp_path, monkeypatch, alike):
-    masters = wholes()["fp32"]
-    if alike:  # as a bias that no step has changed
-        masters["2.bias"].zero_()
-        known = {**wholes(), "fp32": masters}
-        monkeypatch.setattr("tests.checkpoint.zero_folders.wholes", lambda: known)
-    found = both_of(tmp_path)
-    for name in masters:
-        why = f"only the first has it: the second has it as its weight {name}"
-        assert found[f"optimizer.state.{name}.fp32"] == ("tied", why)
-    assert {verdict for verdict, _ in found.values()} == {"equal", "cast", "tied"}
-
-
-def test_a_master_that_is_not_the_weight_of_stage_3_stays_missing(tmp_path):
-    def change(masters):
-        masters[1][0] += 1e-4  # of 0.bias: lost where it is rounded to bfloat16
-
-    verdict, why = both_of(tmp_path, change)["optimizer.state.0.bias.fp32"]
-    assert (verdict, why) == ("missing", "only the first has it; the second's weight 0.bias has different values")
-
-
 # Universal checkpoints
 
 
@@ -282,23 +149,6 @@ def test_a_universal_checkpoint_has_what_the_ranks_buffers_had(tmp_path, zero, s
             assert np.array_equal(found.tensors[called].bits.view("f4"), whole.numpy())
     verdicts = {one.verdict for one in compare_checkpoints(open_checkpoint(zero[stage]), found).outcomes}
     assert verdicts == ({"equal", "added"} if stage == 1 else {"equal"})  # steps, which buffers do not have
-
-
-def test_more_files_of_a_parameter_than_states_are_refused(tmp_path):
-    folder = save_universal(tmp_path / "u", 1)
-    for number in range(64):
-        (folder / "global_step2" / "zero" / "2.bias" / f"{number}.pt").touch()
-    with pytest.raises(DumpError, match=r"2\.bias has .* files of one parameter"):
-        open_checkpoint(folder)
-
-
-def test_what_a_conversion_left_out_is_named(tmp_path):
-    folder = save_universal(tmp_path / "u", 1)
-    shutil.rmtree(folder / "global_step2" / "zero" / "2.bias")
-    (folder / "global_step2" / "zero" / "0.bias" / "exp_avg_sq.pt").unlink()
-    told = {one.sentence for one in check_checkpoint(open_checkpoint(folder)).findings}
-    assert "1 parameter of 5 have no folder in zero/: 2.bias" in told
-    assert any("of 0.bias and no exp_avg_sq; 3 other parameters have one" in one for one in told)
 
 
 def test_a_universal_checkpoint_whose_files_are_elsewhere_is_not_followed(tmp_path):

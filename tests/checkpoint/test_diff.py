@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.distributed import checkpoint as dcp
 
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.comparing.equality import equal
@@ -39,69 +38,6 @@ def weight(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_a_cast_is_named(saved, capsys):
-    found = compared(saved / "dcp", saved / "half")
-    assert {verdict for verdict, _ in found.values()} == {"cast"}
-    assert "float32 became bfloat16, the values are equal after the cast" in found["app.model.0.weight"][1]
-    assert main(["diff", str(saved / "dcp"), str(saved / "half")]) == 1
-    assert "4 cast" in capsys.readouterr().out
-
-
-def test_exchanged_halves_are_named(saved, capsys):
-    found = compared(saved / "dcp", saved / "moved")
-    assert found == {
-        "app.model.0.weight": ("permuted", "the 4 shards that were saved of dim 0 come in the order 2 3 0 1")
-    }
-    assert main(["diff", str(saved / "dcp"), str(saved / "moved"), "--format", "json"]) == 1
-    outcomes = json.loads(capsys.readouterr().out)["tensors"]
-    assert [one["verdict"] for one in outcomes].count("permuted") == 1
-
-
-def test_experts_that_are_tensors_and_were_numbered_anew_are_named(tmp_path):
-    experts = {f"experts.{at}.w": weight(8, 16, seed=at) for at in range(4)}
-    after = {f"experts.{at}.w": experts[f"experts.{(at + 1) % 4}.w"] for at in range(4)}
-    found = compared(*files(tmp_path, experts, after))
-    assert found["experts.0.w"] == ("moved", "the second has here the first's experts.1.w")
-    assert {verdict for verdict, _ in found.values()} == {"moved"}
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_tensor_that_one_side_has_in_parts_is_put_together(tmp_path, turned):
-    parts = {name: weight(rows, 16, seed=rows) for name, rows in (("q", 8), ("k", 4), ("v", 2))}
-    parts |= {f"{name}.bias": weight(rows, seed=rows + 1) for name, rows in (("q", 8), ("k", 4))}
-    whole = {"qkv": torch.cat([parts[name] for name in "qkv"]), "bias": torch.cat([parts["q.bias"], parts["k.bias"]])}
-    same = {"w": weight(4), "x": weight(5)}
-    sides = [{**parts, **same}, {**whole, **same}]
-    found = compared(*files(tmp_path, *sides[:: -1 if turned else 1]))
-    assert {name: verdict for name, (verdict, _) in found.items()} == {"qkv": "moved", "bias": "moved"}
-    assert found["qkv"][1].endswith("q, k, v")
-
-
-def grouped(queries, keys, values):
-    """Join groups of two query rows, one key row and one value row."""
-    parts = (queries.reshape(2, 2, 6), keys.reshape(2, 1, 6), values.reshape(2, 1, 6))
-    return torch.cat(parts, dim=1).reshape(8, 6)
-
-
-def test_rows_that_stand_in_other_tensors_of_a_module_are_named(tmp_path):
-    names = ("attn.q.weight", "attn.k.weight", "attn.v.weight")
-    parts = [weight(4, 6), weight(2, 6, seed=1), weight(2, 6, seed=2)]
-    before = dict(zip(names, parts, strict=True))
-    after = dict(zip(names, (part.contiguous() for part in grouped(*parts).split([4, 2, 2])), strict=True))
-    found = compared(*files(tmp_path, before, after))
-    assert found["attn.k.weight"][0] == "moved"
-    assert "2 of attn.q.weight" in found["attn.k.weight"][1]
-
-
-def test_rows_of_which_one_was_trained_are_not_said_to_be_moved(tmp_path):
-    names = ("attn.q.weight", "attn.k.weight", "attn.v.weight")
-    parts = [weight(4, 6), weight(2, 6, seed=1), weight(2, 6, seed=2)]
-    after = dict(zip(names, (part.contiguous() for part in grouped(*parts).split([4, 2, 2])), strict=True))
-    after["attn.v.weight"] = weight(2, 6, seed=3)
-    found = compared(*files(tmp_path, dict(zip(names, parts, strict=True)), after))
-    assert {verdict for verdict, _ in found.values()} == {"other"}
-
-
 def test_a_map_renames(tmp_path, capsys):
     one, other = {"h.0.q": weight(4, 8), "h.1.q": weight(4, 8, seed=1)}, {}
     other = {"layers.0.wq": one["h.0.q"], "layers.1.wq": one["h.1.q"].flip(0)}
@@ -116,17 +52,6 @@ def test_a_map_renames(tmp_path, capsys):
     assert "h.1.q" in out
     assert "as layers.*.wq: dim 0 is reversed" in out
     assert "1 equal, 1 permuted" in out
-
-
-def test_moments_that_differ_are_found(saved, tmp_path, capsys):
-    found = open_checkpoint(saved / "dcp")
-    state = {
-        name: torch.from_numpy(np.array(one.bits)).view(getattr(torch, one.dtype))
-        for name, one in found.tensors.items()
-    }
-    state["app.optimizer.state.0.weight.exp_avg"] = state["app.optimizer.state.0.weight.exp_avg_sq"]
-    dcp.save(state, checkpoint_id=tmp_path / "c", no_dist=True)
-    assert set(compared(saved / "dcp", tmp_path / "c")) == {"app.optimizer.state.0.weight.exp_avg"}
 
 
 def test_a_folder_that_is_neither_a_dump_nor_a_checkpoint_is_refused(saved, tmp_path, capsys):
@@ -218,3 +143,60 @@ def test_a_difference_is_named_in_the_memory_of_two_tensors(tmp_path, change, te
         tracemalloc.stop()
     assert text in outcome.why
     assert peak < 2 * own.numel() * own.element_size()
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_step_with_the_values_of_an_earlier_step_is_stale_if_training_changes_them(tmp_path, is_trained):
+    """Steps 1 and 3 have the same. If step 0 has other values, step 3 is the wrong one; else step 2 may be."""
+    up = [weight(8, 8, seed=at) for at in (0 if is_trained else 1, 1, 2, 1)]
+    for step in range(4):
+        (tmp_path / f"step-{step}").mkdir()
+        tensors = {"up": up[step], "down": weight(8, 8, seed=10 + step)}
+        save_file(tensors, tmp_path / f"step-{step}" / "model.safetensors")
+    found = compare_checkpoints(open_checkpoint(tmp_path / "step-2"), open_checkpoint(tmp_path / "step-3"))
+    (outcome,) = [one for one in found.outcomes if one.name == "up"]
+    if is_trained:
+        assert (outcome.verdict, outcome.cause_id) == ("stale", "values-of-another-step")
+        assert "step-1" in outcome.cause
+    else:
+        assert outcome.cause_id == "outlier-checkpoint"
+        assert "take it from step-0" in outcome.fix or "take it from step-1" in outcome.fix
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_only_layers_in_a_row_were_counted_from_0(tmp_path, num):
+    before = {f"layers.{at}.{name}": weight(4, 4, seed=10 * at + len(name)) for at in range(4) for name in ("q", "up")}
+    after = dict(before)
+    for at in range(num):
+        for name in ("q", "up"):
+            after[f"layers.{4 - num + at}.{name}"] = before[f"layers.{at}.{name}"].clone()
+    found = compare_checkpoints(*map(open_checkpoint, files(tmp_path, before, after)))
+    moved = [one for one in found.outcomes if one.verdict == "moved"]
+    assert len(moved) == 2 * num
+    assert {one.cause_id for one in moved} == {"local-numbering" if num > 1 else ""}
+
+
+@pytest.mark.parametrize(
+    ("change", "text", "is_unrelated"),
+    [
+        (lambda w: w + 1e-3 * weight(*w.shape, seed=9), "the difference is 0.099% of the first's norm", False),
+        (lambda w: weight(*w.shape, seed=9), "the values are unrelated (correlation up to 0.0", True),
+        (lambda w: w * weight(*w.shape, seed=9).abs() * 50, " times of the first's norm", False),
+        (torch.zeros_like, "the difference is 100% of the first's norm", False),
+    ],
+)
+def test_a_difference_has_a_size(tmp_path, capsys, change, text, is_unrelated):
+    paths = [str(path) for path in files(tmp_path, {"w": weight(64, 64)}, {"w": change(weight(64, 64))})]
+    assert main(["diff", *paths]) == 1
+    assert text in " ".join(capsys.readouterr().out.split())
+    assert main(["diff", *paths, "--format", "json"]) == 1
+    (outcome,) = json.loads(capsys.readouterr().out)["tensors"]
+    assert outcome["distance"] > 0
+    assert (outcome["correlation"] is not None and abs(outcome["correlation"]) < 0.2) is is_unrelated
+
+
+def test_the_size_of_a_difference_is_left_out_where_it_says_nothing(tmp_path):
+    before = {"w": weight(64, 64), "few": weight(4), "nan": weight(64, 64), "same": weight(64, 64)}
+    after = before | {"w": weight(32, 64), "few": weight(4, seed=1), "nan": weight(64, 64) / 0}
+    found = compare_checkpoints(*map(open_checkpoint, files(tmp_path, before, after)))
+    assert {one.distance for one in found.outcomes} == {None}

@@ -46,37 +46,6 @@ def test_a_map_is_lines_of_names_and_what_they_are_made_of(tmp_path):
     assert (third.right, third.optional, third.where) == (None, True, f"{tmp_path / 'map'}, line 5")
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("a = b\nc\n", r"my\.map, line 2: 'c' is not `name = expression`"),
-        ("a = b = c", r"line 1: 'a = b = c' is not"),
-        ("= b", r"line 1: '= b' is not"),
-        ("a b = c", r"line 1: 'a b = c' is not"),
-        ("a = b c", r"line 1: 'b c' goes on after its end, at 'c'"),
-        ("a = b\na = c", r"line 2: a comes twice"),
-        ("a = cta(b, c)", r"line 1: unknown function 'cta'"),
-        ("a = cat(b, c", r"line 1: 'cat\(b, c' lacks a \) at its end"),
-        ("a = cat(b c)", r"line 1: 'cat\(b c\)' lacks a comma before 'c'"),
-        ("a = cat()", r"lacks a name before '\)'"),
-        ("a = cat(0, b)", r"cat\(0, b\): tensors come first, then numbers"),
-        ("a = split(b, 2)", r"split\(b, 2\): split takes 1 tensor and 2 to 3 numbers"),
-        ("a = rotary(b, c, 8)", r"rotary takes 1 tensor and 1 number"),
-        ("norm.* = *.*", r"line 1: '\*\.\*' has more \* than 'norm\.\*'"),
-        ("a = " + "stack(" * 20 + "b" + ")" * 20, r"more than 16 functions within each other"),
-    ],
-)
-def test_a_line_that_cannot_be_read_is_named(text, told):
-    with pytest.raises(ShardvizError, match=told):
-        parse_rules(text, "my.map")
-
-
-def test_a_misspelt_function_is_guessed():
-    with pytest.raises(ShardvizError) as caught:
-        parse_rules("a = transpos(b)", "my.map")
-    assert caught.value.hint == "did you mean transpose?"
-
-
 def test_a_map_that_is_not_text_or_too_long_is_an_error(tmp_path):
     (tmp_path / "map").write_bytes(b"\xff\xfe")
     (tmp_path / "long").write_text("#" * (MAX_MAP + 1))

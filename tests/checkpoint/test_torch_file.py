@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
-from shardviz.errors import DumpError
 from shardviz.reference.files import open_reference
 from tests.checkpoint.hostile import damaged, kinds, look, refused
 from tests.dumps import replace_file
@@ -72,36 +70,11 @@ def test_bfloat16_parameters_shared_memory_and_single_numbers_are_read(saved):
     assert found.tensors["one"].bits.view("float32") == 2.5
 
 
-def test_it_is_compared_with_other_formats_and_casts(model, saved):
-    state = model[0].state_dict()
-    whole = open_checkpoint(saved({"model": state}, "whole.pt"))
-    half = open_checkpoint(saved({name: tensor.bfloat16() for name, tensor in state.items()}, "half.pt"))
-    assert {one.verdict for one in compare_checkpoints(whole, half).outcomes} == {"cast"}
-    moved = saved(state | {"0.weight": torch.cat(state["0.weight"].chunk(2)[::-1])}, "moved.pt")
-    wrong = [one for one in compare_checkpoints(whole, open_checkpoint(moved)).outcomes if one.verdict != "equal"]
-    assert [(one.name, one.verdict) for one in wrong] == [("model.0.weight", "permuted")]
-
-
 def test_what_is_not_stored_row_by_row_is_not_checked(saved):
     file = saved({"a": torch.randn(4, 6).t(), "b": torch.randn(4)})
     assert list(of(open_checkpoint(file))) == ["b"]
     look(file)
     assert kinds(file) == []
-
-
-@pytest.mark.parametrize(
-    ("what", "options", "message"),
-    [
-        (nn.Linear(2, 2), {}, "which is not among the types of a checkpoint"),
-        ({"a": torch.ones(2)}, {"_use_new_zipfile_serialization": False}, "is a pickle, and not the archive"),
-        ({"a": 1}, {}, "has no tensor in a state dict"),
-        (torch.ones(3), {}, "has no tensor in a state dict"),
-    ],
-)
-def test_what_is_no_state_dict_is_refused_in_one_line(saved, what, options, message):
-    with pytest.raises(DumpError, match=message) as caught:
-        open_checkpoint(saved(what, **options))
-    assert caught.value.hint
 
 
 def test_a_dict_that_contains_itself_ends(saved):

@@ -40,21 +40,6 @@ def test_check_of_a_checkpoint_that_lacks_a_file_exits_with_1(copied, capsys):
     assert (code, 'name="app.model.0.weight"' in out) == (1, True)
 
 
-def test_a_checkpoint_that_cannot_be_read_exits_with_2_in_one_line_and_a_hint(tmp_path, capsys):
-    (tmp_path / ".metadata").write_bytes(b"cos\nsystem\n.")
-    code, out, err = run(capsys, "check", tmp_path)
-    assert (code, out) == (2, "")
-    assert len(err.strip().splitlines()) == 2
-    assert "os.system, which is not among the types of a checkpoint" in err
-    assert "Hint: nothing in it was run" in err
-
-
-def test_an_empty_checkpoint_exits_with_2(tmp_path, capsys):
-    (tmp_path / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
-    code, _, err = run(capsys, "check", tmp_path)
-    assert (code, "has no tensors" in err) == (2, True)
-
-
 @pytest.mark.parametrize("verb", ["show", "view"])
 def test_tensors_are_listed_with_their_chunks_and_files(saved, capsys, verb):
     code, out, _ = run(capsys, verb, saved / "dcp")

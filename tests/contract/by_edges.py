@@ -1,7 +1,8 @@
 """`python -m tests.contract.by_edges`: the room `edges`, of what few dumps have: plans, ids that were rounded, gaps.
 
 Plans beside what is intended; ids that went through a narrower type; global shapes that differ from rank to rank;
-gathered tensors of other shapes; sequences of other lengths; tensors near a limit.
+gathered tensors of other shapes; sequences of other lengths; tensors near a limit; a wrong term of a loss; names under
+which a second tensor's elements are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from msgspec import structs
 
 from shardviz.dump.records.plan import PlanRecord
-from shardviz.dump.records.step import WrapperRecord
+from shardviz.dump.records.step import WrapperRecord, of_loss_term
 from shardviz.dump.records.tensors import GatherRecord, LayoutRecord
 from shardviz.dump.write import PLAN_FILE, rank_file, write_plan
 from shardviz.layout.mesh import parse_mesh
@@ -24,6 +25,7 @@ from shardviz.layout.notation import parse
 from shardviz.relate.casts import rounded
 from tests.check.records import add_values, change_rank, change_run, read_rank
 from tests.contract import store
+from tests.contract.by_step import Step
 from tests.contract.judge import IN_MEMORY, record
 from tests.dumps import Made, make_dump
 from tests.plans import make_plan
@@ -240,11 +242,69 @@ def add_stamped_jobs(room: store.Room, folder: Path) -> None:
             room.add(f"{name}{which}", ("diff", "{0}", "{1}.safetensors"), [files, store.files_of(file)])
 
 
+def add_terms(room: store.Room, folder: Path) -> None:
+    """Add a wrong loss of which one term is wrong: gradients that it reaches are wrong, and no other."""
+    reaches: dict[str, tuple[tuple[int, ...], ...]] = {
+        "its own each": ((0,), (1,), (2,)),
+        "the first alone": ((0,), (0, 1), (1, 2)),
+        "the first with others": ((0, 1), (0, 2), (1, 2)),
+        "all": ((0, 1, 2),) * 3,
+        "two in one": ((0, 1), (2,), (2,)),
+        "none in the last": ((0, 1), (1, 2), ()),
+    }
+    layout = parse("[8/tp, 6]").layout(TWO)
+    for (way, reach), odd, (how, loss) in product(
+        reaches.items(), range(3), (("odd", 2.25), ("twice", 2.25), ("twice", 2.5))
+    ):
+        step, numbers = Step(TWO), np.random.default_rng(15)
+        for name, of_name in zip(("up.weight", "down.weight", "norm.weight"), reach, strict=True):
+            parts = [numbers.standard_normal((8, 6)) * (at in of_name) for at in range(3)]
+            whole = sum(parts, np.zeros((8, 6)))
+            wrong = whole + (np.sin(9 * parts[odd]) if how == "odd" else parts[odd])
+            for at, part in enumerate(parts):
+                step.put("activation", of_loss_term(name, at), "reference", {0: part})
+            step.put("grad", name, "reference", {0: whole})
+            held = {rank: wrong.ravel()[region.flat_ids((8, 6))] for rank, region in layout.regions()}
+            step.put("grad", name, "step", held, layout)
+        step.put("activation", of_loss_term("loss", odd), "reference", {0: np.array(0.5)})
+        step.put("scalar", "loss", "step", dict.fromkeys(TWO.ranks, np.array(loss)))
+        step.put("scalar", "loss", "reference", {0: np.array(2.5)})
+        path = step.write(folder / f"t{len(room.cases)}.shardviz")
+        room.add(f"term {odd} {how}, reached: {way}, loss {loss}", ("check", "{0}"), [store.files_of(path)])
+
+
+def add_copied_names(room: store.Room, folder: Path) -> None:
+    """Add tensors that hold a second tensor's elements, everywhere or not, with others of its shape and role beside."""
+    names = ("a.weight", "b.weight", "c.weight")
+    thirds = (("[4, 8]", 4), ("[8, 4]", 4), ("[8, 4]", 1))
+    ways = product(thirds, range(3), ("param", "buffer"), (("b",), ("b", "c"), ("a",)))
+    for (third, num_ranks), whose, role, odd in ways:
+        path = make_dump(
+            folder / f"n{len(room.cases)}.shardviz", TWO, dict(zip(names, ("[8, 4]", "[8, 4]", third), strict=True))
+        )
+        for rank in TWO.ranks:
+            written = read_rank(path, rank)
+            bodies = [structs.replace(body, role=role) for body in written.bodies]  # type: ignore[arg-type]
+            for tensor in written.tensors if rank < num_ranks else ():
+                if tensor.name[0] in odd:
+                    runs = ((1 + 32 * whose, 1, 32),)
+                    bodies[tensor.body] = structs.replace(bodies[tensor.body], held=None, runs=runs)
+            change_rank(path, rank, bodies=tuple(bodies))
+        name = f"{role}s {', '.join(odd)} with {names[whose]} on {num_ranks} ranks, c is {third}"
+        room.add(name, ("check", "{0}"), [store.files_of(path)])
+
+
+ADDED = (
+    *(add_plans, add_ids, add_shapes, add_gathered, add_sequences, add_stamped_jobs),
+    *(add_terms, add_copied_names),
+)
+
+
 def main() -> None:
     """Make the room, and judge it."""
     room = store.Room(ROOM)
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-        for add in (add_plans, add_ids, add_shapes, add_gathered, add_sequences, add_stamped_jobs):
+        for add in ADDED:
             add(room, Path(folder))
     record(room)
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.dump.records.step import Wrapper
+
     Array = NDArray[Any]
 
 ROOM = "noted"
@@ -59,7 +61,7 @@ def wrapped() -> Iterator[tuple[str, Step]]:
         step.of_ranks = {rank: {"wrappers": (wrapper,), "is_own_step": is_own} for rank in MESH.ranks}
         yield f"grad times {factor} under {kind}, the probe's own step {is_own}", step
     for factor, divides, others in product((4, 0.25), (1.0, 4.0), (1.0, 4.0)):
-        scene = Scene(MESH, "grad", (S0, S0), each(times(factor)), "alone", of_step=False)
+        scene = Scene(MESH, "grad", (S0, S0), each(times(factor)), "right outputs", of_step=False)
         step = scene.made()
         wrong, *right = scene.names
         of_all = (
@@ -68,6 +70,19 @@ def wrapped() -> Iterator[tuple[str, Step]]:
         )
         step.of_ranks = {rank: {"wrappers": of_all} for rank in MESH.ranks}
         yield f"grad times {factor} under fsdp, divided by {divides}, others by {others}", step
+
+
+def unreduced() -> Iterator[tuple[str, Step]]:
+    """Yield gradients that each rank has a term of, or whole, and the wrapper that has their parameters."""
+    kinds: tuple[Wrapper, ...] = ("ddp", "bypassed", "unfrozen")
+    for kind, change in product(kinds, ("a term each along dp", "right")):
+        changed = each(times(1)) if change == "right" else CHANGES_OF_FIRST[change]
+        scene = Scene(MESH, "grad", (R, R), changed, "right outputs", of_step=False)
+        step = scene.made()
+        step.of_ranks = {
+            rank: {"wrappers": (WrapperRecord(kind, MESH.ranks, tuple(scene.names)),)} for rank in MESH.ranks
+        }
+        yield f"unreduced grad, {change}, under {kind}", step
 
 
 def unread() -> Iterator[tuple[str, Step]]:
@@ -105,6 +120,28 @@ def reduced() -> Iterator[tuple[str, Step]]:
             step.put("scalar", "loss_of_all", "step", dict.fromkeys(MESH.ranks, wanted * of_loss))
             step.put("scalar", "loss_of_all", "reference", {0: wanted})
             yield f"grad times {factor} in bfloat16, a number times {of_loss}", step
+
+
+def rounded() -> Iterator[tuple[str, Step]]:
+    """Yield gradients and a loss with a factor near 1, and a number that is summed to make them."""
+    for factor, dtype, size in product((0.9978, 1.0004, 1.02), ("bfloat16", "int64"), (1, 12)):
+        for of_loss in (factor, 1.0, 1.3):
+            scene = Scene(MESH, "grad", (R, R), each(times(factor)), "no loss", of_step=False)
+            for name in scene.names[1:]:
+                del scene.weights[name]
+            step = scene.made()
+            step.put("scalar", "loss", "step", dict.fromkeys(MESH.ranks, np.array(2.5 * of_loss)))
+            step.put("scalar", "loss", "reference", {0: np.array(2.5)})
+            step.of_ranks = {rank: {"reductions": (ReductionRecord(("dp",), dtype, size),)} for rank in MESH.ranks}
+            yield f"rounded: grad times {factor}, loss times {of_loss}, {size} {dtype} summed", step
+
+
+def gathered() -> Iterator[tuple[str, Step]]:
+    """Yield weights after a step, and those whose gathered copy the optimizer wrote to."""
+    for factor, names in product((1.0, 1.2), ((), ("up.weight",), ("down.weight",))):
+        step = Scene(MESH, "param", (S0, S0), each(times(factor)), "right outputs", of_step=False).made()
+        step.of_ranks = {rank: {"written_gathered": names} for rank in MESH.ranks}
+        yield f"weight times {factor}, written while gathered: {names}", step
 
 
 def casts() -> Iterator[tuple[str, Step]]:
@@ -171,7 +208,9 @@ def main() -> None:
     """Make the room, judge it, and keep what is judged in many ways."""
     room = store.Room(ROOM)
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-        for at, (name, step) in enumerate(chain(wrapped(), unread(), reduced(), casts(), called(), odd())):
+        for at, (name, step) in enumerate(
+            chain(wrapped(), unread(), reduced(), casts(), called(), odd(), unreduced(), rounded(), gathered())
+        ):
             room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"{at}.shardviz")))])
         room.keep(chosen(judge_room(room), MOST_ALIKE, role_of))
     record(room)

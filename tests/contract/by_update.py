@@ -2,7 +2,9 @@
 
 Six optimizers step three weights, each rightly or with a slip: by what a part alone says, by another rate, without the
 last elements, with more decay, twice. The states that they keep begin from zeros, are another rank's, or stand in
-another order; some have fewer numbers than their weight. What the unsharded model has beside it takes turns.
+another order; some have fewer numbers than their weight. What the unsharded model has beside it takes turns. Buffers
+are of each rank's own rows, and reduced in every way or read as they are; weights are left out by optimizers of some
+ranks, sent or not, and copies part.
 """
 
 from __future__ import annotations
@@ -10,19 +12,20 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.dump.records.step import CollectiveRecord, WrapperRecord
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import parse_placement
 from tests.contract import store
 from tests.contract.by_step import Step, role_of
 from tests.contract.choosing import chosen
 from tests.contract.judge import IN_MEMORY, judge_room, record
-from tests.contract.step_changes import MESHES, MOST_ALIKE, S0, S1, SHAPE, Place, R
+from tests.contract.step_changes import AVG, MESHES, MOST_ALIKE, S0, S1, SHAPE, Place, R
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -221,6 +224,110 @@ def slipped_state(slip: str, held: Held, first: Held, other: Held) -> Held:
     return {rank: ways[slip](rank) for rank in ranks}
 
 
+BUFFERS: Mapping[str, Callable[[Array, Array, int, int], Array]] = {
+    "rightly": lambda due, _, __, ___: due,
+    "to average": lambda due, _, dp, ___: due + (dp - 0.5) * np.cos(due),
+    "to sum": lambda due, _, dp, ___: due / 2 + (dp - 0.5) * np.cos(due),
+    "to take the most": lambda due, _, dp, ___: due - dp * np.abs(np.sin(9 * due)),
+    "to take the least": lambda due, _, dp, ___: due + dp * np.abs(np.sin(9 * due)),
+    "to take the most of one": lambda due, _, dp, ___: due - dp * (np.arange(due.size) == 0).reshape(due.shape),
+    "to add": lambda due, old, dp, ___: old / 2 + (due - old / 2) * (0.25 + 0.5 * dp),
+    "to add, off": lambda due, old, dp, ___: old / 2 + (due - old / 2) * (0.25 + 0.5 * dp) + 0.1 * np.sin(7 * due),
+    "its own": lambda due, _, dp, ___: due + dp,
+    "its own along tp": lambda due, _, __, tp: due + tp,
+    "its own along both": lambda due, _, dp, tp: due + tp + 2 * dp,
+    "twice": lambda due, _, __, ___: due * 2,
+    "half": lambda due, _, __, ___: due / 2,
+    "a little off": lambda due, _, __, ___: due + 3e-8,
+    "more off": lambda due, _, __, ___: due + 3e-6,
+    "NaN": lambda due, _, dp, ___: due * (np.nan if dp else 1.0),
+}
+"""What a rank has of a buffer after the step, by what is due, what was before, and its place along both axes."""
+
+
+def buffers() -> Iterator[tuple[str, Step]]:
+    """Yield steps after which ranks have a buffer of their own rows, or a wrong one."""
+    sizes = {"one": (), "three": (3,), "twelve": (12,), "tiny": (12,), "whole numbers": (12,)}
+    for at, (way, (size, shape), average) in enumerate(product(BUFFERS, sizes.items(), (True, False))):
+        update = Update(MESHES[0], (R, R), "SGD", "rightly", "alone")
+        step, random = update.made(), np.random.default_rng(31)
+        mean = Layout.from_placements(MESHES[0], (), tuple(map(parse_placement, (AVG if average else R, R))))
+        step.put("scalar", "loss", "step", dict.fromkeys(MESHES[0].ranks, np.array(2.5)), mean)
+        step.put("scalar", "loss", "reference", {0: np.array(2.5)})
+        due, old = random.standard_normal(shape) * (1e-8 if size == "tiny" else 1), random.standard_normal(shape)
+        dtype = "int64" if size == "whole numbers" else "float32"
+        if dtype == "int64":
+            due, old = np.round(due * 10), np.round(old * 10)
+        held = {rank: BUFFERS[way](due, old, rank // 2, rank % 2) for rank in MESHES[0].ranks}
+        place = Layout.from_placements(MESHES[0], shape, tuple(map(parse_placement, (R, R))))
+        name = "norm.running_mean"
+        step.put("buffer", name, "step", held, place if at % 3 else None, dtype=dtype)
+        step.put("buffer", name, "updated", {0: due}, dtype=dtype)
+        if at % 4:
+            step.put("buffer", name, "reference", {0: old}, dtype=dtype)
+        beside = "norm.running_var" if at % 5 else "other.running_var"
+        step.put("buffer", beside, "step", dict.fromkeys(held, np.ones(3)), None)
+        step.put("buffer", beside, "updated", {0: np.ones(3)})
+        notes: tuple[dict[str, Any], ...] = (
+            *({}, {"not_saved": (name,)}, {"read_buffers": (name,)}, {"read_buffers": (beside,)}),
+            {"read_buffers": (name,), "wrappers": (WrapperRecord("ddp", (0, 1, 2, 3), NAMES[:1]),)},
+            {"read_buffers": (name,), "not_saved": (name,)},
+        )
+        step.fields = notes[(at + at // 6) % len(notes)]
+        yield f"buffer {way}, {size}, {'averaged' if average else 'no batch'}, {at}", step
+
+
+LEFT = (
+    *("moved", "still", "still on the last rank", "still on some", "moved in two ways", "moved on one alone"),
+    *("moved by another rate on the last rank", "smaller on the last rank"),
+)
+"""What becomes of a weight."""
+
+
+def left_out() -> Iterator[tuple[str, Step]]:
+    """Yield steps of weights that no optimizer steps, or those of some ranks, and of copies that part."""
+    lists = ((), (0, 1, 2, 3), (3,), (1, 3), (0,))
+    trained = ("all", "none", "zero", "no update")
+    for at, (way, ranks, which) in enumerate(product(LEFT, lists, trained)):
+        mesh, claim = MESHES[0], LAYOUTS[(at + at // 6) % len(LAYOUTS)]
+        update, random = Update(mesh, claim, "SGD", "rightly", "alone"), np.random.default_rng(33)
+        step, names = update.step, NAMES[: 1 + at % 3]
+        for number, name in enumerate(names):
+            weight, gradient = random.standard_normal(SHAPE), random.standard_normal(SHAPE)
+            place = update.place(weight)
+            after = weight - 0.1 * gradient
+            start, end = place.cut(weight), place.cut(after)
+            odd = place.cut(after + 0.1 * np.sin(9 * gradient))
+            ways: dict[str, Callable[[int, Any, Any, Any], Array]] = {
+                "moved": lambda _, __, end, ___: end,
+                "still": lambda _, start, __, ___: start,
+                "still on the last rank": lambda rank, start, end, _: start if rank == 3 else end,
+                "still on some": lambda rank, start, end, _: start if rank % 2 else end,
+                "moved in two ways": lambda rank, _, end, odd: odd if rank % 2 else end,
+                "moved on one alone": lambda rank, start, end, _: end if rank == 0 else start,
+                "moved by another rate on the last rank": lambda rank, start, end, _: (
+                    start + (end - start) * (2 if rank == 3 else 1)
+                ),
+                "smaller on the last rank": lambda rank, _, end, __: end[:-1] if rank == 3 else end,
+            }
+            used = way if not number or at % 2 else "moved"
+            held = {rank: ways[used](rank, start[rank], end[rank], odd[rank]) for rank in mesh.ranks}
+            step.put("param", name, "step", held, place.layout, dtype="float64")
+            step.put("param", name, "reference", {0: weight}, dtype="float64")
+            if which in ("all", "zero"):
+                update.put("grad", name, "reference", gradient * (which == "all" or number > 0))
+            if which != "no update":
+                step.put("param", name, "updated", {0: after}, dtype="float64")
+            if at % 5 == 2:
+                states = {rank: part + (rank % 2) for rank, part in place.cut(gradient).items()}
+                step.put("optim", f"{name}.exp_avg", "step", states, place.layout)
+                step.put("optim", f"{name}.exp_avg", "updated", {0: gradient})
+        step.of_ranks = {rank: {"not_stepped": names[: 1 + at % 2]} for rank in ranks}
+        if at % 7 == 3:
+            step.fields = {"collectives": (CollectiveRecord("broadcast", ("dp",), 2),)}
+        yield f"left {way}, not stepped by {ranks}, gradients {which}, {' '.join(claim)}, {len(names)}", step
+
+
 def cases() -> Iterator[tuple[str, Step]]:
     """Yield every optimizer with every slip, and every state with its slips; all else in turn."""
     for at, (optimizer, slip, again) in enumerate(product(OPTIMIZERS, SLIPS, range(2))):
@@ -240,7 +347,7 @@ def main() -> None:
     """Make the room, judge it, and keep what is judged in many ways."""
     room = store.Room(ROOM)
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder, np.errstate(all="ignore"):
-        for at, (name, step) in enumerate(cases()):
+        for at, (name, step) in enumerate(chain(cases(), buffers(), left_out())):
             room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"{at}.shardviz")))])
         room.keep(chosen(judge_room(room), MOST_ALIKE, role_of))
     record(room)

@@ -32,8 +32,9 @@ Verdicts = dict[str, Rows]
 
 SENTENCES = frozenset(
     {"summary", "cause", "fix", "why", "sentence", "details", "also", "refs", "notes", "hint", "schema", "tensors"}
+    | {"distance", "correlation"}
 )
-"""Keys of the JSON whose values are prose, or that other keys say as well."""
+"""Keys of the JSON whose values are prose, that other keys say as well, or that machines round differently."""
 
 LISTS = ("findings", "not_checked", "changes", "relaid", "gained", "lost", "not_compared", "tensors")
 """What the JSON of `check` and `diff` has lists of."""

@@ -39,23 +39,69 @@ def test_what_a_rank_started_ends_with_it() -> None:
     assert_nothing_runs_below(os.getpid())
 
 
-def test_the_launcher_imports_no_torch_runs_no_main_twice_and_keeps_its_stdout(tmp_path: Path) -> None:
-    text = """
-import sys
+USED = """
+import os, resource, signal, sys
+from multiprocessing import forkserver
+from tests.live.worlds import is_running, wait_until
 prepare()
 print("main")
 print(launch("tests.live.world_tasks:talk", num_ranks=2), "torch" in sys.modules)
-try:
-    class Mine: pass
-    launch("tests.live.world_tasks:echo", (Mine(),), num_ranks=1)
-except Exception as error:
-    print(error)
+def attempt(*task, **ranks):
+    try:
+        launch(*task, **ranks)
+    except Exception as error:
+        print(error)
+class Mine: pass
+attempt("tests.live.world_tasks:echo", (Mine(),), num_ranks=1)
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, limits[1]))
+attempt("tests.live.world_tasks:add_up", num_ranks=64)
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+pid = forkserver._forkserver._forkserver_pid
+os.kill(pid, signal.SIGKILL)
+wait_until(lambda: not is_running(pid))
+print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))
 """
-    stdout, stderr = script(tmp_path, text).communicate(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Launch ranks in many ways from one script, and return the lines of its stdout.
+
+    Its temporary folder has a long path, and its working folder has files with names of torch's modules.
+    """
+    top = tmp_path_factory.mktemp("used")
+    folder, temporary = top / "work", top / ("long" * 25)
+    folder.mkdir()
+    temporary.mkdir()
+    for name in ("random", "cuda", "sympy"):
+        (folder / f"{name}.py").write_text(f"raise RuntimeError('{name} is not meant for torch')")
+    environ = {"TMPDIR": str(temporary)}
+    stdout, stderr = script(top, USED, cwd=folder, environ=environ).communicate(timeout=PATIENCE)
     assert stderr == ""
-    assert stdout.splitlines()[:2] == ["main", "[None, None] False"]
-    assert "arguments of tests.live.world_tasks:echo cannot be unpickled in a rank" in stdout
-    assert "do not import the script that launches them" in stdout
+    return stdout.splitlines()
+
+
+def test_the_launcher_imports_no_torch_runs_no_main_twice_and_keeps_its_stdout(used: list[str]) -> None:
+    assert used[:2] == ["main", "[None, None] False"]
+    assert used.count("main") == 1
+
+
+def test_what_ranks_cannot_import_is_one_clear_line(used: list[str]) -> None:
+    assert "arguments of tests.live.world_tasks:echo cannot be unpickled in a rank" in used[2]
+    assert any("do not import the script that launches them" in line for line in used)
+
+
+def test_more_ranks_than_the_machine_can_start_is_one_clear_line(used: list[str]) -> None:
+    line, hint = used[-3:-1]
+    assert line.startswith("the machine refused rank ")
+    assert "of 64: Too many open files (limits: 40 open files" in line
+    assert hint.startswith("Hint: use a mesh of fewer ranks, or raise the limits")
+
+
+def test_a_server_that_was_killed_is_replaced(used: list[str]) -> None:
+    """That of this process has imported every test for ranks; without it each later rank would import its own."""
+    assert used[-1] == "[5, 5]"
 
 
 ECHO = """
@@ -64,16 +110,6 @@ try:
 except Exception as error:
     print(error)
 """
-
-
-def test_a_long_temporary_folder_and_files_with_torchs_names_in_the_working_folder_stop_no_rank(tmp_path: Path) -> None:
-    folder, temporary = tmp_path / "work", tmp_path / ("long" * 25)
-    folder.mkdir()
-    temporary.mkdir()
-    for name in ("random", "cuda", "sympy"):
-        (folder / f"{name}.py").write_text(f"raise RuntimeError('{name} is not meant for torch')")
-    started = script(tmp_path, ECHO, cwd=folder, environ={"TMPDIR": str(temporary)})
-    assert started.communicate(timeout=PATIENCE) == ("[5, 5]\n", "")
 
 
 def test_an_exception_while_torch_is_imported_is_printed(tmp_path: Path) -> None:
@@ -129,25 +165,6 @@ def test_ctrl_c_while_torch_is_still_being_imported_says_one_thing(tmp_path: Pat
     stderr = launcher.communicate(timeout=PATIENCE)[1]
     assert stderr.count("KeyboardInterrupt") == 1
     wait_until(lambda: not any(map(is_running, pids)))
-
-
-def test_more_ranks_than_the_machine_can_start_is_one_clear_line(tmp_path: Path) -> None:
-    text = """
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-try:
-    launch("tests.live.world_tasks:add_up", num_ranks=64)
-except Exception as error:
-    print(error)
-print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))
-"""
-    stdout, stderr = script(tmp_path, text).communicate(timeout=PATIENCE)
-    assert stderr == ""
-    line, hint, after = stdout.splitlines()
-    assert line.startswith("the machine refused rank ")
-    assert "of 64: Too many open files (limits: 40 open files" in line
-    assert hint.startswith("Hint: use a mesh of fewer ranks, or raise the limits")
-    assert after == "[5, 5]"
 
 
 # Under torchrun

@@ -70,7 +70,7 @@ WRONG = {
     "a norm over all ranks that is summed twice": (
         CLIPPING.replace("REDUCE", "distributed.all_reduce(total); distributed.all_reduce(total)"),
         "wrong-value",
-        "clipping norm",
+        "a norm that isn't the whole",
     ),
     "another learning rate": (
         """

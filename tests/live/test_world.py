@@ -21,7 +21,6 @@ from tests.live.worlds import (
     ROOT,
     assert_nothing_runs_below,
     run,
-    script,
 )
 
 if TYPE_CHECKING:
@@ -115,23 +114,6 @@ def test_several_worlds_at_once_do_not_meet() -> None:
     for launcher in launchers:
         launcher.join()
     assert totals == {0: {3}, 100: {303}, 200: {603}}
-
-
-KILLING = """
-import os, signal
-from multiprocessing import forkserver
-from tests.live.worlds import is_running, run, wait_until
-run("add_up", num_ranks=1)
-pid = forkserver._forkserver._forkserver_pid
-os.kill(pid, signal.SIGKILL)
-wait_until(lambda: not is_running(pid))
-print(run("add_up", num_ranks=2)[1]["total"])
-"""
-
-
-def test_a_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
-    """That of this process has imported every test for ranks; without it each later rank would import its own."""
-    assert script(tmp_path, KILLING).communicate(timeout=PATIENCE) == ("1\n", "")
 
 
 # What ranks print

@@ -41,6 +41,10 @@ def test_a_checkpoint_has_its_tensors_by_name(tmp_path: Path) -> None:
     assert w.svg().startswith("<svg")
     with pytest.raises(KeyError, match="did you mean norm"):
         run["nrom"]
+    with pytest.raises(AttributeError, match=r"a checkpoint's tensor has no \.held_layout: only tensors of a dump"):
+        w.held_layout  # noqa: B018
+    with pytest.raises(AttributeError, match="'SavedTensor' object has no attribute 'heldlayout'"):
+        w.heldlayout  # noqa: B018
 
 
 def test_show_takes_a_checkpoints_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

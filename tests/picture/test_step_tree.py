@@ -91,7 +91,7 @@ def test_a_module_names_its_own_tensors_that_findings_name_and_what_closes_over_
     of = finding_of("wrong-scale", "error", "layers.0.attn.w", (0,), "the gradient is off")
     opened = lines_of(dump, [of])
     assert [line for line in opened if "✗ w" in line and "layers.0.attn" in line] == [
-        "✓✓       layers.0.attn  Linear  ✗ w"
+        "✓✓··     layers.0.attn  Linear  ✗ w"
     ]
     closed = step_tree(dump, [of])
     assert node_line(closed.roots[0], UNICODE, is_open=False).plain.endswith("✗ 1 tensor inside")

@@ -214,7 +214,8 @@ def test_axes_of_other_names_than_a_lockfiles_are_refused_with_its_mesh(tmp_path
     dump = dump_on("dp=4", {name: layout.replace("tp", "dp") for name, layout in ON_FOUR.items()}, tmp_path)
     with pytest.raises(MeshError) as raised:
         assert_layout(dump, lock_of_four(tmp_path))
-    assert "l.lock was written for mesh (tp=4): mesh (dp=4) has no axis 'tp'" in raised.value.message
+    assert "l.lock was written for mesh (tp=4): rule 'up.weight': " in raised.value.message
+    assert raised.value.message.endswith("does not fit up.weight: mesh (dp=4) has no axis 'tp'")
     assert "name the axes as the lockfile does" in raised.value.hint
 
 

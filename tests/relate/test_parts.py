@@ -184,6 +184,12 @@ def test_the_type_that_values_went_through_is_named_and_exact_values_name_none()
         back = through(wide, "float32", narrow, "float32")
         assert rounding_between(wide, "float32", back, "float32", types) == Rounded(narrow)
     assert rounding_between(wide, "float32", wide, "float32", types) is None
+    tiny = (np.linspace(1, 2, 64, dtype=np.float32) * np.float32(1e-9)).view(np.uint32)
+    for filled in (np.zeros_like(tiny), np.resize(np.array([0.0, -0.0], np.float32), 64).view(np.uint32)):
+        assert rounding_between(tiny, "float32", filled, "float32", types) is None
+    nearly_one = (1 + np.linspace(0, 1e-5, 64, dtype=np.float32)).view(np.uint32)
+    ones = np.ones(64, np.float32).view(np.uint32)
+    assert rounding_between(nearly_one, "float32", ones, "float32", types) is None
     double = drawn().view(np.uint64)
     twice = through(double, "float64", "bfloat16", "float16")
     assert rounding_between(double, "float64", twice, "float16", types) == Rounded("bfloat16")

@@ -193,6 +193,10 @@ def test_an_axis_that_is_not_there_is_a_mistake_of_the_test(mesh):
         assert_replicated(nn.Linear(1, 1), axis="tp")
     with pytest.raises(MeshError, match="tp"):
         assert_reduced(nn.Linear(1, 1), axis="tp")
+    with pytest.raises(MeshError, match=r"rule '\*\.up': '\[\*/dp/tp\]' does not fit mlp\.up: mesh .* no axis 'tp'"):
+        assert_layout({"mlp.up": distribute_tensor(torch.ones(4), mesh, [Shard(0)])}, {"*.up": "[*/dp/tp]"})
+    with pytest.raises(ShardvizError, match=r"rule 'up': "):
+        assert_layout({"up": torch.ones(2)}, {"up": "[*/dp"})
 
 
 @spmd(mesh={"dp": 2})
@@ -203,6 +207,21 @@ def test_gradients_that_nobody_sums_are_found(mesh):
     assert text.startswith("weight: the gradient differs along dp: rank 0 and rank 1 differ by up to 1\n")
     distributed.all_reduce(model.weight.grad)
     assert_reduced(model)
+
+
+@spmd(mesh={"dp": 4})
+def test_a_gradient_that_differs_on_a_rank_while_the_others_agree_names_that_rank(mesh):
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.grad = torch.ones(2, 2)
+    assert_reduced(model)
+    model.weight.grad += 0.5 * (distributed.get_rank() == 2)
+    text = text_of(assert_reduced, model)
+    assert text.startswith("weight: the gradient differs along dp: rank 2 by up to 0.5, and all other copies agree\n")
+    assert "changes the gradient on rank 2 alone" in text
+    model.weight.grad = torch.ones(2, 2) * (distributed.get_rank() == 2)  # as of an expert that no other rank uses
+    assert "wraps this parameter" in text_of(assert_reduced, model)
+    model.weight.grad = torch.ones(2, 2) * (distributed.get_rank() // 2)  # no side has more
+    assert "wraps this parameter" in text_of(assert_reduced, model)
 
 
 @spmd(mesh={"dp": 2, "tp": 2})
@@ -307,6 +326,22 @@ def test_ties_are_storage_not_equal_values(mesh):
     assert "The names were never tied" in text_of(assert_tied, model, "embed.weight", "head.weight")
     model["head"].weight = model["embed"].weight
     assert_tied(model, "embed.weight", "head.weight")
+    reference = copy.deepcopy(model)
+    assert_same(model, reference)
+    model["body"] = nn.Linear(2, 2)
+    reference["body"] = copy.deepcopy(model["body"])
+    with torch.no_grad():
+        model["head"].weight.mul_(1.0078)
+    text = " ".join(text_of(assert_same, model, reference).split())
+    assert "1.0078 times the reference's on every rank; these 2 names are those of one tensor, and the 2 other" in text
+    assert "changes this one 2 times: once for each of its names" in text
+    assert "clips" not in text
+    with torch.no_grad():
+        for weight in model["body"].parameters():
+            weight.mul_(1.0078)
+    text = " ".join(text_of(assert_same, model, reference).split())
+    assert "Code that changes this weight multiplies it by a different number" in text
+    assert "once for each of its names" not in text
     assert text_of(assert_tied, model, "embed.weight", "tail").startswith("no rank has a tensor tail\n")
 
 

@@ -1,11 +1,27 @@
 """What failed assertions say of models with hundreds of tensors, of misspelt names, and of a few elements."""
 
+import json
+import logging
+from contextlib import ExitStack
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import distributed, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from shardviz.testing import ShardAssertionError, assert_layout, assert_ordered, assert_same, assert_tied, spmd, stamp
+from shardviz.errors import DumpError
+from shardviz.testing import (
+    ShardAssertionError,
+    assert_clean,
+    assert_layout,
+    assert_ordered,
+    assert_same,
+    assert_tied,
+    spmd,
+    stamp,
+)
+from shardviz.testing.plugin import compat
 
 ROOM = 500
 """Characters that a message about a deep model may have: two lines of a terminal, and a fix."""
@@ -133,3 +149,37 @@ def test_a_shard_that_differs_as_a_whole_is_one_ranks_own_and_all_of_them_anothe
     text = text_of(assert_same, model, reference)
     assert text.startswith("weight: 1,024 of 1,024 elements are not the reference's, on 2 of 2 ranks: at [")
     assert "drew from different seeds" in text
+
+
+def test_a_checkpoint_is_clean_or_has_the_findings_of_check(tmp_path):
+    weights = {"a.weight": torch.ones(4, 4), "b.weight": torch.ones(4)}
+    save_file(weights, tmp_path / "model-1.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "model-1.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_clean(tmp_path)
+    assert_clean(tmp_path / "model-1.safetensors")
+    (tmp_path / "model-1.safetensors").unlink()
+    with pytest.raises(ShardAssertionError, match=r"model-1\.safetensors"):
+        assert_clean(tmp_path)
+
+
+def test_an_error_about_a_path_ends_in_the_line_of_the_test(tmp_path):
+    with pytest.raises(DumpError, match="does not exist") as caught:
+        assert_clean(tmp_path / "nowhere")
+    assert [entry.name for entry in caught.traceback.filter(caught)] == [
+        "test_an_error_about_a_path_ends_in_the_line_of_the_test"
+    ]
+
+
+def test_records_that_a_logger_shows_to_nobody_are_not_shown(capfd):
+    logger = logging.getLogger("c10d-of-this-test")
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    with ExitStack() as stack:
+        compat.catch_logs(stack, logging.DEBUG)
+        logging.getLogger("other").debug("shown")
+        logger.addHandler(logging.NullHandler())
+        logger.debug("hidden")
+    shown = capfd.readouterr().err
+    assert "shown" in shown
+    assert "hidden" not in shown

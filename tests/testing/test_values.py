@@ -7,6 +7,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from shardviz.errors import ShardvizError
 from shardviz.testing import (
@@ -68,6 +69,29 @@ def test_values_in_another_order_are_reported_by_what_is_held(mesh):
     ]
     assert any("label the local tensors by (_StridedShard(0, split_factor=2), Shard(0))" in line for line in lines)
     assert any(line.startswith("  cause ") for line in lines)
+
+
+@spmd(mesh={"tp": 2})
+def test_weights_are_said_to_be_reordered_rounded_or_exchanged_and_not_to_be_drawn_again(mesh):
+    def first_line(**changes):
+        model = copy.deepcopy(reference)
+        for name, value in changes.items():
+            model[name].weight.data = value.clone()
+        plan = {"up": ColwiseParallel(), "gate": ColwiseParallel()}
+        text = text_of(assert_same, parallelize_module(model, mesh, plan), reference)
+        assert "seed" not in text
+        assert "step" not in text
+        return text.splitlines()[0]
+
+    reference = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in ("up", "gate", "plain")})
+    up, gate, plain = (reference[name].weight.data for name in ("up", "gate", "plain"))
+    line = first_line(plain=plain.view(2, 4, 8).transpose(0, 1).reshape(8, 8))
+    assert line.startswith("plain.weight: the values are the reference's in another order: dim 0 is in the order of")
+    assert "dim 0 is in the order of view(1, 2, 4, 1)" in first_line(up=up.view(2, 4, 8).transpose(0, 1).reshape(8, 8))
+    assert first_line(up=up.bfloat16().float()) == "up.weight: it has the reference's values, rounded to bfloat16"
+    assert "gate.weight: it holds what the reference has as up.weight" in first_line(up=gate, gate=up)
+    text = text_of(assert_same, nn.ParameterDict({"w": plain}), nn.ParameterDict({"w": up}))
+    assert "drew from different seeds" in text
 
 
 @spmd(mesh={"tp": 4})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shardviz.check.order.rules.intent import order_of
+from shardviz.dump.records.lines import is_value
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region
 from shardviz.relate.sides import Elements, Rounding, Sides
@@ -56,7 +57,7 @@ class Compared(Sides):
     wrappers: Mapping[str, WrapperRecord] | None = None
     other_divisors: frozenset[float] = frozenset()
 
-    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "bypassed", "none"]:
+    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "bypassed", "unfrozen", "none", "alone"]:
         """Return the wrapper that reduces its gradient along some axes; empty if unknown."""
         if self.wrappers is None:
             return ""
@@ -65,7 +66,16 @@ class Compared(Sides):
         over = [
             kind for kind, one in self.wrappers.items() if groups and all(group <= {*one.ranks} for group in groups)
         ]
-        return next((kind for kind in ("bypassed", "ddp", "fsdp") if kind in over), "none")
+        is_alone = any(len(wrapper.ranks) == 1 for wrapper in self.wrappers.values())
+        return next(
+            (kind for kind in ("bypassed", "unfrozen", "ddp", "fsdp") if kind in over), "alone" if is_alone else "none"
+        )
+
+    @property
+    def is_dtensor(self) -> bool:
+        """Whether it is known to be a DTensor, as all that FSDP2 shards."""
+        fsdp = (self.wrappers or {}).get("fsdp")
+        return fsdp is not None and self.claimed is not None and not self.claimed.flat
 
     @property
     def may_be_of_fsdp(self) -> bool:
@@ -144,8 +154,12 @@ def compared(
 
 
 def rounding_of(dump: Dump) -> Rounding:
-    """Return what the step allows for rounding, from the tensors that took part in it."""
-    dtypes = {shard.body.dtype for tensor in dump.at("step") for shard in tensor.shards.values()}
+    """Return what the step allows for rounding, from the tensors that took part in it.
+
+    What was recorded when it ran again, line by line, allows no more: ranks note what was rounded.
+    """
+    tensors = (tensor for tensor in dump.at("step") if not all(map(is_value, tensor.names)))
+    dtypes = {shard.body.dtype for tensor in tensors for shard in tensor.shards.values()}
     dtypes |= {dtype for record in dump.files.ranks.values() for dtype in record.narrowed_to}
     epsilon = max((EPSILON.get(dtype, 0.0) for dtype in dtypes), default=0.0)
     whole = [tensor for tensor in dump.at("reference") if tensor.role != "activation"]

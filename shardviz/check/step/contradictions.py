@@ -21,6 +21,7 @@ from shardviz.check.report import NotChecked
 from shardviz.explain.step.gradients import CutGraph, GradientOnSomeRanks, ReductionSwitchedOff
 from shardviz.explain.step.losses import PaddingRead
 from shardviz.explain.step.whole_step import (
+    CollectiveOfDtensor,
     CopiesSideBySide,
     DifferentOutput,
     MixedDtensor,
@@ -66,6 +67,7 @@ def check_raised(dump: Dump) -> Iterator[Finding]:
 
 CAUSES: tuple[tuple[re.Pattern[str], type[ShardedModelRaises]], ...] = (
     (re.compile(r"mixed torch\.Tensor and DTensor"), MixedDtensor),
+    (re.compile(r"Operator _?c10d[\w.]* does not have a sharding"), CollectiveOfDtensor),
     (re.compile(r"sharding (strategy|rule|prop)", re.IGNORECASE), UnsupportedSharding),
     (
         re.compile(

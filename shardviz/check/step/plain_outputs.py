@@ -41,15 +41,14 @@ UNPLACED = (
 )
 
 
-def laid_out_by_value(results: Sequence[Compared], dump: Dump | None = None) -> tuple[Compared, ...]:
+def laid_out_by_value(results: Sequence[Compared], dump: Dump) -> tuple[Compared, ...]:
     """Return results with the plain outputs laid out as their values are, if the loss was computed from them so."""
     loss = next((result for result in results if (result.role, result.name) == ("scalar", "loss")), None)
     if loss is None or loss.incomparable:
         return tuple(results)
-    runs = {rank: record.runs for rank, record in dump.files.ranks.items()} if dump is not None else {}
+    runs = {rank: record.runs for rank, record in dump.files.ranks.items()}
     results = [_in_order_of_batch(result, runs) if result.is_assumed else result for result in results]
-    records = dump.files.ranks.values() if dump is not None else ()
-    collectives = (call for record in records for call in record.collectives)
+    collectives = (call for record in dump.files.ranks.values() for call in record.collectives)
     by_loss = (call for call in collectives if not (call.module or call.backward))
     apart = set(loss.copies_differ_along) - {axis for call in by_loss for axis in call.axes}
     return tuple(_by_value(result, loss, apart) if result.is_assumed else result for result in results)

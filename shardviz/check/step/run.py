@@ -200,7 +200,7 @@ def _check_scale(evidence: Evidence, result: Compared) -> Finding | None:
 
 
 def _check_unreduced(evidence: Evidence, result: Compared) -> Finding | None:
-    return check_unreduced(result, evidence.batch)
+    return check_unreduced(result, evidence)
 
 
 def _of_result(rule: Callable[[Compared], Finding | None]) -> Rule:

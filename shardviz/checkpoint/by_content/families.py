@@ -28,6 +28,9 @@ Numbers: TypeAlias = tuple[int, ...]
 MOST_LINES = 2048
 """Lines that are made shorter."""
 
+FUNCTION = re.compile(r"(\w+)\(")
+"""A function's name in a line of a map."""
+
 SOURCE = "the map that was inferred"
 
 
@@ -149,12 +152,19 @@ class FamilyMatch:
         whole: The family.
         recipe: How its tensors are made of the other side's.
         why: Why, if it is not because the values are equal.
+        is_by_settings: Whether a model's settings say in which order its parts are joined.
     """
 
     side: int
     whole: Family
     recipe: Recipe
     why: str = ""
+    is_by_settings: bool = False
+
+    @property
+    def functions(self) -> list[str]:
+        """The functions of the recipe whose order the values alone suggest."""
+        return [] if self.is_by_settings else FUNCTION.findall(self.recipe.text())
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield its lines of a map: one, or if numbers differ, one for each tensor."""

@@ -20,7 +20,7 @@ from shardviz.checkpoint.optimizer import state_of
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardviz.checkpoint.by_content.families import Link, Numbers
     from shardviz.checkpoint.records import Tensor
@@ -32,9 +32,11 @@ MOST_RENUMBERED = 256
 """Tensors of a family among which one is looked for under any number."""
 
 MAX_NAMES = 3
+QUERIES_KEYS_VALUES = ("q", "k", "v")
 NEARLY = "its values are nearly the same"
 BESIDE = "as that of its module"
 NUMBERED = "the same tensors under other numbers"
+BY_SETTINGS = "by the groups of heads in config.json; its values are in {} blocks"
 
 
 def pair_by_content(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[list[FamilyMatch], dict[str, str]]:
@@ -60,6 +62,40 @@ def pair_by_content(first: Iterable[Tensor], second: Iterable[Tensor]) -> tuple[
     work.by_modules()
     work.by_constants()
     return work.choices, work.ambiguous
+
+
+def with_groups_of_heads(choices: Iterable[FamilyMatch], settings: Mapping[str, int]) -> list[FamilyMatch]:
+    """Interleave queries, keys and values by the number of key heads that a model's settings have.
+
+    Values show in how many blocks the conversion joined them. The settings say how many the model reads.
+
+    Args:
+        choices: The tensors that were paired.
+        settings: The numbers next to the checkpoints: `kv_heads`, `head_dim`.
+    """
+    return [_with_groups(choice, settings) for choice in choices]
+
+
+def _with_groups(choice: FamilyMatch, settings: Mapping[str, int]) -> FamilyMatch:
+    recipe, groups = choice.recipe, settings.get("kv_heads", 0)
+    if not groups or not recipe.blocks or not _are_heads(recipe, settings):
+        return choice
+    if recipe.blocks == groups:
+        return replace(choice, is_by_settings=True)
+    blocks = groups if groups > 1 else 0
+    why = BY_SETTINGS.format(recipe.blocks)
+    return replace(choice, recipe=replace(recipe, blocks=blocks), why=why, is_by_settings=True)
+
+
+def _are_heads(recipe: Recipe, settings: Mapping[str, int]) -> bool:
+    """Whether parts have the names of queries, keys and values, and the rows of so many heads."""
+    words = [link.family.pattern.rpartition(".")[0].rpartition(".")[2].lower() for link in recipe.links]
+    rows = [link.family.shape[recipe.dim] for link in recipe.links]
+    keys = settings["kv_heads"] * settings.get("head_dim", 0)
+    queries = settings.get("heads", 0) * settings.get("head_dim", 0)
+    letters = [letter for word in words for letter in QUERIES_KEYS_VALUES if letter in word]
+    is_named = len(letters) == len(words) and {"k", "v"} <= set(letters) <= set(QUERIES_KEYS_VALUES)
+    return is_named and rows == [queries if letter == "q" else keys for letter in letters]
 
 
 def _constants(family: Family) -> tuple[float, ...]:

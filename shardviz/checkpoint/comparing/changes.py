@@ -11,6 +11,8 @@ import numpy as np
 from shardviz.checkpoint.comparing.equality import narrower
 from shardviz.checkpoint.comparing.lengths import explain_padding, explain_repeats
 from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.checkpoint.comparing.outcome import Distance
+from shardviz.checkpoint.comparing.undo import cause_of_order
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.explain.checkpoints.conversion import (
     CutOffDigits,
@@ -24,6 +26,7 @@ from shardviz.relate.relations import Scaled
 from shardviz.relate.stored_values import is_cut_off, line_between, rounding_between
 from shardviz.relate.tolerance import FLOATS, WHOLE_FACTOR
 from shardviz.relate.values import blocks, is_alike, part_of
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +43,12 @@ WIDE = ("float32", "float64")
 MORE, LESS = ("more", "subtract"), ("less", "add")
 CUT = {"float32": 16}
 """Bits that are cut off of a type to have the upper half of it, which is a bfloat16."""
+
+FEW = 64
+"""Values that are too few for a correlation."""
+
+FLAT = 1e-9
+"""The part of the sum of squares that a tensor of one number has around its mean, by rounding alone."""
 
 MOST_DIGITS = 17
 """Digits that tell any two numbers of 64 bits apart."""
@@ -64,7 +73,7 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
     types = "" if before.dtype == after.dtype else f"; {before.dtype} and {after.dtype}"
     cuts = tuple(side for side in (after, before) if isinstance(side, StoredTensor))
     if order := name_change(before_bits, after_bits, cuts):
-        return outcome.became("permuted", f"{order}{types}")
+        return outcome.became("permuted", f"{order}{types}", cause_of_order(before_bits, after_bits))
     if changed := explain_repeats(outcome, before_bits, after_bits, names):
         shapes = f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
         return replace(changed, why=f"{shapes}: {changed.why}")
@@ -72,7 +81,33 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
         return replace(changed, why=f"{changed.why}{types}")
     if not is_alike(before.bits) and (changed := values_changed(outcome, before, after, names)):
         return changed
-    return outcome.became("other", counted_differences(before, after, before_bits, after_bits, names))
+    changed = outcome.became("other", counted_differences(before, after, before_bits, after_bits, names))
+    return replace(changed, distance=distance_between(before, after))
+
+
+def distance_between(before: Tensor, after: Tensor) -> Distance | None:
+    """Return how far two tensors of one shape are apart; None for few values, or if one is not finite.
+
+    Both are read block by block.
+    """
+    is_float = before.dtype in FLOATS and after.dtype in FLOATS
+    if before.shape != after.shape or not is_float or math.prod(before.shape) < FEW:
+        return None
+    sums = np.zeros(5)
+    squares = 0.0
+    for parts in zip(blocks(before.bits), blocks(after.bits), strict=True):
+        old, new = (values_of(part, side.dtype).ravel() for part, side in zip(parts, (before, after), strict=True))
+        with np.errstate(all="ignore"):
+            sums += [old.sum(), new.sum(), old @ old, new @ new, old @ new]
+            squares += float((new - old) @ (new - old))
+    if not np.isfinite([*sums, squares]).all() or sums[2] == 0:
+        return None
+    count = math.prod(before.shape)
+    spread = [sums[2] - sums[0] ** 2 / count, sums[3] - sums[1] ** 2 / count]
+    is_flat = any(one <= FLAT * whole for one, whole in zip(spread, sums[2:4], strict=True))
+    both = sums[4] - sums[0] * sums[1] / count
+    correlation = None if is_flat else float(both / math.sqrt(spread[0] * spread[1]))
+    return Distance(math.sqrt(squares / sums[2]), correlation)
 
 
 def counted_differences(
@@ -94,7 +129,7 @@ def counted_differences(
         if before_bits.size > 1 and (number := _constant_text(side, box)):
             words += f"; all values of {name} {'there ' if box is not None else ''}are {number}"
         elif side.dtype in FLOATS and (broken := _not_finite(side)):
-            words += f"; {broken:,} values of {name} are nan or infinite"
+            words += f"; {counted(broken, 'value')} of {name} {'is' if broken == 1 else 'are'} nan or infinite"
     return words
 
 

@@ -11,33 +11,38 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.by_content.families import REPRESENTATIVES, lines_of, rules_from
-from shardviz.checkpoint.by_content.inferring import pair_by_content
+from shardviz.checkpoint.by_content.inferring import pair_by_content, with_groups_of_heads
 from shardviz.checkpoint.comparing.changes import change_of, overflown
 from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast, narrower
 from shardviz.checkpoint.comparing.lengths import with_parts
 from shardviz.checkpoint.comparing.moves import with_fused, with_moved
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
 from shardviz.checkpoint.comparing.pairs import padding_notes, pair_tensors
+from shardviz.checkpoint.comparing.renames import rename_notes, with_renamed
 from shardviz.checkpoint.comparing.rows import with_rows_placed
 from shardviz.checkpoint.comparing.scales import judge_scaled, judge_unscaled
 from shardviz.checkpoint.comparing.states import with_lost_states, with_masters
 from shardviz.checkpoint.comparing.steps import with_left_over
+from shardviz.checkpoint.findings import copied_files
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
-from shardviz.checkpoint.maps.families import family_of, find_map
+from shardviz.checkpoint.maps.families import family_of, find_map, numbers_beside
 from shardviz.checkpoint.maps.mapped_tensors import PAD, MappedTensor, Op
 from shardviz.checkpoint.maps.matching import NUMBER
 from shardviz.checkpoint.maps.numbering import starred
 from shardviz.checkpoint.maps.wrong import explain_slip
 from shardviz.checkpoint.optimizer import is_setting, state_names, state_of
+from shardviz.checkpoint.records import DamagedFileError, refuse_cut
+from shardviz.checkpoint.second_set import second_set_outcome
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.checkpoints.conversion import ForgottenFactor, OverflowInFloat16, SummedReplicas
+from shardviz.explain.checkpoints.files import FileCopiedOver, StaleFileIndex, UnreadableFile
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import WHOLE_FACTOR
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from shardviz.checkpoint.by_content.families import FamilyMatch
     from shardviz.checkpoint.comparing.pairs import Pair, Pairs, Side
@@ -70,12 +75,15 @@ SAME = ("equal", "cast")
 STACKED = 3
 """Dims of a tensor that has all experts of a layer."""
 
-WRITE_A_MAP = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
+WRITE_A_MAP = (
+    "if names correspond, say how with --map FILE, in lines such as `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
+)
 SIDES = ("first", "second")
 LONGEST = 60
 """Characters of a value that are shown."""
 
 MAX_NAMES = 3
+NAMES = "names: "
 PIECE = "/shard_"
 """Megatron saves objects in pieces, whose names have their number: another mesh has other ones."""
 
@@ -102,20 +110,24 @@ def compare_checkpoints(
     pairs = pair_tensors(before, after, rules)
     pairs = pairs if rules else with_map(pairs, before, after)
     refuse_strangers(pairs, before, after, "name or its values")
-    judged = with_lost_states(with_parts(_compared(pairs, (before.tensors, after.tensors), progress)))
-    results = with_summed_replicas(with_left_over(judged, before, after, also))
+    judged = with_lost_states(with_parts(_compared(pairs, (before, after), progress)))
+    results = with_renamed(with_summed_replicas(with_left_over(judged, before, after, also)))
     outcomes = (*(outcome for outcome, _ in results), *pairs.open)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or pairs.is_mapped))
-    more = () if rules or pairs.is_mapped else hint(before, after, outcomes)
+    more = () if rules or (pairs.is_mapped and not pairs.lines) else hint(before, after, outcomes)
     padded = {pair.name for outcome, pair in results if outcome.verdict == "padded"}
-    notes = [*pairs.notes, *padding_notes(pairs.both, padded), *notes, *more]
-    return Comparison((*outcomes, *objects), tuple(notes), pairs.lines)
+    is_told = pairs.is_mapped or any(note.startswith(NAMES) for note in pairs.notes)
+    names = [] if rules or is_told else rename_notes(pairs.both)
+    notes = [*pairs.notes, *names, *padding_notes(pairs.both, padded), *notes, *more]
+    second = (second_set_outcome(one, side) for one, side in zip((before, after), SIDES, strict=True))
+    return Comparison((*outcomes, *objects, *filter(None, second)), tuple(notes), pairs.lines, pairs.guessed)
 
 
 def _compared(
-    pairs: Pairs, tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], progress: Callable[[int, int], object]
+    pairs: Pairs, checkpoints: tuple[Checkpoint, Checkpoint], progress: Callable[[int, int], object]
 ) -> list[tuple[Outcome, Pair]]:
     """Return each tensor's outcome, alone or by comparison with all tensors of both sides."""
+    tensors = checkpoints[0].tensors, checkpoints[1].tensors
     sides = ContentIndex.of(tensors[0].values()), ContentIndex.of(tensors[1].values())
     results: list[tuple[Outcome, Pair]] = []
     scales: set[str] = set()
@@ -125,10 +137,11 @@ def _compared(
         cut = pair.trimmed()  # what is looked for under other names has no padding
         if (by_scale := judge_scaled(pair, tensors)) is not None:
             scales.add(by_scale[1])
-        results.append((judge_unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0], cut))
+        outcome = judge_unscaled(_outcome(pair, cut, sides), pair) if by_scale is None else by_scale[0]
+        results.append((_but_for_ranks(outcome, pair, checkpoints), cut))
         whole[id(cut)] = pair
     lonely = [pair for pair in pairs.lonely if pair.name not in scales]
-    results += [(lonely_outcome(pair, SIDES[pair.second is not None]), pair) for pair in lonely]
+    results += [(_lonely_outcome(pair, checkpoints), pair) for pair in lonely]
     placed = with_rows_placed(with_fused(with_moved(with_masters(results))))
     return [(outcome, whole.get(id(pair), pair)) for outcome, pair in placed]
 
@@ -169,6 +182,30 @@ def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, .
     return (WRITE_A_MAP,) if {"missing", "added"} <= set(verdicts) else ()
 
 
+def _but_for_ranks(outcome: Outcome, pair: Pair, checkpoints: tuple[Checkpoint, Checkpoint]) -> Outcome:
+    """Return an outcome; not compared if one side has only a rank's part of the tensor."""
+    for at, checkpoint in enumerate(checkpoints):
+        part, whole = pair.both[at].shape, pair.both[1 - at].shape
+        if checkpoint.ranks and math.prod(part) * len(checkpoint.ranks) == math.prod(whole):
+            why = f"the {SIDES[at]} has one rank's part of it, of {len(checkpoint.ranks)}: join the ranks' files first"
+            return outcome.became("not-compared", why)
+    return outcome
+
+
+def _lonely_outcome(pair: Pair, checkpoints: tuple[Checkpoint, Checkpoint]) -> Outcome:
+    """Return the outcome of a tensor that one checkpoint lacks, or that is in a missing file of it."""
+    lacking = checkpoints[pair.second is None]
+    file = lacking.indexed.get(pair.name, "")
+    if not file:
+        return lonely_outcome(pair, SIDES[pair.second is not None])
+    is_gone = lacking.file_sizes[file] is None
+    twin = "" if is_gone else copied_files(lacking).get(file, "")
+    has = "does not exist" if is_gone else f"has the tensors of {twin} instead" if twin else "does not have it"
+    cause = FileCopiedOver(printable(file), printable(twin)) if twin else StaleFileIndex()
+    why = f"{lacking.folder / file} {has}, and the index says that it is there"
+    return Outcome(pair.name, "", "unreadable").became("unreadable", why, UnreadableFile() if is_gone else cause)
+
+
 def lonely_outcome(pair: Pair, which: str) -> Outcome:
     """Return the outcome of a tensor that only one side has: `which` says which one."""
     verdict: Verdict = "missing" if pair.second is None else "added"
@@ -183,7 +220,7 @@ def _outcome(pair: Pair, cut: Pair, sides: tuple[ContentIndex, ContentIndex]) ->
     try:
         return _compare_pair(outcome, pair, cut, sides)
     except DumpError as error:
-        return outcome.became("not-compared", error.message)
+        return outcome.failed(error)
 
 
 def _compare_pair(outcome: Outcome, pair: Pair, cut: Pair, sides: tuple[ContentIndex, ContentIndex]) -> Outcome:
@@ -257,17 +294,25 @@ def with_map(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
         again = _with_turned_experts(pair_tensors(before, after, find_map(family)))
         return replace(again, notes=(f"names: --map {family} knows them, and is used", *again.notes), is_mapped=True)
     choices, ambiguous = pair_by_content(first, second)
-    lines = lines_of(choices, (before.tensors, after.tensors))
-    again = pair_tensors(before, after, rules_from(lines)) if lines else pairs
+    again = _with_choices(pairs, choices, before, after)
     undecided, outcomes = [], []
     for pair in again.lonely:
         if why := ambiguous.get(pair.name):
             outcomes.append(Outcome(pair.name, "", "not-compared", why))
         else:
             undecided.append(pair)
-    return replace(
-        again, lonely=tuple(undecided), lines=tuple(map(str, lines)), open=tuple(outcomes), is_mapped=bool(lines)
-    )
+    return replace(again, lonely=tuple(undecided), open=tuple(outcomes))
+
+
+def _with_choices(pairs: Pairs, choices: Sequence[FamilyMatch], before: Checkpoint, after: Checkpoint) -> Pairs:
+    """Pair the tensors by the map that choices by content are; the same pairs if there are none."""
+    choices = with_groups_of_heads(choices, numbers_beside((before.folder, after.folder)))
+    lines = lines_of(choices, (before.tensors, after.tensors))
+    if not lines:
+        return pairs
+    functions = tuple(dict.fromkeys(name for choice in choices for name in choice.functions))
+    again = pair_tensors(before, after, rules_from(lines))
+    return replace(again, lines=tuple(map(str, lines)), is_mapped=True, guessed=functions)
 
 
 def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> Pairs:
@@ -280,10 +325,7 @@ def _with_map_of_layers(pairs: Pairs, before: Checkpoint, after: Checkpoint) -> 
         return pairs
     paired_patterns = {NUMBER.sub("*", pair.name) for pair in pairs.both}
     choices = [one for one in pair_by_content(first, second)[0] if _is_of_layers(one, paired_patterns)]
-    lines = lines_of(choices, (before.tensors, after.tensors))
-    if not lines:
-        return pairs
-    return replace(pair_tensors(before, after, rules_from(lines)), lines=tuple(map(str, lines)), is_mapped=True)
+    return _with_choices(pairs, choices, before, after)
 
 
 def _is_of_layers(choice: FamilyMatch, paired_patterns: Collection[str]) -> bool:
@@ -387,6 +429,8 @@ def _compared_object(name: str, before: Checkpoint, after: Checkpoint) -> Outcom
     outcome = Outcome(name, name, "other")
     try:
         old, new = _value_of(before, name), _value_of(after, name)
+    except DamagedFileError as error:
+        return outcome.failed(error)
     except DumpError as error:
         return outcome.became("not-compared", f"an object whose bytes differ: {error.message}")
     if _has_types(old) or _has_types(new):
@@ -445,6 +489,7 @@ def _value_of(checkpoint: Checkpoint, name: str) -> Any:
     if name in checkpoint.values:
         return checkpoint.values[name]
     place = checkpoint.objects[name]
+    refuse_cut(checkpoint.folder, place, name)
     return read_object(checkpoint.folder / place.file, place.start, place.size, name)
 
 

@@ -96,7 +96,7 @@ def _with_numbers(outcomes: Outcomes, sources: Mapping[str, str]) -> Outcomes:
     ]
 
 
-def _explain_renumbering(renumbering: Renumbering) -> tuple[str, Cause]:
+def _explain_renumbering(renumbering: Renumbering) -> tuple[str, Cause | None]:
     """Return what became of layers or experts, and why."""
     what, few = renumbering.what, [*renumbering.numbers.items()][:MAX_NUMBERS]
     more = ", ..." if len(renumbering.numbers) > len(few) else ""
@@ -105,7 +105,9 @@ def _explain_renumbering(renumbering: Renumbering) -> tuple[str, Cause]:
     if len(few) == 1:
         why = f"{what}.{second_numbers} of the second is {what}.{first_numbers} of the first"
     if renumbering.is_again:
-        return f"{why}, which it has elsewhere, too", LocalNumbering(what, is_saved=True)
+        is_local = len({second - first for first, second in renumbering.numbers.items()}) == 1 and len(few) > 1
+        cause = LocalNumbering(what, is_saved=True) if is_local else None
+        return f"{why}, which it has elsewhere, too", cause
     return why, RenumberedLayers(what)
 
 

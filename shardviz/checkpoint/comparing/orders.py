@@ -69,11 +69,16 @@ def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[StoredTen
         return f"its dims are exchanged: permute({', '.join(map(str, axes))})"
     if not _shares_values(before, after):
         return ""
-    if before.size > MAX_LOCATED and max(before.shape) == before.size:
+    if is_long_line(before):
         return name_stretches(before, after)
     if (orders := orders_of_slices(before, after)) is not None:
         return _words_of(orders, before.shape, cuts)
     return _by_transposition(before, after) or _by_places(before, after, cuts)
+
+
+def is_long_line(array: NDArray[Any]) -> bool:
+    """Whether a tensor is one long line, whose order would take as much memory as the places of its elements."""
+    return array.size > MAX_LOCATED and max(array.shape) == array.size
 
 
 def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[StoredTensor, ...]) -> str:
@@ -165,13 +170,12 @@ def _name_order(order: NDArray[np.int64], dim: int, cuts: tuple[StoredTensor, ..
         numbers = " ".join(map(str, shards[:MAX_SHARDS])) + " ..." * (len(shards) > MAX_SHARDS)
         words = f"the {len(shards)} shards that were saved of dim {dim} come in the order {numbers}"
     digits = transposed_digits(order)
-    size = len(order)
     if digits is not None and (name := _usual_reason(*digits)):
         words += name
     elif digits is not None and digits[0] == 1:
         words += (
-            f", as when shards of [{size}/{digits[1]}/ranks] from {digits[2]} ranks are joined as [{size}/ranks], "
-            f"or those of [{size}/ranks] from {digits[1]} ranks as [{size}/{digits[2]}/ranks]"
+            f": {digits[1] * digits[2]} shards joined in this order, or the shards of {digits[2]} ranks with "
+            f"{digits[1]} parts each, or of {digits[1]} ranks with {digits[2]}"
         )
     return words
 

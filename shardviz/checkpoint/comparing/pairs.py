@@ -107,6 +107,7 @@ class Pairs:
         lines: The lines of a map that were found by content.
         open: What became of tensors whose content several have, so that none is compared with one of them.
         is_mapped: Whether a map was found, by the names or by content.
+        guessed: Functions and numbers of the map that the values alone suggest: `cat`, `kv_heads = 2`.
     """
 
     both: tuple[Pair, ...]
@@ -115,6 +116,7 @@ class Pairs:
     lines: tuple[str, ...] = ()
     open: tuple[Outcome, ...] = ()
     is_mapped: bool = False
+    guessed: tuple[str, ...] = ()
 
 
 def pair_tensors(
@@ -135,11 +137,13 @@ def pair_tensors(
     first, second = (named_tensors(str(one.path), one.tensors, patterns) for one in (before, after))
     turned = {rule: _is_turned(rule, first, second) for rule in rules}
     forth, back = ([rule for rule in rules if turned[rule] is way] for way in (False, True))
-    numbers = numbers_beside((before.folder, after.folder))
+    settings = numbers_beside((before.folder, after.folder))
+    numbers = dict(settings)
     notes = [*_find_out(numbers, forth, first, second), *_find_out(numbers, back, second, first)]
     completed = _all_pairs(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
     pairs = _without_counters(replace(completed, notes=(*notes, *completed.notes)), (before, after))
-    return _without_states(_without_buckets(pairs), [states(one) for one in (before, after)])
+    completed = _without_states(_without_buckets(pairs), [states(one) for one in (before, after)])
+    return replace(completed, guessed=tuple(f"{name} = {numbers[name]}" for name in numbers if name not in settings))
 
 
 def _is_turned(rule: Rule, first: NamedTensors, second: NamedTensors) -> bool:

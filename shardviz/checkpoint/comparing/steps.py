@@ -16,6 +16,7 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.changes import factor_text
 from shardviz.checkpoint.comparing.equality import equal, narrower, readable_bits
+from shardviz.checkpoint.comparing.outcome import NOT_COMPARED
 from shardviz.checkpoint.comparing.series import has_values_of, number_of, open_steps, siblings, steps_with, tensor_in
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
@@ -57,7 +58,6 @@ FEWEST = 2
 """Tensors that one file cuts into equal and different parts: a single one may be an embedding with unused rows."""
 
 SAME = ("equal", "tied")
-LONE = ("missing", "added", "not-compared")
 
 
 @dataclass(frozen=True)
@@ -135,14 +135,26 @@ def _judge_stale(
     every = [*numbers, *([] if last is None else [last])]
     if number is not None and numbers and min(every) < number < max(every):
         names = listed(dict.fromkeys([*(one.path.name for one in there), steps.sides[held].path.name]), MAX_STEPS)
+        if last is not None and last > number and _is_trained(pair, side, there, steps):
+            return _explain_stale(outcome, steps, pair, held, step)
         why = f"{outcome.why}; {names} have the same, before and after it"
-        return outcome.became("other", why, OutlierCheckpoint(SIDES[side]))
+        return outcome.became("other", why, OutlierCheckpoint(SIDES[side], SIDES[held], step.path.name))
     earlier = last is None or not numbers or min(numbers) < last
     if earlier and (steps.is_same_step(side, step) or (last is None and (held, id(step)) in whole)):
         return _explain_stale(outcome, steps, pair, held, step)
     do = "does" if len(there) == 1 else "do"
     why = f"{outcome.why}; the {SIDES[held]} has it as {named} {do}: it was frozen in between, or one is left over"
     return outcome.became("other", why)
+
+
+def _is_trained(pair: Pair, side: int, there: tuple[Checkpoint, ...], steps: _OtherSteps) -> bool:
+    """Whether a third step has a tensor with other values than both sides: training changes it."""
+    thirds = [step for step in steps.others[side] if all(step is not one for one in there)]
+    return any(
+        tensor_in(step, pair.both[side]) is not None
+        and not any(has_values_of(step, pair.both[side], values) for values in pair.both)
+        for step in thirds
+    )
 
 
 def _explain_stale(outcome: Outcome, steps: _OtherSteps, pair: Pair, held: int, step: Checkpoint) -> Outcome:
@@ -247,7 +259,7 @@ def with_odd_file(outcomes: Outcomes, others: tuple[Sequence[Checkpoint], Sequen
         outcomes: What became of each tensor.
         others: Checkpoints of other steps, with the first's names and with the second's.
     """
-    compared = [(outcome, pair) for outcome, pair in outcomes if outcome.verdict not in LONE]
+    compared = [(outcome, pair) for outcome, pair in outcomes if outcome.verdict not in NOT_COMPARED]
     sides = [odd_file(at, (_files(outcome, pair, at) for outcome, pair in compared)) for at in (1, 0)]
     odd = [side for side in sides if side is not None]
     if not odd:
@@ -374,7 +386,7 @@ def _whole_file(outcomes: Outcomes, at: int) -> tuple[str, int]:
     odd: Counter[str] = Counter()
     for outcome, pair in outcomes:
         tensor = pair.sides[at]
-        if outcome.verdict in LONE or not isinstance(tensor, StoredTensor):
+        if outcome.verdict in NOT_COMPARED or not isinstance(tensor, StoredTensor):
             continue
         if len(tensor.files) != 1 or not (_differs(outcome) or outcome.verdict in (*SAME, "cast")):
             return "", 0

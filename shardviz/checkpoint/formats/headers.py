@@ -6,6 +6,7 @@ A header may say which part of a tensor a file has (`DCP_SHARDING_INFO`); else i
 from __future__ import annotations
 
 import math
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -16,10 +17,10 @@ from shardviz.dump.pause import collector_paused
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import MAX_DIMS
-from shardviz.text import printable
+from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 LENGTH_BYTES = 8
@@ -31,7 +32,11 @@ MAX_HEADER = 100_000_000
 MAX_JSON = 1 << 28
 """Bytes of an index or of a model's settings."""
 
-INDEX = "model.safetensors.index.json"
+_RANK = re.compile(r"(?:(?:^|[-_.])(?:[a-z]{2}_)?rank[-_]?|^consolidated\.)([0-9]{1,6})(?![0-9])", re.IGNORECASE)
+"""A rank's number in the name of a file or folder: Megatron's `mp_rank_00`, Meta's `consolidated.00.pth`."""
+
+INDEX_ENDING = ".index.json"
+INDEX = f"model.safetensors{INDEX_ENDING}"
 DTYPES = {
     **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "C64": "complex64"},
     **{"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8"},
@@ -97,9 +102,53 @@ def read_safetensors(path: Path) -> Checkpoint:
     with collector_paused():
         for name, size in sizes.items():
             _add_chunks(chunks_by_name, folder / name, size)
+        if path.is_dir() and not indexed:
+            _refuse_parts_of_ranks(path, list(sizes), chunks_by_name)
         tensors = {name: _whole_tensor(name, chunks, folder) for name, chunks in chunks_by_name.items()}
     tied = _says_tied(folder)
-    return Checkpoint(path, "safetensors", tensors, indexed=indexed, tied=tied, sizes=sizes)
+    single = index.name.removesuffix(INDEX_ENDING) if index is not None else ""
+    second_set = single if single and single not in sizes and (folder / single).is_file() else ""
+    return Checkpoint(path, "safetensors", tensors, indexed=indexed, tied=tied, sizes=sizes, second_set=second_set)
+
+
+def is_of_rank(name: str) -> bool:
+    """Whether the name of a file or folder has a rank's number in it."""
+    return _RANK.search(name) is not None
+
+
+def of_ranks(names: Iterable[str]) -> list[str]:
+    """Return the names of ranks' parts: files or folders that differ in their rank's number alone.
+
+    Example:
+        >>> of_ranks(["tp_rank_00.safetensors", "tp_rank_01.safetensors", "config.json"])
+        ['tp_rank_00.safetensors', 'tp_rank_01.safetensors']
+    """
+    groups: dict[str, dict[int, str]] = {}
+    for name in sorted(names):
+        if match := _RANK.search(name):
+            groups.setdefault(f"{name[: match.start(1)]}*{name[match.end(1) :]}", {})[int(match[1])] = name
+    most = max(groups.values(), key=len, default={})
+    return list(most.values()) if len(most) > 1 and sorted(most) == list(range(len(most))) else []
+
+
+def _refuse_parts_of_ranks(folder: Path, files: list[str], chunks_by_name: Mapping[str, list[Chunk]]) -> None:
+    """Refuse files of ranks that have the same names, and do not say which part of a tensor they have.
+
+    Raises:
+        DumpError: They are such.
+    """
+    ranks = of_ranks(files)
+    again = sum(len(chunks) > 1 for chunks in chunks_by_name.values())
+    has_places = any(any(chunk.offsets) for chunks in chunks_by_name.values() for chunk in chunks)
+    if ranks and 2 * again > len(chunks_by_name) and not has_places:
+        raise DumpError(*refusal_of_ranks(folder, ranks))
+
+
+def refusal_of_ranks(folder: Path, ranks: Sequence[str]) -> tuple[str, str]:
+    """Return the error and the hint for files of ranks that have parts of tensors."""
+    some = listed(map(printable, ranks), 3)
+    what = f"{folder} has the parts of {len(ranks)} ranks ({some}), and nothing in them says how they are joined"
+    return what, "join them first, with the converter of the framework that wrote them; or give one of them"
 
 
 def index_in(folder: Path) -> Path | None:

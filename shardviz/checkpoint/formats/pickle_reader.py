@@ -76,6 +76,7 @@ _SCALARS = (str, int, float, bool, bytes, type(None))
 MAX_BYTES = 1 << 28
 """Bytes of a pickle: a checkpoint of a million chunks has fewer."""
 
+MODULE = "torch.nn.modules."
 SUBCLASS = "torch._utils._rebuild_wrapper_subclass"
 """How torch pickles a tensor of a type of its own, such as a quantized one of torchao: by code, which is not run."""
 
@@ -335,6 +336,8 @@ class UnknownTypeError(DumpError):
 
 def _what_is(content: bytes, at: int, error: RefusedError) -> tuple[str, str]:
     """Say what an unknown type of a pickle is, if that is clear, and what to do."""
+    if str(error).startswith(MODULE):
+        return ": a whole model, which is code", "save model.state_dict(), not the model itself"
     if SUBCLASS not in str(error):
         return "", "write the checkpoint again with torch.distributed.checkpoint or safetensors"
     if any(module in content[at : at + NEAR] for module in SHARDS):

@@ -51,7 +51,10 @@ def read_torch_file(path: Path) -> Checkpoint:
         elif archive.tensor(leaf, name) is not None:
             problems.append(Problem(name, "it is not stored row by row: save it with .contiguous()"))
     if not tensors and not problems:
-        raise DumpError(f"{path} has no tensor in a state dict", "save model.state_dict(), not the model itself")
+        raise DumpError(
+            f"{path} has no tensor in a state dict",
+            "save a dict with their names, such as model.state_dict()",
+        )
     return Checkpoint(path, "torch.save", tensors, values=values, problems=tuple(problems))
 
 

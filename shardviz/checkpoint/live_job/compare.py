@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.compare import hint, lonely_outcome, refuse_strangers
 from shardviz.checkpoint.comparing.moves import with_ties
-from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
+from shardviz.checkpoint.comparing.outcome import NOT_COMPARED, Comparison, Outcome
 from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, pair_tensors
 from shardviz.checkpoint.comparing.series import open_steps, siblings
 from shardviz.checkpoint.comparing.steps import is_open, odd_file
@@ -159,7 +159,7 @@ def _notes(pairs: Pairs, job: Job, search: Search) -> Iterator[str]:
 
 def with_odd_file(judged: Sequence[Judged]) -> list[Outcome]:
     """Say that all parts which ranks hold differently are in one file of the checkpoint."""
-    odd = odd_file(1, (_files(*one) for one in judged if one[0].verdict != "not-compared"))
+    odd = odd_file(1, (_files(*one) for one in judged if one[0].verdict not in NOT_COMPARED))
     if odd is None or not odd.differs:
         return [outcome for outcome, _, _ in judged]
     ranks = named_ranks({rank for outcome, _, _ in judged for rank in outcome.ranks}, MAX_RANKS)

@@ -85,7 +85,7 @@ def judge(outcome: Outcome, live: JobTensor, saved: Tensor, dump: Dump, search: 
             return _judge_right_shards(outcome, live, saved, pieces)
         return _judge_wrong_shards(outcome, live, saved, dump, search, reader, pieces)
     except DumpError as error:
-        return outcome.became("not-compared", error.message)
+        return outcome.failed(error)
 
 
 def sort_pieces(live: JobTensor, reader: Reader) -> ShardVerdicts:

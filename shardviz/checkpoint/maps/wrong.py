@@ -221,14 +221,27 @@ def _other_joins(node: Op) -> Iterator[tuple[Node, Cause]]:
     dim = node.numbers[0] if node.numbers else 0
     dims = [dim, *(other for other in range(len(node.parts[0].shape)) if other != dim)]
     opposite = "cat" if node.function == "interleave" else "interleave"
+    join = _join_in_torch(node, dim)
     how = "one after the other" if opposite == "cat" else "in turns"
-    yield Op(opposite, node.parts, (dim,)), PartsJoinedOtherwise(how, node.function, dim)
+    yield Op(opposite, node.parts, (dim,)), PartsJoinedOtherwise(how, node.function, dim, join)
     if len({part.shape for part in node.parts}) > 1 and len(node.parts) <= MOST_ORDERED:
         for order in list(permutations(node.parts))[1:]:
             yield Op(node.function, order, node.numbers), PartsJoinedOtherwise("in a different order")
     for along in dims[1:]:
         manner = f"along dim {along}"
-        yield Op(node.function, node.parts, (along,)), PartsJoinedOtherwise(manner, node.function, dim)
+        yield (
+            Op(node.function, node.parts, (along,)),
+            PartsJoinedOtherwise(manner, node.function, dim, join),
+        )
+
+
+def _join_in_torch(node: Op, dim: int) -> str:
+    """Return the line of torch that joins a list of parts as the map does; empty along other dims than 0."""
+    if node.function == "cat":
+        return f"torch.cat(parts, {dim})"
+    if dim or len(node.numbers) < 2:
+        return "" if dim else "torch.stack(parts, 1).flatten(0, 1)"
+    return f"torch.cat([part.unflatten(0, ({node.numbers[1]}, -1)) for part in parts], 1).flatten(0, 1)"
 
 
 def _by_shards(node: Op) -> Iterator[tuple[Node, Cause]]:

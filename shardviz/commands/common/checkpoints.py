@@ -194,7 +194,7 @@ def diff_checkpoints(
     else:
         terminal = terminal_for(color, output)
         write_answer(comparison_lines(comparison, terminal), terminal, output)
-    if not comparison.compared:
+    if not comparison.compared and not comparison.counts["unreadable"]:
         talk(f"shardviz: error: nothing of {before} and {after} could be compared")
         return EXIT_USAGE
     return EXIT_FINDINGS if comparison.differs or (strict and comparison.counts["not-compared"]) else EXIT_CLEAN

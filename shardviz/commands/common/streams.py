@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from shardviz.errors import ShardvizError
+
+
+INDENT = "  "
 
 
 @contextmanager
@@ -41,7 +45,15 @@ def say(message: str, *more: str) -> None:
     """Print talk to stderr, one line each, whatever characters a file's name has."""
     from shardviz.text import printable  # not for `shardviz --help`
 
-    talk("\n".join([f"shardviz: {printable(message)}", *(printable(line) for line in more if line)]))
+    lines = [f"shardviz: {printable(message)}", *(printable(line) for line in more if line)]
+    width = get_terminal_size((0, 0)).columns  # 0: a program reads it, and gets whole lines
+    talk("\n".join(row for line in lines for row in (_rows(line, width) if width > len(INDENT) else [line])))
+
+
+def _rows(line: str, width: int) -> list[str]:
+    from textwrap import wrap
+
+    return wrap(line, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
 
 
 def say_error(error: ShardvizError) -> None:

@@ -33,6 +33,9 @@ from shardviz.dump.records.tensors import (
 )
 from shardviz.dump.records.trace import KeptRecord, PointRecord, SketchRecord
 
+MEANT = "whether this is meant: "
+"""How ranks begin a note on a tensor that is in order, and is not what a file has that the job opened."""
+
 
 class RankRecord(Record, frozen=True):
     """`rank_00003.json`: the record of one rank.
@@ -71,6 +74,7 @@ class RankRecord(Record, frozen=True):
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
         not_saved: Buffers that are in no checkpoint.
+        written_gathered: Parameters whose gathered copy the optimizer wrote to before FSDP2 freed it.
         read_buffers: Buffers that a step changes and whose values the model's output depends on in training.
         other_settings: What the probe's own optimizer keeps besides tensors and the unsharded model's keeps otherwise:
             `lr of group 1 of 2`.
@@ -126,6 +130,7 @@ class RankRecord(Record, frozen=True):
     held_back: tuple[str, ...] = ()
     not_stepped: tuple[str, ...] = ()
     not_saved: tuple[str, ...] = ()
+    written_gathered: tuple[str, ...] = ()
     read_buffers: tuple[str, ...] = ()
     other_settings: tuple[str, ...] = ()
     other_options: tuple[tuple[str, str, str, str], ...] = ()

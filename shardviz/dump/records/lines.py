@@ -20,6 +20,11 @@ def of_value(module: str, number: int, *, gradient: bool = False) -> str:
     return f"{module}: {'gradient of value' if gradient else 'value'} {number}"
 
 
+def is_value(name: str) -> bool:
+    """Whether a name is that of a value, or of its gradient, in a module's lines."""
+    return name.rpartition(": ")[2].startswith(("value ", "gradient of value "))
+
+
 class FrameRecord(Record, frozen=True):
     """A line of the user's code on the stack of a call.
 

@@ -294,6 +294,53 @@ class RenumberedLayers(Cause):
     how = "number {what} as the first checkpoint does"
 
 
+class ReorderedInConversion(Cause):
+    """All indices of a dim are there, in different orders on the two sides.
+
+    Rows of one length can change places without any change of shape, so a conversion or a load that reorders them
+    raises nothing.
+
+    Attributes:
+        kind: What the order looks like: `flip`, `roll`, `halves`, `rotary` or `blocks`.
+        undo: What makes the first of the second, called w.
+    """
+
+    kind: str
+    undo: str
+    kinds = ("misordered",)
+    why = (
+        "{kind:flip?A flip, or a sort in descending order, reversed the dim|{kind:roll?torch.roll, or parts that were "
+        "cut at different places, moved the start of the dim|{kind:halves?Two parts of equal size were joined in the "
+        "other order, such as gate and up or the shards of 2 ranks|{kind:rotary?One side has the rows of each head in "
+        "pairs and the other in halves, for rotary embeddings|Parts or ranks' shards were joined in a different order, "
+        "or rows of two parts in turns}}}}"
+    )
+    how = "to have the first's order: {undo}"
+
+
+class RenamedInPart(Cause):
+    """Some tensors have another name in the second checkpoint, and most names are equal.
+
+    A load by name finds the equal ones. It raises for the rest, or leaves them as they were with strict=False.
+
+    Attributes:
+        words: What the names have more, or less.
+        is_wrapper: Whether libraries put these words into names.
+    """
+
+    words: str
+    is_wrapper: bool = False
+    kinds = ("incomplete",)
+    why = (
+        "{is_wrapper:?A wrapper's own state_dict was saved, as of DDP (module.) or torch.compile (_orig_mod.)|The "
+        "save or the model calls a part of its tensors by other names}"
+    )
+    how = (
+        "{is_wrapper:?save the state_dict of the model within the wrapper, or take {words} out of these names|rename "
+        "them back before a load by name}"
+    )
+
+
 class RowsUnderOtherNames(Cause):
     """Tensors of one module have each other's rows, and each row is there once.
 
@@ -386,14 +433,16 @@ class PartsJoinedOtherwise(Cause):
         manner: How it joined them.
         function: The function by which the map joins them; empty if only their order differs.
         dim: The dim along which the map joins them.
+        in_torch: How the map joins a list of parts, in torch's own words.
     """
 
     manner: str
     function: str = ""
     dim: int = 0
+    in_torch: str = ""
     kinds = ("misordered",)
     why = "The conversion joined the parts {manner}"
-    how = "join them {function:?as {function} along dim {dim}|in the map's order}"
+    how = "join them {function:?as {function} along dim {dim}|in the map's order}{in_torch:?: {in_torch}}"
 
 
 class FusedShardsJoined(Cause):

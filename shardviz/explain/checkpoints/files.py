@@ -39,6 +39,40 @@ class StaleFileIndex(Cause):
     how = "write the index again"
 
 
+class FileCopiedOver(Cause):
+    """A file of a sharded checkpoint has the tensors of another of its files, in as many bytes.
+
+    A copy or a download wrote one file under two names. The index is right, and a loader does not find the tensors
+    that the lost file had.
+
+    Attributes:
+        file: The file.
+        twin: The file that it is a copy of.
+    """
+
+    file: str
+    twin: str
+    kinds = ("incomplete",)
+    why = "{file} is a copy of {twin}, and what the index says was in it is lost"
+    how = "copy {file} again from where it was saved; the index is right"
+
+
+class TwoSetsOfWeights(Cause):
+    """A folder has a file of all weights and an index of several files, and they differ.
+
+    transformers and others read model.safetensors if it is there, and the index otherwise. Other tools read the index.
+    A save of several files into the folder of an earlier save leaves both.
+
+    Attributes:
+        file: The file of all weights.
+    """
+
+    file: str
+    kinds = ("duplicated",)
+    why = "Two saves wrote into the folder. transformers reads {file}, and the index names other files"
+    how = "delete the older of the two: {file}, or the index and its files"
+
+
 class ChunkOutOfBounds(Cause):
     """A part of a tensor was saved for indices that the tensor does not have.
 
@@ -356,13 +390,27 @@ class ValuesOfAnotherStep(Cause):
 class OutlierCheckpoint(Cause):
     """A tensor is the same in an earlier and a later checkpoint, and different in this one.
 
-    The tensor is frozen, or training had ended for it, so this one checkpoint has it wrong.
+    The tensor is frozen, or training had ended for it, and this one checkpoint has it wrong. Or the later checkpoint
+    still has the values of the earlier one.
+
+    Attributes:
+        side: The one with different values.
+        other: The side that it was compared with.
+        step: A checkpoint that has the same as the other side.
     """
 
     side: str
+    other: str
+    step: str
     kinds = ("wrong-value",)
-    why = "Only the {side} has different values"
-    how = "take it from the checkpoint before or after this one"
+    why = (
+        "Only the {side} has different values: if the tensor is frozen, the {side} has it wrong",
+        "The later of the {other} and {step} still has the values of the earlier",
+    )
+    how = (
+        "take it from {step}",
+        "write it again, from the weights of its own step",
+    )
 
 
 class NeverLoaded(Cause):

@@ -343,7 +343,8 @@ class AbsentState(Cause):
         "A rank did not save its states",
     )
     how = (
-        "load the checkpoint as it is: the optimizer starts this parameter from nothing",
+        "load with planner=DefaultLoadPlanner(allow_partial_load=True): torch.distributed.checkpoint.load otherwise "
+        "raises Missing key for the state",
         "save the checkpoint again on every rank",
     )
 

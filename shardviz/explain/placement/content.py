@@ -41,20 +41,25 @@ class CopiedTensor(Disorder):
     last. Or a loader reads one key for several names. Shapes agree, so nothing raises.
 
     Attributes:
-        owner: The tensor whose elements they hold.
+        owner: The tensor whose elements they hold, or the layer that it is of if theirs is another one of its kind.
         several: Whether several tensors of an earlier place in the model hold them.
+        layer: Their own layer; empty if the owner is a tensor.
     """
 
     owner: str
     several: bool = False
+    layer: str = ""
     kinds = ("foreign",)
     why = (
         (
             "{several:?All were received or read through one buffer, and {owner} was written there last: views of the "
             "buffer were copied after that}"
         ),
-        "The loader reads {owner} for {several:?these names|this name} too",
-        "{several:?|This tensor and {owner} were read through one buffer, and {owner} was written there last}",
+        "The loader reads {layer:?from {owner} for {layer}|{owner} for {several:?these names|this name}} too",
+        (
+            "{several:?|{layer:?Tensors of both layers|This tensor and {owner}} were read through one buffer, and "
+            "{owner} was written there last}"
+        ),
     )
     how = (
         "{several:?clone() what was received before the buffer is filled again}",

@@ -85,10 +85,17 @@ class Segments(Mislabel):
 
     A rank then holds a part of q, of k and of v, as its attention needs. A gather by the placements joins these parts
     as if each rank had one stretch of rows.
+
+    Attributes:
+        expect: The layout to expect in a probe if rows are meant to be in this order; empty if there is none.
     """
 
+    expect: str = ""
     why = "The code splits a fused weight (q/k/v or gate/up) segment by segment, and labels it as one dim"
-    how = "label the local tensors by {placements}, or split the dim as a whole"
+    how = (
+        "label the local tensors by {placements}, or {expect:?give each segment a Linear of its own; in a probe in "
+        "which this order is meant, expect {expect!r}|split the dim as a whole}"
+    )
     references = SWIGLU
 
 
@@ -97,17 +104,17 @@ class SegmentsUnderFsdp(Disorder):
 
     Tensor parallel splits a fused weight segment by segment, and fully_shard then cuts each rank's rows as one block.
     The label has room for one factor only, so torch reads the label as a different order.
+
+    Attributes:
+        expect: The layout to expect in a probe if rows are meant to be in this order; empty if there is none.
     """
 
-    free_dims: tuple[int, ...]
+    expect: str = ""
     why = (
         "FSDP2 cuts each rank's rows of a fused weight (q/k/v or gate/up) as one stretch. Its label has one "
         "split_factor, and the weight needs two"
     )
-    how = (
-        "{free_dims:?let FSDP2 split another dim (fully_shard(..., shard_placement_fn=lambda param: "
-        "Shard({free_dims[0]}))), or }give each segment a Linear of its own"
-    )
+    how = "give each segment a Linear of its own{expect:?; if this order is meant, expect it in the probe: {expect!r}}"
     references = FUSED_QKV
 
 

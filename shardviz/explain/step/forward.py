@@ -162,6 +162,8 @@ class SegmentsInOneStretch(Cause):
         sizes: The rows of each segment.
         axis: The axis that cuts it.
         reader: The module that reads a segment.
+        num_ranks: How many ranks there are along the axis, if the weight's placements claim the stretch; else 0.
+        expect: The layout to expect in a probe of such a weight with its rows in rank order; empty if there is none.
     """
 
     tensor: str
@@ -169,6 +171,8 @@ class SegmentsInOneStretch(Cause):
     sizes: tuple[int, ...]
     axis: str
     reader: str
+    num_ranks: int = 0
+    expect: str = ""
     kinds = ("wrong-segment",)
     why = (
         (
@@ -179,9 +183,12 @@ class SegmentsInOneStretch(Cause):
     )
     how = (
         (
-            "cut every segment separately, as {due}: torch.cat([segment.chunk(n)[rank] for segment in "
+            "{num_ranks:?give each segment a Linear of its own{expect:?; or put the rows in rank order before they are "
+            "sharded, torch.cat([segment.chunk({num_ranks})[rank] for rank in range({num_ranks}) for segment in "
+            "weight.chunk({count})]), and say so in the probe: {expect_line}}|cut every segment separately, as {due}: "
+            "torch.cat([segment.chunk(n)[rank] for segment in "
             "weight.{has_equal_segments:?chunk({count})|split({sizes:list})}]){has_equal_segments:?|, and split each "
-            "rank's output by the sizes of its own segments}"
+            "rank's output by the sizes of its own segments}}"
         ),
         "look at {reader:called} and its input",
     )
@@ -195,6 +202,11 @@ class SegmentsInOneStretch(Cause):
     def called(self) -> str:
         """An example of so many segments."""
         return {2: "such as gate and up", 3: "such as q, k and v"}[self.count]
+
+    @property
+    def expect_line(self) -> str:
+        """The line of a probe that expects the layout for this weight in every layer."""
+        return f"expect = {{'*.{'.'.join(self.tensor.split('.')[-2:])}': '{self.expect}'}}"
 
     @property
     def due(self) -> str:

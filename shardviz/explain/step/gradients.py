@@ -89,6 +89,34 @@ class CutInModule(Cause):
     )
 
 
+class GraphCutBehind(Cause):
+    """No gradient comes back to an output of a module, although the module itself cuts nothing.
+
+    What reads the output detaches it first, or gets it from a different rank: a pipeline sends tensors without their
+    graph, and each stage starts its backward with gradients that the next one sends back, one for each output.
+
+    Attributes:
+        output: The output: `output[1] of front`.
+        is_sent: Whether the modules that follow run on other ranks.
+    """
+
+    output: str
+    is_sent: bool
+    kinds = ("wrong-value",)
+    why = (
+        (
+            "{is_sent:?The ranks that run what follows don't send the gradient of {output} back, or backward isn't "
+            "started with it|The code between {output} and what reads it cuts the graph}"
+        ),
+    )
+    how = (
+        "{is_sent:?send back the gradient of every tensor that was sent forward, and start backward from all outputs: "
+        "torch.autograd.backward(outputs, gradients)|where the output is passed on, remove .detach(), .data and "
+        "no_grad, and replace collectives of torch.distributed (they have no backward) by "
+        "torch.distributed.nn.functional}"
+    )
+
+
 class CutResidual(Cause):
     """The gradient of a residual connection does not flow back.
 
@@ -156,6 +184,36 @@ class RepeatedBackwardSum(Cause):
             "returns the gradient unchanged in backward"
         ),
         "{axes:?|look for hooks and torch.autograd.Functions in {module:called}}",
+    )
+
+
+class ScaledOnTheWayBack(Cause):
+    """A gradient is multiplied by a number on its way from one module back to another one.
+
+    Both modules are right. What stands between them in the code around, such as a torch.autograd.Function that gathers
+    in forward, sums or divides in backward. Forward is right.
+
+    Attributes:
+        module: The module whose output gets the wrong gradient.
+        reader: The module that sends a right one back.
+        over: Axes of the mesh whose size the factor is; empty if there are none.
+        is_larger: Whether the gradient is too large.
+    """
+
+    module: str
+    reader: str
+    over: str
+    is_larger: bool
+    kinds = ("wrong-scale",)
+    why = (
+        "In backward, the code between {reader:called} and {module:called} {is_larger:?{over:?sums over {over} what is "
+        "the whole gradient on every rank already|multiplies the gradient}|{over:?averages over {over} what it should "
+        "sum or pass on|divides the gradient}}"
+    )
+    how = (
+        "look at the torch.autograd.Function, hook or collective that passes the output of {module:called} on: its "
+        "backward {is_larger:?{over:?takes the rank's own part of the gradient and sums nothing|multiplies by "
+        "nothing}|divides by nothing}"
     )
 
 

@@ -48,7 +48,7 @@ class WrongLine(Cause):
 
 
 class OtherNumber(Cause):
-    """A line computes with a plain number that is not the unsharded model's, and with the right tensors.
+    """A line gets the right tensors, and a plain number that is not the unsharded model's.
 
     The number was made before, of a size: `x.shape[0]` of a part is the part's. No tensor shows it.
 
@@ -124,10 +124,10 @@ class MisplacedLine(Cause):
         "or in a different order than their ranks}}}"
     )
     how = (
-        "{is_of_rank:?take the part in {place} at the rank's own offset: its coordinate on the mesh times the part's "
-        "size|{other:?use {other} in {place}|{is_index:?undo x[order] by y[order.argsort()] in {place}, with the order "
-        "in which the rows were sent|join the parts in {place} in the order of their ranks, along the dim that was "
-        "split, before dims are merged}}}"
+        "{is_of_rank:?take the part in {place} at the rank's own offset, in the sharded model only: its coordinate "
+        "along the axis that splits the rows, times the part's size|{other:?use {other} in {place}|{is_index:?undo "
+        "x[order] by y[order.argsort()] in {place}, with the order in which the rows were sent|join the parts in "
+        "{place} in the order of their ranks, along the dim that was split, before dims are merged}}}"
     )
 
     @property
@@ -283,10 +283,35 @@ class WrongReductionLine(Cause):
     axis: str = ""
     kinds = WRONG
     why = "{function} in {place} over {ranks:ranks} doesn't give the whole of its inputs: the group or the op is wrong"
-    how = (
-        "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of {axis:?{axis}|the axis that splits "
-        "them}"
+    how = "in {place}, reduce the terms once, with ReduceOp.SUM, over the group of {axis:?{axis}|what splits them}"
+
+
+class CopiesSummedLine(Cause):
+    """A collective in a line sums terms over ranks, some of which have the same term.
+
+    A count of tokens that is summed over all ranks counts a batch once for each rank that has it.
+
+    Attributes:
+        place: The line, as `loss.py:83`.
+        function: The collective.
+        ranks: The ranks of its group that the first rank is in.
+        axis: The axes over which its input is one term of a sum.
+        copies: The other axes of the group.
+        times: How often each term counts.
+    """
+
+    place: str
+    function: str
+    ranks: tuple[int, ...]
+    axis: str
+    copies: str
+    times: int
+    kinds = WRONG
+    why = (
+        "{function} in {place} sums over {ranks:ranks}. Ranks along {copies} have the same term of the sum over "
+        "{axis}, so each term counts {times} times"
     )
+    how = "in {place}, sum over the group of {axis} alone"
 
 
 class RepeatedReductionLine(Cause):
@@ -392,106 +417,3 @@ class WrongLineBackward(Cause):
         "{axis:?all_reduce the gradient over {axis} in the backward of {place}|check {place}: a tensor that all ranks "
         "have and each uses for its own part needs a sum in backward; terms of a sum need none}"
     )
-
-
-class StrangeRows(Cause):
-    """A line turns exchanged rows into rows that the unsharded model doesn't have.
-
-    Tokens went to a rank that does not hold their expert, or two operands have their rows in different orders. Each
-    row then meets a wrong weight or factor. Shapes are right.
-
-    Attributes:
-        place: The line, as `moe.py:83`.
-        function: What it calls.
-        with_weight: Whether that multiplies rows with a weight.
-        came: The line of the exchange, if the rows are only viewed in another shape since; else empty.
-    """
-
-    place: str
-    function: str
-    with_weight: bool
-    came: str = ""
-    kinds = WRONG
-    why = (
-        (
-            "{came:?{came} brings rows in the order of the ranks that sent them, and on the way to {place} a view "
-            "reads them in the order of the weights without a transpose}"
-        ),
-        "{with_weight:?In {place}, rows meet a different weight than in the unsharded model: the code sends or sorts "
-        "them by a different numbering of experts than the one that splits the weights|In {place}, the operands of "
-        "{function} hold their rows in different orders: one is in the order of arrival, the other isn't}",
-    )
-    how = (
-        "{came:?view what {came} brings as [ranks, own experts, ...], and transpose before you merge dims}",
-        "{with_weight:?choose each row's rank, and its place there, by the split of the weights: block by block or in "
-        "turns|index both operands of {function} in {place} with the same order}",
-    )
-
-
-class RowsNotRestored(Cause):
-    """Rows are sent back in a different order than they arrived in.
-
-    Each rank sorts the rows that it is sent, by expert. Sorting again instead of undoing the sort gives the right rows
-    to the wrong tokens.
-
-    Attributes:
-        place: The line that leaves them so, as `moe.py:83`.
-        came: The line of the exchange that brings them.
-        back: The line of the exchange that sends them back.
-    """
-
-    place: str
-    came: str
-    back: str
-    kinds = WRONG
-    why = "{place} doesn't restore the order in which {came} brought the rows, so {back} returns them to other tokens"
-    how = "undo the sort in {place} by y[order.argsort()] or index_copy(0, order, y); y[order] sorts again"
-
-
-class ExchangeNotReversed(Cause):
-    """A user's autograd.Function doesn't reverse in backward what its forward exchanges.
-
-    An autograd.Function around a collective needs the reverse collective in backward. A gradient that is passed on
-    unchanged, or that is sent from a buffer in a different order, has the right shape.
-
-    Attributes:
-        place: The line that applies the function, as `moe.py:83`.
-        function: The collective in its forward.
-        inner: The line of that.
-    """
-
-    place: str
-    function: str
-    inner: str
-    kinds = WRONG
-    why = (
-        "{place} applies a function that exchanges numbers in forward ({function} in {inner}). Its backward doesn't "
-        "send the gradients back to where the numbers came from"
-    )
-    how = (
-        "in its backward, call {function} on the contiguous gradient, into a contiguous buffer, with the sizes of "
-        "input and output exchanged"
-    )
-
-
-class ForeignNumbersSummed(Cause):
-    """Ranks add up values that they read at indices of other ranks' parts.
-
-    If a vocabulary is split, each rank moves the indices that it does not have into its own part, so reading does
-    not raise. It then reads some other row, whose value must be zero before the sum over ranks.
-
-    Attributes:
-        place: The line that reads, as `loss.py:40`.
-        function: What it calls.
-        summed: The line of the sum.
-    """
-
-    place: str
-    function: str
-    summed: str
-    kinds = WRONG
-    why = (
-        "{function} in {place} reads a wrong number for each index that the rank doesn't have, and {summed} adds it "
-        "to the number from the rank that has the index"
-    )
-    how = "set what {function} reads for indices of other ranks to 0 before {summed}: masked_fill(~inside, 0)"

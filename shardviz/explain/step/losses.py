@@ -252,17 +252,47 @@ class MeanOfMeans(Cause):
 
     A rank with fewer counted labels gives each of them more weight, in the loss and in the averaged gradients. Every
     number is finite and nearly right.
+
+    Attributes:
+        axes: The axes that split the batch; empty if they are not known.
+        size: How many ranks there are along them.
     """
 
+    axes: str = ""
+    size: int = 0
     kinds = ("wrong-value", "wrong-scale")
     why = (
         "The loss is a mean of means. Each rank divides by the labels, tokens or weights that it counts in its own "
         "part, and the counts differ"
     )
     how = (
-        "divide each rank's sum by the all_reduced count, and multiply by the number of ranks over which gradients are "
-        "averaged"
+        "divide each rank's sum by the count all_reduced over {axes:?{axes} and no other axis, and multiply by {size}, "
+        "the number of ranks along {axes}|the ranks that split the batch, and multiply by their number}: gradients "
+        "are averaged over them"
     )
+
+
+class TermsAveraged(Cause):
+    """Each rank's loss is a term of a sum over ranks that average their gradients.
+
+    A rank that divides its own sum by the count of all ranks has a term: the terms add up to the loss. FSDP and DDP
+    average gradients, so loss and gradients are too small by the number of ranks.
+
+    Attributes:
+        place: The line that makes the term, as `train.py:30`.
+        axes: The axes.
+        size: How many ranks there are along them.
+    """
+
+    place: str
+    axes: str
+    size: int
+    kinds = ("wrong-scale",)
+    why = (
+        "{place} gives each rank its term of the loss's sum over {axes}, such as its own sum divided by the count of "
+        "all ranks, and gradients are averaged over {axes}"
+    )
+    how = "multiply the loss in {place} by {size}, the number of ranks along {axes}"
 
 
 class ScalarNotReduced(Cause):

@@ -21,13 +21,18 @@ class UnsummedModule(Cause):
     axis: str
     kinds = ("unreduced-output", "wrong-value")
     why = (
-        "The output of {module:called} is not summed over {axis}: {reader:called} reads one rank's term as if it were "
-        "the whole"
+        "{is_within:?Nothing in {reader:called} sums the output of {module:called} over {axis}|The output of "
+        "{module:called} is not summed over {axis}: {reader:called} reads one rank's term as if it were the whole}"
     )
     how = (
-        "all_reduce the output of {module:called} over {axis} before {reader:called} reads it, with a backward that "
-        "returns the gradient unchanged (RowwiseParallel)"
+        "all_reduce the output of {module:called} over {axis} {is_within:?in {reader:called}|before {reader:called} "
+        "reads it}, with a backward that returns the gradient unchanged (RowwiseParallel)"
     )
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the module is within the one that reads it."""
+        return self.module.startswith(f"{self.reader}.")
 
 
 class UngatheredInput(Cause):

@@ -77,6 +77,30 @@ class BackwardLine(Cause):
         return self.count > 1 and math.isclose(self.times, self.count, rel_tol=SINGLE)
 
 
+class SummedLossAveraged(Cause):
+    """The loss is summed over ranks in forward, and their gradients are averaged.
+
+    Each rank's own loss is a term of the sum, and the backward of the sum returns the gradient unchanged. FSDP and DDP
+    then average what should be added up. The loss is right, and all gradients are too small by the number of ranks.
+
+    Attributes:
+        place: The line that sums, as `train.py:30`.
+        axes: The axes that it sums over.
+    """
+
+    place: str
+    axes: str
+    kinds = ("wrong-scale",)
+    why = (
+        "{place} sums the ranks' losses over {axes}, with a backward that returns the gradient unchanged, and the "
+        "gradients are then averaged over {axes} instead of summed"
+    )
+    how = (
+        "run backward on the rank's own loss times the number of ranks along {axes}, and sum the loss in {place} for "
+        "the log only"
+    )
+
+
 class LeftOutOfReduction(Cause):
     """The training loop reduces other gradients, and one never reaches the reduction.
 

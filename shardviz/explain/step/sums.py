@@ -21,6 +21,10 @@ WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
         "(model.module, or what unwrap_model returns), so DDP's forward didn't arm its reduction",
         "call the module that DDP, or accelerator.prepare, returned",
     ),
+    "unfrozen": (
+        "DDP reduces only what required a gradient when it was made, and this parameter did not: it was unfrozen later",
+        "call requires_grad_(True) on all that is ever trained before DDP is made, or make DDP anew after unfreezing",
+    ),
     "fsdp": (
         "FSDP has this parameter, and its reduction was off in the last backward: set_requires_gradient_sync(False), "
         "set_requires_all_reduce(False) or no_sync()",
@@ -43,7 +47,11 @@ class GradientNotReduced(Cause):
         other_axis: An axis along which copies may be equal, if the parameter may be split by hand; else empty.
         ratio: The reduced gradient, divided by the right one.
         rest: Why the gradient is still wrong after the reduction.
-        wrapper: What should reduce it over these axes by itself; empty if that is not known.
+        wrapper: What should reduce it over these axes by itself; empty if that is not known; `alone` if its wrapper
+            has a group of one rank.
+        style: The entry of a plan that lets its module be parallelized; `none` if nothing that wraps it reduces over
+            axes whose ranks have the same batch; empty if DDP or FSDP can.
+        part: How a rank's own part of the gradient is had, if it is a DTensor, which torch.distributed doesn't take.
     """
 
     axes: tuple[str, ...]
@@ -52,13 +60,15 @@ class GradientNotReduced(Cause):
     other_axis: str = ""
     ratio: Fraction = Fraction(1)
     rest: Cause | None = None
-    wrapper: Literal["", "ddp", "fsdp", "bypassed", "none"] = ""
+    wrapper: Literal["", "ddp", "fsdp", "bypassed", "unfrozen", "none", "alone"] = ""
+    style: str = ""
+    part: Literal["", ".to_local()"] = ""
     kinds = ("unreduced-gradient",)
     why = (
         (
-            "{is_by_wrapper:?{wrapper_off}|No FSDP, DDP or tensor-parallel style wraps this parameter"
-            "{axes:? over {axes}}{rest:?. Once reduced, its gradient would still be {ratio:times} the right one: "
-            "{rest.likeliest[0]:continued}}}"
+            "{is_by_wrapper:?{wrapper_off}|{is_alone:?The group of this parameter's wrapper has one rank|No FSDP, DDP "
+            "or tensor-parallel style wraps this parameter{axes:? over {axes}}}{rest:?. Once reduced, its gradient "
+            "would still be {ratio:times} the right one: {rest.likeliest[0]:continued}}}"
         ),
         "{may_be_off:?set_requires_gradient_sync(False) or no_sync() was on in the last backward}",
         (
@@ -68,9 +78,10 @@ class GradientNotReduced(Cause):
     )
     how = (
         (
-            "{is_by_wrapper:?{wrapper_on}|wrap the parameter over {axes:?{axes}|these ranks}, or call "
-            "{axes:?{axes:each and|all_reduce(grad, op=ReduceOp.{op:?{op}|SUM}, group=mesh.get_group({each!r}))}"
-            "|all_reduce(grad)} after backward{op:?| (ReduceOp.AVG for a mean)}{rest:?; and {rest.likeliest[1]}}}"
+            "{is_by_wrapper:?{wrapper_on}|{is_alone:?give the wrapper the ranks of {axes}|{wrapping}call "
+            "{axes:?{axes:each and|all_reduce(grad{part}, op=ReduceOp.{op:?{op}|SUM}, "
+            "group=mesh.get_group({each!r}))}|all_reduce(grad)} after backward{op:?| (ReduceOp.AVG for a mean)}"
+            "{rest:?; and {rest.likeliest[1]}}}}"
         ),
         "{may_be_off:?switch the reduction on before the last micro-batch}",
         (
@@ -92,8 +103,20 @@ class GradientNotReduced(Cause):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the reduction cannot run over a group of one rank."""
-        return self.rest is not None or self.is_by_wrapper
+        """Whether the reduction cannot run over a group of one rank, or is known to."""
+        return self.rest is not None or self.is_by_wrapper or self.wrapper in ("none", "alone")
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its wrapper has a group of one rank, and nothing else is wrong."""
+        return self.wrapper == "alone" and self.rest is None
+
+    @property
+    def wrapping(self) -> str:
+        """What makes something else reduce the gradient; empty if nothing does."""
+        if self.style:
+            return f"put {self.style} into the plan of parallelize_module, or " if self.style != "none" else ""
+        return f"wrap the parameter with DDP or fully_shard over {' and '.join(self.axes) or 'these ranks'}, or "
 
     @property
     def wrapper_off(self) -> str:
@@ -218,7 +241,8 @@ class UnreducedBesideVector(Cause):
     )
     how = (
         "all_reduce over {axis} the tensor that {vector} is added to, with a backward that returns the gradient "
-        "unchanged (RowwiseParallel), and add {vector} afterwards"
+        "unchanged (RowwiseParallel), and add {vector} afterwards; in backward, sum the gradient of the input that "
+        "ranks share over {axis} (ColwiseParallel)"
     )
 
 

@@ -90,7 +90,7 @@ class AnotherLearningRate(Cause):
 
 
 class AnotherGroup(Cause):
-    """The sharded optimizer has a weight in another parameter group than the unsharded model's optimizer.
+    """The sharded optimizer has a weight in another parameter group than the unsharded one.
 
     Groups that are chosen by name, or by what a module is, come out otherwise if a wrapper adds to the names or stands
     in a module's place. The weight is then stepped with another group's learning rate or weight decay.
@@ -267,36 +267,6 @@ class TrainedThoughFrozen(Cause):
     how = "pass requires_grad=weight.requires_grad to nn.Parameter, before you make the optimizer"
 
 
-class RepeatedCount(Cause):
-    """A buffer that a forward adds to has everything several times.
-
-    Activations that are recomputed in backward run the forward once more, with all that it writes. A sum over ranks
-    that counted the same has the same effect.
-
-    Attributes:
-        times: How many times.
-    """
-
-    times: int
-    kinds = ("wrong-value",)
-    why = (
-        (
-            "The forward that writes the buffer runs {times} times in a step: torch.utils.checkpoint runs it again in "
-            "backward"
-        ),
-        "The code sums the buffer over ranks that counted the same rows",
-    )
-    how = (
-        "write the buffer outside the module that torch.utils.checkpoint recomputes",
-        "sum the buffer over the axes that split what it counts, and over no others",
-    )
-
-    @property
-    def is_twice(self) -> bool:
-        """Whether a recomputation may be the cause."""
-        return self.times == 2
-
-
 class LeftOutOfOptimizer(Cause):
     """An optimizer does not step a weight, on some ranks or on all.
 
@@ -429,6 +399,21 @@ class OptimizerOfOtherParameters(Cause):
     )
 
 
+class WriteToGatheredCopy(Cause):
+    """The optimizer writes to a weight while FSDP has it gathered, and what it writes is lost.
+
+    Between unshard() and reshard() a module's weights are whole tensors that FSDP2 gathered into memory of their own.
+    reshard() frees this memory and puts the shards back, which nothing wrote to; it raises nothing.
+    """
+
+    kinds = ("wrong-value",)
+    why = "The optimizer writes to FSDP's gathered copy of the weight, and reshard() frees it with what was written"
+    how = (
+        "write to the shards: compute from full_tensor() or the gathered weight, reshard(), and copy the rank's own "
+        "part into weight.to_local(); or use DTensor's operators on the sharded weight"
+    )
+
+
 class StepNotKept(Cause):
     """Some weights did not move in the step, although they have gradients and others moved.
 
@@ -449,74 +434,3 @@ class StepNotKept(Cause):
         "{is_sent:?broadcast every weight from the rank that steps it|}",
         "assign every weight to a rank, also the last ones when their number isn't divisible by the number of ranks",
     )
-
-
-class BufferOfParts(Cause):
-    """Copies of a buffer differ along an axis whose ranks see the same rows of the batch.
-
-    Its module sees a part of the features, or a term of a sum that is still pending, and updates the buffer from it.
-    Nothing synchronizes buffers, so each rank keeps its own.
-
-    Attributes:
-        along: The axes, in words.
-    """
-
-    along: str
-    kinds = ("unreplicated",)
-    why = (
-        "The module updates the buffer from activations that differ along {along}: parts of the features, or terms of "
-        "a sum"
-    )
-    how = "all_reduce those activations or their statistics over {along} before the update"
-
-
-class UnreducedStatistics(Cause):
-    """Each rank's buffer has the statistics of its own part of the batch only.
-
-    Running statistics, such as a maximum, are updated from local rows. Without a reduction every rank normalizes or
-    scales by its own numbers.
-
-    Attributes:
-        along: The axes that split the batch, in words.
-        op: The reduction that gives the unsharded model's value; empty if that may be chance.
-    """
-
-    along: str
-    op: str
-    kinds = ("unreplicated",)
-    why = (
-        "The module updates the buffer from each rank's own part of the batch, which {along} splits. Nothing reduces "
-        "the statistics"
-    )
-    how = "all_reduce the statistics over {along}{op:? with ReduceOp.{op:upper}|} before the update"
-
-
-class OwnBufferRead(Cause):
-    """Ranks update a buffer from their own rows, and their forward reads it.
-
-    Statistics that only evaluation reads may differ between ranks. A bias that balances experts, a codebook or a scale
-    that the training forward reads makes each rank's model a different one, and no gradient shows it.
-
-    Attributes:
-        along: The axes that split the batch, in words.
-    """
-
-    along: str
-    kinds = ("unreplicated",)
-    why = (
-        "The forward reads this buffer, and each rank updates it from its own part of the batch, which {along} splits. "
-        "Each rank trains a different model"
-    )
-    how = "all_reduce the counts or sums behind the update over {along}, before the update"
-
-
-class UnexplainedBuffer(Cause):
-    """A buffer differs from the unsharded model's after the step, by no known rule.
-
-    Its module updates it from activations, and on each rank these can be a part of the batch or of the features. No
-    axis splits the batch here, so all ranks should have the same value.
-    """
-
-    kinds = ("wrong-value",)
-    why = "The module updates the buffer from different activations than the unsharded model's"
-    how = "compute it from the whole batch and all features, or all_reduce it over the axes that split them"

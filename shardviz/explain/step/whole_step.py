@@ -40,6 +40,20 @@ class UnsupportedSharding(ShardedModelRaises):
     how = "redistribute the inputs to Replicate() before this operation, or compute on local tensors with local_map"
 
 
+class CollectiveOfDtensor(ShardedModelRaises):
+    """The sharded model raises because a collective of torch.distributed gets a DTensor.
+
+    These collectives take a rank's plain tensor. Parameters that FSDP2 or a plan of tensor parallelism made DTensors
+    have gradients that are DTensors, too.
+    """
+
+    why = "torch.distributed's collectives take plain tensors, and this is a DTensor, as are gradients under FSDP2"
+    how = (
+        "give it the rank's own part, tensor.to_local(), which it changes in place, or let tensor.redistribute(...) "
+        "reduce a Partial placement"
+    )
+
+
 class UnevenShapes(ShardedModelRaises):
     """The sharded model raises because shapes do not fit once tensors are split.
 
@@ -315,14 +329,24 @@ class DifferentWeights(Cause):
 
 
 class MisplacedWeights(Cause):
-    """Two jobs start from the same numbers, in different places of a weight.
+    """Two jobs start from the same numbers, at different places or under different names.
 
-    One of them loads or shards rows in a different order than its placements say.
+    One of them loads or shards rows in a different order than its placements say, or gives a weight to a second name.
+
+    Attributes:
+        is_exchanged: Whether a weight has all values of a different weight.
     """
 
+    is_exchanged: bool = False
     kinds = ("misordered",)
-    why = "A loader or the sharding puts rows in different places than the placements say"
-    how = "run shardviz check on each job: it names the order"
+    why = (
+        "{is_exchanged:?One job loads a weight under a different name than the other|A loader or the sharding puts "
+        "rows in different places than the placements say}"
+    )
+    how = (
+        "{is_exchanged:?compare the keys that both jobs load, and run shardviz check on each|run shardviz check on "
+        "each job: it names the order}"
+    )
 
 
 class WeightsDrawnAfterSharding(Cause):

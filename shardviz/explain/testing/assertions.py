@@ -107,6 +107,28 @@ class UnexpectedPlacement(Cause):
     how = "place it by {placements}, or expect {held}"
 
 
+class OddGradients(Cause):
+    """A few ranks hold a different gradient than all other copies, which agree.
+
+    Most ranks were reduced together, so the reduction is there. Every rank's optimizer steps with its own gradient, and
+    the weights stop being copies without an error.
+
+    Attributes:
+        odd: These ranks, in words.
+    """
+
+    odd: str
+    kinds = ("unreduced-gradient",)
+    why = (
+        "Code after the reduction changes the gradient on {odd} alone: all other copies agree",
+        "The reduction leaves out {odd}: its process group, or a branch of the code",
+    )
+    how = (
+        "look for hooks, clipping, unscaling and writes to .grad that only {odd} runs",
+        "call the reduction on every rank, over a group of all of them",
+    )
+
+
 # Shapes compared with a reference's
 
 
@@ -302,6 +324,55 @@ class ExchangedCoordinate(Cause):
         "exactly the ranks where the two differ are wrong"
     )
     how = "choose the part by mesh.get_local_rank({axis!r})"
+
+
+class OtherOrderThanReference(Cause):
+    """A weight has the reference's values, with the elements in another order.
+
+    A conversion reorders one side: heads are grouped, a fused weight is cut, a dim is viewed and transposed. Shapes are
+    equal, so both sides load.
+    """
+
+    kinds = ("misordered",)
+    why = "One side went through a conversion that reorders this weight, and the other did not"
+    how = "convert both sides, or neither, before they are compared"
+
+
+class WeightTimesNumber(Cause):
+    """A weight is the reference's times a number, the same on every rank.
+
+    Whatever changes weights changed this one by a different factor on one of the two sides: a decay, an average with
+    earlier weights, a merged adapter, or the same change once more.
+    """
+
+    kinds = ("wrong-scale",)
+    why = "Code that changes this weight multiplies it by a different number on one of the two sides, or once more"
+    how = "compare the weight before and after each change of it, on both sides"
+
+
+class TiedWeightChangedTwice(Cause):
+    """Only a tied weight is wrong, and it is listed once for each of its names.
+
+    A module's state_dict() has a tied weight under all of its names, and parameters() has it once. A loop over the
+    state_dict that changes weights in place, such as an average of weights, changes a tied weight more than once.
+
+    Attributes:
+        times: How many names it has.
+        is_scaled: Whether it is the reference's times a number, as no wrong gradient makes it.
+    """
+
+    times: int
+    is_scaled: bool
+    kinds = ("wrong-scale", "wrong-value")
+    why = (
+        "Code that goes through the weights by name, as state_dict() lists them, changes this one {times} times: once "
+        "for each of its names",
+        "{is_scaled:?|Its gradient lacks that of one of its uses}",
+    )
+    how = (
+        "change each tensor once: go through parameters(), or skip one that was changed under a different name",
+        "{is_scaled:?|keep the tie when the model is sharded, and sum the gradients of all its uses}",
+    )
 
 
 class AllRanksDiffer(Cause):

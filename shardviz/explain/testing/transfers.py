@@ -212,19 +212,27 @@ class FusedCutOtherwise(Cause):
     them. A plain chunk of the fused tensor, interleaved parts and reordered parts have the same shape.
 
     Attributes:
-        manner: What the rank's rows show: `piece`, `turns` or `order`; empty if both a piece and a different order fit.
+        manner: What the rank's rows show: `piece`, `turns`, `joined` or `order`; empty if both a piece and a different
+            order fit.
     """
 
     manner: str = ""
     kinds = ("foreign", "misordered", "name-collision")
     why = (
         (
-            "{manner:turns?The sender interleaves the parts|{manner:order?The sender joins the parts in a different "
-            "order|The sender cuts the fused tensor in one piece}}"
+            "{manner:turns?The sender interleaves the parts|{manner:joined?The sender puts the parts one after the "
+            "other, and the map interleaves them|{manner:order?The sender joins the parts in a different order|The "
+            "sender cuts the fused tensor in one piece}}}"
         ),
         "{manner:?|The sender joins the parts in a different order}",
     )
-    how = "cut each part alone, and join this rank's pieces in the order of the fused tensor"
+    how = (
+        (
+            "{manner:joined?let the rows of this rank's pieces alternate, as the map says|cut each part alone, and "
+            "join this rank's pieces in the order of the fused tensor}"
+        ),
+        "{manner:?|join the pieces in the order of the fused tensor}",
+    )
 
 
 class StateByNumber(Cause):

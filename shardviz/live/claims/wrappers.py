@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from shardviz.dump.records.step import WrapperRecord
-from shardviz.live.compat import clean_name, flat_params, params_of_ddp, params_of_fsdp
+from shardviz.live.compat import clean_name, flat_params, lacks_parameters, params_of_ddp, params_of_fsdp
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -58,8 +58,9 @@ def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
     """
     names = {id(param): prefix + clean_name(name) for name, param in _innermost(model).named_parameters()}
     wrapped: dict[tuple[Wrapper, tuple[int, ...], float | None], list[str]] = {}
+    of_ddp: Wrapper = "unfrozen" if lacks_parameters(model) else "ddp"
     for param, ranks in params_of_ddp(model):
-        wrapped.setdefault(("ddp", ranks, None), []).append(names.get(id(param), ""))
+        wrapped.setdefault((of_ddp, ranks, None), []).append(names.get(id(param), ""))
     for param, ranks, divides_by in params_of_fsdp(model):
         wrapped.setdefault(("fsdp", ranks, divides_by), []).append(names.get(id(param), ""))
     for flat in flat_params(_innermost(model)):

@@ -10,6 +10,7 @@ from shardviz.live.compat.ddp import (
     ddp_buckets,
     has_ddp,
     is_made_in_first_step,
+    lacks_parameters,
     looks_for_unused,
     only_in_first_step,
     params_of_ddp,
@@ -35,6 +36,7 @@ from shardviz.live.compat.fsdp import (
     params_of_fsdp,
     wide_reductions,
     without_pinned_memory,
+    writes_to_gathered,
 )
 from shardviz.live.compat.meshes import (
     flatten_mesh,
@@ -121,6 +123,7 @@ __all__ = [
     "is_fake",
     "is_made_in_first_step",
     "know_fakes",
+    "lacks_parameters",
     "load_hooks",
     "local_of",
     "looks_for_unused",
@@ -151,4 +154,5 @@ __all__ = [
     "without_pinned_memory",
     "working_out_shapes",
     "world_of",
+    "writes_to_gathered",
 ]

@@ -133,6 +133,18 @@ def params_of_ddp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, .
             yield param, ranks
 
 
+def lacks_parameters(model: nn.Module) -> bool:
+    """Whether a DDP's reducer has fewer parameters than require gradients: some did not when it was made.
+
+    `_get_ddp_logging_data`, whose `num_parameter_tensors` its reducer counts, in torch 2.6.0 to 2.13.0.
+    """
+    for ddp in _ddps(model):
+        num_trainable = sum(param.requires_grad for param in getattr(ddp, "_module_parameters", ()))
+        if num_trainable > ddp._get_ddp_logging_data().get("num_parameter_tensors", num_trainable):
+            return True
+    return False
+
+
 def _replicate_states(model: nn.Module) -> list[Any]:
     """Return the states of modules that `replicate` was called with, in torch 2.6.0 to 2.13.0.
 

@@ -222,6 +222,37 @@ def sharded_by_fsdp(model: nn.Module) -> Iterator[torch.Tensor]:
         yield param.sharded_param
 
 
+@contextmanager
+def writes_to_gathered(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
+    """Yield a function that names the parameters whose gathered copy is written and then freed.
+
+    FSDP2 gathers into `_unsharded_param` before `to_unsharded`, and frees it in `to_sharded`: both are replaced for
+    this long, in torch 2.13.0. A write to `.data` counts in no version and is not seen.
+    """
+    written: list[Any] = []
+    versions: dict[int, int] = {}
+
+    def gathered(param: Any) -> None:
+        to_unsharded(param)
+        versions[id(param)] = param._unsharded_param._version
+
+    def freed(param: Any) -> None:
+        if id(param) in versions and param._unsharded_param._version != versions.pop(id(param)):
+            written.append(param.sharded_param)
+        to_sharded(param)
+
+    def names() -> list[str]:
+        return [clean_name(name) for name, own in model.named_parameters() if any(own is param for param in written)]
+
+    kind: Any = next(map(type, _fsdp_params(model)), None)
+    if kind is None:
+        yield list
+        return
+    to_unsharded, to_sharded = kind.to_unsharded, kind.to_sharded
+    with replaced(kind, "to_unsharded", gathered), replaced(kind, "to_sharded", freed):
+        yield names
+
+
 def params_of_fsdp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, ...], float | None]]:
     """Yield FSDP2's sharded parameters, the ranks it reduces over, and its divisor.
 

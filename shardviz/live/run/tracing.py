@@ -33,6 +33,7 @@ from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward, is_compiled
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
+from shardviz.live.run.outside import outside
 from shardviz.live.run.references.values import outermost
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.step.running import tensors_in
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shardviz.live.run.options import Options
+    from shardviz.live.run.outside import Outside
     from shardviz.live.step.trace.recorder import Seen
 
 
@@ -61,6 +63,7 @@ class Step:
         number: Which optimizer step it is, counted from 1.
         most: Of each weight and its gradient no more elements are kept.
         weights: This rank's part of the weights before the step.
+        outside: What is stepped with the model and is not in it.
         broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
     """
 
@@ -69,6 +72,7 @@ class Step:
     number: int
     most: int
     weights: Sequence[Local]
+    outside: Outside
     broke_off: bool = False
 
     @property
@@ -97,10 +101,10 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     """
     rank, num_ranks = _place()
     capture = Capture(rank, num_ranks, run_id=_run_id(), steps_before=step.number - 1)
-    capture.wrappers = reducing(step.root)
+    capture.wrappers = [*reducing(step.root), *step.outside.wrappers()]
     if step.trace.uncalled:
         capture.wrappers = [
-            structs.replace(wrapper, kind="bypassed") if wrapper.kind == "ddp" else wrapper
+            structs.replace(wrapper, kind="bypassed") if wrapper.kind in ("ddp", "unfrozen") else wrapper
             for wrapper in capture.wrappers
         ]
     for local in (*step.weights, *(() if step.broke_off else _gradients(step))):
@@ -148,7 +152,7 @@ def _run_id() -> str:
 
 
 def _gradients(step: Step) -> Iterator[Local]:
-    for local in local_tensors(unwrapped(step.root)):
+    for local in (*local_tensors(unwrapped(step.root)), *step.outside.tensors()):
         if local.role == "param" and local.grad is not None:
             claim = local.grad_claim or local.claim
             values = sampled(local.grad.detach(), step.most)
@@ -298,15 +302,16 @@ class Follower:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         # The hooks stay: torch walks over them while it calls them, and raises if one is removed meanwhile.
-        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            quietly("the trace of a step", self._before_step, optimizer)
+        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+            return quietly(WHAT, self._before_step, optimizer, args, kwargs)
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            quietly(WHAT, self._end_with, optimizer)  # it may have called no closure
             self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
 
         register_optimizer_step_pre_hook(before)
         register_optimizer_step_post_hook(after)
-        atexit.register(quietly, "the trace of a step", self._end_with_process)
+        atexit.register(quietly, WHAT, self._end_with_process)
 
     def visit(self, module: nn.Module) -> None:
         """Begin if the called module is the trained model or part of it, and its step has come."""
@@ -333,9 +338,10 @@ class Follower:
         model = unwrapped(root)
         followed = Followed.parse(self.options.trace)
         trace = JobTrace(sum(followed.includes(name) for name, _ in model.named_modules()))
-        before = list(local_tensors(model))
+        beside = outside(root, [*self._optimizers, *self._taken])
+        before = [*local_tensors(model), *beside.tensors()]
         most = most_of(len(before))
-        self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most))
+        self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most), beside)
         self._handles = list(trace.follow(model, followed))
         copied = [ddp for ddp in root.modules() if isinstance(ddp, DistributedDataParallel)]
         if not any(_contains(called.modules(), ddp) for ddp in copied):
@@ -343,7 +349,30 @@ class Follower:
             forget = _without_errors(lambda module, *_: trace.uncalled.clear())
             self._handles += [ddp.register_forward_pre_hook(forget) for ddp in copied]
 
-    def _before_step(self, optimizer: Optimizer) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """End the step if its gradients are there; a closure makes them yet, so the step ends when that returns.
+
+        Returns:
+            The optimizer's arguments, with a closure that ends the step; None if they stay as they are.
+        """
+        if self._is_over or os.getpid() != self._process:
+            return None
+        if callable(kwargs.get("closure")):
+            return args, kwargs | {"closure": self._ending(optimizer, kwargs["closure"])}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._ending(optimizer, args[1]), *args[2:]), kwargs
+        self._end_with(optimizer)
+        return None
+
+    def _ending(self, optimizer: Optimizer, closure: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            returned = closure(*given, **named)
+            quietly(WHAT, self._end_with, optimizer)
+            return returned
+
+        return call
+
+    def _end_with(self, optimizer: Optimizer) -> None:
         """End the step if this optimizer steps the model, and something of the model was called."""
         if self._step is not None and (self._step.trace.order or self._step.is_compiled):
             parameter_ids = {id(parameter) for parameter in self._step.root.parameters()}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.live.capture.agreement import attempted
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.compat import mesh_of_one_rank, one_process
+from shardviz.live.compat import mesh_of_one_rank, one_process, writes_to_gathered
 from shardviz.live.step.observe import adam_states, optimizer_states
 from shardviz.live.step.optimizer_settings import differing, kept_by, options_of, other_options
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
@@ -98,7 +98,9 @@ def updated_shards(
     if not hasattr(on.probe, "optimizer"):
         return before, adam_states(model, before)
     before = copied_gradients(before)
-    optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, step.observation), "optimizer")
+    with writes_to_gathered(unwrapped(model)) as written:
+        optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, step.observation), "optimizer")
+        on.capture.written_gathered += written()
     if optimizer is None:
         if unsharded.kept is not None:
             on.capture.raised.append(("optimizer", failed))

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.errors import ProbeError
-from shardviz.live.capture.agreement import agreed_errors, attempted
+from shardviz.live.capture.agreement import agreed_errors, attempted, in_a_line
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import clean_name, computed_buffers, held_back, mesh_of_one_rank, one_process, wide_reductions
@@ -272,6 +272,10 @@ class ProbeStep:
         except Exception as error:
             failure = error
         errors = agreed_errors(failure, what)
+        if failure is not None and not all(errors):
+            why = f"the unsharded model, which each rank runs alone, raised {in_a_line(failure)}, and not on all ranks"
+            hint = "use what depends on the rank only if dist.get_world_size() > 1: the unsharded model runs alone"
+            raise ProbeError(why, hint) from failure
         if any(errors) or reference is None:
             return Failed(f"the unsharded model raised {next(filter(None, errors))}", failure, all(errors))
         return reference

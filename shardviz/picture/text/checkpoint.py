@@ -143,7 +143,7 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
     lines += [*([line("")] if lines and groups else []), *groups]
     for note in comparison.notes:
         lines += wrapped(printable(note), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
-    return [*lines, *([line("")] if lines else []), _summary(comparison, terminal)]
+    return [*lines, *([line("")] if lines else []), *_summary_lines(comparison, terminal)]
 
 
 def group_outcomes(comparison: Comparison) -> list[list[Outcome]]:
@@ -156,7 +156,9 @@ def group_outcomes(comparison: Comparison) -> list[list[Outcome]]:
                 if outcome.verdict == "other"
                 else relative_numbers(why_text(outcome), outcome.name)
             )
-            groups.setdefault((outcome.verdict, why, outcome.cause, outcome.fix), []).append(outcome)
+            apart = outcome.distance if outcome.verdict == "other" else None
+            kind = "" if apart is None else "unrelated" if apart.is_unrelated else "near"
+            groups.setdefault((outcome.verdict, why, outcome.cause, outcome.fix, kind), []).append(outcome)
     return list(groups.values())
 
 
@@ -167,10 +169,28 @@ def _group_lines(group: list[Outcome], terminal: Terminal) -> list[Text]:
     head = line((f"{glyph} {first.verdict}  ", WARNING if good else BAD))
     names = folded_names(sorted((one.name for one in group), key=natural_key), MOST_NAMES)
     lines = wrapped(printable(names), terminal.width, head, 2)
-    lines += wrapped(printable(why_all(first, group)), terminal.width, line("  "), 2)
+    lines += wrapped(printable(f"{why_all(first, group)}{_distance_text(group)}"), terminal.width, line("  "), 2)
     for word, text in (("cause", first.cause), ("fix", first.fix)):
         lines += wrapped(printable(text), terminal.width, line(f"  {word:<5}  "), 9) if text else []
     return lines
+
+
+def _distance_text(group: list[Outcome]) -> str:
+    """Say how far the values of a group are apart; empty if that is not known, or the values are another tensor's."""
+    distances = [one.distance for one in group if one.distance is not None and one.verdict == "other"]
+    if not distances:
+        return ""
+    if distances[0].is_unrelated:
+        most = max(abs(one.correlation or 0) for one in distances)
+        guess = "" if group[0].cause else ": drawn anew, never loaded, or another tensor's"
+        return f"; the values are unrelated (correlation up to {most:.2f}){guess}"
+    norms = sorted(one.norm for one in distances)
+    sizes = dict.fromkeys(map(_percent, (norms[0], norms[-1])))
+    return f"; the difference is {' to '.join(sizes)} of the first's norm"
+
+
+def _percent(norm: float) -> str:
+    return f"{norm:,.0f} times" if norm >= 10 else f"{100 * norm:.0f}%" if norm >= 0.01 else f"{100 * norm:.2g}%"
 
 
 def why_all(first: Outcome, group: list[Outcome]) -> str:
@@ -179,7 +199,7 @@ def why_all(first: Outcome, group: list[Outcome]) -> str:
     if len(whys) == 1:
         return whys.pop()
     return (
-        f"{first.name}: {first.why}; so the others"
+        f"{first.name}: {first.why}; likewise the others"
         if first.verdict == "other"
         else relative_numbers(why_text(first), first.name)
     )
@@ -212,19 +232,26 @@ def _relative(word: str, name_numbers: list[int]) -> str:
 def why_text(outcome: Outcome) -> str:
     """Say what happened to a tensor, with its other name unless only the prefix differs."""
     is_said = (
-        outcome.verdict in ("moved", "tied", "cast")
+        outcome.verdict in ("moved", "renamed", "tied", "cast")
         or outcome.name.endswith(outcome.other)
         or outcome.other.endswith(outcome.name)
     )
     return outcome.why if is_said or "(" in outcome.other else f"as {starred(outcome.other)}: {outcome.why}"
 
 
-def _summary(comparison: Comparison, terminal: Terminal) -> Text:
+def _summary_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
+    """Return the verdict; equality under a map that was inferred from the values says so."""
     if comparison.differs:
-        return line((f"{terminal.glyphs.differs} {counts_text(comparison)}", BAD))
+        return [line((f"{terminal.glyphs.differs} {counts_text(comparison)}", BAD))]
     if comparison.counts["not-compared"]:
-        return line((f"{terminal.glyphs.unknown} {counts_text(comparison)}", WARNING))
-    return line((f"{terminal.glyphs.good} {counted(comparison.compared, 'tensor')} compared, all equal", GOOD))
+        return [line((f"{terminal.glyphs.unknown} {counts_text(comparison)}", WARNING))]
+    glyph, style = (terminal.glyphs.unknown, WARNING) if comparison.guessed else (terminal.glyphs.good, GOOD)
+    text = f"{glyph} {counted(comparison.compared, 'tensor')} compared, all equal"
+    if not comparison.map and not comparison.guessed:
+        return [line((text, style))]
+    check = f"{listed(comparison.guessed, MOST_NAMES)} in it" if comparison.guessed else "its names"
+    doubt = f"under a map that the values suggest: check {check}, or compare by your own with --map FILE"
+    return wrapped(doubt, terminal.width, line((f"{text} ", style)), 2)
 
 
 def _verdict(checkpoint: Checkpoint, report: Report, terminal: Terminal) -> Text:
@@ -236,9 +263,10 @@ def _verdict(checkpoint: Checkpoint, report: Report, terminal: Terminal) -> Text
         text = f"{counted(len(report.findings), 'finding')}{where}, {files}"
         return line((f"{terminal.glyphs.error} {text}", BAD))
     if not report.num_tensors:
-        return line((f"{terminal.glyphs.unknown} {files} without a tensor", WARNING))
+        return line((f"{terminal.glyphs.unknown} no file has a tensor", WARNING))
     names = {one.tensor for one in report.not_checked if one.tensor}
     but = f"; {listed(map(printable, sorted(names)), 3)} not checked" if names else ""
     glyph, style = (terminal.glyphs.unknown, WARNING) if names else (terminal.glyphs.good, GOOD)
-    text = f"{glyph} the files have all of {tensors}, in {files}{but}"
+    have = "file has one rank's parts of" if checkpoint.ranks else "files have all of"
+    text = f"{glyph} the {have} {tensors}, in {files}{but}"
     return line((text, style), ("; contents are compared by `shardviz diff`", DIM))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.text.terminal import BAD, DIM, WARNING, line, wrapped
 from shardviz.text import printable
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from shardviz.picture.text.terminal import Terminal
 
 INDENT = 12
+
+MOST_BEFORE_CAUSE = 4
+"""Lines of tensors' names that stand before the cause; more stand after the fix."""
 
 SHORT = 8
 """Titles of rows up to this length share a column; if one is longer, as names of causes are, each has its own line."""
@@ -39,21 +44,38 @@ def headline(finding: Finding, terminal: Terminal) -> list[Text]:
         (f"  {printable(finding.title)}" if finding.title else "", "bold"),
         (f"  {ranks_in_words(finding.ranks, 32)}" if finding.ranks else "", DIM),
     )
-    return [head, *wrapped(printable(finding.summary), terminal.width, line("  "), 2)]
+    heads = [head] if head.cell_len <= terminal.width else _wrapped_head(finding, head, terminal)
+    return [*heads, *wrapped(printable(finding.summary), terminal.width, line("  "), 2)]
+
+
+def _wrapped_head(finding: Finding, head: Text, terminal: Terminal) -> list[Text]:
+    """Return a headline that is too long for a line: its tensors, then its ranks, on lines of their own."""
+    ranks = ranks_in_words(finding.ranks, 32) if finding.ranks else ""
+    begin = head[: cell_len(f"{terminal.glyphs.of(finding.severity)} {finding.kind}")]
+    rows = wrapped(printable(finding.title), terminal.width, line(begin, "  "), 4)
+    rows[0].stylize("bold", len(begin.plain))
+    for row in rows[1:]:
+        row.stylize("bold")
+    fits = rows[-1].cell_len + 2 + cell_len(ranks) <= terminal.width
+    last = [line(rows[-1], ("  " + ranks, DIM))] if fits else [rows[-1], line(("    " + ranks, DIM))]
+    return [*rows[:-1], *(last if ranks else rows[-1:])]
 
 
 def _finding_lines(finding: Finding, terminal: Terminal) -> list[Text]:
     lines = headline(finding, terminal)
+    names: list[Text] = []
     for title, text in finding.layouts:
-        if title == "tensors":
-            start = line((f"  {title:<{INDENT - 2}}", DIM))
-            lines += wrapped(printable(text), terminal.width, start, INDENT)
+        start = line((f"  {title:<{INDENT - 2}}", DIM))
+        if title in ("tensors", "and"):
+            rows = wrapped(printable(text), terminal.width, start, INDENT)
+            is_long = title == "tensors" and len(rows) > MOST_BEFORE_CAUSE
+            (names if is_long else lines).extend(rows)
         else:  # layouts are copied, so no line breaks inside
-            lines.append(line((f"  {title:<{INDENT - 2}}", DIM), (printable(text), "bold")))
+            lines.append(line(start, (printable(text), "bold")))
     for title, text in finding.advice:
         start = line((f"  {title:<{INDENT - 2}}", DIM))
         lines += wrapped(printable(text), terminal.width, start, INDENT)
-    return lines
+    return [*lines, *names]
 
 
 def page_lines(page: Page, terminal: Terminal) -> list[Text]:

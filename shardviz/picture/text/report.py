@@ -10,6 +10,7 @@ from rich.cells import cell_len
 
 from shardviz.check.step.comparison import agreement
 from shardviz.check.verdicts import captured, is_listed, not_compared, verdict_on
+from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.layout import notation
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.text.findings import findings_lines
@@ -86,7 +87,11 @@ def step_text(dump: Dump) -> str:
     off = f"off by up to {far:.2g}" if math.isfinite(far) else "wrong, with NaN or infinity"
     wrong = f"{counted(numbers.num_wrong, 'gradient')} {off}" if numbers.num_wrong else ""
     whose = "" if numbers.odd_rank is None else f" of rank {numbers.odd_rank}"
-    losses = "" if math.isnan(numbers.loss) else f"loss{whose} {numbers.loss:.9g}, unsharded {numbers.loss_wanted:.9g}"
+    is_of_parts = dump.find("reference", "scalar", WHOLE_LOSS) is not None
+    unsharded = "mean of the unsharded losses of all parts" if is_of_parts else "unsharded"
+    losses = (
+        "" if math.isnan(numbers.loss) else f"loss{whose} {numbers.loss:.9g}, {unsharded} {numbers.loss_wanted:.9g}"
+    )
     return "; ".join(filter(None, [losses, right, wrong]))
 
 

@@ -6,18 +6,20 @@ On ranks they fail on every rank. They build a `Dump` from all ranks and run the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardviz.check.hiding import is_of_places
 from shardviz.check.run import report_on
 from shardviz.check.verdicts import nothing_checked
+from shardviz.checkpoint.findings import check_checkpoint
+from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles, read_files
-from shardviz.errors import MeshError, ShardvizError
+from shardviz.errors import ShardvizError
 from shardviz.testing.assertions.message import ShardAssertionError, raise_for, refuse_unchecked, refuse_unordered
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -28,18 +30,19 @@ if TYPE_CHECKING:
     from shardviz.testing.assertions.subjects import Subject
 
 AnyDump = DumpFiles | Path | str
+Made = TypeVar("Made")
 
 
 def assert_clean(dump: AnyDump, *, strict: bool = False) -> None:
-    """Assert that a check of a dump finds nothing, as `shardviz check DUMP` would report.
+    """Assert that a check of a dump or a checkpoint finds nothing, as `shardviz check PATH` would report.
 
     Args:
-        dump: A dump, or its folder.
+        dump: A dump, its folder, or a checkpoint.
         strict: Fail where anything was not checked, too, as `shardviz check --strict` does.
 
     Raises:
         ShardAssertionError: The check has findings, or nothing in the dump could be checked.
-        DumpError: The folder is not a dump.
+        DumpError: The path is neither a dump nor a checkpoint.
         ShardvizError: `dump` is a module.
 
     Example:
@@ -54,11 +57,25 @@ def assert_clean(dump: AnyDump, *, strict: bool = False) -> None:
             f"assert_clean checks a dump, not a {type(dump).__name__}",
             "pass the folder that shardviz.capture wrote; assert_ordered and assert_layout take a module",
         )
+    if not isinstance(dump, DumpFiles) and is_checkpoint(Path(dump)):
+        _assert_clean_checkpoint(Path(dump), strict=strict)
+        return
     checked_dump = _read(dump)
     report = report_on(checked_dump)
     raise_for(checked_dump, report.findings, report.laid_out)
     if why := nothing_checked(checked_dump, report):
         raise ShardAssertionError(f"{why}\n  fix       {TO_CHECK}")
+    if strict:
+        refuse_unchecked(report)
+
+
+def _assert_clean_checkpoint(path: Path, *, strict: bool) -> None:
+    """Assert the same of a checkpoint."""
+    __tracebackhide__ = True
+    report = _shown_in_the_test(lambda: check_checkpoint(open_checkpoint(path)))
+    raise_for(None, report.findings)
+    if not report.num_tensors:
+        raise ShardAssertionError(f"{path} has no tensors\n  fix       save the model's state_dict in it")
     if strict:
         refuse_unchecked(report)
 
@@ -156,8 +173,9 @@ def assert_layout(
     expected: dict[str, str | None] = {"*": str(layouts)} if isinstance(layouts, str | Path) else dict(layouts)
     try:
         _raise_with_held(checked_dump, rules.check_rules(checked_dump, expected), subject, mesh)
-    except (ShardAssertionError, MeshError) as error:
-        raise (rules.of_lock(error, lock, checked_dump) if lock is not None else error) from None
+    except (ShardAssertionError, ShardvizError) as error:
+        known = error if lock is None else rules.of_lock(error, lock, checked_dump)
+        raise known.with_traceback(None) from None
 
 
 def assert_replicated(
@@ -251,7 +269,17 @@ def assert_tied(model: nn.Module | AnyDump, first: str, *others: str, mesh: Devi
 
 
 def _read(dump: AnyDump) -> Dump:
-    return dump_of(dump if isinstance(dump, DumpFiles) else read_files(dump, strict=False))
+    __tracebackhide__ = True
+    return _shown_in_the_test(lambda: dump_of(dump if isinstance(dump, DumpFiles) else read_files(dump, strict=False)))
+
+
+def _shown_in_the_test(function: Callable[[], Made]) -> Made:
+    """Call a function; its errors for users lose the frames in which they were made, and point at the test's line."""
+    __tracebackhide__ = True
+    try:
+        return function()
+    except ShardvizError as error:
+        raise error.with_traceback(None) from None
 
 
 def _gather_ids(

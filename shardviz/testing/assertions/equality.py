@@ -23,6 +23,7 @@ from shardviz.check.step.rules.reductions import check_unreduced
 from shardviz.dump.whole_tensors import whole_values
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import MOST_NAMES
+from shardviz.explain.step.scales import ScaledInStep
 from shardviz.explain.testing.assertions import (
     AllRanksDiffer,
     ExchangedCoordinate,
@@ -35,6 +36,7 @@ from shardviz.explain.testing.assertions import (
     SomeRanksDiffer,
     UnexplainedDifference,
     UnrelatedShapes,
+    WeightTimesNumber,
     WrongLocalShape,
 )
 from shardviz.layout.ids import region_of
@@ -51,6 +53,8 @@ from shardviz.relate.values import is_alike
 from shardviz.testing.assertions.message import ShardAssertionError, raise_for
 from shardviz.testing.assertions.optimizers import with_optimizer
 from shardviz.testing.assertions.subjects import check_values, device_mesh_of, gather, locals_of
+from shardviz.testing.assertions.ties import with_ties
+from shardviz.testing.assertions.weights import related_weight
 from shardviz.text import counted, folded_names, natural_key, printable
 
 if TYPE_CHECKING:
@@ -175,7 +179,8 @@ def assert_same(
     _check_references(suspects, expected)
     dump = gather(add, device_mesh)
     findings = [found for tensor in dump.tensors for found in _compare(dump, tensor, expected)]
-    raise_for(dump, with_optimizer(findings, [local for (role, _), local in tensors.items() if role == "param"]))
+    findings = with_optimizer(findings, [local for (role, _), local in tensors.items() if role == "param"])
+    raise_for(dump, with_ties(findings, [local for (role, _), local in tensors.items() if role in ("param", "buffer")]))
     _refuse_lacking(lacking)
 
 
@@ -312,11 +317,19 @@ def _compare(dump: Dump, tensor: Tensor, expected: Mapping[Key, ExpectedTensor])
             continue
         far = {rank: reference.far(got, comparison.wanted_of(rank)) for rank, got in comparison.reduced.items()}
         if off := {rank: elements for rank, elements in far.items() if elements.any()}:
-            findings += explain_difference(dump, tensor, comparison, off, str(reference))
+            references = {other: whole.values for (role, other), whole in expected.items() if role == tensor.role}
+            findings += explain_difference(dump, tensor, comparison, off, str(reference), references)
     return findings
 
 
-def explain_difference(dump: Dump, tensor: Tensor, comparison: Compared, far: Far, tolerance: str) -> list[Finding]:
+def explain_difference(
+    dump: Dump,
+    tensor: Tensor,
+    comparison: Compared,
+    far: Far,
+    tolerance: str,
+    references: Mapping[str, NDArray[np.float64]],
+) -> list[Finding]:
     """Return findings with a difference's known cause, or else its worst element.
 
     Args:
@@ -325,14 +338,23 @@ def explain_difference(dump: Dump, tensor: Tensor, comparison: Compared, far: Fa
         comparison: The same, compared with its reference.
         far: The ranks whose values are too far from it, and which of them.
         tolerance: The tolerance, as text.
+        references: The reference's tensors of the same role, by name.
     """
     if placed := place_findings(dump, tensor, comparison):
         return placed
+    if comparison.role in WEIGHTS and (related := related_weight(comparison, references)) is not None:
+        return [related]
     is_grad = comparison.role == "grad"
     alike = replace(comparison, role="grad" if is_grad else "scalar", whose="the reference's")
     computed = alike if is_grad else replace(alike, role="output")
     explanation = None if comparison.role in WEIGHTS else check_unreduced(computed) or check_order(computed)
     explanation = explanation or check_scale(alike)
+    if (
+        explanation is not None
+        and comparison.role in ("param", "buffer")
+        and isinstance(explanation.explanation, ScaledInStep)
+    ):
+        explanation = explanation.because(WeightTimesNumber())
     return [_value(comparison, far, tolerance) if explanation is None else replace(explanation, ranks=tuple(far))]
 
 

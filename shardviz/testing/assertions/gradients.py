@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.comparison import laid_out, rounding_of
-from shardviz.check.step.words import apart_text
+from shardviz.check.step.words import apart_text, number
 from shardviz.check.values.copies import copies_of
 from shardviz.dump.whole_tensors import whole_values
 from shardviz.explain.step.sums import GradientNotReduced
+from shardviz.explain.testing.assertions import OddGradients
 from shardviz.layout.notation import write
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.step.step import gradients
+from shardviz.relate.values import farthest
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.assertions.subjects import device_mesh_of, gather
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -91,6 +94,19 @@ def _findings(dump: Dump, tensor: Tensor, axis: str | None) -> list[Finding]:
 def _finding(comparison: Compared, differing: tuple[str, ...]) -> Finding:
     """Return the finding for copies that differ; whether sum or mean is right isn't known."""
     axes = " and ".join(differing)
+    claimed = write(comparison.claimed, equal=True) if comparison.claimed else ""
+    intended = " ".join(f"={axis}" for axis in differing)
+    if len(differing) == 1 and (odd := _odd_ranks(comparison, differing[0])):
+        words = named_ranks(tuple(odd))
+        apart = max(farthest(comparison.reduced[rank], comparison.reduced[most]) for rank, most in odd.items())
+        return OddGradients(words).finding(
+            comparison.name,
+            tuple(odd),
+            f"the gradient differs along {axes}: {words} by up to {number(apart)}, and all other copies agree",
+            claimed=claimed,
+            held=f"other values on {words}",
+            intended=intended,
+        )
     neighbors = comparison.neighbors_apart([group for axis in differing for group in comparison.mesh.groups(axis)])
     low, high, worst = max(neighbors, key=lambda pair: pair[2])
     ranks = {
@@ -101,7 +117,30 @@ def _finding(comparison: Compared, differing: tuple[str, ...]) -> Finding:
         comparison.name,
         tuple(sorted(ranks)),
         f"the gradient differs along {axes}: {apart_text(low, high, worst)}",
-        claimed=write(comparison.claimed, equal=True) if comparison.claimed else "",
+        claimed=claimed,
         held=f"each rank's own part (+{', +'.join(differing)})",
-        intended=" ".join(f"={axis}" for axis in differing),
+        intended=intended,
     )
+
+
+def _odd_ranks(comparison: Compared, axis: str) -> dict[int, int]:
+    """Return the ranks whose copies differ from most others along an axis, each with a rank of the most.
+
+    There are none if some copies differ and no half of them agrees. Zeros that agree show nothing: those ranks had no
+    input for this weight.
+    """
+    odd: dict[int, int] = {}
+    for group in comparison.mesh.groups(axis):
+        alike: list[list[int]] = []
+        for rank in (rank for rank in group if rank in comparison.reduced):
+            held = comparison.reduced[rank]
+            equal = next((ranks for ranks in alike if comparison.are_equal(comparison.reduced[ranks[0]], held)), None)
+            if equal is None:
+                alike.append([rank])
+            else:
+                equal.append(rank)
+        most = max(alike, key=len, default=[])
+        if len(alike) > 1 and not (2 * len(most) > sum(map(len, alike)) and comparison.reduced[most[0]].any()):
+            return {}
+        odd |= {rank: most[0] for ranks in alike if ranks is not most for rank in ranks}
+    return dict(sorted(odd.items()))

@@ -9,7 +9,7 @@ from shardviz.check.order.infer.splits import right_label
 from shardviz.check.order.rules.intent import intended_text
 from shardviz.dump.find import hint_at_name, matches_pattern
 from shardviz.dump.validate import mesh_of
-from shardviz.errors import MeshError
+from shardviz.errors import MeshError, ShardvizError
 from shardviz.explain.finding import MOST_NAMES
 from shardviz.explain.testing.assertions import (
     UnexpectedDtype,
@@ -36,7 +36,7 @@ ANY = "any"
 """A rule that allows every layout."""
 
 
-def of_lock(error: ShardAssertionError | MeshError, lock: Path, dump: Dump) -> Exception:
+def of_lock(error: ShardAssertionError | ShardvizError, lock: Path, dump: Dump) -> Exception:
     """Return a lockfile's error, with both meshes if they differ."""
     planned, run = read_lock(lock)[0], dump.files.run.mesh
     if run is None or planned == str(mesh_of(run)):
@@ -60,7 +60,7 @@ def check_rules(dump: Dump, layouts: Mapping[str, str | None]) -> list[Finding]:
     """
     __tracebackhide__ = True
     rules = {pattern: ANY if text is None else text for pattern, text in layouts.items()}
-    patterns = {text: parse(text) for text in rules.values() if text != ANY}
+    patterns = {text: _parsed(rule, text) for rule, text in rules.items() if text != ANY}
     tensors = dump.at("stamped") or dump.at("initial")
     used = _check_complete(tensors, rules)
     return [
@@ -69,8 +69,27 @@ def check_rules(dump: Dump, layouts: Mapping[str, str | None]) -> list[Finding]:
         for name in tensor.names
         if tensor.role != "buffer" or _rule_of(rules, name) not in used
         if (text := intended_text(rules, name)) in patterns
-        for finding in _compare(tensor, name, patterns[text], text)
+        for finding in _compare_by(rules, tensor, name, patterns[text], text)
     ]
+
+
+def _parsed(rule: str, text: str) -> Pattern:
+    """Read the layout of a rule; an error names the rule."""
+    __tracebackhide__ = True
+    try:
+        return parse(text)
+    except ShardvizError as error:
+        raise type(error)(f"rule {rule!r}: {error.message}", error.hint) from None
+
+
+def _compare_by(rules: Mapping[str, str], tensor: Tensor, name: str, pattern: Pattern, text: str) -> list[Finding]:
+    """Compare a tensor with its rule; an error, such as an axis that the mesh lacks, names both."""
+    __tracebackhide__ = True
+    try:
+        return list(_compare(tensor, name, pattern, text))
+    except ShardvizError as error:
+        what = f"rule {_rule_of(rules, name)!r}: {text!r} does not fit {printable(name)}"
+        raise type(error)(f"{what}: {error.message}", error.hint) from None
 
 
 def _check_complete(tensors: Sequence[Tensor], rules: Mapping[str, str]) -> set[str]:

@@ -404,10 +404,13 @@ def fused_findings(
     """
     wrong = {name for name, ranks in parts.items() if any(one.fate in ("other", "swapped") for one in ranks)}
     groups: dict[str, dict[str, TargetPiece]] = {}
+    own_fused: dict[str, tuple[Fused, tuple[str, ...]]] = {}
     for name, piece in pieces.items():
         if piece.of[1] is not None:
             groups.setdefault(piece.of[0], {})[name] = piece
-    own_fused = {
+        elif name in wrong and isinstance(node := cut.node(*piece.of), Op) and node.function == "interleave":
+            own_fused[name] = _joined_not_interleaved(piece.local, node), (name,)
+    own_fused |= {
         name: (_name_content(cut, target_locals[name], each), tuple(each))
         for name, each in groups.items()
         if wrong & each.keys()
@@ -458,6 +461,33 @@ def _name_content(cut: PieceCuts, local: Local, pieces: Mapping[str, TargetPiece
     answers = [one for one in right if one is not None]
     return (
         next(_name_join(answers, got, cut.dim(name, local), list(pieces)), None) if len(answers) == len(right) else None
+    )
+
+
+def _joined_not_interleaved(local: Local, node: Op) -> Fused:
+    """Name what a rank has if it is parts one after the other, where a map interleaves them; else return None."""
+    got, wanted = bits_of_tensor(local.values), wanted_bits(local, entry_of(node))
+    dim = _dim_of(node, node.shape)
+    of = " and ".join(map(label_of, node.parts)) if len(node.parts) == 2 else "its parts"
+    joined = FusedCutOtherwise("joined")
+    whole = wanted_bits(local, entry_of(replace(node, function="cat", numbers=(dim,))))
+    if whole is not None and np.array_equal(whole, got):
+        return f"{of} stand one after the other", joined
+    shapes = [part.shape for part in node.parts]
+    blocks = node.numbers[1] if len(node.numbers) > 1 else shapes[0][dim]
+    if wanted is None or blocks * wanted.shape[dim] % node.shape[dim]:
+        return None
+    blocks = blocks * wanted.shape[dim] // node.shape[dim]
+    own_shapes = [
+        (*wanted.shape[:dim], size[dim] * wanted.shape[dim] // node.shape[dim], *wanted.shape[dim + 1 :])
+        for size in shapes
+    ]
+    views = views_in(wanted, "interleave", own_shapes, (dim, blocks)) if blocks else []
+    parts = [view.reshape(shape) for view, shape in zip(views, own_shapes, strict=True)] if views else []
+    return (
+        (f"the rank's parts of {of} stand one after the other", joined)
+        if parts and np.array_equal(np.concatenate(parts, dim), got)
+        else None
     )
 
 

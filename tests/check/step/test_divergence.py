@@ -28,42 +28,6 @@ def backward(module, given, returned, reads=0):
     return module, {BACK_OUT: (given, 100 + len(module)), BACK_IN: (returned, reads)}
 
 
-def test_the_innermost_module_with_right_inputs_and_a_wrong_output_is_named():
-    calls = calls_of(
-        forward("layers.0", "right", "right"),
-        forward("layers.1.attn.o", "right", "odd"),
-        forward("layers.1.attn", "right", "odd"),
-        forward("layers.1", "right", "odd"),
-    )
-    assert first_in_forward(calls).module == "layers.1.attn.o"
-
-
-def test_code_between_two_modules_is_that_of_the_module_around_them():
-    calls = calls_of(
-        forward("layers.1.attn.q", "right", "right"),
-        forward("layers.1.attn.o", "odd", "odd"),
-        forward("layers.1.attn", "right", "odd"),
-    )
-    found = first_in_forward(calls)
-    assert (found.module, found.way, found.after, found.before) == (
-        "layers.1.attn",
-        "between",
-        "layers.1.attn.q",
-        "layers.1.attn.o",
-    )
-
-
-def test_a_sum_that_other_layers_make_is_missed_where_its_terms_are_returned():
-    calls = calls_of(
-        forward("layers.0.attn", "right", "right"),
-        forward("layers.0.norm", "right", "right"),
-        forward("layers.1.attn", "right", "pending"),
-        forward("layers.1.norm", "odd", "odd"),
-    )
-    found = first_in_forward(calls)
-    assert (found.module, found.way, found.axis) == ("layers.1.attn", "unsummed", "tp")
-
-
 def test_slots_of_experts_are_no_fault_where_the_layer_of_experts_is_right():
     calls = calls_of(
         forward("layers.0.moe.experts", "odd", "odd"),
@@ -71,22 +35,6 @@ def test_slots_of_experts_are_no_fault_where_the_layer_of_experts_is_right():
         forward("layers.1.attn", "right", "odd"),
     )
     assert first_in_forward(calls).module == "layers.1.attn"
-
-
-def test_a_right_step_has_no_first_wrong_module():
-    calls = calls_of(forward("layers.0", "right", "right"), backward("layers.0", "right", "right"))
-    assert first_in_forward(calls) is None
-    assert first_in_backward(calls) is None
-
-
-def test_the_last_module_that_turns_a_right_gradient_into_a_wrong_one_is_named():
-    calls = calls_of(
-        backward("layers.0", "odd", "odd"),
-        backward("layers.1.mlp", "right", "odd", reads=7),
-        backward("layers.1", "right", "odd"),
-        backward("layers.2", "right", "right"),
-    )
-    assert first_in_backward(calls).module == "layers.1.mlp"
 
 
 def test_readers_of_one_tensor_are_not_to_blame_beside_one_that_was_given_a_wrong_gradient():
@@ -97,23 +45,6 @@ def test_readers_of_one_tensor_are_not_to_blame_beside_one_that_was_given_a_wron
         backward("layers.2", "right", "right"),
     )
     assert first_in_backward(calls).module == "layers.1.attn"
-
-
-def test_the_first_module_that_nothing_flows_back_from_cut_the_graph():
-    calls = calls_of(
-        backward("layers.1.attn.q", "none", "odd", reads=7),
-        backward("layers.1.attn.o", "cut", "none"),
-        backward("layers.1.attn", "cut", "odd"),
-        backward("layers.1", "right", "odd"),
-        backward("layers.2", "right", "right"),
-    )
-    found = first_in_backward(calls)
-    assert (found.module, found.way) == ("layers.1.attn.o", "cut")
-
-
-def test_nothing_is_reported_of_backward_where_it_begins_with_another_gradient():
-    calls = calls_of(backward("layers.0", "odd", "odd"), backward("", "odd", "odd"))
-    assert first_in_backward(calls) is None
 
 
 def experts(first, second):

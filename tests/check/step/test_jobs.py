@@ -1,5 +1,7 @@
 """What two jobs' traces are laid side by side by: samples of tensors, meshes of process groups."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from shardviz.check.step.jobs.starts import other_weights, rows_of
 from shardviz.check.step.trace.traces import Weight
 from shardviz.check.step.trace.values import Kept, in_both, joined
 from shardviz.dump.arrays.sample import kept_indices, strides_between, strides_for
+from shardviz.explain.step.scales import ScaledBackward
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import parse
@@ -112,6 +115,25 @@ def test_rows_elsewhere_are_named_where_a_rank_has_none():
     assert other.is_permuted
 
 
+def test_a_weight_that_differs_is_named_by_what_it_is_of_the_other_jobs():
+    first, second, drawn = np.random.default_rng(0).normal(size=(3, 8, 4)).astype(np.float32).astype(np.float64)
+    layout = parse("[8/dp, 4]").layout(Mesh(("dp",), (2,)))
+
+    def other(values):
+        parts = {rank: Kept.of((4, 4), part, "float32") for rank, part in enumerate(np.split(values, 2))}
+        ranks = {rank: Weight((8, 4), layout, part) for rank, part in parts.items()}
+        full = {
+            name: Weight((8, 4), None, Kept.of((8, 4), of, "float32")) for name, of in (("a", first), ("b", second))
+        }
+        ((found,), _) = other_weights(full, {"a": ranks}, {})
+        return found.holds, found.order, found.rounded
+
+    assert other(second) == ("b", "", "")
+    assert other(first[::-1]) == ("", "dim 0 is reversed", "")
+    assert other(first.astype(np.float16).astype(np.float64)) == ("", "", "float16")
+    assert other(drawn) == ("", "", "")
+
+
 @pytest.mark.parametrize(
     ("starts", "cause"),
     [
@@ -173,3 +195,15 @@ def test_parts_that_are_padded_are_not_rows_of_another_batch(padding, is_padding
     )
     assert bool(rows.not_joined) == is_padding
     assert bool(rows.problem) != is_padding
+
+
+def test_a_loss_that_no_trace_has_may_have_the_gradients_factor_too():
+    def causes(factor, loss):
+        return [cause for cause, _ in ScaledBackward(factor, loss=loss).ways]
+
+    unseen = causes(Fraction(16), "unseen")
+    assert unseen[0].endswith("it is a sum where the other job's is a mean, over 16 elements")
+    assert unseen[1:] == causes(Fraction(16), "")
+    assert causes(Fraction(1, 16), "unseen")[0].endswith("a mean where the other job's is a sum, over 16 elements")
+    assert causes(Fraction(3, 2), "unseen") == causes(Fraction(3, 2), "")
+    assert causes(0.7071, "unseen") == causes(0.7071, "")

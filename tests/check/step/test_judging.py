@@ -1,14 +1,13 @@
 """What the judge of steps says ranks have of a whole tensor: splits, terms, what looks like terms, and noise."""
 
 import numpy as np
-import pytest
 
 from shardviz.check.step.trace.judging import Judging, Noise
 from shardviz.check.step.trace.traces import Point
 from shardviz.check.step.trace.values import Kept
 from shardviz.dump.records.trace import Place
 from shardviz.layout.mesh import Mesh
-from shardviz.layout.placements import Partial, Replicate, Shard
+from shardviz.layout.placements import Partial, Replicate
 
 MESH = Mesh(("dp", "tp"), (2, 2))
 WHOLE = np.sin(np.arange(24.0).reshape(4, 6))
@@ -25,38 +24,13 @@ def judged(parts, whole=WHOLE, noise=None, dtype="float64"):
     return Judging({OUT: point(whole, dtype)}, ranks, MESH, noise).judgments[OUT]
 
 
-def test_a_rank_has_the_part_of_its_coordinate():
-    parts = {rank: np.split(WHOLE, 2, 1)[rank % 2] for rank in MESH.ranks}
-    assert judged(parts).layout == (Replicate(), Shard(1))
-    assert judged({3: parts[0]}).state == {3: "repeated"}
-
-
 def terms(split):
     first = WHOLE * split
     return {rank: first if rank % 2 == 0 else WHOLE - first for rank in MESH.ranks}
 
 
-def test_different_terms_are_those_of_a_sum_over_their_axis():
-    assert judged(terms(np.linspace(0, 1, 6))).layout == (Replicate(), Partial("sum"))
-
-
-@pytest.mark.parametrize("share", [0.5])
-def test_one_number_times_the_whole_on_every_rank_is_a_scale_and_no_sum(share):
-    assert judged(terms(share)).layout is None
-
-
 def test_all_of_it_on_one_rank_and_zeros_on_the_other_are_terms():
     assert judged(terms(1.0)).layout == (Replicate(), Partial("sum"))
-
-
-def test_terms_of_one_rank_alone_are_no_sum():
-    assert judged({0: WHOLE * 0.3, 2: WHOLE * 0.3}).state == {0: "odd", 2: "odd"}
-
-
-def test_rows_in_another_order_are_moved_and_rows_that_no_rank_has_are_missed():
-    order = np.array([2, 0, 3, 1])
-    assert judged(dict.fromkeys(MESH.ranks, WHOLE[order])).state[0] == "moved"
-    assert judged({rank: WHOLE[[0, 1]] for rank in MESH.ranks}).state[0] == "repeated"
 
 
 def test_measured_noise_says_how_far_a_point_may_be_off_at_most_and_on_the_whole():
@@ -71,10 +45,3 @@ def test_measured_noise_says_how_far_a_point_may_be_off_at_most_and_on_the_whole
     assert judged(dict.fromkeys(MESH.ranks, one_off), noise=noise).state[0] == "right"
     assert judged(dict.fromkeys(MESH.ranks, all_off), noise=noise).layout is None
     assert judged(dict.fromkeys(MESH.ranks, one_off)).state[0] == "odd", "without noise, float64 is exact"
-
-
-def test_a_gradient_that_did_not_come_is_missing_or_cut():
-    back = OUT._replace(what="gradient of output")
-    ranks = {rank: {OUT: point(WHOLE), back: point(None)} for rank in MESH.ranks}
-    judgments = Judging({OUT: point(WHOLE), back: point(WHOLE)}, ranks, MESH).judgments
-    assert judgments[back].state == dict.fromkeys(MESH.ranks, "none")

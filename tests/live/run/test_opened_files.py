@@ -41,7 +41,7 @@ def test_one_rank_that_did_not_copy_is_named_without_a_reference(tmp_path):
 
 
 @nightly
-def test_a_file_that_was_opened_and_not_loaded_raises_nothing(tmp_path):
+def test_a_file_that_was_opened_and_not_loaded_is_named_and_its_tensors_have_no_tick(tmp_path):
     weights = save_weights(tmp_path)
     save_file({name: value + 1 for name, value in weights.items()}, tmp_path / "older.safetensors")
     ran = run(
@@ -50,7 +50,8 @@ def test_a_file_that_was_opened_and_not_loaded_raises_nothing(tmp_path):
     )
     assert ran.code == 0, ran.err + ran.out
     assert ran.report().findings == ()
-    assert "✓ 0.weight" in ran.out
+    assert "? 0.weight" in ran.out
+    assert "the job opened older.safetensors, and these values are not in it" in " ".join(ran.out.split())
 
 
 @nightly

@@ -22,6 +22,7 @@ MAP = {
     "*.qkv.weight": "cat(*.q.weight, *.k.weight, *.v.weight)",
     "*.qkv.bias": "cat(*.q.bias, *.k.bias, *.v.bias)",
     "*.gate_up.weight": "cat(*.gate.weight, *.up.weight)",
+    "*.glu.weight": "interleave(*.gate.weight, *.up.weight, 0)",
     "*.w13": "stack(cat(*.experts.*.w1, *.experts.*.w3))",
     "*.w2": "stack(*.experts.*.w2)",
     "*.c_attn.weight": "transpose(*.conv.weight)",
@@ -30,6 +31,7 @@ LAYOUTS = {
     "*.qkv.bias": "[*/tp]",
     "*.qkv.*": "[*/tp, *]",
     "*.gate_up.weight": "[*/tp, *]",
+    "*.glu.weight": "[*/tp, *]",
     "*.o.weight": "[*, */tp]",
     "*.down.weight": "[*, */tp]",
     "*.w13": "[*, */2/tp, *]",
@@ -93,6 +95,7 @@ class Loader:
             found[f"{layer}gate_up.weight"] = torch.cat(
                 [self.cut(self.of(f"{one}.weight", layer)) for one in ("gate", "up")]
             )
+            found[f"{layer}glu.weight"] = _alternating(self, layer)
             for name in ("o.weight", "down.weight"):
                 found[layer + name] = self.cut(self.of(name, layer), 1)
             found[f"{layer}norm.weight"] = self.of("norm.weight", layer)
@@ -131,9 +134,9 @@ def _kv_of_rank_0(loader: Loader) -> Tensors:
     return {f"{HIT}qkv.weight": torch.cat([loader.cut(loader.of("q.weight")), *first])}
 
 
-def _in_turns(loader: Loader) -> Tensors:
-    parts = [loader.cut(loader.of(f"{one}.weight")) for one in ("gate", "up")]
-    return {f"{HIT}gate_up.weight": torch.stack(parts, 1).reshape(-1, WIDTH)}
+def _alternating(loader: Loader, layer: str = HIT) -> torch.Tensor:
+    parts = [loader.cut(loader.of(f"{one}.weight", layer)) for one in ("gate", "up")]
+    return torch.stack(parts, 1).reshape(-1, WIDTH)
 
 
 def _experts(loader: Loader, order: list[int], *names: str) -> Tensors:
@@ -182,7 +185,21 @@ FAULTS: dict[str, Fault] = {
         "o.weight",
         "tp=i holds the shard of tp=1-i",
     ),
-    "gate and up in turns": (_in_turns, "gate_up.weight", "come in turns, in blocks of 1 along dim 0"),
+    "gate and up in turns": (
+        lambda one: {f"{HIT}gate_up.weight": _alternating(one)},
+        "gate_up.weight",
+        "come in turns, in blocks of 1 along dim 0",
+    ),
+    "gate and up not in turns": (
+        lambda one: {f"{HIT}glu.weight": torch.cat([one.cut(one.of("gate.weight")), one.cut(one.of("up.weight"))])},
+        "glu.weight",
+        "the rank's parts of layers.1.gate.weight and layers.1.up.weight stand one after the other",
+    ),
+    "gate and up joined, then cut": (
+        lambda one: _cut_whole(one, "glu.weight", ["gate.weight", "up.weight"]),
+        "glu.weight",
+        "layers.1.gate.weight and layers.1.up.weight stand one after the other",
+    ),
     "up before gate": (
         lambda one: _ordered(one, "gate_up.weight", ["up.weight", "gate.weight"]),
         "gate_up.weight",

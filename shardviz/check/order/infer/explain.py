@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,12 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.check.order.case import Case
+    from shardviz.explain.placement.order import Disorder
     from shardviz.layout.layout import Layout
 
 MAX_ELEMENTS = 1 << 26
 """A tensor with more elements is not looked at element by element once no rule over whole ranges fits."""
 
 MAX_DIFFERENCES = 3
+
+ROTATED = {"q", "k", "qk", "qkv", "wq", "wk", "wqkv", "query", "key", "attn", "attention"}
+OTHER_ROWS = {"gate", "up", "down", "fc", "ff", "ffn", "mlp", "expert", "experts", "embed", "norm", "conv"}
+"""Words of names: of rows that rotary embeddings turn, and of rows that they never do."""
 
 
 def explain(case: Case) -> list[Fit]:
@@ -58,7 +65,14 @@ def _fits_of_ranges(case: Case) -> list[Fit]:
         fits += explain_splits(case.claimed, case.regions)
         by_dims = list(explain_dims(case.claimed, case.regions, besides=fits))
         fits = by_dims + fits if _are_rows(by_dims, fits, case.claimed) else fits + by_dims
+    if OTHER_ROWS & (words := set(re.split(r"[\W_\d]+", case.name.lower()))) and not ROTATED & words:
+        fits = [replace(fit, cause=_without_heads(fit.cause)) for fit in fits]
     return fits
+
+
+def _without_heads(cause: Disorder) -> Disorder:
+    """Return the cause of an order whose rows are those of no head."""
+    return Interleaved(cause.undo, or_if=cause.or_if) if isinstance(cause, Rotary) else cause
 
 
 def _are_rows(by_dims: list[Fit], by_shards: list[Fit], claimed: Layout) -> bool:

@@ -34,6 +34,7 @@ from shardviz.explain.placement.splits import (
     Split,
     UnequalSegments,
 )
+from shardviz.layout.intended import order_between
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Replicate, spell
 from shardviz.layout.region import Ranges, Region, length, merge_ranges
@@ -74,20 +75,17 @@ def _cause(kind: type[Disorder], claimed: Layout, held: Layout) -> Disorder:
     if kind is AnotherAxis:
         axis = next((axis for axis in claimed.split_axes if axis in splitting(claimed) - splitting(held)), "")
         return AnotherAxis(placements, axis)
+    if kind is Segments:
+        return Segments(placements, order_between(claimed, held))
     if issubclass(kind, Mislabel):
         return kind(placements)
-    return SegmentsUnderFsdp(_free_dims(claimed, held)) if kind is SegmentsUnderFsdp else OneFactor()
+    return SegmentsUnderFsdp(order_between(claimed, held)) if kind is SegmentsUnderFsdp else OneFactor()
 
 
 def _version(text: str) -> tuple[int, ...]:
     """Return the major and minor version; (0, 0) if the text is none."""
     match = re.match(r"(\d+)\.(\d+)", text)
     return tuple(map(int, match.groups())) if match else (0, 0)
-
-
-def _free_dims(claimed: Layout, held: Layout) -> tuple[int, ...]:
-    """Return the dims that FSDP2 can split instead of one that has segments."""
-    return tuple(dim for dim, chain in enumerate(held.chains) if not chain and claimed.shape[dim] > 1)
 
 
 _SENTENCES: dict[type[Disorder], str] = {

@@ -155,12 +155,13 @@ def _may_be_renumbered(case: Case, names: Iterable[str]) -> bool:
 def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], names: Sequence[str]) -> Finding:
     coord = next(iter(foreign))
     at = case.owner(-1 - int(foreign[coord].flat[0]))[1]
-    of_it = "it" if len(names) == 1 else _owner(case, foreign[coord])
+    of_it = f"element {at} of {_owner(case, foreign[coord])}"
+    is_own_part = len(names) == 1 and int(_own_ids(case, coord).flat[0]) - 1 == at
+    begins = "" if is_own_part else f": rank {case.rank(coord)}'s shard begins with {of_it}"
     return case.finding(
         SharedMemory() if _share_memory(case, foreign) else _exchanged_or_copied(case, foreign, names),
         map(case.rank, foreign),
-        f"{len(foreign):,} of {len(case.shards):,} ranks hold {listed(names, MAX_RANKS)} under this name: rank "
-        f"{case.rank(coord)} starts with element {at} of {of_it}",
+        f"{len(foreign):,} of {len(case.shards):,} ranks hold {listed(names, MAX_RANKS)} under this name{begins}",
         held=f"the elements of {listed(names, MAX_RANKS)}",
     )
 
@@ -180,7 +181,19 @@ def _exchanged_or_copied(case: Case, foreign: Collection[Coord], names: Sequence
     before = list(case.dump.stamps)
     before = before[: before.index(owner)]
     several = len(alike) > 1 and all(name in before and _first_owner(case, name) == owner for name in alike)
-    return CopiedTensor(owner, several)
+    layers = () if several else _layers(owner, case.name)
+    return CopiedTensor(*(layers[:1] or (owner,)), several, *layers[1:])
+
+
+def _layers(owner: str, name: str) -> tuple[str, str] | tuple[()]:
+    """Return the layers of two tensors of one kind, up to the number in which their names differ; else nothing."""
+    words, own_words = owner.split("."), name.split(".")
+    differing = [at for at, pair in enumerate(zip(words, own_words, strict=False)) if len(set(pair)) > 1]
+    if len(words) != len(own_words) or len(differing) != 1 or not words[differing[0]].isdigit():
+        return ()
+    end = differing[0] + 1
+    is_layer = own_words[differing[0]].isdigit() and end < len(words)
+    return (".".join(words[:end]), ".".join(own_words[:end])) if is_layer else ()
 
 
 def _is_own(dump: Dump, name: str) -> bool:

@@ -20,7 +20,7 @@ from shardviz.dump.find import matches_pattern
 from shardviz.errors import ShardvizError
 from shardviz.explain.checkpoints.states import StateOfAnotherLayout
 from shardviz.explain.placement.labels import AnotherPlan, FusedWeightSplit, OmittedByPlan, SplitAgainstIntent
-from shardviz.layout.intended import parse_intended, split_order
+from shardviz.layout.intended import order_between, parse_intended, split_order
 from shardviz.layout.notation import Pattern, write
 from shardviz.layout.placements import spell
 from shardviz.layout.splits import JOIN
@@ -50,9 +50,26 @@ def unmatched(dump: Dump, of_states: Mapping[str, str]) -> Iterator[NotChecked]:
 
 def order_of(dump: Dump, name: str) -> DimOrder | None:
     """Return a dim's expected order; None if it is the usual one or does not fit."""
-    order = split_order(intended_text(dump.files.run.intended, name))[1] if dump.files.run.intended else None
-    stamp = dump.stamps.get(name)
+    text = intended_text(dump.files.run.intended, name) if dump.files.run.intended else ""
+    stamp, stamped = dump.stamps.get(name), dump.stamped.get(name)
+    order = split_order(text if stamped is None else with_order(stamped, text))[1]
     return order if order is not None and stamp is not None and order.fits(stamp.shape) else None
+
+
+def with_order(tensor: Tensor, text: str) -> str:
+    """Return an intention as an order of what is claimed, if it is what ranks hold and placements claim otherwise."""
+    if not text or tensor.claimed is None or split_order(text)[1] is not None:
+        return text
+    pattern = parse_intended(text)
+    if pattern.flat or not pattern.fits_shape(tensor.claimed.tensor_shape) or pattern.matches(tensor.claimed):
+        return text
+    intended = pattern.layout(tensor.claimed.mesh, tensor.claimed.tensor_shape)
+    held = {rank: shard.held for rank, shard in tensor.shards.items()}
+    is_held = all(
+        region is not None and same_region(intended.region(intended.mesh.coord_of(rank)), region)
+        for rank, region in held.items()
+    )
+    return (order_between(tensor.claimed, intended) if is_held else "") or text
 
 
 def is_intended(tensor: Tensor, text: str) -> bool:

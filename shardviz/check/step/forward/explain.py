@@ -43,7 +43,7 @@ def with_reason(evidence: Evidence, comparison: Compared, finding: Finding) -> F
         return finding
     rules = RULES if is_output else (check_stages,)
     reason = next((reason for rule in rules if (reason := rule(evidence, comparison)) is not None), None)
-    return reason.of(finding) if reason is not None else finding
+    return reason.of(finding if finding.pairs else finding.seen_in(comparison)) if reason is not None else finding
 
 
 def with_parts_joined(evidence: Evidence, comparison: Compared, finding: Finding) -> Finding:

@@ -10,16 +10,19 @@ which takes a whole fraction of its features, is not.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
-from shardviz.check.step.trace.calls import is_within
+from shardviz.check.step.trace.calls import NUMBER, is_within
 from shardviz.check.step.words import spans
 from shardviz.explain.step.forward import ExpertsSentElsewhere, PartsDealtOtherwise, SegmentsInOneStretch
+from shardviz.layout.intended import order_between
 from shardviz.layout.region import indices
+from shardviz.layout.splits import JOIN
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
+    from shardviz.layout.splits import Chain
 
 
 MAX_LISTED = 4
@@ -202,7 +206,19 @@ def check_fused(evidence: Evidence, comparison: Compared) -> Reason | None:
         if _is_in_one_stretch(weight, comparison.mesh, axis, sizes)
         and _splits_columns(next_weight, comparison.mesh, axis)
     ]
-    return _of_segments(name, weight.shape, odd.name, axes[0], sizes) if axes else None
+    if not axes:
+        return None
+    reason = _of_segments(weight, name, odd.name, axes[0], sizes)
+    pattern = NUMBER.sub("*", name)
+    alike = [
+        other
+        for other, tensor in evidence.dump.stamped.items()
+        if other != name
+        and NUMBER.sub("*", other) == pattern
+        and tensor.shape == weight.shape
+        and _is_in_one_stretch(tensor, comparison.mesh, axes[0], sizes)
+    ]
+    return replace(reason, alike=tuple(alike))
 
 
 def _segments(features: int, taken: int) -> list[int]:
@@ -239,8 +255,16 @@ def _ranges(tensor: Tensor, mesh: Mesh, axis: str, dim: int) -> Iterator[tuple[i
             return
 
 
-def _of_segments(name: str, shape: tuple[int, ...], odd: str, axis: str, sizes: list[int]) -> Reason:
+def _of_segments(weight: Tensor, name: str, odd: str, axis: str, sizes: list[int]) -> Reason:
+    shape, claimed = weight.shape, weight.claimed
     cause = SegmentsInOneStretch(name, shape, tuple(sizes), axis, odd)
+    if claimed is not None and not claimed.flat and cause.has_equal_segments:
+        links = [str(link) for link in claimed.chains[0] if link in claimed.mesh.axes]
+        under_fsdp = (JOIN, links.pop()) if len(links) > 1 else ()
+        chain: Chain = (len(sizes), *links, *under_fsdp)
+        segments = replace(claimed, chains=(chain, *claimed.chains[1:]))
+        expect = order_between(claimed, segments)
+        cause = replace(cause, num_ranks=claimed.mesh.axis_size(axis), expect=expect)
     return Reason(
         cause,
         f"{name} returns {shape[0]} features and {odd}, the first wrong module, takes {sizes[0]}",

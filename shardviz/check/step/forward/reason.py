@@ -21,6 +21,7 @@ class Reason:
         tensor: The tensor or module at fault; empty if it is the output itself.
         claimed: Where its elements are taken to be, in the notation.
         held: Where they are, in the notation or in words.
+        alike: Other tensors with the same fault.
     """
 
     explanation: Cause
@@ -28,6 +29,7 @@ class Reason:
     tensor: str = ""
     claimed: str = ""
     held: str = ""
+    alike: tuple[str, ...] = ()
 
     def of(self, finding: Finding) -> Finding:
         """Return the finding of a wrong output with this reason."""
@@ -40,7 +42,9 @@ class Reason:
             held=self.held,
             generic=False,
         )
-        return named.because(self.explanation)
+        named = named.because(self.explanation)
+        members = [replace(named, tensor=name) for name in (named.tensor, *self.alike)] if self.alike else []
+        return replace(named, members=tuple(members))
 
     def finding(self, result: Compared, sentence: str) -> Finding:
         """Return the finding that a result is wrong for this reason."""

@@ -20,9 +20,10 @@ from shardviz.check.step.runs.departure import Beside, Departure, StepDifference
 from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import counts_per_forward, trace_of, with_first_module
 from shardviz.check.unread_ranks import without_trace
+from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.whole_step import DifferentWeights, MisplacedWeights
-from shardviz.text import counted, listed, named_ranks
+from shardviz.text import counted, fold, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -148,18 +149,26 @@ def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
 
 def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Departure:
     first = others[0]
-    names = listed([one.name for one in others], MAX_LISTED)
+    names = listed([str(fold) for fold, _ in fold((one.name, None) for one in others)], MAX_LISTED)
+    what, cause = _relation_of(first)
     sentence = (
         f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of {which} "
+        f"{first.name} {what}"
     )
-    if first.is_permuted:
-        sentence += f"{first.name} has numbers of the other job's {first.name}, at other places"
-        cause: Cause = MisplacedWeights()
-    else:
-        far = f"is up to {first.apart:.2g} of its size off" if np.isfinite(first.apart) else "fits no part of it"
-        sentence += f"{first.name} {far}"
-        cause = DifferentWeights(of_jobs=True)
     return departure_for(cause, "weights", first.name, sentence)
+
+
+def _relation_of(weight: OtherWeight) -> tuple[str, Cause]:
+    """Return what a weight is of the other job's, as the rest of a sentence, and why."""
+    if weight.holds:
+        return f"has the values of the other job's {weight.holds}", MisplacedWeights(is_exchanged=True)
+    if weight.rounded:
+        return f"and the other job's differ by a rounding to {weight.rounded}", NarrowedOnTheWay(weight.rounded)
+    if weight.is_permuted:
+        order = f": {weight.order}" if weight.order else ""
+        return f"has numbers of the other job's {weight.name}, at other places{order}", MisplacedWeights()
+    how = f"differs by up to {100 * weight.apart:.2g}% of its largest element"
+    return how if np.isfinite(weight.apart) else "fits no part of the other job's", DifferentWeights(of_jobs=True)
 
 
 def _judging(reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None) -> Judging:

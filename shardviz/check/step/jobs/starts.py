@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.order.infer.orders import name_order
 from shardviz.check.step.trace.traces import float_of
 from shardviz.check.step.trace.values import Kept, in_both
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region, merge_ranges
-from shardviz.relate.orders import places_of
+from shardviz.relate.orders import orders_of_slices, places_of
+from shardviz.relate.stored_values import rounding_between
 from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 MOST_SHARES = 4
 """Ranks whose rows are listed."""
 
+NARROW = ("bfloat16", "float16")
+
 
 @dataclass(frozen=True, slots=True)
 class OtherWeight:
@@ -42,12 +46,18 @@ class OtherWeight:
         rank: The first rank that has something else.
         apart: How far it is off, relative to the largest element; infinite if its shape fits nothing.
         is_permuted: Whether ranks have the first job's numbers and no others, at other places.
+        holds: The first job's weight whose values it has; empty if none.
+        order: The order of its elements, in words; empty if unknown.
+        rounded: The dtype to which the values of one of the jobs are rounded; empty if they are not.
     """
 
     name: str
     rank: int
     apart: float
     is_permuted: bool
+    holds: str = ""
+    order: str = ""
+    rounded: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +185,61 @@ def other_weights(
     """Return the weights that differ before the step, and how many could be compared."""
     held = {name for name, own in parts.items() if any(part.values is not None for part in own.values())}
     shared_names = [name for name, whole in full.items() if name in held and whole.values is not None]
-    candidates = (_other(name, full[name], parts[name], belongings.get(name)) for name in shared_names)
-    return [one for one in candidates if one is not None], len(shared_names)
+    others = [
+        _related(other, full, _whole_of(full[name], parts[name], belongings.get(name)))
+        for name in shared_names
+        if (other := _other(name, full[name], parts[name], belongings.get(name))) is not None
+    ]
+    return others, len(shared_names)
+
+
+def _related(other: OtherWeight, full: Mapping[str, Weight], held: NDArray[np.float64] | None) -> OtherWeight:
+    """Say what a weight that differs is of the first job's, given all of it.
+
+    Args:
+        other: The weight.
+        full: The first job's weights.
+        held: The second job's weight, whole; None if a part of it is not known.
+    """
+    expected = full[other.name].values
+    if held is None or expected is None or not expected.is_whole or np.ptp(held) == 0:
+        return other
+    for name, weight in full.items():
+        if name != other.name and weight.values is not None and np.array_equal(weight.values.values, held):
+            return replace(other, holds=name)
+    before, after = (np.ascontiguousarray(values + 0.0).view(np.uint64) for values in (expected.values, held))
+    for old, new in ((before, after), (after, before)):
+        if rounding := rounding_between(old, "float64", new, "float64", NARROW):
+            return replace(other, rounded=rounding.dtype)
+    orders = orders_of_slices(before, after)
+    words = [
+        name_order(order, dim)[1] for dim, order in enumerate(orders or ()) if (order != np.arange(len(order))).any()
+    ]
+    return replace(other, order="; ".join(words), is_permuted=other.is_permuted or bool(words))
+
+
+def _whole_of(weight: Weight, parts: Mapping[int, Weight], belonging: Belonging | None) -> NDArray[np.float64] | None:
+    """Return a weight put together from all ranks; None if copies differ or a part of it is not known."""
+    whole = np.full(math.prod(weight.shape), np.nan)
+    for rank, part in parts.items():
+        if part.values is None or not part.values.is_whole or (part.layout is not None and part.layout.flat):
+            return None
+        region = _region_of(rank, part, belonging, weight.shape)
+        if region.shape != part.values.shape or not region.is_within(weight.shape):
+            return None
+        ids, held = region.flat_ids(weight.shape).ravel(), part.values.values.ravel()
+        known = ~np.isnan(whole[ids])
+        if not np.array_equal(whole[ids][known], held[known]):
+            return None
+        whole[ids] = held
+    return None if np.isnan(whole).any() else whole.reshape(weight.shape)
+
+
+def _region_of(rank: int, part: Weight, belonging: Belonging | None, shape: tuple[int, ...]) -> Region:
+    """Return the region of a weight that a rank's part is claimed, or was found, to be."""
+    if part.layout is not None:
+        return part.layout.region(part.layout.mesh.coord_of(rank))
+    return belonging.regions[rank] if belonging is not None else Region.whole(shape)
 
 
 def _other(name: str, whole: Weight, parts: Mapping[int, Weight], belonging: Belonging | None) -> OtherWeight | None:
@@ -201,12 +264,9 @@ def _apart_as_laid_out(whole: Weight, rank_weight: Weight, belonging: Belonging 
     """Return how far a rank's part is off where it is claimed, or was found, to belong."""
     assert whole.values is not None
     assert rank_weight.values is not None
-    layout = rank_weight.layout
-    if layout is None:
-        region = belonging.regions[rank] if belonging is not None else Region.whole(whole.values.shape)
-        return _apart(whole.values, rank_weight.values, region)
-    region = layout.region(layout.mesh.coord_of(rank))
-    return _apart(_flat(whole.values) if layout.flat else whole.values, rank_weight.values, region)
+    region = _region_of(rank, rank_weight, belonging, whole.values.shape)
+    is_flat = rank_weight.layout is not None and rank_weight.layout.flat
+    return _apart(_flat(whole.values) if is_flat else whole.values, rank_weight.values, region)
 
 
 def _flat(whole: Kept) -> Kept:
@@ -298,17 +358,19 @@ def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:
     """Whether ranks have all slices of the batch along a dim, and constant slices behind the last of them."""
     if not whole.is_whole or not all(part.is_whole for part in parts):
         return False
-    every: dict[int, set[int]] = {}
+    every: dict[int, list[int]] = {}
+    is_padded = False
     for part in parts:
-        near = _near(whole, part) * (float_of(whole) or 1.0)
-        place = places_of(part.values, whole.values, near)
+        place = places_of(part.values, whole.values, _near(whole, part) * (float_of(whole) or 1.0))
         if place is None or np.any(np.diff(place[1] < 0) < 0):
             return False
         dim, at = place
-        if np.ptp(np.compress(at < 0, part.values, axis=dim)) if (at < 0).any() else 0:
+        padding = np.compress(at < 0, part.values, axis=dim)
+        if padding.size and np.ptp(padding):
             return False
-        every.setdefault(dim, set()).update(at[at >= 0].tolist())
-    return any(len(found) == whole.shape[dim] for dim, found in every.items())
+        is_padded |= bool(padding.size)
+        every.setdefault(dim, []).extend(at[at >= 0].tolist())
+    return is_padded and any(sorted(found) == list(range(whole.shape[dim])) for dim, found in every.items())
 
 
 def _shares(rows: Mapping[int, tuple[int, ...]]) -> str:

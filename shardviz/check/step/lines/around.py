@@ -16,7 +16,7 @@ from shardviz.check.step.comparison import Compared
 from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.fault import Fault, fault_at
-from shardviz.check.step.lines.faults import fault_of
+from shardviz.check.step.lines.faults import fault_of, fault_of_mean
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.lines.unreduced import unreduced_fault
 from shardviz.explain.step.sums import GradientNotReduced
@@ -79,6 +79,8 @@ class Around:
         faults = [self._fault(result) for result in results] or [self._of_result(finding.tensor)]
         if isinstance(finding.explanation, GradientNotReduced) and not any(faults):
             faults = [unreduced_fault(self.lines, self.states, finding.explanation, result.name) for result in results]
+        if not finding.tensor and not any(faults):
+            faults = [self._of_summed_loss(result) for result in results]
         known = [fault for fault in faults if fault is not None]
         is_one = len({(fault.line, fault.way) for fault in known}) == 1 and len(known) == len(faults)
         return known[0] if is_one and known[0].way != "between" else None
@@ -94,7 +96,16 @@ class Around:
 
     def _of_result(self, name: str) -> Fault | None:
         value = self.lines.results.get(name, (None, 0))[0]
-        return None if value is None else fault_of(self.lines, self.states, value)
+        if value is None:
+            return None
+        is_term = name == "loss" and self._is_averaged_term(self.states.forward(value))
+        return (fault_of_mean if is_term else fault_of)(self.lines, self.states, value)
+
+    def _is_averaged_term(self, state: State) -> bool:
+        """Whether ranks' losses are the terms of a sum, and the step's loss is their mean."""
+        loss = self.states.dump.find("step", "scalar", "loss")
+        means = {axis for axis, op in loss.claimed.partial if op == "avg"} if loss and loss.claimed else set()
+        return state.kind == "terms" and not state.op and set(state.axes) <= means
 
     def _of_gradient(self, name: str) -> Fault | None:
         """Return the line at which a gradient goes wrong: between loss and model, after the backward, or later."""
@@ -104,6 +115,21 @@ class Around:
         if self.states.forward(value).kind == "right":
             return self._of_result(f"stepped gradient {name}")
         return self._after_backward(value) or self._between_loss_and_model
+
+    def _of_summed_loss(self, result: Compared) -> Fault | None:
+        """Return the line that sums ranks' losses before the backward, if gradients lack the number of these ranks."""
+        ratio, (loss, wanted) = ratio_of(result), self.lines.results.get("loss", ((), -1))
+        runs = [call for call in self.lines.calls if call.first.function == "backward"]
+        value = runs[0].inputs[0] if runs and runs[0].inputs else loss
+        for call in self.lines.makers(value) if ratio and value else ():
+            terms = self.states.forward(call.inputs[0]) if call.first.is_collective and call.inputs else None
+            if terms is None or terms.kind != "terms" or terms.op:
+                continue
+            made = [value for value in call.outputs if self.lines.wanted.get(value) == wanted]
+            is_whole = bool(made) and self.states.forward(made[0]).kind == "right"
+            if is_whole and ratio and ratio * math.prod(map(self.states.mesh.axis_size, terms.axes)) == 1:
+                return fault_at("summed loss", call, terms.text, terms, axis=" and ".join(terms.axes))
+        return None
 
     def _of_stage(self, result: Compared) -> Fault | None:
         """Return the line whose backward runs on another number, if only some ranks have a gradient."""
@@ -176,7 +202,9 @@ class Around:
             is_copied = call.first.function == "copy_" and call.whole is not None and len(others) == 1
             return fault_of(self.lines, self.states, others[0]) if is_copied else None
         ranks = call.first.ranks if call.first.is_collective else ()
-        fault = fault_at("kept gradient", call, "", held, ranks=ranks)
+        terms = self.states.forward(call.inputs[0]) if ranks else None
+        axis = " and ".join(terms.axes) if terms is not None and terms.kind == "terms" and not terms.op else ""
+        fault = fault_at("kept gradient", call, "", held, axis=axis, ranks=ranks)
         return replace(fault, times=times, times_before=before)
 
     def _times(self, state: State) -> float | None:

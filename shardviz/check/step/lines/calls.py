@@ -198,6 +198,17 @@ class Lines:
         makers = {self.producers.get(pair) for pair in value}
         return makers.pop() if len(makers) == 1 else None
 
+    def makers(self, value: Value) -> Iterator[Call]:
+        """Yield the calls that a tensor is made of, the nearest first."""
+        waiting: list[Value] = [value]
+        seen: set[Call] = set()
+        while waiting:
+            call = self.producer(waiting.pop(0))
+            if call is not None and call not in seen:
+                seen.add(call)
+                waiting += call.inputs
+                yield call
+
     def order(self, value: Value) -> int:
         """Return when a tensor was made; -1 if it comes from outside."""
         call = self.producer(value)

@@ -29,6 +29,8 @@ Way = Literal[
     "narrow reduction",
     "not stored",
     "local weight",
+    "averaged term",
+    "summed loss",
 ]
 
 
@@ -48,6 +50,8 @@ class Fault:
             `left out`, it reduces other gradients; `narrow reduction`, it reduces a gradient over other ranks alone;
             `not stored`, it writes into a copy what `before` reduces, or does that if nothing writes it (`reader`);
             `local weight`, it takes a weight's part and names no placements of its gradient;
+            `averaged term`, it makes a rank's term of the loss, whose terms are averaged instead of summed;
+            `summed loss`, it sums ranks' losses before the backward, whose gradients are averaged;
             `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that.
         line: The line.
         function: What it calls.
@@ -74,6 +78,7 @@ class Fault:
         caller: In a step around the model, the line that calls the function that `line` stands in.
         times_before: By what a gradient was too large as the backward left it; 0 if it was none.
         count: How many backward passes there were, or how often `line` reduced a gradient that needed it once.
+        copies: The axes of a collective whose ranks have the same term of its sum, if that makes `times`.
     """
 
     way: Way
@@ -101,6 +106,7 @@ class Fault:
     caller: FrameRecord | None = None
     times_before: float = 0
     count: int = 0
+    copies: str = ""
 
     @property
     def is_scaled(self) -> bool:

@@ -56,6 +56,20 @@ def fault_of(lines: Lines, states: States, value: Value) -> Fault | None:
     return None if fault is None or fault.is_torchs else fault
 
 
+def fault_of_mean(lines: Lines, states: States, value: Value) -> Fault | None:
+    """Return the line that makes a rank's loss a term of a sum, although the ranks' losses are averaged.
+
+    If a sum over ranks that the loss is made of is wrong, as a count of copies, it is that one.
+    """
+    makers = list(lines.makers(value))
+    sums = (made for call in makers if call.first.is_collective for made in call.outputs)
+    wrong = next((made for made in sums if states.forward(made).is_wrong), None)
+    if wrong is not None or not makers:
+        return None if wrong is None else _Forward(lines, states).blame(wrong)
+    state = states.forward(value)
+    return fault_at("averaged term", makers[0], "", state, axis=" and ".join(state.axes))
+
+
 def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None:
     """Return the line that a fault comes from, if what its calls read or exchange tells that."""
     if fault is not None and fault.way == "result" and fault.reads and not fault.moved:
@@ -71,9 +85,16 @@ def forward_fault(lines: Lines, states: States) -> Fault | None:
     returned = [value for value, _ in lines.returned]
     wrong = next((value for value in returned if states.forward(value).is_wrong), None)
     if wrong is not None:
-        return search.blame(wrong)
+        return search.blame(wrong) or _unsummed_at_end(lines, states, wrong)
     pending = next((value for value in returned if states.forward(value).kind == "terms"), None)
     return None if pending is None else search.never_summed(pending)
+
+
+def _unsummed_at_end(lines: Lines, states: States, returned: Value) -> Fault | None:
+    """Return the line whose terms a module ends with, if a hook makes what it returns of them."""
+    made = lines.calls[-1].outputs if lines.calls and lines.producer(returned) is None else ()
+    terms = next((value for value in made if states.forward(value).kind == "terms"), None)
+    return _Forward(lines, states).never_summed(terms) if terms is not None else None
 
 
 def _axes_in(chain: Sequence[object]) -> list[str]:
@@ -190,11 +211,22 @@ class _Forward:
             fault = fault_at("collective", call, text, state, self._before(inputs), axis, call.first.ranks)
             times = len(call.first.ranks)
             is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
-            return replace(fault, times=times) if is_repeated else fault
+            if is_repeated or inner is None or inner.kind != "terms":
+                return replace(fault, times=times) if is_repeated else fault
+            return self._with_copies(fault, inner, state)
         if terms and not (state.axes and self._is_summed(value)):
             is_ratio = call.first.function in DIVISIONS and len(terms) == len(inputs)
             return self._unsummed(terms[-1] if is_ratio else terms[0], call, state)
         return self._fault_of_result(state, call, inputs, through)
+
+    def _with_copies(self, fault: Fault, inner: State, state: State) -> Fault:
+        """Return the fault of a sum of terms, with the axes along which its group has copies of them."""
+        mesh, ranks = self.states.mesh, set(fault.ranks)
+        others = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and axis not in inner.axes]
+        copies = [axis for axis in others if ranks >= set(mesh.group_of(min(ranks), axis))]
+        times = math.prod(map(mesh.axis_size, copies))
+        is_of_copies = not (state.axes or inner.op) and times > 1 and math.isclose(state.factor, times, rel_tol=EXACT)
+        return replace(fault, times=times, copies=" and ".join(copies)) if is_of_copies else fault
 
     def fault_of_moved(self, value: Value, call: Call) -> Fault:
         """Return what is wrong with a call that puts right numbers in another order."""

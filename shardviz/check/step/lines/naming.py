@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,19 +11,18 @@ from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
+from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.check.whole.completeness import no_file_of
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.finding import Finding
+from shardviz.explain.step.exchanged_rows import ExchangeNotReversed, ForeignNumbersSummed, RowsNotRestored, StrangeRows
 from shardviz.explain.step.forward import UngatheredKeys
 from shardviz.explain.step.lines import (
-    ExchangeNotReversed,
-    ForeignNumbersSummed,
+    CopiesSummedLine,
     MisplacedLine,
     OtherNumber,
     RepeatedReductionLine,
-    RowsNotRestored,
     ScaledLine,
-    StrangeRows,
     UnaveragedLine,
     UnlikeOperands,
     UnsummedLine,
@@ -34,11 +34,12 @@ from shardviz.explain.step.lines import (
     WrongReductionLine,
 )
 from shardviz.explain.step.losses import (
-    MeanOfMeans,
     PartialVocabularyLoss,
     ScalarNotReduced,
+    TermsAveraged,
     UnexplainedLoss,
     UnexplainedValue,
+    UnsummedValue,
 )
 from shardviz.explain.step.modules import (
     AveragedForward,
@@ -58,8 +59,9 @@ from shardviz.explain.step.step_lines import (
     LocalWeight,
     NarrowReduction,
     ReductionNotStored,
+    SummedLossAveraged,
 )
-from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedForward
+from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedCopies, UnexplainedForward
 from shardviz.explain.templates import number
 from shardviz.text import named_ranks
 
@@ -86,8 +88,8 @@ OPEN = (
 OF_FACTORS = (RepeatedForwardSum, AveragedForward, ScaledBetweenModules)
 """Causes of a factor that a module gives its output: a line that sums nothing and has that factor takes their place."""
 
-GUESSES = (UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss)
-"""Causes of a loss or a logged value that say what is usual: the line takes their place."""
+GUESSES = (UnexplainedLoss, UnexplainedValue, PartialVocabularyLoss, UnexplainedCopies)
+"""Causes that say what is usual, or only what differs: the line takes their place."""
 
 MEANS = ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "mean")
 """Functions that take a mean over rows."""
@@ -132,7 +134,7 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
         if lines is not None and fault is not None and module in (lines.module, lines.asked_module):
             yield with_line(outcome, fault)
         elif around is not None and module == STEP and (fault_around := around.fault_of(outcome)) is not None:
-            yield with_line_around(outcome, fault_around, are_gradients_wrong=around.has_wrong_gradient)
+            yield with_line_around(dump, outcome, fault_around, are_gradients_wrong=around.has_wrong_gradient)
         else:
             cause = outcome.explanation
             place = cause.place if isinstance(cause, UnexplainedBackward) and cause.moved else ""
@@ -170,7 +172,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     return replace(placed, kind=_kind_of(cause, placed.kind)).because(cause)
 
 
-def with_line_around(finding: Finding, fault: Fault, *, are_gradients_wrong: bool = False) -> Finding:
+def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradients_wrong: bool = False) -> Finding:
     """Return a finding that begins with a line around the model; its cause is the line's unless only one cause fits.
 
     What is logged in a wrong way makes no gradient wrong.
@@ -179,15 +181,27 @@ def with_line_around(finding: Finding, fault: Fault, *, are_gradients_wrong: boo
     placed = replace(
         finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details), line=place_of(fault.line)
     )
+    if fault.way == "averaged term":
+        return _of_averaged_term(dump, placed, fault)
     is_mean_of_part = isinstance(finding.explanation, UnexplainedLoss) and fault.function in MEANS
     if (
         fault.way not in NOT_REDUCED
         and len(finding.explanation.ways) == 1
         and not isinstance(finding.explanation, guesses)
+        and not fault.copies
     ):
         return placed
-    cause = MeanOfMeans() if is_mean_of_part and fault.way == "result" else cause_of(fault)
+    cause = mean_of_means(dump) if is_mean_of_part and fault.way == "result" else cause_of(fault)
     return replace(placed, kind=finding.kind if finding.kind in cause.kinds else cause.kinds[0]).because(cause)
+
+
+def _of_averaged_term(dump: Dump, placed: Finding, fault: Fault) -> Finding:
+    """Return the finding about a loss that is a term; only what the step returns is one if gradients are right."""
+    size = math.prod(map(dump.files.mesh.axis_size, fault.axis.split(" and ")))
+    in_gradients = any(result.role == "grad" for other in placed.others for result in results_of(other))
+    if in_gradients:
+        return placed.because(TermsAveraged(place_of(fault.line), fault.axis, size))
+    return placed.because(UnsummedValue(fault.axis))
 
 
 def _is_exchanged(cause: Cause | None) -> bool:
@@ -207,10 +221,12 @@ def place_of(line: FrameRecord) -> str:
     return f"{line.file}:{line.line}"
 
 
-def _inner(fault: Fault) -> str:
-    """Return the line in a function that the fault's line calls, if that is where it goes wrong."""
+def _reached(fault: Fault) -> str:
+    """Return the line in a function that the fault's line calls, if it goes wrong there, and the line that calls it."""
     is_inner = fault.inner is not None and place_of(fault.inner) != place_of(fault.line)
-    return f", in {_at(fault.inner, fault.line)}," if is_inner and fault.inner is not None else ""
+    inner = [f"in {_at(fault.inner, fault.line)}"] if is_inner and fault.inner is not None else []
+    caller = [f"called in {_at(fault.caller, fault.line)}"] if fault.caller is not None else []
+    return f", {', '.join((*inner, *caller))}," if inner or caller else ""
 
 
 def _called(fault: Fault) -> str:
@@ -236,25 +252,17 @@ def sentence_of(fault: Fault) -> str:
     if fault.way == "not stored" and fault.reader is not None and before is not None:
         result = f"{_at(before)} reduces a copy of this gradient over {fault.axis}"
         return f"{result}; {_at(line, before)}{_called(fault)} writes the result into a copy, not into the gradient"
+    if fault.way == "summed loss":
+        return f"{_at(line)}{_reached(fault)} sums the ranks' losses over {fault.axis} before the backward"
+    if fault.way == "averaged term":
+        return f"{_at(line)}{_called(fault)} gives each rank one term of a sum over {fault.axis}"
     if fault.way in NOT_REDUCED:
         over = f" over {named_ranks(fault.ranks)}" if fault.way == "narrow reduction" else ""
         return f"{_at(line)}{_called(fault)} {NOT_REDUCED[fault.way].format(axis=fault.axis, over=over)}"
     if fault.way == "between" and before is not None:
         return f"it goes wrong between {_at(before)} and {_at(line, before)}"
     if fault.way == "unsummed" and before is not None:
-        kind, verb = ("mean", "averages") if fault.is_mean else ("sum", "sums")
-        terms = f"{_at(before)} gives each rank one term of a {kind} over {fault.axis}"
-        if before == line and fault.operand:
-            start = f"{_at(before)} makes one term of a {kind} over {fault.axis}, by {fault.operand}"
-            return f"{start}, and {fault.function} takes it before anything {verb} it"
-        if before == line:
-            return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing {verb} it"
-        if fault.summed:
-            return (
-                f"{terms}; {_at(line, before)}{_inner(fault)}{_called(fault)} uses it before {fault.summed} {verb} it"
-            )
-        reading = f"{_at(line, before)}{_inner(fault)}{_called(fault)}"
-        return f"{terms}; {reading} uses it as the whole; nothing {verb} it between"
+        return _of_unsummed(fault, before)
     if fault.way == "rows":
         return f"{_at(line)} makes rows that the unsharded model doesn't have; {fault.function} gets rows that it has"
     if fault.way == "exchange" and before is not None and fault.reader is not None:
@@ -266,13 +274,13 @@ def sentence_of(fault: Fault) -> str:
         clause = f"{_at(line)} reads at indices that were moved into the rank's part{where}"
         return f"{clause}; {_at(fault.reader, line)} sums what it reads there"
     if fault.way == "exchange gradient":
-        place = f"in backward {_at(line)}{_inner(fault)}{_called(fault)} is the first wrong line"
+        place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line"
         return f"{place}: it doesn't send back the reverse exchange of its gradient"
     is_new = before is not None and before != line
     after = f", after {_at(before, line)}" if is_new and before is not None else ""
     if fault.way in ("gradient", "unsummed gradient"):
         clause = f"gets {fault.input_text} of its gradient and " if fault.input_text else ""
-        place = f"in backward {_at(line)}{_inner(fault)}{_called(fault)} is the first wrong line{after}"
+        place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line{after}"
         return f"{place}: it {clause}sends back {fault.held}"
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
     clause = f"{fault.function}{over} gets {fault.input_text} and returns" if fault.input_text else ""
@@ -282,13 +290,29 @@ def sentence_of(fault: Fault) -> str:
     if fault.numbers is not None:
         held, wanted = map(number, fault.numbers)
         clause = f"{fault.function} gets the number {held}, in the unsharded model {wanted}, and returns"
-    return f"{_at(line)}{_inner(fault)}{_called(fault)} is the first wrong line{after}: {clause} {fault.held}"
+    return f"{_at(line)}{_reached(fault)} is the first wrong line{after}: {clause} {fault.held}"
+
+
+def _of_unsummed(fault: Fault, before: FrameRecord) -> str:
+    """Say which line makes a term of a sum, and which uses it as the whole."""
+    line = fault.line
+    kind, verb = ("mean", "averages") if fault.is_mean else ("sum", "sums")
+    terms = f"{_at(before)} gives each rank one term of a {kind} over {fault.axis}"
+    if before == line and fault.operand:
+        start = f"{_at(before)} makes one term of a {kind} over {fault.axis}, by {fault.operand}"
+        return f"{start}, and {fault.function} takes it before anything {verb} it"
+    if before == line:
+        return f"{terms}{'' if fault.input_text else ', and the module returns it'}; nothing {verb} it"
+    if fault.summed:
+        return f"{terms}; {_at(line, before)}{_reached(fault)} uses it before {fault.summed} {verb} it"
+    reading = f"{_at(line, before)}{_reached(fault)}"
+    return f"{terms}; {reading} uses it as the whole; nothing {verb} it between"
 
 
 def _of_kept_gradient(fault: Fault) -> str:
     """Say what a line writes into a gradient."""
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
-    place = f"{_at(fault.line)}{_inner(fault)}{_called(fault)}"
+    place = f"{_at(fault.line)}{_reached(fault)}"
     if not fault.times:
         return f"{place} is the first wrong line: {fault.function}{over} leaves {fault.held} in the gradient"
     times = f"{fault.times:.5g} times the unsharded model's gradient"
@@ -301,20 +325,8 @@ def _of_kept_gradient(fault: Fault) -> str:
 def cause_of(fault: Fault) -> Cause:
     """Return the cause that a line is."""
     place = place_of(fault.line)
-    if fault.way == "kept gradient":
-        runs = str(fault.count) if fault.count else ""
-        return GradientLine(place, fault.function, fault.ranks, fault.times, fault.times_before, runs)
-    if fault.way == "left out":
-        return LeftOutOfReduction(place, fault.axis)
-    if fault.way == "narrow reduction":
-        return NarrowReduction(place, fault.function, fault.ranks, fault.axis)
-    if fault.way == "not stored" and fault.before is not None:
-        written = place_of(fault.reader) if fault.reader is not None else ""
-        return ReductionNotStored(place_of(fault.before), fault.axis, written)
-    if fault.way == "local weight":
-        return LocalWeight(place, fault.axis)
-    if fault.way == "backward":
-        return BackwardLine(place, fault.times, fault.count)
+    if (around := _cause_around(fault)) is not None:
+        return around
     if fault.way == "unsummed" and fault.before is not None:
         partner = "a tensor that needs no sum" if fault.is_beside_whole else ""
         inside = (fault.function, fault.operand, partner) if fault.operand else ("", "", "")
@@ -330,6 +342,8 @@ def cause_of(fault: Fault) -> Cause:
         return ForeignNumbersSummed(place, fault.function, place_of(fault.reader))
     if fault.way == "exchange gradient" and fault.inner is not None:
         return ExchangeNotReversed(place, fault.function, place_of(fault.inner))
+    if fault.way == "collective" and fault.copies:
+        return CopiesSummedLine(place, fault.function, fault.ranks, fault.axis, fault.copies, round(fault.times))
     if fault.way == "collective" and fault.times:
         return RepeatedReductionLine(place, fault.function, round(fault.times), fault.ranks)
     if fault.way == "collective":
@@ -354,3 +368,27 @@ def cause_of(fault: Fault) -> Cause:
         if fault.times
         else WrongLine(place, fault.function, fault.input_text, fault.reads)
     )
+
+
+def _cause_around(fault: Fault) -> Cause | None:
+    """Return the cause that a line around the model is: of what it does to the loss or to gradients; else None."""
+    place = place_of(fault.line)
+    if fault.way == "kept gradient" and fault.axis and not fault.times:
+        return WrongReductionLine(place, fault.function, fault.ranks, fault.axis)
+    if fault.way == "kept gradient":
+        runs = str(fault.count) if fault.count else ""
+        return GradientLine(place, fault.function, fault.ranks, fault.times, fault.times_before, runs)
+    if fault.way == "left out":
+        return LeftOutOfReduction(place, fault.axis)
+    if fault.way == "narrow reduction":
+        return NarrowReduction(place, fault.function, fault.ranks, fault.axis)
+    if fault.way == "not stored" and fault.before is not None:
+        written = place_of(fault.reader) if fault.reader is not None else ""
+        return ReductionNotStored(place_of(fault.before), fault.axis, written)
+    if fault.way == "local weight":
+        return LocalWeight(place, fault.axis)
+    if fault.way == "summed loss":
+        return SummedLossAveraged(place, fault.axis)
+    if fault.way == "backward":
+        return BackwardLine(place, fault.times, fault.count)
+    return None

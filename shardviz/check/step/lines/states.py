@@ -235,11 +235,19 @@ class States:
             related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)))
         mean_axes = self.mean_axes if times == 1 else frozenset[str]()
         state = _state_of(related.chain, self.mesh, mean_axes, is_number=whole.size == 1)
+        if mean_axes and self._is_equal_count(state, reference_number):
+            return State("terms", state.layout, tuple(axis for axis in self.mesh.axes if axis in mean_axes))
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
         if layout is not None:
             return State("right", layout)
         is_moved = state.kind == "none" and self._is_rearranged(whole, held, near)
         return State("other", moved="order") if is_moved else state
+
+    def _is_equal_count(self, state: State, reference_number: int) -> bool:
+        """Whether ranks count equally many of the batch's rows or labels: each count is its term of the sum."""
+        size = math.prod(map(self.mesh.axis_size, self.mean_axes))
+        is_count = self._dtype(reference_number).startswith(INTEGERS) and state.layout is not None
+        return is_count and not state.axes and math.isclose(state.factor * size, 1, rel_tol=EXACT)
 
     def terms_beside(self, value: Value, others: Sequence[Value]) -> str:
         """Return the axis over which a tensor's gradient lacks a sum; empty if it lacks none.

@@ -18,24 +18,34 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.rules.factors import cause_of_axes, overs, size_clause
-from shardviz.explain.step.factors import (
+from shardviz.explain.step.losses import NormOfPart
+from shardviz.explain.step.scales import (
     ClippedByParts,
     NormOverWrongAxes,
+    RoundedNumber,
     ScaledBackward,
     ScaledForward,
     ScaledReduction,
 )
-from shardviz.explain.step.losses import NormOfPart
 from shardviz.explain.templates import number, times_text
 from shardviz.relate.factors import ratio_near
 from shardviz.relate.measures import axis_sets, factor_of_all
-from shardviz.relate.tolerance import EXACT, EXPLAINED, SAFETY, SINGLE, least_factor, near_ratio
+from shardviz.relate.tolerance import (
+    EPSILON,
+    EXACT,
+    EXPLAINED,
+    LEAST_EXACT_FACTOR,
+    SAFETY,
+    SINGLE,
+    least_factor,
+    near_ratio,
+)
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -64,7 +74,8 @@ def of_all_gradients(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[F
         return list(pairs), []
     of_results = [(result, finding) for result, finding in pairs if result.role != "grad"]
     if not all_alike.clipped_to:
-        return of_results, [_finding(evidence, all_alike.gradients, all_alike.factor)]
+        remaining = [pair for pair in of_results if evidence.loss_is_right or pair[0] is not evidence.loss]
+        return remaining, [_finding(evidence, all_alike.gradients, all_alike.factor)]
     return [pair for pair in of_results if not _is_clipped(pair[0], all_alike.factor)], [
         NotChecked("", _why(all_alike), "step")
     ]
@@ -85,25 +96,30 @@ def _is_clipped(comparison: Compared, factor: float) -> bool:
     )
 
 
+OF_LOSS = {"unseen": "the model's output is right, and the loss was not seen", "": "the loss is right"}
+"""What is known of the loss if it isn't known to have the gradients' factor."""
+
+
 def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Finding:
-    ratio = ratio_near(factor, gradients[0].mesh.size, near_ratio(gradients[0].rounding.epsilon))
+    ratio = _ratio(evidence, gradients, factor)
     axes = overs(gradients, ratio, evidence.batch) if ratio else []
     size = " or ".join(over.text for over in axes)
     exact, is_in_loss = ratio or factor, _is_in_loss(evidence, factor)
-    of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None)
+    loss: Literal["", "unseen"] = "unseen" if evidence.loss is None else ""
+    of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss)
     if evidence.runs_backward_itself is False:
         of_backward = ScaledReduction(exact, gradients[0].wrapped_over(gradients[0].mesh.axes) == "ddp")
     cause = _cause(gradients, factor, of_backward)
     if ratio and axes:
         cause = cause_of_axes(ratio, axes, of_all=True, or_else=cause)
     elif is_in_loss:
-        cause = ScaledForward()
+        cause = _rounded_number(evidence, factor) or ScaledForward()
     first = gradients[0]
     finding = cause.finding(
         first.name,
-        first.wrong,
+        first.wrong or tuple(first.reduced),
         f"the gradient is {times_text(exact)} the unsharded model's{size_clause(ratio or Fraction(0), size)}",
-        details=("the loss has this factor, too" if is_in_loss else "the loss is right",),
+        details=("the loss has this factor, too" if is_in_loss else OF_LOSS[loss],),
     ).seen_in(first)
     return finding if len(gradients) == 1 else _of_all(finding, gradients)
 
@@ -115,17 +131,28 @@ def _is_in_loss(evidence: Evidence, factor: float) -> bool:
     return bool(factors) and all(abs(own - factor) <= EXPLAINED * abs(factor - 1) for own in factors)
 
 
+def _rounded_number(evidence: Evidence, factor: float) -> Cause | None:
+    """Return the cause if one number that makes the loss is summed in a dtype that rounds it by as much."""
+    for record in evidence.dump.files.ranks.values():
+        for reduction in record.reductions:
+            epsilon = EPSILON.get(reduction.dtype, 0.0)
+            if reduction.size == 1 and epsilon > EPSILON["float32"] and abs(factor - 1) <= epsilon:
+                return RoundedNumber(reduction.dtype, reduction.axes)
+    return None
+
+
 def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
     """Return the finding of one gradient as that of the whole run, with each gradient's own in it."""
     every = "both" if len(gradients) == 2 else f"all {len(gradients):,}"
     return replace(
         finding,
         tensor="",
-        ranks=tuple(sorted({rank for gradient in gradients for rank in gradient.wrong})),
+        ranks=tuple(sorted({rank for gradient in gradients for rank in gradient.wrong or gradient.reduced})),
         sentence=finding.sentence.replace("the gradient is", f"{every} gradients are", 1),
         pairs=tuple(gradients),
         members=tuple(
-            replace(finding, tensor=gradient.name, ranks=gradient.wrong, pairs=(gradient,)) for gradient in gradients
+            replace(finding, tensor=gradient.name, ranks=gradient.wrong or tuple(gradient.reduced), pairs=(gradient,))
+            for gradient in gradients
         ),
     )
 
@@ -138,10 +165,10 @@ def _cause(gradients: Sequence[Compared], factor: float, of_loss: Cause) -> Caus
 
 def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:
     """Return a norm of parts that clipping made a round number; empty if there isn't one."""
-    for what, norm in norms_of_parts(list(gradients)):
+    for what, norm, axes in norms_of_parts(list(gradients)):
         rounded = _round_norm(1.0, norm, _nearness(gradients))
         if rounded and not math.isclose(norm, total(gradient.wanted for gradient in gradients)):
-            return what, rounded
+            return (_counted_again(gradients, axes) if axes else "") or what, rounded
     return "", 0.0
 
 
@@ -161,11 +188,25 @@ class Multiplied:
 
 
 def multiplied(evidence: Evidence) -> Multiplied | None:
-    """Return the factor of all gradients if the loss is right; None if they share none."""
+    """Return the factor of all gradients if the loss is right, or has it too; None if they share none."""
     gradients = tuple(gradient for gradient in evidence.gradients.values() if np.any(gradient.wanted) or gradient.wrong)
     has_size = any(gradient.wrong or not (gradient.noise and gradient.is_lost) for gradient in gradients)
-    factor = _factor(gradients) if evidence.loss_is_right and has_size else None  # noise has some factor, too
+    factor = _factor(evidence, gradients) if has_size else None  # noise has some factor, too
+    if factor is not None and not evidence.loss_is_right and not _has_loss_alone(evidence, gradients, factor):
+        return None
     return None if factor is None else Multiplied(gradients, factor, _clipped_to(evidence, gradients, factor))
+
+
+def _has_loss_alone(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> bool:
+    """Whether a wrong loss has a factor that is no size of the mesh, and what it is computed from is right."""
+    loss = evidence.loss
+    if (
+        loss is None
+        or _ratio(evidence, gradients, factor) is not None
+        or any(result.wrong for result in evidence.results if result.role == "output")
+    ):
+        return False
+    return all(loss.near(values, factor * loss.wanted) for values in loss.reduced.values())
 
 
 def _round_norm(factor: float, norm: float, near: float) -> float:
@@ -188,11 +229,32 @@ def _nearness(gradients: Sequence[Compared]) -> float:
     return max(EXACT, SAFETY * max(gradient.rounding.epsilon for gradient in gradients))
 
 
-def _factor(gradients: Sequence[Compared]) -> float | None:
+def _factor(evidence: Evidence, gradients: Sequence[Compared]) -> float | None:
     factor = factor_of_all(gradients)
     num_known = sum(np.count_nonzero(gradient.wanted_of(rank)) for gradient in gradients for rank in gradient.reduced)
-    is_far = factor is not None and abs(factor - 1) >= least_factor(gradients[0].rounding.epsilon)
-    return factor if is_far and num_known > 1 else None
+    if factor is None or num_known <= 1:
+        return None
+    # Rounding of each result leaves no single factor that fits all of them to the last digits.
+    least = (
+        LEAST_EXACT_FACTOR if _is_shared(evidence, gradients, factor) else least_factor(gradients[0].rounding.epsilon)
+    )
+    return factor if abs(factor - 1) >= least else None
+
+
+def _ratio(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> Fraction | None:
+    """Return the ratio of small numbers that a factor is, as near as the gradients tell it."""
+    near = SINGLE if _is_shared(evidence, gradients, factor) else near_ratio(gradients[0].rounding.epsilon)
+    return ratio_near(factor, gradients[0].mesh.size, near)
+
+
+def _is_shared(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> bool:
+    """Whether the loss and all gradients have a factor as precisely as float32 has numbers."""
+    loss = [evidence.loss] if evidence.loss is not None else []
+    return bool(loss) and all(
+        np.max(np.abs(held - factor * expected), initial=0.0) <= SINGLE * np.max(np.abs(expected), initial=0.0)
+        for result in (*loss, *gradients)
+        for held, expected in ((result.reduced[rank], result.wanted_of(rank)) for rank in result.reduced)
+    )
 
 
 def _clipped_to(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> float:
@@ -329,8 +391,8 @@ def total(parts: Iterable[NDArray[np.float64]]) -> float:
     return math.sqrt(sum(float(np.sum(part**2)) for part in parts))
 
 
-def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float]]:
-    """Yield norms that are not the whole's but equal on all ranks, as sentences call them."""
+def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float, tuple[str, ...]]]:
+    """Yield norms that are equal on all ranks, as sentences call them, with the axes over which squares are summed."""
     ranks = sorted({rank for gradient in gradients for rank in gradient.reduced})
     first = gradients[0]
     squares = {rank: _square(gradients, rank) for rank in ranks}
@@ -342,7 +404,21 @@ def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float]]:
             norms = [float(value) for value in first.over(axes, op, values).values()]
             norms = [math.sqrt(value) for value in norms] if values is squares else norms
             if norms and max(norms) - min(norms) <= EXACT * max(norms):
-                yield f"the {name} over {over} of each rank's own", norms[0]
+                yield f"the {name} over {over} of each rank's own", norms[0], axes if values is squares else ()
+
+
+def _counted_again(gradients: Sequence[Compared], axes: Sequence[str]) -> str:
+    """Return a norm over axes by the gradients that it counts several times; empty if more is wrong about it."""
+    mesh = gradients[0].mesh
+    is_whole = not any(gradient.is_split(axis) for gradient in gradients for axis in mesh.axes if axis not in axes)
+    copied = {axis: [one for one in gradients if not one.is_split(axis)] for axis in axes if mesh.axis_size(axis) > 1}
+    copied = {axis: copies for axis, copies in copied.items() if copies}
+    if not is_whole or len(copied) != 1:
+        return ""
+    ((axis, copies),) = copied.items()
+    what = "gradient" if len(copies) == 1 else f"{len(copies)} gradients"
+    verb = "counts" if len(copies) == 1 else "count"
+    return f"a norm in which the {what} copied along {axis} {verb} {mesh.axis_size(axis)} times"
 
 
 def _is(comparison: Compared, values: Values, *, root: bool = False) -> bool:

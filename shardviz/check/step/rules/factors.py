@@ -16,25 +16,21 @@ from typing import TYPE_CHECKING
 
 from shardviz.explain.step.factors import (
     AveragedNotSummed,
-    ClippedByParts,
     DividedByWorldSize,
     DividedShardGradient,
     DivideFactorOfSome,
     FsdpDividedAgain,
     FsdpSumsGradients,
-    LossScaleLeft,
     LostContributions,
     MultipliedTerm,
     RepeatedSum,
-    ScaledByOwnCount,
-    ScaledForward,
-    ScaledInStep,
     ScaledSharedPart,
     SummedContributions,
     SummedNotAveraged,
     UndividedShardGradient,
 )
 from shardviz.explain.step.losses import DividedMean, SummedValue, UnsummedValue
+from shardviz.explain.step.scales import ClippedByParts, LossScaleLeft, ScaledByOwnCount, ScaledForward, ScaledInStep
 from shardviz.explain.step.whole_step import RankDependentCode
 from shardviz.explain.templates import number, times_text
 from shardviz.relate.measures import axes_of_size, factors_of_ranks, ratio_of
@@ -179,7 +175,7 @@ def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -
             any(
                 gradient.claimed is not None
                 and gradient.may_be_of_fsdp
-                and gradient.wrapped_over(axes) != "none"
+                and gradient.wrapped_over(axes) not in ("none", "alone")
                 and any(gradient.is_split(axis) for axis in axes)
                 for gradient in gradients
             ),

@@ -39,8 +39,11 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records.step import ReductionRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
@@ -49,19 +52,16 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 4
 
-FUNCTIONS: Mapping[str, Callable[[float], float]] = {
-    "exp": math.exp,
-    "log": lambda value: math.log(value) if value > 0 else math.nan,
-    "log2": lambda value: math.log2(value) if value > 0 else math.nan,
-    "sqrt": lambda value: math.sqrt(value) if value >= 0 else math.nan,
-    "square": lambda value: value * value,
-    "1 / x": lambda value: 1 / value if value else math.nan,
-    "exp2": lambda value: 2.0**value,
+FUNCTIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "exp": np.exp,
+    "log": np.log,
+    "log2": np.log2,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "1 / x": np.reciprocal,
+    "exp2": np.exp2,
 }
 """What a training loop logs of a loss: `exp` gives its perplexity."""
-
-MAX_LOSS = 500.0
-"""No function is tried on a larger loss."""
 
 REDUCTIONS_OF_CROSS_ENTROPY = 3
 """The maximum, the sum of exponentials and the logit of the label."""
@@ -200,12 +200,12 @@ def check_function(evidence: Evidence, comparison: Compared) -> Finding | None:
     if loss is None or comparison is loss or comparison.wanted.ndim or not batch:
         return None
     axes = [axis for axis in batch if batch[axis]]
-    expected = float(np.ravel(loss.wanted)[0])
-    losses = {rank: float(np.ravel(values)[0]) for rank, values in loss.values.items()}
-    is_small = all(abs(value) < MAX_LOSS for value in (expected, *losses.values()))
-    for name, function in FUNCTIONS.items() if axes and is_small else ():
-        if comparison.near(comparison.wanted, np.array(function(expected))):
-            by_rank = comparison.over(axes, "avg", {rank: np.array(function(value)) for rank, value in losses.items()})
+    for name, function in FUNCTIONS.items() if axes else ():
+        with np.errstate(all="ignore"):  # the logarithm of a negative loss
+            expected = function(loss.wanted)
+            of_ranks = {rank: function(values) for rank, values in loss.values.items()}
+        if comparison.near(comparison.wanted, expected):
+            by_rank = comparison.over(axes, "avg", of_ranks)
             if set(by_rank) == set(comparison.reduced) and all(
                 comparison.near(comparison.reduced[rank], by_rank[rank]) for rank in by_rank
             ):
@@ -223,14 +223,21 @@ def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
     if whole is None or loss is None or loss.wrong:
         return
     mean, expected = (float(values) for values in (loss.wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
-    yield MeanOfMeans().finding(
+    yield mean_of_means(evidence.dump).finding(
         "loss",
         tuple(sorted(loss.values)),
-        f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is "
-        f"{expected:.6g}, of equal outputs",
+        f"the mean of the ranks' losses is {mean:.6g}, and the unsharded model's loss of the whole batch is "
+        f"{expected:.6g}, although all outputs are equal",
         severity="warning",
-        details=("it is right if the loss should be the mean of the parts' means, by which gradients were compared",),
+        details=("if a mean of the parts' means is meant, ignore this: gradients were compared with the mean's",),
     )
+
+
+def mean_of_means(dump: Dump) -> MeanOfMeans:
+    """Return the cause of a loss that is a mean of means, with the axes over which the step takes the mean."""
+    loss = dump.find("step", "scalar", "loss")
+    axes = [axis for axis, _ in loss.claimed.partial] if loss is not None and loss.claimed is not None else []
+    return MeanOfMeans(" and ".join(axes), math.prod(map(dump.files.mesh.axis_size, axes)) if axes else 0)
 
 
 def check_scalar(comparison: Compared) -> Finding | None:
@@ -240,9 +247,10 @@ def check_scalar(comparison: Compared) -> Finding | None:
         return None
     axes = " and ".join(missing[1] if missing else comparison.copies_differ_along)
     shown = listed(dict.fromkeys(number(float(values.sum())) for values in comparison.reduced.values()), MAX_LISTED)
+    have, has = ("return the losses", "returns") if comparison.name == "loss" else ("log", "logs")
     finding = comparison.finding(
         _cause(missing[0] if missing else None, axes),
-        f"ranks log {shown}; the unsharded model logs {number(float(comparison.wanted.sum()))}",
+        f"ranks {have} {shown}; the unsharded model {has} {number(float(comparison.wanted.sum()))}",
         details=(f"their {missing[0]} over {axes} is the unsharded model's value",) if missing else (),
         held=own_part(*missing[:2]) if missing else "a value of each rank's own",
     )

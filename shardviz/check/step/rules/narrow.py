@@ -19,7 +19,7 @@ import numpy as np
 
 from shardviz.dump.records.step import of_replay
 from shardviz.explain.step.changed import ScaleOfPart
-from shardviz.explain.step.factors import SmallFactor
+from shardviz.explain.step.scales import SmallFactor
 from shardviz.explain.step.sums import NarrowSum
 from shardviz.explain.templates import number
 from shardviz.layout.dtypes import itemsize

@@ -7,15 +7,16 @@ is None (HSDP between backward and all-reduce) and where a Partial placement say
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.step.rules.factors import cause_of_ratio
 from shardviz.check.step.words import apart_text
 from shardviz.explain.step.sums import GradientNotReduced, OutputNotReduced, UnreducedSharedPart
 from shardviz.explain.templates import times_text
+from shardviz.layout.notation import parse
 from shardviz.relate.measures import OPS, Reduction, reduced_over, reduction_among_holders, reduction_of
 from shardviz.relate.pair import Group, Related
 from shardviz.relate.relations import Pending, Scaled
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.comparison import Compared
-    from shardviz.check.step.rules.factors import Batch
+    from shardviz.check.step.evidence import Evidence
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
@@ -85,12 +86,12 @@ def own_part(kind: Reduction, axes: tuple[str, ...]) -> str:
     return f"each rank's own part ({', '.join(f'+{axis}{op}' for axis in axes)})"
 
 
-def check_unreduced(comparison: Compared, batch: Batch | None = None) -> Finding | None:
+def check_unreduced(comparison: Compared, evidence: Evidence | None = None) -> Finding | None:
     """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right.
 
     Args:
         comparison: The result.
-        batch: Whether each axis of the run splits the batch; None if that is not known.
+        evidence: The step that it is of; None if nothing else is known of it.
     """
     missing = reduction_of(comparison) if comparison.copies_differ_along else None
     if missing is None:
@@ -102,19 +103,42 @@ def check_unreduced(comparison: Compared, batch: Batch | None = None) -> Finding
     low, high, worst = _farthest(comparison, comparison.mesh.groups(comparison.copies_differ_along[0]))
     whole = comparison.whose if ratio == 1 else f"{times_text(ratio)} {comparison.whose}"
     op = TORCH_OPS[reduction]
-    wrapper = comparison.wrapped_over(over)
-    cause: Cause = (
-        GradientNotReduced(over, op, wrapper=wrapper) if comparison.role == "grad" else OutputNotReduced(over, op)
-    )
-    if comparison.role == "grad" and ratio != 1:  # two things are wrong, and mending one of them leaves the other
-        more = cause_of_ratio(comparison, ratio, over, batch)
-        cause = GradientNotReduced(over, op, ratio=ratio, rest=more, wrapper=wrapper)
+    cause: Cause = OutputNotReduced(over, op)
+    if comparison.role == "grad":
+        wrapper = comparison.wrapped_over(over)
+        style = _style(evidence, comparison, over) if evidence is not None else ""
+        part: Literal["", ".to_local()"] = ".to_local()" if comparison.is_dtensor else ""
+        cause = GradientNotReduced(over, op, wrapper=wrapper, style=style, part=part)
+        batch = evidence.batch if evidence is not None else None
+        if ratio != 1:  # two things are wrong, and mending one of them leaves the other
+            cause = replace(cause, ratio=ratio, rest=cause_of_ratio(comparison, ratio, over, batch))
     return comparison.finding(
         cause,
         f"the {comparison.what} differs along {axes}: {apart_text(low, high, worst)}",
         details=(f"their {reduction} is {whole}",),
         held=own_part(reduction, over),
     ).seen_in(Unreduced(comparison, reduction, over, ratio))
+
+
+def _style(evidence: Evidence, comparison: Compared, axes: Sequence[str]) -> str:
+    """Return the entry of a plan by which a gradient is reduced over axes whose ranks have the same batch.
+
+    It is one of sequence parallelism if the module reads a dim that an axis splits, and the axis splits weights, too.
+    """
+    batch = evidence.batch
+    if batch is None or any(batch.get(axis) is not False for axis in axes):
+        return ""
+    module = comparison.name.rpartition(".")[0]
+    calls = evidence.calls.by_module.get(module, ()) if len(axes) == 1 and module else ()
+    point = calls[0].point("input", "right") if calls else None
+    has_plan = any(one.is_split(axes[0]) and one.is_dtensor for one in evidence.gradients.values())
+    if point is None or not point.layout or not has_plan or not comparison.is_dtensor:
+        return "none"
+    dims = [dim for dim, chain in enumerate(parse(point.layout).chains) if axes[0] in chain]
+    name = module.rpartition(".")[2]
+    if len(dims) != 1 or name.isdecimal():
+        return "none"
+    return f'"{name}": SequenceParallel({"" if dims == [1] else f"sequence_dim={dims[0]}"})'
 
 
 def _among_holders(comparison: Compared) -> Finding | None:

@@ -49,7 +49,7 @@ def compare_steps(before: Dump, after: Dump, reports: tuple[Report, Report]) -> 
     of_jobs = compare_jobs(before, after)
     if of_jobs is not None:
         return of_jobs
-    has = has_sketches(before), has_sketches(after)
+    has = [bool(_sketches(dump)) for dump in (before, after)]
     if not all(has):
         which, dump = ("the second", after) if has[0] else ("the first", before)
         why = f"the step, module by module: {without_trace(dump, which)}"
@@ -135,12 +135,9 @@ def _of_parting(first: Parting) -> Departure:
     name = first.module or "the model itself"
     dtypes = sorted({first.pair.ours.dtype, first.pair.theirs.dtype})
     how = _apart(first.pair) + (f" ({' and '.join(dtypes)})" if len(dtypes) > 1 else "")
-    if first.what == "input":
-        sentence = f"{name} is the first module whose input differs: {how}"
-    else:
-        of_equal = {"output": "its inputs are equal", "gradient of input": "the gradients of its output are equal"}
-        equal = f", although {of_equal[first.what]}" if first.what in of_equal else ""
-        sentence = f"{name} is the first module whose {first.what} differs{equal}: {how}"
+    of_equal = {"output": "its inputs are equal", "gradient of input": "the gradients of its output are equal"}
+    equal = f", although {of_equal[first.what]}" if first.what in of_equal else ""
+    sentence = f"{name} is the first module whose {first.what} differs{equal}: {how}"
     return departure_for(
         DifferentProgram(),
         "unsharded",
@@ -153,21 +150,15 @@ def _of_parting(first: Parting) -> Departure:
 
 def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> list[Departure]:
     """Return the first wrong module of one run's sharded step if the other run is right there."""
-    first_finding, second_finding = (
-        next((finding for finding in report.findings if finding.module), None) for report in reports
-    )
+    first_findings = [next((finding for finding in report.findings if finding.module), None) for report in reports]
+    modules = {finding.module if finding is not None else "" for finding in first_findings}
     departures = []
-    for number_, finding, counterpart, dump in (
-        (0, first_finding, second_finding, before),
-        (1, second_finding, first_finding, after),
-    ):
-        if finding is not None and (counterpart is None or counterpart.module != finding.module):
-            run = ("first", "second")[number_]
+    for run, finding, dump in zip(("first", "second"), first_findings, (before, after), strict=True):
+        if finding is not None and len(modules) > 1:
             where = f"only in the {run} run, on {dump.files.mesh}: {finding.summary}"
             departures.append(_departure(finding, where, dump))
-    if first_finding is not None and second_finding is not None and first_finding.module == second_finding.module:
-        departures.append(_departure(first_finding, f"in both runs: {first_finding.summary}", before))
-    return departures
+    in_both = first_findings[0] if len(modules) == 1 else None
+    return departures if in_both is None else [_departure(in_both, f"in both runs: {in_both.summary}", before)]
 
 
 def _departure(finding: Finding, sentence: str, dump: Dump) -> Departure:
@@ -265,14 +256,13 @@ def pairs_of(before: Dump, after: Dump) -> dict[Place, Pair]:
     }
 
 
-def has_sketches(dump: Dump) -> bool:
-    """Whether a dump says what its unsharded model has."""
-    return bool(dump.files.ranks[0].sketches) if 0 in dump.files.ranks else False
+def _sketches(dump: Dump) -> Sequence[SketchRecord]:
+    """Return what a dump says that its unsharded model has."""
+    return dump.files.ranks[0].sketches if 0 in dump.files.ranks else ()
 
 
 def _by_place(dump: Dump) -> Mapping[Place, SketchRecord]:
-    records = dump.files.ranks[0].sketches if 0 in dump.files.ranks else ()
-    return {(record.name, record.what, record.call, record.index): record for record in records}
+    return {(record.name, record.what, record.call, record.index): record for record in _sketches(dump)}
 
 
 def first_parting(pairs: Mapping[Place, Pair]) -> Parting | None:
@@ -291,8 +281,7 @@ def _calls(pairs: Mapping[Place, Pair]) -> list[Call]:
     """Return the calls of modules as they ended in the first run, each with its sides."""
     sides_by_call: dict[tuple[int, str, int], dict[str, list[Pair]]] = {}
     for (name, what, call, _), pair in pairs.items():
-        if what != "weight":
-            sides_by_call.setdefault((pair.ours.order, name, call), {}).setdefault(what, []).append(pair)
+        sides_by_call.setdefault((pair.ours.order, name, call), {}).setdefault(what, []).append(pair)
     return [(name, sides) for (_, name, _), sides in sorted(sides_by_call.items(), key=lambda item: item[0])]
 
 

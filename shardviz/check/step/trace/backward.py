@@ -173,7 +173,8 @@ def _between_calls(calls: Calls) -> Divergence | None:
         if call.is_bad(OUTPUT) and not _is_expected(calls, call, OUTPUT):
             state = call.state(OUTPUT)
             way: Way = "lost" if state == "none" else "between"
-            point, reader = call.point(OUTPUT, "odd", "repeated"), _right_after(calls, call)
+            states: tuple[State, ...] = ("none",) if way == "lost" else ("odd", "repeated")
+            point, reader = call.point(OUTPUT, *states), _right_after(calls, call)
             return Divergence("backward", way, call, point, after=reader, before=call.module)
     return None
 

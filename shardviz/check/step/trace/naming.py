@@ -11,7 +11,7 @@ from shardviz.check.step.trace.causes import cause_of
 from shardviz.check.step.trace.divergence import pending_axis
 from shardviz.check.step.trace.scale import times_in_backward
 from shardviz.explain.finding import Finding
-from shardviz.explain.step.gradients import CutInModule, UnsummedInputGradient
+from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient
 from shardviz.explain.step.modules import (
     UnexplainedBetweenModules,
     UnexplainedInput,
@@ -159,12 +159,15 @@ def where(first: Divergence) -> str:
     name = first.called
     if first.direction == "forward":
         if first.way == "unsummed":
-            return f"{name} returns the terms of a sum over {first.axis}, and {first.before} reads them as they are"
+            inner = is_within(first.module, first.before)
+            reading = f"nothing in {first.before} sums them" if inner else f"{first.before} reads them as they are"
+            return f"{name} returns the terms of a sum over {first.axis}, and {reading}"
         if first.way == "between" and first.before == first.module:
             return f"{name} is the first module whose input is not the unsharded model's"
         if first.way == "between":
             after = f" after {first.after}" if first.after else ""
-            return f"{name} is the first wrong module: its inputs are right, the input of {first.before}{after} is not"
+            right = f"{name} gets the right inputs and calls {first.before}{after} with a wrong one"
+            return f"{right}, so it is the first wrong module"
         if first.call.state("input") == "moved":
             return f"{name} is the first module whose output is not the unsharded model's"
         return f"{name} is the first wrong module: its inputs match the unsharded model's, its output doesn't"
@@ -180,7 +183,7 @@ def _in_backward(first: Divergence, name: str) -> str:
         through = f" through {first.before}" if first.before else ""
         return f"in backward {name} is the first wrong module: nothing flows back{through}"
     if first.way == "lost":
-        lost = f"no gradient comes back to the output of {first.before}"
+        lost = f"no gradient comes back to {_lost_output(first)}"
         return f"in backward {name} is the first wrong module: {lost}"
     if first.way == "between":
         right = f", and right if {first.after} is" if first.after else ""
@@ -278,12 +281,30 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
     if first.way == "unsummed":
         return UnsummedInputGradient(name, first.axis, first.before if is_within(first.before, first.module) else "")
     if first.way == "lost":
+        if first.before == first.module:
+            return GraphCutBehind(_lost_output(first), _is_last_of_stage(evidence, first))
         return CutInModule(name, f"the output of {first.before}")
     if first.way == "cut":
         return CutInModule(name, f"the input of {first.before}" if first.before else f"the output of {name}")
     if first.way == "between":
         return UnexplainedBetweenModules(name, first.after or "what reads its output")
     return UnexplainedModuleBackward(name)
+
+
+def _lost_output(first: Divergence) -> str:
+    """Name the output that gets no gradient back; of several, by its index."""
+    outputs = {(point.what, point.index) for points in first.call.points.values() for point in points}
+    is_one_of_several = first.point is not None and len({index for what, index in outputs if what == "output"}) > 1
+    if first.point is None or not is_one_of_several:
+        return f"the output of {first.before}"
+    return f"output[{first.point.index}] of {first.before}"
+
+
+def _is_last_of_stage(evidence: Evidence, first: Divergence) -> bool:
+    """Whether the next module in the model's order runs on other ranks, which get the output by a send."""
+    later = (one for one in evidence.calls.in_order if one.order > first.call.order and one.module)
+    following = next((one for one in later if not is_within(first.module, one.module)), None)
+    return following is not None and not following.points.keys() & first.call.points.keys()
 
 
 def _in_forward(evidence: Evidence, first: Divergence, name: str) -> Cause:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.rules.factors import size_clause, size_in_words
-from shardviz.explain.step.gradients import AveragedBackward, RepeatedBackwardSum
+from shardviz.explain.step.gradients import AveragedBackward, RepeatedBackwardSum, ScaledOnTheWayBack
 from shardviz.explain.step.modules import (
     AveragedForward,
     RepeatedForwardSum,
@@ -36,7 +36,7 @@ def check_times(evidence: Evidence, comparison: Compared, first: Divergence) -> 
         return None
     ratio = ratio_near(factor, MOST_RATIO, near_ratio(comparison.rounding.epsilon)) or Fraction(0)
     size = " or ".join(_axes(comparison, ratio))
-    cause = _cause(evidence, first, ratio, size)
+    cause = _cause(evidence, first, ratio, factor, size)
     times = times_text(ratio or factor)
     return comparison.finding(cause, f"the {comparison.what} is {times} {comparison.whose}{size_clause(ratio, size)}")
 
@@ -53,12 +53,15 @@ def _axes(comparison: Compared, ratio: Fraction) -> list[str]:
     ]
 
 
-def _cause(evidence: Evidence, first: Divergence, ratio: Fraction, axes: str) -> Cause:
+def _cause(evidence: Evidence, first: Divergence, ratio: Fraction, factor: float, axes: str) -> Cause:
     name = first.module or "the model itself"
     parts = evidence.activations.num_micro_batches
     if parts > 1 and ratio in (Fraction(1, parts), Fraction(parts)):
         return ScaledByMicroBatches(name, first.direction, parts, is_divided=ratio < 1)
     if first.direction == "backward":
+        if first.way == "between" and first.after:
+            over = size_in_words(evidence.dump.files.mesh, ratio) if ratio else ""
+            return ScaledOnTheWayBack(name, first.after, over, factor > 1)
         return times_in_backward(name, ratio, axes)
     if (first.way, first.before) == ("between", first.module) and first.after:
         return ScaledBetweenModules(first.after, name)

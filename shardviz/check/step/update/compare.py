@@ -30,14 +30,14 @@ from shardviz.explain.checkpoints.states import (
     StateOfAnotherRank,
 )
 from shardviz.explain.finding import Finding
-from shardviz.explain.step.update import (
-    AnotherGroup,
+from shardviz.explain.step.buffers import (
     BufferOfParts,
     OwnBufferRead,
     RepeatedCount,
     UnexplainedBuffer,
     UnreducedStatistics,
 )
+from shardviz.explain.step.update import AnotherGroup
 from shardviz.relate.measures import owner_of, ratio_of
 from shardviz.relate.tolerance import EPSILON, FEW, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, STEP, TELLING
 from shardviz.text import listed
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 ADDED = "sum of what ranks add"
 """How buffers reduce to the unsharded model's that keep a share of their old value."""
+
+OF_WEIGHTS = ("lr", "initial_lr")
+"""Options of an optimizer that no state of it depends on."""
 
 WHAT = {"optim": "the optimizer's state", "param": "the weight", "buffer": "the buffer"}
 """What is compared, causes before what comes of them."""
@@ -222,7 +225,7 @@ def _not_reduced(comparison: Compared, op: str, axes: Sequence[str]) -> Finding:
 def is_read_by_forward(dump: Dump, buffer: str) -> bool:
     """Whether the forward reads a buffer in training, and nothing makes the copies equal before the next forward."""
     records = dump.files.ranks.values()
-    is_sent_again = any(one.kind == "ddp" for record in records for one in record.wrappers or ())
+    is_sent_again = any(one.kind in ("ddp", "unfrozen") for record in records for one in record.wrappers or ())
     return not is_sent_again and any(buffer in record.read_buffers for record in records)
 
 
@@ -365,8 +368,9 @@ def _of_another_group(dump: Dump, comparison: Compared) -> AnotherGroup | None:
     """Return the cause if a weight is stepped with other options, and not all weights are with the same ones."""
     by_name: dict[str, dict[tuple[str, str, str], None]] = {}
     for record in dump.files.ranks.values():
-        for name, *option in record.other_options:
-            by_name.setdefault(name, {})[option[0], option[1], option[2]] = None
+        for name, option, value, wanted in record.other_options:
+            if comparison.role == "param" or option not in OF_WEIGHTS:
+                by_name.setdefault(name, {})[option, value, wanted] = None
     options = by_name.get(_weight(comparison.role, comparison.name), {})
     weights = {name for tensor in dump.at("updated") if tensor.role == "param" for name in tensor.names}
     if not options or all(by_name.get(name) == options for name in weights):

@@ -13,7 +13,7 @@ import numpy as np
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import compared, laid_out
 from shardviz.check.step.update.reasons import factors_of_steps, scaled
-from shardviz.check.step.words import apart_text, kind_of
+from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import with_copies
 from shardviz.explain.step.update import (
     AverageNotWritten,
@@ -49,7 +49,8 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
     if not tensors or not dump.at("reference"):
         return
     if step:
-        why = f"the weights after the optimizer's step: it began with what is wrong ({kind_of(step[0])})"
+        first = f" ({step[0].tensor})" if step[0].tensor else ""
+        why = f"the weights after the optimizer's step: it began with what is wrong{first}"
         yield NotChecked("", why, "step")
         return
     comparisons, arrived = [], _arrived(dump)

@@ -17,7 +17,7 @@ import numpy as np
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
 from shardviz.check.step.words import number
-from shardviz.explain.step.factors import ClippedByParts, NormOverWrongAxes
+from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.update import (
     AnotherDecay,
     AnotherLearningRate,
@@ -28,6 +28,7 @@ from shardviz.explain.step.update import (
     StepOfPart,
     TrainedThoughFrozen,
     UnexplainedWeight,
+    WriteToGatheredCopy,
 )
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import ALIKE, EXPLAINED_UPDATE, FEW, LEAST_SINGULAR
@@ -70,6 +71,8 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
         and dump.find("step", "grad", comparison.name) is not None
     ):
         return Why("it has a gradient, and the unsharded model's has none", TrainedThoughFrozen())
+    if any(comparison.name in record.written_gathered for record in dump.files.ranks.values()):
+        return Why("the step writes to its gathered copy, which reshard() frees", WriteToGatheredCopy())
     step = _step_of(dump, comparison)
     if step is None:
         return None
@@ -175,18 +178,13 @@ def _shares(comparison: Compared, whole: NDArray[np.float64], factors: Mapping[i
 def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float], what_is: str) -> Why | None:
     """Return the cause if all updates are divided by a norm that isn't that of all gradients."""
     factor, whole = next(iter(factors.values())), total(gradient.wanted for gradient in gradients)
-    for what, norm in norms_of_parts(list(gradients)) if gradients else ():
+    for what, norm, axes in norms_of_parts(list(gradients)) if gradients else ():
         if not norm or not _is_equal(factor, whole / norm) or _is_equal(norm, whole):
             continue
         times = f"{what_is} is {_times(factor)} the unsharded model's on every rank"
-        copied = [
-            (gradient.name, axis)
-            for gradient in gradients
-            for axis in gradient.mesh.axes
-            if not gradient.is_split(axis)
-        ]
-        copied = [pair for pair in copied if pair[1] in what.partition("over ")[2].partition(" of ")[0].split(" and ")]
-        if "squares" in what and copied:
+        copied = [(one.name, axis) for one in gradients for axis in one.mesh.axes if not one.is_split(axis)]
+        copied = [(name, axis) for name, axis in copied if axis in axes]
+        if copied:
             cause: Cause = NormOverWrongAxes(*copied[0], "", "")
             return Why(f"{times}: the norm of all gradients divided by {what}", cause)
         return Why(f"{times}: the norm of all gradients divided by {what}", ClippedByParts(what, factor * norm))

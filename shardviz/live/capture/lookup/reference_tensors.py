@@ -43,7 +43,7 @@ class ComparedWith:
         reference: The checkpoint.
         names: Its names by pattern over the model's.
         sift: Says which tensors it does not cover after all.
-        notes: What is not known of the run as a whole.
+        notes: What is not known, each with its tensor; none if it is about the run as a whole.
         tied: Names that shared storage before the model was sharded.
         unwritten: Parameters whose memory nothing has written to since it was allocated.
         skipped: Parameters that a load with strict=False left as they were, with the key that had their values; with
@@ -54,7 +54,7 @@ class ComparedWith:
     reference: Reference
     names: Mapping[str, str]
     sift: Sift | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
     tied: tuple[tuple[str, ...], ...] = ()
     unwritten: frozenset[str] = frozenset()
     skipped: Mapping[str, str] = field(default_factory=dict)

@@ -47,7 +47,7 @@ LEAST = 8
 """Elements that a rule needs: a few numbers may follow any rule by chance."""
 
 
-def _difference_text(local: Local, stored_entry: Entry) -> str:
+def difference_text(local: Local, stored_entry: Entry) -> str:
     """Return how a shard differs from its claimed slice, as half a sentence; empty if unknown."""
     if local.values.is_meta or not local.values.dtype.is_floating_point or local.values.numel() < LEAST:
         return ""
@@ -249,7 +249,7 @@ def sifting(
 def _rules(tensors: Mapping[str, Local], entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, str]:
     """Return how tensors differ from a reference, if all ranks agree. Every rank calls this."""
     rules_here = {
-        name: _difference_text(tensors[name], entries[name])
+        name: difference_text(tensors[name], entries[name])
         for name in names
         if name in tensors and tensors[name].values.numel()
     }

@@ -18,7 +18,7 @@ from shardviz.live.capture.lookup.by_reference import is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.live.run.references.changes import all_rounded, notes_on_rounding, rounded_files
 from shardviz.live.run.references.discarded import discarded_on_all_ranks
-from shardviz.live.run.references.misfits import is_mixed_up, lost, misfits, notes_on, notes_on_mixtures
+from shardviz.live.run.references.misfits import is_given, is_mixed_up, lost, misfits, notes_on, notes_on_mixtures
 from shardviz.live.run.references.values import NAME, UNSEEN
 from shardviz.reference.files import Reference
 from shardviz.relate.values import is_alike
@@ -62,7 +62,7 @@ class Chosen:
         snapshots: Names of tensors that the job may rightly have changed since, each with where its values are.
         before: The names of those whose values are from before sharding.
         elsewhere: The names of those of which this rank does not reach the first rank's values, but another's.
-        notes: What a reader should know of files that the job opened.
+        notes: What a reader should know of files that the job opened, each with its tensor; none if of the whole run.
         lost: The names of those that the job read into copies which are gone.
     """
 
@@ -70,7 +70,7 @@ class Chosen:
     snapshots: Mapping[str, Path]
     before: frozenset[str]
     elsewhere: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
     lost: frozenset[str] = frozenset()
 
 
@@ -167,7 +167,7 @@ def fitting(
     locals_: Sequence[Local],
     skipped: Collection[str] = (),
     discarded: Mapping[Path, Collection[str]] = MappingProxyType({}),
-) -> tuple[dict[str, Candidate], list[str], set[str]]:
+) -> tuple[dict[str, Candidate], list[tuple[str, str]], set[str]]:
     """Choose each tensor's candidate, with notes on opened files and unset tensors.
 
     Every rank calls this.
@@ -184,7 +184,7 @@ def fitting(
     unknown = {
         name: some
         for name, some in of_all.items()
-        if name not in fits and all(candidate.is_guess for candidate in some)
+        if name not in fits and all(candidate.is_guess or is_given(candidate) for candidate in some)
     }
     narrow = rounded_files(unknown, locals_)
     of_all = all_rounded(of_all, unknown, narrow)
@@ -192,11 +192,11 @@ def fitting(
     held = {name: min(places) for name, (places, _) in fits.items()}
     used = Counter(of_all[name][held[name]].path for name, (_, tells) in fits.items() if tells)
     misfit = misfits(of_all, held, used, locals_)
-    unlike = {name for name, misfit_here in misfit.items() if misfit_here.state == "unlike"}
+    left_out = {name for name, misfit_here in misfit.items() if misfit_here.state in ("unlike", "similar", "partial")}
     without = lost(misfit, of_all, used, discarded)
-    missed = without | unlike & {name for of_rank in of_all_ranks(set(skipped)) for name in of_rank}
+    missed = without | left_out & {name for of_rank in of_all_ranks(set(skipped)) for name in of_rank}
     mixed_up = {
-        name: misfit_here.at for name, misfit_here in misfit.items() if name in missed or is_mixed_up(name, misfit_here)
+        name: misfit_here.at for name, misfit_here in misfit.items() if name in missed or is_mixed_up(misfit_here)
     }
     guessed = mixed_up | held
     sure = {
@@ -205,9 +205,12 @@ def fitting(
     }
     by_name = {name: of_all[name][guessed[name]] if name in guessed else candidate for name, candidate in sure.items()}
     by_name |= {name: replace(by_name[name], is_snapshot=False) for name in missed}  # the job meant to load them
-    notes = notes_on({name: misfit_here for name, misfit_here in misfit.items() if name not in guessed}, of_all, used)
-    notes += notes_on_mixtures(of_all, {name: places for name, (places, _) in fits.items()}, used)
-    return by_name, [*notes, *notes_on_rounding(of_all, narrow)], without
+    meant = {name: misfit_here for name, misfit_here in misfit.items() if name not in guessed}
+    of_tensors = notes_on(meant, of_all, used)
+    of_run = notes_on_mixtures(of_all, {name: places for name, (places, _) in fits.items()}, used)
+    of_run += notes_on_rounding(of_all, narrow)
+    own_notes = [(local.name, of_tensors[local.name]) for local in locals_ if local.name in of_tensors]
+    return by_name, [*own_notes, *(("", note) for note in of_run)], without
 
 
 def _fits(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> dict[str, tuple[frozenset[int], bool]]:
@@ -220,14 +223,34 @@ def _fits(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> di
         guesses = [(at, candidate) for at, candidate in enumerate(of_all.get(local.name, [])) if candidate.is_guess]
         if guesses and not local.values.is_meta and local.values.numel():
             places = frozenset(at for at, candidate in guesses if is_as_claimed(local, candidate.entry))
-            if places:
-                fits_here[local.name] = places, not is_alike(bits_of_tensor(local.values))
+            fits_here[local.name] = places, bool(places) and not is_alike(bits_of_tensor(local.values))
     fits: dict[str, tuple[frozenset[int], bool]] = {}
+    without: set[str] = set()
     for of_rank in of_all_ranks(fits_here):
         for name, (places, tells) in of_rank.items():
             places_so_far, told_before = fits.get(name, (frozenset(), False))
             fits[name] = places_so_far | places, told_before or tells
-    return fits
+            without |= set() if places else {name}
+    changed = _changed_before(of_all, locals_, {name for name in without if fits[name][0]})
+    return {name: fit for name, fit in fits.items() if fit[0] and name not in changed}
+
+
+def _changed_before(
+    of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local], names: Collection[str]
+) -> frozenset[str]:
+    """Return tensors that some ranks hold of a file, and all ranks of what rank 0 gave to torch: a part was changed.
+
+    Every rank calls this, with the same names.
+    """
+    if not names:
+        return frozenset()
+    not_given = {
+        local.name
+        for local in locals_
+        if local.name in names and local.values.numel()
+        if not any(is_given(candidate) and is_as_claimed(local, candidate.entry) for candidate in of_all[local.name])
+    }
+    return frozenset(names).difference(*of_all_ranks(not_given))
 
 
 def _names(locals_: Iterable[Local]) -> list[str]:

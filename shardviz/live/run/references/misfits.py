@@ -1,26 +1,32 @@
 """What a checkpoint that the job opened has of a model, and the model does not hold.
 
 A model that is loaded before it is sharded holds its values from then: its shards are in order, whatever the load did.
-Where other tensors hold what the file has of them, those that hold nothing of it were skipped, or drawn again; one that
-holds what the file has under the name of another kind of weight was mixed up. Where no tensor holds anything of a file
-that has most of the model, the load was lost. A job may mean most of these, so they are noted. A mix-up of kinds, or of
-layers of which the file has no others, is compared with the file, and so is one that was read into copies which are
-gone (`lost`).
+A tensor that the file has by name, and that is not equal to it there, was skipped, drawn again, averaged, trained,
+scaled or put into another order. A job may mean most of these, so each is noted at its tensor, with what was seen.
+A mix-up of kinds, or of layers of which the file has no others, is compared with the file, and so is one that was read
+into copies which are gone (`lost`). A file that a second model of the job holds says nothing of the first.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from itertools import islice, product
-from typing import TYPE_CHECKING, Literal
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 
+from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.dump.records.files import MEANT
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_slice, is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor, from_bits
+from shardviz.live.compat import local_of
+from shardviz.live.run.references.changes import Rounded, difference_text
+from shardviz.live.run.references.sources import STATE_DICT
+from shardviz.live.run.references.values import living_modules
 from shardviz.reference.files import open_reference
 from shardviz.reference.lookup import has_windows_of
 from shardviz.reference.names import matched
@@ -28,8 +34,10 @@ from shardviz.relate.values import is_alike
 from shardviz.text import counted, fold, listed, printable, starred
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.run.references.choosing import Candidate
@@ -52,27 +60,41 @@ MOST_OF = 0.8
 MOST_COMPARED = 1 << 16
 """Elements of a shard that are compared for it."""
 
+MOST_ORDERED = 1 << 24
+"""Elements of all tensors whose order is named."""
+
+
+State = Literal["unlike", "tied", "layer", "another", "changed", "similar", "partial", "reordered"]
+STATES: tuple[State, ...] = get_args(State)
+"""What a tensor is of an opened file's: what tells the most of it is last.
+
+`unlike` anything in the file; `tied` to a tensor that holds what the file has of that one; of another `layer` of a file
+that has more layers than the model; of `another` tensor of the file; `changed` by one rule for all elements; `similar`
+to the file's values; `partial`, with some elements of the file's at their places; `reordered`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A tensor whose values from before sharding differ from an opened file's.
+    """A tensor whose given values differ from an opened file's.
 
     Attributes:
         at: The file's place among the tensor's candidates.
-        state: `similar` to the file's values, of `another` tensor of the file, of another `layer` of a file that has
-            more layers than the model, `unlike` anything in it, or `tied` to a tensor that holds what the file has of
-            that one.
-        holds: The name of that other tensor, or its own where its elements are in another order.
+        state: What it is of the file's.
+        holds: The name of the tensor that it is tied to, or whose elements it holds.
+        how: The rule, the order or the part of its elements, in words; empty if unknown.
+        apart: How far it is from the file's values, as a part of their size, if it is similar.
     """
 
     at: int
-    state: Literal["similar", "another", "layer", "unlike", "tied"]
+    state: State
     holds: str = ""
+    how: str = ""
+    apart: float = 0.0
 
     @property
-    def weight(self) -> tuple[bool, bool]:
+    def weight(self) -> int:
         """The order of ranks' answers on a tensor: a similar part tells more than no match."""
-        return self.state == "similar", self.state in ("another", "layer")
+        return STATES.index(self.state)
 
 
 def misfits(
@@ -93,6 +115,7 @@ def misfits(
                 of_files[candidate.path][name] = candidate.entry
     misfits_here: dict[str, Misfit] = {}
     tied = {local.values.data_ptr(): local.name for local in locals_ if local.name in held and local.values.numel()}
+    orders = _Orders()
     for local in locals_:
         some = of_all.get(local.name, [])
         at = _file_of(local, some, used)
@@ -100,28 +123,35 @@ def misfits(
             continue
         if local.values.data_ptr() in tied:
             misfits_here[local.name] = Misfit(at, "tied", tied[local.values.data_ptr()])
-        elif _was_loaded_before(local, some):
-            misfit = _misfit(local, at, some[at].entry, of_files.get(some[at].path, {}))
-            is_same_kind = starred(misfit.holds) == starred(local.name)
-            may_be_meant = is_same_kind and _has_more(some[at].path, local.name, of_all)
-            misfits_here[local.name] = replace(misfit, state="layer") if may_be_meant else misfit
+        elif (given := _given_values(local, some)) is not None:
+            neighbors = of_files.get(some[at].path, {})
+            misfit = _misfit_as_stored_or_rounded(local, at, given, some[at].entry, neighbors, orders)
+            is_layer = misfit is not None and starred(misfit.holds) == starred(local.name)
+            if misfit is not None and is_layer and _has_more(some[at].path, local.name, of_all):
+                misfit = replace(misfit, state="layer")
+            if misfit is not None:
+                misfits_here[local.name] = misfit
+    second = _in_second_model(misfits_here, of_all, used, locals_)
     by_name: dict[str, Misfit] = {}
-    for of_rank in of_all_ranks(misfits_here):
+    of_ranks = of_all_ranks((misfits_here, second))
+    elsewhere = {path for _, paths in of_ranks for path in paths}
+    for of_rank, _ in of_ranks:
         for name, misfit in of_rank.items():
-            by_name[name] = max(by_name.get(name, misfit), misfit, key=lambda candidate: candidate.weight)
+            if of_all[name][misfit.at].path not in elsewhere:
+                by_name[name] = max(by_name.get(name, misfit), misfit, key=lambda candidate: candidate.weight)
     return by_name
 
 
-def is_mixed_up(name: str, misfit: Misfit) -> bool:
+def is_mixed_up(misfit: Misfit) -> bool:
     """Whether a tensor holds what a file has under another name, and cannot mean it.
 
     Example:
-        >>> is_mixed_up("layers.0.wq", Misfit(0, "another", "layers.0.wk"))
+        >>> is_mixed_up(Misfit(0, "another", "layers.0.wk"))
         True
-        >>> is_mixed_up("layers.0.wq", Misfit(0, "another", "layers.0.wq")), is_mixed_up("wq", Misfit(0, "layer", "wk"))
+        >>> is_mixed_up(Misfit(0, "reordered")), is_mixed_up(Misfit(0, "layer", "layers.7.wq"))
         (False, False)
     """
-    return misfit.state == "another" and misfit.holds != name
+    return misfit.state == "another"
 
 
 def lost(
@@ -155,28 +185,57 @@ def _misfits_by_file(
     return by_file
 
 
-def notes_on(misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]], used: Counter[Path]) -> list[str]:
-    """Return a note on each file whose tensors the model does not hold as the file has them.
+def notes_on(
+    misfits: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]], used: Counter[Path]
+) -> dict[str, str]:
+    """Return a note on each tensor that the model does not hold as an opened file has it.
+
+    A file of which nothing is held counts if it has half of the model's tensors by name.
 
     Args:
         misfits: The tensors.
         of_all: What any rank knows of each tensor of the model.
         used: How many tensors are held of each file.
     """
-    notes: list[str] = []
+    notes: dict[str, str] = {}
     for file, some in _misfits_by_file(misfits, of_all).items():
         has = sum(
             any(candidate.is_guess and candidate.path == file for candidate in of_tensor)
             for of_tensor in of_all.values()
         )
         if used[file]:
-            notes += _partial_file_notes(file, some, used[file])
-        elif 2 * has >= len(of_all) and _is_unlike(some.values()):
-            notes.append(
-                f"whether {printable(file.name)} was to be loaded: the job opened it, it has {has} of the model's "
-                f"{counted(len(of_all), 'tensor')} by name, and the model holds none of what it has"
+            rest = f"{counted(used[file], 'tensor')} of the model {'is' if used[file] == 1 else 'are'} as there"
+        else:
+            rest = f"no tensor of the model is as there, and it has {has} of {len(of_all)} by name"
+        if used[file] or 2 * has >= len(of_all):
+            similar = [misfit.apart for misfit in some.values() if misfit.state == "similar"]
+            apart = (
+                " to ".join(dict.fromkeys(f"{100 * size:.2g}%" for size in (min(similar), max(similar))))
+                if similar
+                else ""
             )
+            begin = f"{MEANT}the job opened {printable(file.name)}, and"
+            notes |= {name: f"{begin} {_what_of(misfit, apart)}; {rest}" for name, misfit in some.items()}
     return notes
+
+
+def _what_of(misfit: Misfit, apart: str) -> str:
+    """Return what a tensor is of an opened file's, as a clause."""
+    if misfit.state == "similar":
+        return (
+            f"these values are near its values, and not equal (off by {apart} of their size): they were not loaded, "
+            "or were trained or averaged since"
+        )
+    if misfit.state == "unlike":
+        return "these values are not in it: they were not loaded, or were drawn again"
+    if misfit.state == "tied":
+        return f"this tensor is tied to {printable(misfit.holds)}, while the file has two different tensors"
+    if misfit.state == "layer":
+        return f"it has these values as {printable(misfit.holds)}"
+    if misfit.state == "reordered":
+        order = f": {misfit.how}" if misfit.how else ""
+        return f"these are its elements in another order{order}"
+    return misfit.how
 
 
 def _is_unlike(some: Collection[Misfit]) -> bool:
@@ -216,31 +275,6 @@ def notes_on_mixtures(
     ]
 
 
-def _partial_file_notes(file: Path, some: Mapping[str, Misfit], num_used: int) -> Iterator[str]:
-    """Yield the notes on a file, other tensors of which the model holds."""
-    name = printable(file.name)
-    unlike = [tensor for tensor, misfit in some.items() if misfit.state == "unlike"]
-    if unlike:
-        hold, have = "holds" if num_used == 1 else "hold", "has" if len(unlike) == 1 else "have"
-        yield (
-            f"whether all of {name} was to be loaded: {counted(num_used, 'tensor')} {hold} what it has of them, but "
-            f"{_names(unlike)} {have} the values from before sharding, which are not in it"
-        )
-    for tensor, holds in ((tensor, misfit.holds) for tensor, misfit in some.items() if misfit.state == "tied"):
-        yield (
-            f"whether {printable(tensor)} should be tied: the job has it as {printable(holds)}, and {name} has two "
-            "different tensors under these names"
-        )
-    misplaced = {tensor: misfit.holds for tensor, misfit in some.items() if misfit.state in ("another", "layer")}
-    for tensor, holds in islice(misplaced.items(), MOST_NAMES):
-        what = "its elements in another order" if tensor == holds else f"what {name} has as {printable(holds)}"
-        held = f"{printable(tensor)} holds {what}, already before it was sharded"
-        yield f"whether {name} was loaded as it was meant: {held}"
-    if len(misplaced) > MOST_NAMES:
-        more = counted(len(misplaced) - MOST_NAMES, "more tensor")
-        yield f"whether {name} was loaded as it was meant: {more} held other elements than those of their names"
-
-
 def _names(names: Iterable[str]) -> str:
     return listed((printable(str(folded)) for folded, _ in fold((name, None) for name in names)), MOST_NAMES)
 
@@ -262,42 +296,119 @@ def _file_of(local: Local, some: Sequence[Candidate], used: Collection[Path]) ->
     return next((at for at in fits if some[at].path in used), next(iter(fits), None))
 
 
-def _was_loaded_before(local: Local, some: Iterable[Candidate]) -> bool:
-    """Whether a shard has its values from before sharding, and these tell it from another."""
-    before = next((candidate for candidate in some if not candidate.is_guess and candidate.is_snapshot), None)
-    if before is None or local.values.is_meta or is_alike(bits_of_tensor(local.values)):
-        return False
-    return is_as_claimed(local, before.entry)
+def is_given(candidate: Candidate) -> bool:
+    """Whether a candidate is what the model was given, whatever file it is from: before it was sharded, or whole."""
+    return not candidate.is_guess and (candidate.is_snapshot or candidate.path == STATE_DICT)
 
 
-def _misfit(local: Local, at: int, stored: Entry, neighbors: Mapping[str, Entry]) -> Misfit:
+def _given_values(local: Local, some: Iterable[Candidate]) -> Entry | None:
+    """Return the whole tensor that a shard is of as the job gave it to torch; None if it has other values since."""
+    given = next((candidate.entry for candidate in some if is_given(candidate)), None)
+    return None if given is None or local.values.is_meta or not is_as_claimed(local, given) else given
+
+
+class _Orders:
+    """Names orders of whole tensors, as long as they are not too many."""
+
+    def __init__(self) -> None:
+        self._left = MOST_ORDERED
+
+    def misfit(self, at: int, stored: NDArray[Any], given: NDArray[Any]) -> Misfit:
+        """Return what a tensor is of a file's, some elements of which it has."""
+        self._left -= given.size
+        if self._left >= 0 and (order := name_change(stored, given)):
+            return Misfit(at, "reordered", how=order)
+        equal = int((stored == given).sum())
+        if equal:
+            how = f"{given.size - equal:,} of these {given.size:,} elements are not as there"
+            return Misfit(at, "partial", how=how)
+        return Misfit(at, "reordered")
+
+
+def _misfit(
+    local: Local, at: int, given: Entry, stored: Entry, neighbors: Mapping[str, Entry], orders: _Orders
+) -> Misfit | None:
     """Return how a shard is related to its own tensor in a file, or to neighbors of its shape."""
+    dtype = local.values.dtype
     try:
-        if _is_similar(local, stored):
-            return Misfit(at, "similar")
-        for name in (local.name, *neighbors) if neighbors else ():
-            neighbor = neighbors[name]
-            if neighbor.shape == local.shape and _has_some_of(local, neighbor):
+        if how := difference_text(local, stored):
+            return Misfit(at, "changed", how=how)
+        if is_alike(bits_of_tensor(local.values)):
+            return Misfit(at, "unlike") if claimed_slice(local, stored) is not None else None
+        if stored.shape == given.shape and _has_some_of(local, stored):
+            return orders.misfit(at, *(cast_bits(entry.bits, entry.dtype, dtype) for entry in (stored, given)))
+        likeness = _likeness(local, stored)
+        if likeness is None or likeness.is_similar:
+            return None if likeness is None else Misfit(at, "similar", apart=likeness.apart)
+        for name, neighbor in neighbors.items():
+            if name != local.name and neighbor.shape == local.shape and _has_some_of(local, neighbor):
                 return Misfit(at, "another", name)
     except (DumpError, OSError):  # a file that this rank cannot read gives no note
-        return Misfit(at, "similar")
+        return None
     return Misfit(at, "unlike")
 
 
-def _is_similar(local: Local, stored: Entry) -> bool:
-    """Whether a shard correlates with the slice that it claims, which a new draw would not.
+def _misfit_as_stored_or_rounded(
+    local: Local, at: int, given: Entry, stored: Entry, neighbors: Mapping[str, Entry], orders: _Orders
+) -> Misfit | None:
+    """Return the same; if other tensors of the file were rounded, as it is rounded or else as it is there."""
+    misfit = _misfit(local, at, given, stored, neighbors, orders)
+    if misfit is None or misfit.state not in ("unlike", "similar") or not isinstance(stored, Rounded):
+        return misfit
+    return _misfit(local, at, given, stored.entry, neighbors, orders)
+
+
+class _Likeness(NamedTuple):
+    """Whether a shard correlates with a file's values, and how far it is from them, relative to their size."""
+
+    is_similar: bool
+    apart: float
+
+
+def _likeness(local: Local, stored: Entry) -> _Likeness | None:
+    """Compare a shard with the slice that it claims, which a new draw would not be like; None if that is no slice.
 
     Means are taken away first, as they show nothing: the weights of any two norms are near 1.
     """
     bits = claimed_slice(local, stored)
-    if bits is None or not local.values.dtype.is_floating_point:
-        return True
+    if bits is None:
+        return None
+    if not local.values.dtype.is_floating_point:
+        return _Likeness(False, 0.0)
     expected = from_bits(bits, local.values.dtype).reshape(-1)[:MOST_COMPARED].double()
     actual = local.values.detach().cpu().reshape(-1)[:MOST_COMPARED].double()
     enough = min(max(SIMILAR, BY_CHANCE * len(actual) ** -0.5), SURELY)
-    return bool(
-        torch.nn.functional.cosine_similarity(actual - actual.mean(), expected - expected.mean(), dim=0).abs() > enough
-    )
+    likeness = torch.nn.functional.cosine_similarity(actual - actual.mean(), expected - expected.mean(), dim=0)
+    return _Likeness(bool(likeness.abs() > enough), float((actual - expected).norm() / expected.norm()))
+
+
+def _in_second_model(
+    misfits_here: Mapping[str, Misfit],
+    of_all: Mapping[str, list[Candidate]],
+    used: Collection[Path],
+    locals_: Sequence[Local],
+) -> set[Path]:
+    """Return files of which this model holds nothing, and a second one of this process does: a teacher's, for one."""
+    by_name = {local.name: local for local in locals_}
+    memory = {local.values.data_ptr() for local in locals_}
+    models: set[Path] = set()
+    for file, some in _misfits_by_file(misfits_here, of_all).items():
+        if file in used:
+            continue
+        largest = max((by_name[name] for name in some), key=lambda local: local.values.numel())
+        entry, dtype = of_all[largest.name][some[largest.name].at].entry, largest.values.dtype
+        parts = [cast_bits(entry.bits, entry.dtype, dtype), claimed_slice(largest, entry)]
+        tensors = [local_of(parameter) for module in living_modules() for parameter in module.parameters(recurse=False)]
+        of_more = [tensor for tensor in tensors if not tensor.is_meta and tensor.data_ptr() not in memory]
+        if any(_has_bits(tensor, bits) for tensor in of_more if tensor.dtype == dtype for bits in parts):
+            models.add(file)
+    return models
+
+
+def _has_bits(tensor: torch.Tensor, bits: NDArray[Any] | None) -> bool:
+    if bits is None or tuple(tensor.shape) != bits.shape:
+        return False
+    return np.array_equal(bits, bits_of_tensor(tensor))
 
 
 def _has_some_of(local: Local, entry: Entry) -> bool:

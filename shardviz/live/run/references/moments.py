@@ -70,7 +70,7 @@ def with_moments(
     named, numbered, unclear = _candidates(sources, own_moments)
     notes = [*_notes_on_ranks_without(own_moments, locals_), *_notes_on_numbers(unclear)]
     if not any(of_all_ranks(bool(named or numbered))):  # no value has to be read
-        return replace(chosen, notes=(*chosen.notes, *notes)), ()
+        return replace(chosen, notes=(*chosen.notes, *(("", note) for note in notes))), ()
     notes += _notes_on_none_loaded(own_moments, sources, named)
     shared_candidates = _shared_candidates(own_moments, locals_, named | numbered)
     compared = [local for local in own_moments.locals if local.name in shared_candidates]
@@ -78,9 +78,8 @@ def with_moments(
     entries = dict(chosen.reference.entries) | {name: candidate.entry for name, candidate in by_name.items()}
     reference = replace(chosen.reference, entries=entries)
     snapshots = dict(chosen.snapshots) | {name: candidate.path for name, candidate in by_name.items()}
-    return replace(chosen, reference=reference, snapshots=snapshots, notes=(*chosen.notes, *more, *notes)), tuple(
-        compared
-    )
+    all_notes = (*chosen.notes, *more, *(("", note) for note in notes))
+    return replace(chosen, reference=reference, snapshots=snapshots, notes=all_notes), tuple(compared)
 
 
 def _moments(model: nn.Module, locals_: Sequence[Local]) -> Moments:

@@ -105,6 +105,10 @@ class Loaded:
         return "" if module is not None and any(part is root for part in module.modules()) else None
 
 
+STATE_DICT = Path("the state dict that was loaded")
+"""The name of whole tensors that the job gave to a sharded model, whatever file they are from."""
+
+
 def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Options, number: int) -> Loaded | None:
     """Keep the whole tensors of a state dict that a sharded model loads, without DTensors."""
     tensors = {name: value for name, value in state_dict.items() if is_plain(value)}
@@ -113,7 +117,7 @@ def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Opti
         return None
     path = Path(options.session) / f"loaded-{rank_here()}-{number}.safetensors"
     entries = write(path, tensors)
-    return Loaded(Path("the state dict that was loaded"), Reference(path, entries), weakref.ref(model))
+    return Loaded(STATE_DICT, Reference(path, entries), weakref.ref(model))
 
 
 def of_dcp(state_dict: Mapping[str, Any], folder: str) -> Loaded | None:

@@ -102,7 +102,7 @@ class Values:
         return next(
             (
                 module
-                for module in _living_modules()
+                for module in living_modules()
                 for _, tensor in _own_tensors(module)
                 if is_plain(tensor) and tensor.data_ptr() == where
             ),
@@ -185,7 +185,7 @@ def sample(tensor: torch.Tensor) -> int:
     return zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
 
 
-def _living_modules() -> list[nn.Module]:
+def living_modules() -> list[nn.Module]:
     """Return every module of this process."""
     # By type(): isinstance would run the code of lazy proxies that say that they are something else.
     modules = [module for module in gc.get_objects() if issubclass(type(module), nn.Module)]
@@ -194,7 +194,7 @@ def _living_modules() -> list[nn.Module]:
 
 def outermost(module: nn.Module) -> nn.Module:
     """Return the largest living module around one: layers are sharded before the model."""
-    around = (candidate for candidate in _living_modules() if any(part is module for part in candidate.modules()))
+    around = (candidate for candidate in living_modules() if any(part is module for part in candidate.modules()))
     return max(around, key=lambda candidate: sum(1 for _ in candidate.modules()), default=module)
 
 

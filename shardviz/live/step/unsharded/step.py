@@ -128,7 +128,8 @@ class UnshardedStep:
     def compared_with(self, step: StepResult, judge: Callable[[UnshardedStep], StepAnswer]) -> UnshardedStep:
         """Return the reference whose mean loss equals the sharded step's. Every rank calls this.
 
-        Where neither's does, it is the one whose modules agree with the sharded step's for longer.
+        If neither does, it is the one whose loss is a whole number of times as large or as small, as if ranks counted
+        rows several times. If neither is, it is the one whose modules agree with the sharded step's for longer.
 
         Args:
             step: The sharded step.
@@ -140,10 +141,11 @@ class UnshardedStep:
         losses = [loss for _, loss in of_all]
         near = max(_precision(step), self.whole.precision)
         mean = sum(losses) / len(losses)
-        if _equal(mean, float(self.whole.step.loss), near):
-            return self.whole
-        if _equal(mean, float(self.step.loss), near):
-            return self
+        references = (self.whole, self)
+        for is_near in (_equal, _is_multiple):
+            for reference in references:
+                if is_near(mean, float(reference.step.loss), near):
+                    return reference
         of_parts, of_whole = (judge(reference).num_right for reference in (self, self.whole))
         return self.whole if of_whole > of_parts else self
 
@@ -291,6 +293,13 @@ def _are_alike(parts: torch.Tensor | None, whole: torch.Tensor | None, precision
 
 def _equal(loss: float, whole: float, precision: float) -> bool:
     return abs(loss - whole) <= max(LOSS_IN_FLOAT64, ROUNDINGS_OF_STEP * precision) * max(abs(whole), 1e-30)
+
+
+def _is_multiple(loss: float, whole: float, precision: float) -> bool:
+    """Whether a loss is a whole number of times as large as another one, or as small: a number of ranks at most."""
+    smaller, larger = sorted((abs(loss), abs(whole)))
+    times = round(larger / smaller) if smaller > 0 else 0
+    return 1 < times <= torch.distributed.get_world_size() and _equal(times * smaller, larger, precision)
 
 
 def _largest(tensors: Iterable[torch.Tensor | None]) -> float:

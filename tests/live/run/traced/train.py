@@ -185,8 +185,10 @@ def parallel(model):
     if is_at("unreduced"):
         ignored = ["layers.1.norm2.weight"]
         nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    frozen = model.layers["1"].norm2.weight.requires_grad_(not is_at("unfrozen"))
     if WAY in ("hand", "ddp") and data is not None:
         model = nn.parallel.DistributedDataParallel(model, process_group=data.get_group())
+    frozen.requires_grad_()
     at, size = 0, 1
     for name in names:
         at, size = at * mesh[name].size() + mesh[name].get_local_rank(), size * mesh[name].size()
@@ -213,6 +215,24 @@ def loss_of(model, tokens, labels, size):
     return functional.cross_entropy(logits.float(), labels.flatten())
 
 
+def backward(optimizer, loss):
+    """Make the gradients, as Lightning and LBFGS do: inside of the optimizer's step."""
+    optimizer.zero_grad()
+    loss.backward()
+    return loss
+
+
+class Scale(nn.Module):
+    """A learned scale of the loss, which is in no wrapper."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(2))
+
+    def forward(self, value):
+        return (value * torch.exp(-self.log_scale) + self.log_scale).sum()
+
+
 def main():
     torch.manual_seed(7 if is_at("other_seed") else 0)
     model, at, size, mesh = Model(), 0, 1, None
@@ -230,7 +250,8 @@ def main():
             layer.compile(backend="eager")
     schedule = by_stages(whole, mesh) if WAY == "pp" else None
     tokens, labels = batch_of(at, size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scale = Scale()
+    optimizer = torch.optim.AdamW([*model.parameters(), *(scale.parameters() if is_at("outside") else ())], lr=0.01)
     if is_at("scaled"):
         weight = whole.layers["1"].mlp.up.weight
         weight.register_hook(lambda gradient: gradient * 2)
@@ -240,12 +261,21 @@ def main():
         if schedule is not None:
             schedule.step(*(() if mesh["pp"].get_local_rank() else (tokens,)), target=labels)
         for part in range(num_parts if schedule is None else 0):
+            if is_at("closure"):
+                continue
             loss = loss_of(model, tokens.chunk(num_parts)[part], labels.chunk(num_parts)[part], size)
+            loss = scale(loss) if is_at("outside") else loss
             (loss if is_at("undivided_parts") else loss / num_parts).backward()
+        if is_at("reduced") and size > 1:
+            dist.all_reduce(scale.log_scale.grad, group=GROUPS["data"])
+            scale.log_scale.grad /= size
         if is_at("by_rank") and mesh is not None:
             weight = whole.layers["1"].norm2.weight
             weight.grad.mul_(1 + dist.get_rank())
-        optimizer.step()
+        if is_at("closure"):
+            loss = optimizer.step(lambda: backward(optimizer, loss_of(model, tokens, labels, size)))
+        else:
+            optimizer.step()
         optimizer.zero_grad()
     if schedule is None:
         sys.stdout.write(f"{os.environ.get('RANK', '-')} {loss.item():.6f}\n")

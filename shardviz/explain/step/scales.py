@@ -1,0 +1,262 @@
+"""Causes of results off by any other number: of the loss, of clipping, of a norm, of rounding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from shardviz.explain.cause import Cause
+from shardviz.explain.step.factors import KNOWN
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+
+class ScaledBackward(Cause):
+    """Backward runs on a different loss than the step returns, so all gradients have one factor.
+
+    A loss scale that is never taken out, a weight of the loss, or micro-batches that are not divided all do this. The
+    logged loss is right, and all gradients differ from the right ones by the same factor.
+
+    Attributes:
+        factor: The factor.
+        runs: How many micro-batches the step ran; None if that is not known.
+        loss: `unseen` if nobody recorded the loss, so that it may have the factor, too.
+    """
+
+    factor: Fraction | float
+    runs: int | None = None
+    loss: Literal["", "unseen"] = ""
+    kinds = ("wrong-scale",)
+    why = (
+        (
+            "{elements:?The loss has the factor, too: it is {is_larger:?a sum where the other job's is a mean|a mean "
+            "where the other job's is a sum}, over {elements} elements|}"
+        ),
+        (
+            "{is_of_micro_batches:?The step runs {runs} micro-batches, and {is_larger:?nothing divides their losses "
+            "by {runs}|the code divides the loss by {runs} twice}|}"
+        ),
+        (
+            "Backward runs on {factor:times} the returned loss: {runs:?a weight{is_larger:? or a loss scale}|"
+            "{is_larger:?a loss scale, a weight, or undivided losses of micro-batches|a weight, or a second division "
+            "by the number of micro-batches}}"
+        ),
+    )
+    how = (
+        "{elements:?compare the losses that both jobs print, and what each divides by (reduction=)|}",
+        "{is_of_micro_batches:?divide each micro-batch's loss by {runs}{is_larger:?|, once}|}",
+        "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "
+        "returned loss}",
+    )
+    references = KNOWN
+
+    @property
+    def is_larger(self) -> bool:
+        """Whether gradients are too large."""
+        return self.factor > 1
+
+    @property
+    def elements(self) -> int:
+        """How many elements an unseen loss may be the sum of, or their mean; 0 if it cannot be."""
+        numbers = self.factor.as_integer_ratio()  # of a float that is near none of them: two large numbers
+        return max(numbers) if self.loss == "unseen" and min(numbers) == 1 else 0
+
+    @property
+    def is_of_micro_batches(self) -> bool:
+        """Whether the factor is the number of micro-batches, or one divided by it."""
+        return self.runs is not None and self.runs > 1 and (self.factor == self.runs or self.factor * self.runs == 1)
+
+
+class ScaledReduction(Cause):
+    """Backward runs on the loss itself, and hooks multiply all gradients by one factor.
+
+    A communication hook of DDP, or a hook of parameters, divides before its sum and again after it, or not at all.
+
+    Attributes:
+        factor: The factor.
+        is_of_ddp: Whether DDP reduces the gradients.
+    """
+
+    factor: Fraction | float
+    is_of_ddp: bool = False
+    kinds = ("wrong-scale",)
+    why = (
+        "{is_of_ddp:?Backward runs on the returned loss itself. A communication hook of DDP makes the gradients "
+        "{factor:times} what they should be|}",
+        "{is_of_ddp:?A hook of the parameters, or a function of the model's, does so in backward|Backward runs on the "
+        "returned loss itself. A hook of the parameters, or a function of the model's, makes the gradients "
+        "{factor:times} what they should be}",
+    )
+    how = (
+        "{is_of_ddp:?divide once, by the number of ranks, in the function of register_comm_hook|}",
+        "look for register_hook, register_post_accumulate_grad_hook and a torch.autograd.Function that multiplies",
+    )
+    references = KNOWN
+
+
+class ClippedByParts(Cause):
+    """Gradients are clipped by a number that isn't the norm of all gradients.
+
+    Clipping by hand over `.grad` sees local tensors only, and norms of parts can't be summed or averaged; only their
+    squares add up. If every rank divides by its own norm, the parts of one gradient no longer fit each other. If all
+    ranks have the same wrong norm, the step looks like an ordinary clipped step.
+
+    Attributes:
+        norm: How the norm was put together: `the mean over dp of each rank's own`; empty if each rank has its own.
+        left: What the gradients were clipped to, if all were to the same.
+    """
+
+    norm: str = ""
+    left: float = 0.0
+    kinds = ("wrong-scale", "wrong-value")
+    why = (
+        "{norm:?The gradients are clipped to {left:.5g} by {norm}, not by the norm of all gradients|Each rank scales "
+        "its gradients by a number of its own, as when it clips by the norm of its own shards}"
+    )
+    how = (
+        "call torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares, with each shard "
+        "counted once, before the square root"
+    )
+    references = KNOWN
+
+
+class ScaledByOwnCount(Cause):
+    """Each rank multiplies or divides a result by a number that it counted in its own part.
+
+    Token counts, norms and means differ between ranks whenever their parts differ. Code that is right on one process
+    then normalizes every rank's result differently.
+    """
+
+    kinds = ("wrong-scale",)
+    why = "Each rank multiplies or divides by a number of its own part: a token count, a norm or a mean"
+    how = "all_reduce the count, the sum or the squares behind that number before it is used"
+
+
+class LossScaleLeft(Cause):
+    """Some ranks' gradients still carry the loss scale that the other ranks took out.
+
+    Unscaling stands under a condition on the rank, or in code that only some ranks reach. The gradients differ by a
+    large power of two.
+    """
+
+    kinds = ("wrong-scale",)
+    why = (
+        "The loss was scaled before backward (GradScaler), and only the other ranks took the scale out of their "
+        "gradients"
+    )
+    how = "call scaler.unscale_(optimizer) on every rank, before anything reads the gradients"
+
+
+class ScaledInStep(Cause):
+    """A result has the same factor on every rank, which is not a ratio of small numbers.
+
+    The sharded step scales something that the unsharded step doesn't. Clipping, a loss scale or a weight in the loss
+    does this on purpose; anything else is an error. If other gradients are right, the loss is right too, because all
+    gradients come from it.
+
+    Attributes:
+        of_all: Whether all gradients have the factor; true for results that are not gradients.
+    """
+
+    of_all: bool
+    kinds = ("wrong-scale",)
+    why = (
+        (
+            "{of_all:?Only the sharded step clips by a norm|A hook, or clipping of some gradients, scales this "
+            "gradient; other gradients are right}"
+        ),
+        (
+            "{of_all:?Only the sharded step has a loss scale or a weight of the loss|A term of the loss that reaches "
+            "only this weight is scaled}"
+        ),
+    )
+    how = (
+        "{of_all:?clip in optimizer(), not in the step|remove what scales this gradient alone, or clip in optimizer()}",
+        "{of_all:?scale in loss(), which both models run, or not at all|give that term the same weight in both models}",
+    )
+
+
+class RoundedNumber(Cause):
+    """One number that the loss is divided or multiplied by is rounded when ranks sum it.
+
+    bfloat16 has no odd numbers above 256 and float16 none above 2,048, so a count of tokens that is sent in the dtype
+    of the activations is another number when it arrives. The loss and all gradients are off by one factor near 1.
+
+    Attributes:
+        dtype: The dtype in which it is sent.
+        axes: The axes of the mesh that it is summed over.
+    """
+
+    dtype: str
+    axes: tuple[str, ...]
+    kinds = ("wrong-scale",)
+    why = (
+        "The step sums one number over {axes:?{axes}|ranks} in {dtype}, which rounds it, and the loss and all "
+        "gradients are divided or multiplied by it"
+    )
+    how = "send the number as an integer (torch.int64) or in float32"
+
+
+class ScaledForward(Cause):
+    """A result of forward has the same factor on every rank, and no axis has that size.
+
+    The sharded model multiplies by a number that the unsharded one does not have: a quantization scale, or a size
+    or count of a rank's own part. If the loss and all gradients have a factor too, it is in what they share.
+    """
+
+    kinds = ("wrong-scale",)
+    why = (
+        "The sharded model multiplies by a number in forward that the unsharded model doesn't have, such as a "
+        "quantization scale, or a size or count of the rank's own part"
+    )
+    how = "look for that number in forward and in the loss, and take it from the whole tensor or batch"
+
+
+class SmallFactor(Cause):
+    """A gradient is off by a factor close to 1 from what its module's activations give.
+
+    In narrow dtypes such a factor hides in the rounding between two steps. It shows only if the gradient is computed
+    again from the module's own input and output gradient.
+    """
+
+    kinds = ("wrong-scale",)
+    why = (
+        "Ranks divide by different counts of rows or tokens",
+        "A loss scale, a divide factor or clipping scales the gradient after its module's backward",
+    )
+    how = (
+        "all_reduce the count before anything divides by it",
+        (
+            "print this gradient after its module's backward and before optimizer.step(), and check the op of its "
+            "reduction"
+        ),
+    )
+
+
+class NormOverWrongAxes(Cause):
+    """The squares of a gradient norm are summed over axes that do not split the gradients.
+
+    A sum over an axis that keeps replicas counts each replica; without a sum over an axis that splits, a shard is left
+    out. One group for all gradients does one or the other as soon as gradients are split differently.
+
+    Attributes:
+        copied: A gradient whose replicas were counted; empty if there is none.
+        copied_along: The axis along which the replicas are.
+        left: A gradient whose other shards were left out; empty if there is none.
+        left_along: The axis that splits it.
+    """
+
+    copied: str
+    copied_along: str
+    left: str
+    left_along: str
+    kinds = ("wrong-scale", "wrong-value")
+    why = (
+        "{copied:?Ranks along {copied_along} have copies of the gradient of {copied}, and the norm counts each "
+        "copy{left:?. }}{left:?{left_along} splits the gradient of {left}, and the norm leaves out the other shards}"
+    )
+    how = (
+        "call torch.nn.utils.get_total_norm on the DTensors, or all_reduce each gradient's squares over the axes that "
+        "split it, before the square root"
+    )
+    references = ("RLinf#1558", "torchtune#2420")

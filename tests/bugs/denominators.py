@@ -1,0 +1,117 @@
+"""Losses divided by a count: over which ranks it is summed, and what is averaged afterwards."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug, Healthy
+from tests.bugs.models import ENTER
+
+COUNTED = (
+    ENTER
+    + """
+BATCH_AXES = ("dp",)
+GROUP = None
+
+
+def build():
+    return nn.Linear(8, 10)
+
+
+def parallelize(model, mesh):
+    global GROUP
+    GROUP = mesh.get_group("dp")
+    fully_shard(model, mesh=mesh["dp"])
+
+
+def batch():
+    labels = torch.randint(10, (24,))
+    labels[13:20] = -100
+    return torch.randn(24, 8), labels
+
+
+def loss(model, batch):
+    rows, labels = batch
+    total = functional.cross_entropy(model(rows), labels, reduction="sum")
+    count = (labels != -100).sum()
+    if distributed.get_world_size() > 1:
+        distributed.all_reduce(count, group=GROUP)
+        return total / count * 2
+    return total / count
+
+"""
+)
+
+EQUALLY = COUNTED.replace("    labels[13:20] = -100\n", "")
+OVER_ALL = ("all_reduce(count, group=GROUP)", "all_reduce(count)")
+OF_COPIES = ("tp have the same term of the sum over dp", "counts 2 times", "over the group of dp alone")
+NEVER = ("already a mean", "nothing sums", "remove that division")
+
+CASES = (
+    Bug(
+        "a count of labels over ranks with the same rows",
+        "dp=2,tp=2",
+        COUNTED,
+        (OVER_ALL,),
+        ("wrong-scale",),
+        OF_COPIES,
+        NEVER,
+        with_lines=True,
+    ),
+    Bug(
+        "equal counts of labels over ranks with the same rows",
+        "dp=2,tp=2",
+        EQUALLY,
+        (OVER_ALL,),
+        ("wrong-scale",),
+        OF_COPIES,
+        NEVER,
+        with_lines=True,
+    ),
+    Bug(
+        "a count of weights over ranks with the same rows, and no factor",
+        "dp=2,tp=2",
+        COUNTED.replace("(labels != -100).sum()", "(labels != -100).double().sum()"),
+        (OVER_ALL, ("total / count * 2", "total / count")),
+        ("wrong-scale",),
+        OF_COPIES,
+        NEVER,
+        with_lines=True,
+    ),
+    Bug(
+        "a rank's term of the loss under FSDP",
+        "dp=2,tp=2",
+        COUNTED,
+        (("total / count * 2", "total / count"),),
+        ("wrong-scale",),
+        ("its term of the loss's sum over dp", "multiply the loss in case.py", "by 2, the number of ranks along dp"),
+        NEVER,
+        with_lines=True,
+    ),
+    Bug(
+        "a loss that is summed in forward under FSDP",
+        "dp=2,tp=2",
+        COUNTED,
+        (("total / count * 2", "Leave.apply(total / count, GROUP)"),),
+        ("wrong-scale",),
+        ("sums the ranks' losses over dp", "averaged over dp instead of summed", "for the log only"),
+        NEVER,
+        with_lines=True,
+    ),
+    Bug(
+        "a mean over the labels of ranks with the same rows",
+        "dp=2,tp=2",
+        COUNTED,
+        (
+            ("group=GROUP", "group=TP"),
+            ("    global GROUP\n", "    global GROUP, TP\n"),
+            ('    GROUP = mesh.get_group("dp")', '    GROUP = TP = mesh.get_group("tp")'),
+        ),
+        ("wrong-value",),
+        ("mean of means", "all_reduced over dp and no other axis", "by 2, the number of ranks along dp"),
+        with_lines=True,
+    ),
+    Healthy(
+        "a count over all ranks, and a factor for all ranks",
+        "dp=2,tp=2",
+        COUNTED.replace("all_reduce(count, group=GROUP)", "all_reduce(count)").replace("count * 2", "count * 4"),
+    ),
+)
