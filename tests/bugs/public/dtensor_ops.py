@@ -141,7 +141,7 @@ CASES = (
                 ),
             ),
             ("misordered", "wrong-value"),
-            ("proj", "view|reshape|order"),
+            ("proj", "view|reshape|in a different order|order of the rows"),
         ),
         score="misnamed",
         known_gap="full_tensor() is blamed for a label of from_local's; the order of the rows is not named",
