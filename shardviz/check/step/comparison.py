@@ -47,6 +47,7 @@ class Compared(Sides):
         rows: The batch's rows of an output's first two micro-batches, if they aren't runs of rows; then `values` are
             in the batch's order.
         wrappers: What reduces its gradient by itself on the first rank, by kind; None if not known.
+        other_divisors: By what FSDP divides other gradients that it reduces over the same ranks.
     """
 
     role: Role
@@ -192,6 +193,7 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
     mesh = claimed.mesh if claimed else dump.files.mesh
     noise = dump.noises.get((tensor.role, name))
     largest, typical = (noise.largest, noise.typical) if noise is not None else (0.0, 0.0)
+    wrappers = _wrappers_of(dump, min(tensor.shards), name) if tensor.role == "grad" else None
     return Compared(
         name=name,
         role=tensor.role,
@@ -204,8 +206,8 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
         noise=largest,
         typical=typical,
         is_assumed=all(shard.body.assumed for shard in tensor.shards.values()),
-        wrappers=_wrappers_of(dump, min(tensor.shards), name) if tensor.role == "grad" else None,
-        other_divisors=_other_divisors(dump, min(tensor.shards), name) if tensor.role == "grad" else frozenset(),
+        wrappers=wrappers,
+        other_divisors=_other_divisors(dump, min(tensor.shards), (wrappers or {}).get("fsdp")),
     )
 
 
@@ -214,20 +216,16 @@ def _wrappers_of(dump: Dump, rank: int, name: str) -> dict[str, WrapperRecord] |
     record = dump.files.ranks.get(rank)
     if record is None or record.wrappers is None:
         return None
-    return {one.kind: one for one in record.wrappers if name in one.names}
+    return {wrapper.kind: wrapper for wrapper in record.wrappers if name in wrapper.names}
 
 
-def _other_divisors(dump: Dump, rank: int, name: str) -> frozenset[float]:
+def _other_divisors(dump: Dump, rank: int, fsdp: WrapperRecord | None) -> frozenset[float]:
     """Return the numbers by which FSDP divides other gradients that it reduces over the same ranks."""
-    records = (
-        [one for one in dump.files.ranks[rank].wrappers or () if one.kind == "fsdp"] if rank in dump.files.ranks else []
-    )
-    own = next((one for one in records if name in one.names), None)
-    return frozenset(
-        one.divides_by
-        for one in records
-        if own is not None and one.ranks == own.ranks and one.divides_by not in (None, own.divides_by)
-    )
+    if fsdp is None:
+        return frozenset()
+    alike = (wrapper for wrapper in dump.files.ranks[rank].wrappers or () if wrapper.kind == "fsdp")
+    divisors = {wrapper.divides_by for wrapper in alike if wrapper.ranks == fsdp.ranks} - {fsdp.divides_by}
+    return frozenset(divisor for divisor in divisors if divisor is not None)
 
 
 def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -15,6 +15,7 @@ from shardviz.checkpoint.by_content.inferring import pair_by_content, with_group
 from shardviz.checkpoint.comparing.changes import change_of, overflown
 from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast, narrower
 from shardviz.checkpoint.comparing.lengths import with_parts
+from shardviz.checkpoint.comparing.lonely import lonely_outcomes
 from shardviz.checkpoint.comparing.moves import with_fused, with_moved
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
 from shardviz.checkpoint.comparing.pairs import padding_notes, pair_tensors
@@ -23,7 +24,6 @@ from shardviz.checkpoint.comparing.rows import with_rows_placed
 from shardviz.checkpoint.comparing.scales import judge_scaled, judge_unscaled
 from shardviz.checkpoint.comparing.states import with_lost_states, with_masters
 from shardviz.checkpoint.comparing.steps import with_left_over
-from shardviz.checkpoint.findings import copied_files
 from shardviz.checkpoint.formats.archive import read_object
 from shardviz.checkpoint.formats.torch_file import BY_ITSELF
 from shardviz.checkpoint.maps.families import family_of, find_map, numbers_beside
@@ -36,7 +36,6 @@ from shardviz.checkpoint.records import DamagedFileError, refuse_cut
 from shardviz.checkpoint.second_set import second_set_outcome
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.explain.checkpoints.conversion import ForgottenFactor, OverflowInFloat16, SummedReplicas
-from shardviz.explain.checkpoints.files import FileCopiedOver, StaleFileIndex, UnreadableFile
 from shardviz.relate.casts import is_narrower
 from shardviz.relate.tolerance import WHOLE_FACTOR
 from shardviz.text import counted, listed, printable
@@ -141,7 +140,7 @@ def _compared(
         results.append((_but_for_ranks(outcome, pair, checkpoints), cut))
         whole[id(cut)] = pair
     lonely = [pair for pair in pairs.lonely if pair.name not in scales]
-    results += [(_lonely_outcome(pair, checkpoints), pair) for pair in lonely]
+    results += lonely_outcomes(lonely, checkpoints)
     placed = with_rows_placed(with_fused(with_moved(with_masters(results))))
     return [(outcome, whole.get(id(pair), pair)) for outcome, pair in placed]
 
@@ -190,27 +189,6 @@ def _but_for_ranks(outcome: Outcome, pair: Pair, checkpoints: tuple[Checkpoint, 
             why = f"the {SIDES[at]} has one rank's part of it, of {len(checkpoint.ranks)}: join the ranks' files first"
             return outcome.became("not-compared", why)
     return outcome
-
-
-def _lonely_outcome(pair: Pair, checkpoints: tuple[Checkpoint, Checkpoint]) -> Outcome:
-    """Return the outcome of a tensor that one checkpoint lacks, or that is in a missing file of it."""
-    lacking = checkpoints[pair.second is None]
-    file = lacking.indexed.get(pair.name, "")
-    if not file:
-        return lonely_outcome(pair, SIDES[pair.second is not None])
-    is_gone = lacking.file_sizes[file] is None
-    twin = "" if is_gone else copied_files(lacking).get(file, "")
-    has = "does not exist" if is_gone else f"has the tensors of {twin} instead" if twin else "does not have it"
-    cause = FileCopiedOver(printable(file), printable(twin)) if twin else StaleFileIndex()
-    why = f"{lacking.folder / file} {has}, and the index says that it is there"
-    return Outcome(pair.name, "", "unreadable").became("unreadable", why, UnreadableFile() if is_gone else cause)
-
-
-def lonely_outcome(pair: Pair, which: str) -> Outcome:
-    """Return the outcome of a tensor that only one side has: `which` says which one."""
-    verdict: Verdict = "missing" if pair.second is None else "added"
-    more = f"; as the map says, {pair.lacking}" if pair.lacking else ""
-    return Outcome(pair.name, "", verdict, f"only the {which} has it{more}")
 
 
 def _outcome(pair: Pair, cut: Pair, sides: tuple[ContentIndex, ContentIndex]) -> Outcome:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.compare import hint, lonely_outcome, refuse_strangers
+from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
+from shardviz.checkpoint.comparing.lonely import lonely_outcome
 from shardviz.checkpoint.comparing.moves import with_ties
 from shardviz.checkpoint.comparing.outcome import NOT_COMPARED, Comparison, Outcome
 from shardviz.checkpoint.comparing.pairs import Pair, padding_notes, pair_tensors
