@@ -118,7 +118,7 @@ def compare_checkpoints(
     is_told = pairs.is_mapped or any(note.startswith(NAMES) for note in pairs.notes)
     names = [] if rules or is_told else rename_notes(pairs.both)
     notes = [*pairs.notes, *names, *padding_notes(pairs.both, padded), *notes, *more]
-    second = (second_set_outcome(one, side) for one, side in zip((before, after), SIDES, strict=True))
+    second = (second_set_outcome(checkpoint, side) for checkpoint, side in zip((before, after), SIDES, strict=True))
     return Comparison((*outcomes, *objects, *filter(None, second)), tuple(notes), pairs.lines, pairs.guessed)
 
 

@@ -46,7 +46,7 @@ def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> UpdatedRefer
     model, buffers = reference.model, _buffers_after(reference)
     if hasattr(on.probe, "optimizer") and not reference.has_own_loss:
         what, observation = "optimizer of the unsharded model", reference.step.observation
-        weights = [(param, param.detach().clone(), _copy(param.grad)) for param in model.parameters()]
+        weights = [(param, param.detach().clone(), _cloned(param.grad)) for param in model.parameters()]
         optimizer, failed = attempted(lambda: _updated_alone(on, model, observation), f"{what} in one process")
         is_alone = not failed
         if not is_alone:  # it names ranks, as optimizers do that split their work by hand: all ranks step it
@@ -69,7 +69,7 @@ def _updated_alone(on: ProbeOnRank, model: nn.Module, observation: Observed) -> 
         return updated(on.probe, model, mesh, observation)
 
 
-def _copy(grad: torch.Tensor | None) -> torch.Tensor | None:
+def _cloned(grad: torch.Tensor | None) -> torch.Tensor | None:
     return None if grad is None else grad.clone()
 
 

@@ -149,7 +149,7 @@ def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
 
 def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Departure:
     first = others[0]
-    names = listed([str(fold) for fold, _ in fold((one.name, None) for one in others)], MAX_LISTED)
+    names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)], MAX_LISTED)
     what, cause = _relation_of(first)
     sentence = (
         f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of {which} "

@@ -334,7 +334,7 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
         return Rows()
     rows = {rank: _rows(whole_batch, own) for rank, own in batches.items()}
     unknown = [rank for rank, at in rows.items() if at is None]
-    if unknown and _are_padded_parts(whole_batch[0], [own[0] for own in batches.values()]):
+    if unknown and _are_padded_parts(whole_batch[0], [batch[0] for batch in batches.values()]):
         shapes = f"{list(batches[unknown[0]][0].shape)} of the other job's {list(whole_batch[0].shape)}"
         return Rows(not_joined=f"rank {unknown[0]} was given {shapes}, and the last ranks' parts are padded")
     if unknown:
@@ -370,7 +370,7 @@ def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:
             return False
         is_padded |= bool(padding.size)
         every.setdefault(dim, []).extend(at[at >= 0].tolist())
-    return is_padded and any(sorted(found) == list(range(whole.shape[dim])) for dim, found in every.items())
+    return is_padded and any(sorted(indices) == list(range(whole.shape[dim])) for dim, indices in every.items())
 
 
 def _shares(rows: Mapping[int, tuple[int, ...]]) -> str:
