@@ -102,6 +102,11 @@ class Finding:
         return self.explanation.id
 
     @property
+    def page_command(self) -> str:
+        """The command that prints the page of its cause."""
+        return f"shardviz explain {self.explanation.name}"
+
+    @property
     def cause(self) -> str:
         """Every cause that fits, the likeliest first, in a line."""
         return self.explanation.cause
@@ -172,11 +177,11 @@ class Finding:
 
     @property
     def advice(self) -> list[tuple[str, str]]:
-        """Cause and fix, then alternatives, other layouts that fit, and references, as titled rows."""
+        """Cause and fix, then alternatives, other layouts that fit, the page and references, as titled rows."""
         ways = self.explanation.ways
         rows = [row for at, (cause, fix) in enumerate(ways) for row in (("or" if at else "cause", cause), ("fix", fix))]
         also = [("or", held) for held in self.also if not any(held in cause for cause, _ in ways)]
-        rows = [*rows, *also, ("see", ", ".join(self.refs))]
+        rows = [*rows, *also, ("see", ", ".join((self.page_command, *self.refs)))]
         return [(title, text) for title, text in rows if text]
 
     def to_json(self) -> dict[str, Any]:

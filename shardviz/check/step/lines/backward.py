@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.fault import Fault, fault_at
-from shardviz.check.step.lines.states import State
+from shardviz.check.step.lines.states import State, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ class _Backward:
         gradients = [self.states.gradient(one) for one in self._made_of(call)]
         if any(state.is_wrong for state in gradients):
             return None  # it is given a wrong gradient
-        words = " and ".join(dict.fromkeys(state.text for state in gradients if state.kind != "unknown"))
+        words = words_of([state for state in gradients if state.kind != "unknown"])
         held = self.states.gradient(value)
         if held.kind == "none" and held.axes:
             return fault_at("gradient", call, words, held, self.lines.line_of(value), held.axes[0])

@@ -22,6 +22,7 @@ from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
+from shardviz.check.step.lines.states import words_of
 from shardviz.relate.tolerance import EXACT, SINGLE
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class _Forward:
 
     def _fault_of_result(self, state: State, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
         given = [self.states.forward(one) for one in inputs]
-        words = " and ".join(dict.fromkeys(one.text for one in given))
+        words = words_of(given)
         of_axes = math.prod(map(self.states.mesh.axis_size, state.axes))
         is_mean = state.op == "avg" or math.isclose(state.factor, of_axes, rel_tol=EXACT)
         is_mean = is_mean and all(one.kind != "terms" for one in given)

@@ -279,11 +279,11 @@ def sentence_of(fault: Fault) -> str:
     is_new = before is not None and before != line
     after = f", after {_at(before, line)}" if is_new and before is not None else ""
     if fault.way in ("gradient", "unsummed gradient"):
-        clause = f"gets {fault.input_text} of its gradient and " if fault.input_text else ""
+        clause = f"gets {fault.input_text} of its gradient, and " if fault.input_text else ""
         place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line{after}"
         return f"{place}: it {clause}sends back {fault.held}"
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
-    clause = f"{fault.function}{over} gets {fault.input_text} and returns" if fault.input_text else ""
+    clause = f"{fault.function}{over} gets {fault.input_text}, and returns" if fault.input_text else ""
     if fault.input_text and fault.reads:
         clause = f"{fault.reads} gets {fault.input_text}, and {fault.function} makes of its result"
     clause = clause or f"{fault.function} returns"

@@ -85,12 +85,17 @@ class State:
         return self.kind in ("right", "terms")
 
     @property
+    def split_layout(self) -> str:
+        """The layout of which a rank has its part; empty if it has the whole, or something else."""
+        layout = self.layout if self.kind == "right" else None
+        return write(layout) if layout is not None and layout.split_axes else ""
+
+    @property
     def text(self) -> str:
         """What a rank has, in a few words."""
         over = f" over {', '.join(self.axes)}" if self.axes else ""
         if self.kind == "right":
-            is_split = self.layout is not None and self.layout.split_axes
-            return f"its part of {write(self.layout)}" if is_split and self.layout is not None else "the whole"
+            return f"its part of {self.split_layout}" if self.split_layout else "the whole"
         if self.kind == "terms":
             return f"one term of a {'mean' if self.op == 'avg' else 'sum'}{over}"
         if self.kind == "other":
@@ -105,6 +110,14 @@ class State:
 
 
 UNKNOWN = State("unknown")
+
+
+def words_of(states: Sequence[State]) -> str:
+    """Say what a call is given, identical states once: `the whole and its parts of [12, 8/tp] and [6, 8/tp]`."""
+    layouts = dict.fromkeys(state.split_layout for state in states if state.split_layout)
+    parts = [f"its part{'s' if len(layouts) > 1 else ''} of {' and '.join(layouts)}"] if layouts else []
+    texts = [*dict.fromkeys(state.text for state in states if not state.split_layout), *parts]
+    return f"{', '.join(texts[:-1])} and {texts[-1]}" if texts[1:] else "".join(texts)
 
 
 class States:
