@@ -20,6 +20,7 @@ from shardviz.check.step.lines.faults import fault_of, fault_of_mean
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.lines.unreduced import unreduced_fault
 from shardviz.explain.step.sums import GradientNotReduced
+from shardviz.explain.step.update import StepSkippedByRank
 from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import SINGLE
 
@@ -75,6 +76,8 @@ class Around:
 
     def fault_of(self, finding: Finding) -> Fault | None:
         """Return the line at which the results of a finding go wrong; None if it isn't one line for all of them."""
+        if isinstance(finding.explanation, StepSkippedByRank):
+            return None  # the two models ran different lines
         results = results_of(finding)[:MAX_RESULTS] if finding.tensor != "loss" else ()
         faults = [self._fault(result) for result in results] or [self._of_result(finding.tensor)]
         if isinstance(finding.explanation, GradientNotReduced) and not any(faults):

@@ -23,12 +23,15 @@ from shardviz.explain.step.update import (
     StepNotKept,
     StepNotSent,
     StepOverwritten,
+    StepSkippedByRank,
 )
 from shardviz.relate.tolerance import EXPLAINED_UPDATE, SINGLE
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump
@@ -93,13 +96,18 @@ def _arrived(dump: Dump) -> Mapping[int, str]:
 
 def _is_meant_to_move(dump: Dump, comparison: Compared, idle: Sequence[int]) -> bool:
     """Whether the unsharded model's optimizer moves it; if that did not run, whether other ranks' do."""
-    after = dump.find("updated", "param", comparison.name)
-    if after is None:
+    moved = _moved(dump, comparison)
+    if moved is None:
         return any(comparison.name not in dump.files.ranks[rank].not_stepped for rank in comparison.values) and any(
             comparison.values[rank].size for rank in idle
         )
-    moved = dump.values(after.first, comparison.name).ravel() != comparison.wanted.ravel()
     return any(np.any(comparison.part(moved, rank)) for rank in idle)
+
+
+def _moved(dump: Dump, comparison: Compared) -> NDArray[np.bool_] | None:
+    """Return which elements the unsharded model's optimizer changes; None if it did not run."""
+    after = dump.find("updated", "param", comparison.name)
+    return dump.values(after.first, comparison.name).ravel() != comparison.wanted.ravel() if after is not None else None
 
 
 def _left_out(comparison: Compared, idle: tuple[int, ...], arrived: Mapping[int, str]) -> Finding:
@@ -182,18 +190,36 @@ def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
         ranks = tuple(sorted({rank for _, still in unmoved_weights for rank in still}))
         yield OptimizerOfOtherParameters().finding("", ranks, text)
         return
+    skipping = _skipping(dump, judged, {comparison.name: still for comparison, still in unmoved_weights})
+    if skipping:
+        text = f"the optimizer's step changed no weight on {named_ranks(skipping, MAX_LISTED)}, and all on the others"
+        for result, still in unmoved_weights:
+            yield result.finding(StepSkippedByRank(on_some=True), text, still, kind="write-not-applied")
+        return
     is_sent = any(call.op == "broadcast" for record in dump.files.ranks.values() for call in record.collectives)
     for comparison, still in unmoved_weights:
         text = f"the optimizer's step did not change it{_where(comparison, still)}, though its gradient is not zero"
         yield comparison.finding(StepNotKept(is_sent), text, still)
 
 
+def _skipping(dump: Dump, weights: Sequence[Compared], unmoved: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+    """Return the ranks on which no weight changed, if all did on the others, which have parts of the same weights."""
+    holders = [set(_with_gradient(dump, result)) for result in weights]
+    still = [set(unmoved.get(result.name, ())) for result in weights]
+    stepping = set().union(*(held - idle for held, idle in zip(holders, still, strict=True)))
+    skipping = set().union(*holders) - stepping
+    is_shared = any(held & skipping and held - skipping for held in holders)
+    return tuple(sorted(skipping)) if is_shared and all(idle <= skipping for idle in still) else ()
+
+
 def _still(dump: Dump, comparison: Compared) -> tuple[int, ...]:
-    """Return the ranks with a gradient on which a weight is what it was."""
+    """Return the ranks with a gradient on which a weight is what it was, unless the unsharded model's is, too."""
+    moved = _moved(dump, comparison)
     return tuple(
         rank
         for rank in _with_gradient(dump, comparison)
         if np.array_equal(comparison.values[rank], comparison.wanted_of(rank))
+        and (moved is None or np.any(comparison.part(moved, rank)))
     )
 
 

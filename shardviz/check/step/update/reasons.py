@@ -26,6 +26,7 @@ from shardviz.explain.step.update import (
     RemainderNotStepped,
     RepeatedStep,
     StepOfPart,
+    StepSkippedByRank,
     TrainedThoughFrozen,
     UnexplainedWeight,
     WriteToGatheredCopy,
@@ -76,6 +77,8 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
     step = _step_of(dump, comparison)
     if step is None:
         return None
+    if not np.any(step.wanted) and (skipped := _not_skipped(dump, step)) is not None:
+        return skipped
     factors = factors_of(step)
     if any(abs(factor - 1) > EXPLAINED_UPDATE for factor in factors.values()):
         return _of_normed_parts(step) or _by_norms(evidence, comparison, factors) or _scaled(dump, comparison, factors)
@@ -87,6 +90,17 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
         or _by_own_statistics(step)
         or _of_this_part(dump, comparison, step)
     )
+
+
+def _not_skipped(dump: Dump, step: Compared) -> Why | None:
+    """Return that ranks step what the unsharded model's optimizer leaves as it is, as it does all weights."""
+    updates = [_step_of(dump, result) for result in compared(dump, ("param",))]
+    if any(update is not None and np.any(update.wanted) for update in updates):
+        return None
+    stepping = tuple(sorted(rank for rank, held in step.reduced.items() if np.any(held)))
+    on_some = len(stepping) < len(step.reduced)
+    sentence = f"{named_ranks(stepping, MAX_LISTED)} took{' the' if on_some else ' a'} step"
+    return Why(f"{sentence}; the unsharded model's optimizer leaves it out", StepSkippedByRank(on_some))
 
 
 def unexplained_weight(evidence: Evidence, comparison: Compared, ranks: Collection[int]) -> UnexplainedWeight:
