@@ -177,9 +177,10 @@ class Finding:
 
     @property
     def advice(self) -> list[tuple[str, str]]:
-        """Cause and fix, then alternatives, other layouts that fit, the page and references, as titled rows."""
+        """Cause and fix, or what is likely and alternatives; other layouts that fit, the page, references: as rows."""
         ways = self.explanation.ways
-        rows = [row for at, (cause, fix) in enumerate(ways) for row in (("or" if at else "cause", cause), ("fix", fix))]
+        first = "cause" if len(ways) == 1 else "likely"
+        rows = [row for at, (cause, fix) in enumerate(ways) for row in (("or" if at else first, cause), ("fix", fix))]
         also = [("or", held) for held in self.also if not any(held in cause for cause, _ in ways)]
         rows = [*rows, *also, ("see", ", ".join((self.page_command, *self.refs)))]
         return [(title, text) for title, text in rows if text]

@@ -122,7 +122,7 @@ def test_weights_that_differ_are_not_blamed_on_the_batch(mesh):
         model.weight.copy_(own)
         reference.weight.copy_(whole["w"])
     text = text_of(assert_same, model, reference)
-    assert "cause     These ranks drew the weight from a different seed" in text
+    assert "likely    These ranks drew the weight from a different seed" in text
     with torch.no_grad():
         model.weight.zero_()
     assert "hold only zeros: nothing wrote to this memory" in text_of(assert_same, model, reference)
@@ -241,10 +241,8 @@ def test_a_rule_with_another_dtype_is_not_told_to_place_it_otherwise(mesh):
     model = nn.Linear(4, 4, bias=False).to(torch.bfloat16)
     fully_shard(model, mesh=mesh)
     text = text_of(assert_layout, model, "float32[*/fsdp, *]")
-    assert text.endswith("  fix       make it float32, or expect bfloat16[4/fsdp, 4]")
-    assert text_of(assert_layout, model, "[*/fsdp]").endswith(
-        "expect [4/fsdp, 4]: [*/fsdp] does not fit the shape [4, 4]"
-    )
+    assert "  fix       make it float32, or expect bfloat16[4/fsdp, 4]\n" in text
+    assert "expect [4/fsdp, 4]: [*/fsdp] does not fit the shape [4, 4]\n" in text_of(assert_layout, model, "[*/fsdp]")
 
 
 @spmd(mesh={"fsdp": 2})
