@@ -342,6 +342,7 @@ def skipped() -> Iterator[tuple[str, Step]]:
             update.put("grad", name, "reference", gradient)
             update.put("param", name, "updated", after if is_due else weight, held)
             update.step.put("param", name, "reference", {0: weight}, dtype="float64")
+        update.step.fields = {} if is_due else {"not_due": NAMES}
         word = "takes" if is_due else "leaves out"
         yield f"the unsharded model {word} a step that {takes} take, {' '.join(claim)}", update.step
 

@@ -31,8 +31,6 @@ from shardviz.text import listed, named_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump
     from shardviz.explain.cause import Cause
@@ -96,18 +94,13 @@ def _arrived(dump: Dump) -> Mapping[int, str]:
 
 def _is_meant_to_move(dump: Dump, comparison: Compared, idle: Sequence[int]) -> bool:
     """Whether the unsharded model's optimizer moves it; if that did not run, whether other ranks' do."""
-    moved = _moved(dump, comparison)
-    if moved is None:
+    after = dump.find("updated", "param", comparison.name)
+    if after is None:
         return any(comparison.name not in dump.files.ranks[rank].not_stepped for rank in comparison.values) and any(
             comparison.values[rank].size for rank in idle
         )
+    moved = dump.values(after.first, comparison.name).ravel() != comparison.wanted.ravel()
     return any(np.any(comparison.part(moved, rank)) for rank in idle)
-
-
-def _moved(dump: Dump, comparison: Compared) -> NDArray[np.bool_] | None:
-    """Return which elements the unsharded model's optimizer changes; None if it did not run."""
-    after = dump.find("updated", "param", comparison.name)
-    return dump.values(after.first, comparison.name).ravel() != comparison.wanted.ravel() if after is not None else None
 
 
 def _left_out(comparison: Compared, idle: tuple[int, ...], arrived: Mapping[int, str]) -> Finding:
@@ -214,12 +207,11 @@ def _skipping(dump: Dump, weights: Sequence[Compared], unmoved: Mapping[str, Seq
 
 def _still(dump: Dump, comparison: Compared) -> tuple[int, ...]:
     """Return the ranks with a gradient on which a weight is what it was, unless the unsharded model's is, too."""
-    moved = _moved(dump, comparison)
     return tuple(
         rank
         for rank in _with_gradient(dump, comparison)
         if np.array_equal(comparison.values[rank], comparison.wanted_of(rank))
-        and (moved is None or np.any(comparison.part(moved, rank)))
+        and comparison.name not in dump.files.ranks[rank].not_due
     )
 
 

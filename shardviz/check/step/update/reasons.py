@@ -94,8 +94,8 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
 
 def _not_skipped(dump: Dump, step: Compared) -> Why | None:
     """Return that ranks step what the unsharded model's optimizer leaves as it is, as it does all weights."""
-    updates = [_step_of(dump, result) for result in compared(dump, ("param",))]
-    if any(update is not None and np.any(update.wanted) for update in updates):
+    trained = {name for tensor in dump.at("reference") if tensor.role == "grad" for name in tensor.names}
+    if not all(trained <= set(record.not_due) for record in dump.files.ranks.values()):
         return None
     stepping = tuple(sorted(rank for rank, held in step.reduced.items() if np.any(held)))
     on_some = len(stepping) < len(step.reduced)
