@@ -172,8 +172,7 @@ def _gathered_text(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str
 
 
 def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
-    tensor = dump.stamped.get(name)
-    claimed = tensor.claimed if tensor is not None else None
+    claimed = _claimed(dump, name)
     shapes = {region.shape for _, region in claimed.regions()} if claimed is not None else set()
     cause = GatheredOutOfOrder(is_uneven=len(shapes) > 1)
     return cause.finding(
@@ -182,6 +181,11 @@ def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -
         f"the shards are as claimed, but {call}(){_axes_text(claimed)} {_gathered_text(dump, name, ranks)}",
         claimed=write(claimed) if claimed is not None else "",
     ).seen_in(Gathered(dump, dump.stamps[name], call, ranks))
+
+
+def _claimed(dump: Dump, name: str) -> Layout | None:
+    tensor = dump.stamped.get(name)
+    return tensor.claimed if tensor is not None else None
 
 
 def _axes_text(claimed: Layout | None) -> str:
@@ -193,9 +197,8 @@ def _axes_text(claimed: Layout | None) -> str:
 def _is_in_order(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> bool:
     """Whether the gathered tensor is in its own or the expected order."""
     ids = gathered_ids(dump, stamp, gathered)
-    tensor = dump.stamped.get(gathered.name)
     ids_in_order = np.arange(1, math.prod(stamp.shape) + 1).reshape(stamp.shape)
-    claimed = tensor.claimed if tensor is not None else None
+    claimed = _claimed(dump, gathered.name)
     whole = ids_in_order if claimed is None else padded_to(ids_in_order, claimed.shape)
     return ids is not None and np.array_equal(ids, whole.ravel())
 

@@ -118,11 +118,12 @@ def is_left_pending(calls: Calls, call: Call) -> bool:
 
 def _within(calls: Calls, call: Call) -> Divergence:
     inner = [one for one in calls.within(call) if one.is_bad(OUTPUT) and not calls.is_habit(one, OUTPUT)]
-    last = inner[-1] if inner else None
-    if last is not None and last.state(OUTPUT) == "none":
+    if not inner:
+        return Divergence("backward", "within", call, call.point(INPUT, "odd", "repeated"))
+    last = inner[-1]
+    if last.state(OUTPUT) == "none":
         return Divergence("backward", "lost", call, before=last.module)
-    point = last.point(OUTPUT, "odd", "repeated") if last is not None else call.point(INPUT, "odd", "repeated")
-    return Divergence("backward", "within", call, point, before=last.module if last is not None else "")
+    return Divergence("backward", "within", call, last.point(OUTPUT, "odd", "repeated"), before=last.module)
 
 
 def _unsummed(calls: Calls, call: Call) -> Divergence | None:

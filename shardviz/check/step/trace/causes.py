@@ -150,13 +150,11 @@ def _axes_by_dim(chains: Sequence[Sequence[object]]) -> Iterator[tuple[int, str]
 
 
 def _of_others(dump: Dump, calls: Calls, first: Divergence, shape: tuple[int, ...]) -> Iterator[Layout]:
-    point = first.point
-    call = next(
-        (call for call in calls.in_order if point and (call.module, call.number) == (point.module, point.call)), None
-    )
-    for neighbor in calls.alike(call) if call is not None and point is not None else ():
-        right = neighbor.point(point.what, "right")  # type: ignore[union-attr]
-        if right is not None and right.layout:
+    if (point := first.point) is None:
+        return
+    here = [call for call in calls.in_order if (call.module, call.number) == (point.module, point.call)]
+    for neighbor in (neighbor for call in here for neighbor in calls.alike(call)):
+        if (right := neighbor.point(point.what, "right")) is not None:
             try:
                 yield parse(right.layout).layout(dump.files.mesh, shape)
             except ShardvizError:

@@ -75,8 +75,7 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
     if any(comparison.name in record.written_gathered for record in dump.files.ranks.values()):
         return Why("the step writes to its gathered copy, which reshard() frees", WriteToGatheredCopy())
     step = _step_of(dump, comparison)
-    if step is None:
-        return None
+    assert step is not None, "it was compared with what it was before"
     if not np.any(step.wanted) and (skipped := _not_skipped(dump, step)) is not None:
         return skipped
     factors = factors_of(step)
@@ -107,9 +106,10 @@ def unexplained_weight(evidence: Evidence, comparison: Compared, ranks: Collecti
     """Return what is known of a weight that is wrong on some ranks and whose step no rule explains."""
     step = _step_of(evidence.dump, comparison)
     settings = dict.fromkeys(name for record in evidence.dump.files.ranks.values() for name in record.other_settings)
-    count = 0 if step is None else sum(np.count_nonzero(step.wanted_of(rank)) for rank in step.reduced)
+    assert step is not None, "it was compared with what it was before"
+    count = sum(np.count_nonzero(step.wanted_of(rank)) for rank in step.reduced)
     few = f"{count}" if count < FEW else ""
-    axes = [axis for axis in step.mesh.axes if step.is_split(axis)] if step is not None and not few else []
+    axes = [axis for axis in step.mesh.axes if step.is_split(axis)] if not few else []
     others = list(_other_weights(evidence.dump, comparison))
     is_of_matrices = (
         comparison.wanted.ndim > 1
@@ -138,19 +138,6 @@ def _left_out(step: Compared) -> Why | None:
     return Why(sentence, RemainderNotStepped())
 
 
-def by_norm_of_copies(evidence: Evidence, factors: Mapping[int, float], what: str) -> Why | None:
-    """Return that what an optimizer makes of all gradients is divided by a norm that isn't that of all gradients.
-
-    Args:
-        evidence: The step.
-        factors: By rank, the number by which it is multiplied.
-        what: What is multiplied, as sentences call it.
-    """
-    if len(set(map(number, factors.values()))) != 1:
-        return None
-    return _by_norm_of_copies(list(evidence.gradients.values()), factors, what)
-
-
 def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, float]) -> Why | None:
     """Return that a step is scaled by the norm of a part instead of the whole, or by a norm of copies."""
     gradients = list(evidence.gradients.values())
@@ -161,7 +148,7 @@ def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, fl
     if all(norms.values()) and all(_is_equal(factor, whole / norms[rank]) for rank, factor in factors.items()):
         return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
     if not gradients or len(set(map(number, factors.values()))) == 1:
-        return _by_norm_of_copies(gradients, factors, "the optimizer's step of it")
+        return by_norm_of_copies(gradients, factors, "the optimizer's step of it")
     gradient, before = (evidence.dump.find("reference", role, comparison.name) for role in ("grad", "param"))
     assert before is not None, "it was compared with what it was before"
     if gradient is None:
@@ -189,8 +176,14 @@ def _shares(comparison: Compared, whole: NDArray[np.float64], factors: Mapping[i
     return {rank: float(np.linalg.norm(comparison.part(whole, rank))) / size for rank in factors}
 
 
-def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float], what_is: str) -> Why | None:
-    """Return the cause if all updates are divided by a norm that isn't that of all gradients."""
+def by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float], what_is: str) -> Why | None:
+    """Return that what an optimizer makes of all gradients is divided by a norm that isn't that of all gradients.
+
+    Args:
+        gradients: All gradients.
+        factors: By rank, the number by which it is multiplied, which is the same on all.
+        what_is: What is multiplied, as sentences call it.
+    """
     factor, whole = next(iter(factors.values())), total(gradient.wanted for gradient in gradients)
     for what, norm, axes in norms_of_parts(list(gradients)) if gradients else ():
         if not norm or not _is_equal(factor, whole / norm) or _is_equal(norm, whole):
