@@ -58,17 +58,10 @@ def _check(tensor: Tensor, layout: Layout) -> Iterator[Finding]:
 
 def _first_line_differs(tensor: Tensor, layout: Layout, axis: str) -> bool:
     """Whether an axis's first two shards have one shape but no digest in common."""
-    first = [tensor.shards.get(rank) for rank in layout.mesh.groups(axis)[0][:2]]
-    if (
-        len(first) < 2
-        or first[0] is None
-        or first[1] is None
-        or first[0].body.local_shape != first[1].body.local_shape
-        or not first[0].digests
-    ):
+    shards = [tensor.shards[rank] for rank in layout.mesh.groups(axis)[0][:2] if rank in tensor.shards]
+    if len(shards) < 2 or shards[0].body.local_shape != shards[1].body.local_shape or not shards[0].digests:
         return False
-    first_shard, second_shard = first[0], first[1]
-    return all(first_shard.digest(index) != second_shard.digest(index) for index in range(len(tensor.names)))
+    return all(shards[0].digest(index) != shards[1].digest(index) for index in range(len(tensor.names)))
 
 
 def _lines(tensor: Tensor, layout: Layout, axis: str) -> Lines:
