@@ -55,11 +55,15 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
         return
     comparisons, arrived = [], _arrived(dump)
     for comparison in compared(dump, ("param",)):
-        idle = _not_stepped_by(dump, comparison)
+        idle = tuple(
+            rank
+            for rank, values in comparison.values.items()
+            if comparison.name in dump.files.ranks[rank].not_stepped
+            and np.array_equal(values, comparison.wanted_of(rank))
+        )
         if comparison.incomparable:
-            yield NotChecked(
-                comparison.name, f"its value after the optimizer's step: {comparison.incomparable}", "step"
-            )
+            why = f"its value after the optimizer's step: {comparison.incomparable}"
+            yield NotChecked(comparison.name, why, "step")
         elif idle and _is_meant_to_move(dump, comparison, idle):
             is_trained = bool(_with_gradient(dump, comparison))
             yield _left_out(comparison, idle, arrived) if is_trained else _not_written(comparison, idle)
@@ -68,15 +72,6 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
         elif len(idle) < len(comparison.values):  # else it is left alone on purpose
             comparisons.append(comparison)
     yield from _check_moved(dump, comparisons)
-
-
-def _not_stepped_by(dump: Dump, comparison: Compared) -> tuple[int, ...]:
-    """Return the ranks whose optimizer lacks a weight and on which it did not change."""
-    return tuple(
-        rank
-        for rank, values in comparison.values.items()
-        if comparison.name in dump.files.ranks[rank].not_stepped and np.array_equal(values, comparison.wanted_of(rank))
-    )
 
 
 def _arrived(dump: Dump) -> Mapping[int, str]:
@@ -105,10 +100,9 @@ def _is_meant_to_move(dump: Dump, comparison: Compared, idle: Sequence[int]) -> 
 def _left_out(comparison: Compared, idle: tuple[int, ...], arrived: Mapping[int, str]) -> Finding:
     """Return the finding of a weight that some ranks do not step, or none."""
     everywhere = len(idle) == len(comparison.values)
-    whose = (
-        "no rank's optimizer steps it" if everywhere else f"the optimizer does not step it{_where(comparison, idle)}"
-    )
-    others = "the unsharded model's steps it" if everywhere else "the others step it"
+    whose, others = "no rank's optimizer steps it", "the unsharded model's steps it"
+    if not everywhere:
+        whose, others = f"the optimizer does not step it{_where(comparison, idle)}", "the others step it"
     sentence = f"{whose}: it is not one of the tensors in param_groups there, or has a learning rate of 0, and {others}"
     if not everywhere and all(rank in arrived for rank in idle):
         where = named_ranks(idle, MAX_LISTED)
