@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
     from shardviz.explain.finding import Finding
-    from shardviz.layout.region import Ranges
 
 
 def cause_of(evidence: Evidence, calls: Calls, first: Divergence) -> Finding | None:
@@ -93,7 +92,7 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
     if tensor is None or reference is None:
         return
     expected = dump.values(reference.first, name)
-    rounding, noise = _rounding(evidence), point.near / NOISE / (abs(point.scale) or 1.0)
+    of_step = evidence.activations.rounding
     role: Role = "grad" if point.what.startswith("gradient") else "output"
     values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
     for layout in _layouts(dump, calls, first, tensor, expected.shape):
@@ -106,14 +105,9 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
             wanted=expected,
             values=values,
             regions=regions,
-            rounding=rounding,
-            noise=noise,
+            rounding=Rounding(min(of_step.epsilon, POINT_EPSILON), of_step.terms, 0.0),
+            noise=point.near / NOISE / (abs(point.scale) or 1.0),
         )
-
-
-def _rounding(evidence: Evidence) -> Rounding:
-    of_step = evidence.activations.rounding
-    return Rounding(min(of_step.epsilon, POINT_EPSILON), of_step.terms, 0.0)
 
 
 def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Layout]:
@@ -229,7 +223,14 @@ def check_order_of_weights(evidence: Evidence, first: Divergence) -> Finding | N
         names = [f"{other}.{parameter}" for other in others] if first_dims else []
         alike = [weights[of_layer] for of_layer in names if of_layer in weights]
         if alike and not any(map(_out_of_order, alike)):
-            return _of_unlike_layers(name, first_dims)
+            ranks = tuple(sorted(first_dims))
+            dim = first_dims[ranks[0]]
+            return UnlikeLayers(name, dim).finding(
+                name,
+                ranks,
+                f"dim {dim} of {name} is in a different order on {named_ranks(ranks, MAX_LISTED)} than in the "
+                "unsharded model; the weights of other layers are in order",
+            )
     return None
 
 
@@ -237,22 +238,11 @@ def _out_of_order(tensor: Tensor) -> Mapping[int, int]:
     """Return the first dim along which each rank's slices are out of order, for ranks that are."""
     first_dims = {}
     for rank, shard in tensor.shards.items():
-        dims = [dim for dim, spans in enumerate(shard.body.held or ()) if not _is_rising(spans)]
+        dims = [
+            dim
+            for dim, spans in enumerate(shard.body.held or ())
+            if not all(stop <= start for (_, stop), (start, _) in pairwise(spans))
+        ]
         if dims:
             first_dims[rank] = dims[0]
     return first_dims
-
-
-def _is_rising(spans: Ranges) -> bool:
-    return all(stop <= start for (_, stop), (start, _) in pairwise(spans))
-
-
-def _of_unlike_layers(name: str, dims: Mapping[int, int]) -> Finding:
-    ranks = tuple(sorted(dims))
-    dim = dims[ranks[0]]
-    return UnlikeLayers(name, dim).finding(
-        name,
-        ranks,
-        f"dim {dim} of {name} is in a different order on {named_ranks(ranks, MAX_LISTED)} than in the unsharded model; "
-        "the weights of other layers are in order",
-    )
