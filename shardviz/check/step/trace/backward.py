@@ -112,8 +112,7 @@ def _left_pending(calls: Calls, call: Call) -> Divergence | None:
 
 def is_left_pending(calls: Calls, call: Call) -> bool:
     """Whether a call's output gets back unsummed terms that are summed in other layers."""
-    alike = [one.state(OUTPUT) for one in calls.alike(call)]
-    return call.state(OUTPUT) == "pending" and "right" in alike and "pending" not in alike
+    return call.state(OUTPUT) == "pending" and calls.is_unlike_others(call, OUTPUT)
 
 
 def _within(calls: Calls, call: Call) -> Divergence:

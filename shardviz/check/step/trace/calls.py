@@ -150,6 +150,11 @@ class Calls:
             layers.setdefault((NUMBER.sub("*", call.module), call.number, call.type), []).append(call)
         return layers
 
+    def is_unlike_others(self, call: Call, what: What) -> bool:
+        """Whether a side is right in another layer, and in this call's state in none."""
+        states = {one.state(what) for one in self.alike(call)}
+        return "right" in states and call.state(what) not in states
+
     def is_habit(self, call: Call, what: What) -> bool:
         """Whether another layer has the same side in the same bad state, and nothing comes of it there."""
         leaving: What = "gradient of input" if what.startswith("gradient") else "output"

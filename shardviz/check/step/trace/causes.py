@@ -176,36 +176,21 @@ def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
     terms = {(record.added, record.times) for record in wrong_points.values()}
     if len(terms) != 1 or not point.added:
         return None
-    ranks = tuple(sorted(wrong_points))
+    name, ranks = first.module or "the model itself", tuple(sorted(wrong_points))
     if point.what == "output":
-        return _of_term(evidence, first, point.added, point.times, ranks)
-    return _around(first, point.added, ranks) if point.times == -1 else None
-
-
-def _around(first: Divergence, added: str, ranks: tuple[int, ...]) -> Finding:
-    """Return the finding that a gradient lacks the part of it that should flow back through a residual."""
-    name = first.module or "the model itself"
-    return CutResidual(name).finding(
-        name,
-        ranks,
-        f"the gradient of the input of {name} lacks that of the output of {added}, which should flow back to it",
-    )
-
-
-def _of_term(evidence: Evidence, first: Divergence, added: str, times: int, ranks: tuple[int, ...]) -> Finding:
-    name = first.module or "the model itself"
-    term = f"the input of {name}" if added == INPUT else f"the output of {added}"
-    if times < 0:
-        return TermLeftOut(term, name).finding(
-            name,
-            ranks,
-            f"the output lacks {term}" if times == -1 else f"{term} is subtracted from the output {-times} times",
-            kind="wrong-value",
-        )
-    splitting = {axis for axis, is_batch in (evidence.batch or {}).items() if is_batch}
-    axes = size_in_words(evidence.dump.files.mesh, Fraction(times + 1), splitting)
-    sentence = f"{term} is in the output {times + 1} times"
-    return RepeatedTerm(term, axes, name).finding(name, ranks, sentence)
+        term = f"the input of {name}" if point.added == INPUT else f"the output of {point.added}"
+        if point.times < 0:
+            lacks = f"the output lacks {term}"
+            sentence = lacks if point.times == -1 else f"{term} is subtracted from the output {-point.times} times"
+            return TermLeftOut(term, name).finding(name, ranks, sentence, kind="wrong-value")
+        splitting = {axis for axis, is_batch in (evidence.batch or {}).items() if is_batch}
+        axes = size_in_words(evidence.dump.files.mesh, Fraction(point.times + 1), splitting)
+        sentence = f"{term} is in the output {point.times + 1} times"
+        return RepeatedTerm(term, axes, name).finding(name, ranks, sentence)
+    if point.times != -1:
+        return None
+    lacking = f"the gradient of the input of {name} lacks that of the output of {point.added}"
+    return CutResidual(name).finding(name, ranks, f"{lacking}, which should flow back to it")
 
 
 MAX_LISTED = 4
