@@ -189,7 +189,7 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
     if claimed is not None and claimed.flat:
         expected = expected.ravel()
     values, regions = {}, {}
-    weight = name.rpartition(".")[0] if tensor.role == "optim" else name
+    weight = weight_of(tensor.role, name)
     for rank, shard in tensor.shards.items():
         values[rank] = dump.values(shard, name)
         regions[rank] = _region(dump, shard, weight, expected.shape)
@@ -231,9 +231,14 @@ def _other_divisors(dump: Dump, rank: int, fsdp: WrapperRecord | None) -> frozen
     return frozenset(divisor for divisor in divisors if divisor is not None)
 
 
+def weight_of(role: str, name: str) -> str:
+    """Return the weight that a state is of: a wrong state makes a wrong weight, and is the cause of it."""
+    return name.rpartition(".")[0] if role == "optim" else name
+
+
 def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the unsharded model's values of a weight, its gradient or state, as its dim is meant to be ordered."""
-    weight = name.rpartition(".")[0] if role == "optim" else name
+    weight = weight_of(role, name)
     order = order_of(dump, weight) if role in ("grad", "param", "optim") else None
     stamp = dump.stamps.get(weight)
     if order is None or stamp is None or whole.shape != stamp.shape:

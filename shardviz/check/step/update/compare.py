@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of
+from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of, weight_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
 from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, unexplained_weight, why_weight
@@ -81,7 +81,7 @@ def check_unsharded_update(
     for role in WHAT:
         for tensor, name in _of_role(dump, role):
             reference = dump.find("updated", role, name)
-            weight = _weight(role, name)
+            weight = weight_of(role, name)
             if reference is not None and "complex" in reference.first.body.dtype:
                 told_right[Place("step", tensor.role, name)] = _is_bitwise(tensor, reference, name)
                 if not told_right[Place("step", tensor.role, name)]:
@@ -101,7 +101,7 @@ def _not_kept(dump: Dump, settled: Collection[str]) -> Iterator[NotChecked]:
     """Yield states that the unsharded model's optimizer keeps of a weight, and no rank of the sharded one."""
     weights, states = dump.by_name("step", "param").keys() - set(settled), dump.by_name("step", "optim")
     for name in dump.by_name("updated", "optim"):
-        if _weight("optim", name) in weights and name not in states:
+        if weight_of("optim", name) in weights and name not in states:
             yield NotChecked(name, "the optimizer's state after the step: no rank has it", "step")
 
 
@@ -115,11 +115,6 @@ def _of_role(dump: Dump, role: str) -> Iterator[tuple[Tensor, str]]:
     """Yield the step's tensors of a role, without complex ones, which a dump has as pairs."""
     tensors = dump.by_name("step", role).items()
     yield from ((tensor, name) for name, tensor in tensors if not tensor.dtype.startswith("complex"))
-
-
-def _weight(role: str, name: str) -> str:
-    """Return the weight that a state is of: a wrong state makes a wrong weight, and is the cause of it."""
-    return name.rpartition(".")[0] if role == "optim" else name
 
 
 def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...]) -> Iterator[Finding | NotChecked]:
@@ -277,7 +272,7 @@ def _is_lost(evidence: Evidence, comparison: Compared) -> bool:
 
 def _telling(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.bool_]:
     """Return which elements have a gradient that is not lost in rounding, or one that is zero in both models."""
-    dump, name = evidence.dump, _weight(comparison.role, comparison.name)
+    dump, name = evidence.dump, weight_of(comparison.role, comparison.name)
     gradient = dump.find("reference", "grad", name)
     if gradient is None:
         return np.ones(comparison.reduced[rank].shape, bool)
@@ -343,7 +338,7 @@ def _of_another_group(dump: Dump, comparison: Compared) -> AnotherGroup | None:
         for name, option, value, wanted in record.other_options:
             if comparison.role == "param" or option not in OF_WEIGHTS:
                 by_name.setdefault(name, {})[option, value, wanted] = None
-    options = by_name.get(_weight(comparison.role, comparison.name), {})
+    options = by_name.get(weight_of(comparison.role, comparison.name), {})
     if not options or all(by_name.get(name) == options for name in dump.by_name("updated", "param")):
         return None
     return AnotherGroup(tuple(f"{option} {value} instead of {wanted}" for option, value, wanted in options))

@@ -168,27 +168,21 @@ def _apart(comparison: Compared, cause: Cause, clause: str = "") -> Finding:
 
 def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
     """Yield weights that did not change on ranks whose part of the gradient is not zero; one finding if all are."""
-    unmoved_weights = [(result, still) for result in weights if (still := _still(dump, result))]
-    judged = [result for result in weights if _with_gradient(dump, result)]
-    whole = all(set(still) == set(_with_gradient(dump, result)) for result, still in unmoved_weights)
-    if unmoved_weights and whole and len(unmoved_weights) == len(judged) > 1:
-        text = f"the optimizer's step changed none of the {len(unmoved_weights)} weights, whose gradients are not zero"
-        ranks = tuple(sorted({rank for _, still in unmoved_weights for rank in still}))
-        yield OptimizerOfOtherParameters().finding("", ranks, text)
+    trained = [(result, ranks) for result in weights if (ranks := _with_gradient(dump, result))]
+    stills = [
+        tuple(rank for rank in ranks if np.array_equal(result.values[rank], result.wanted_of(rank)))
+        for result, ranks in trained
+    ]
+    if len(trained) > 1 and all(still == ranks for (_, ranks), still in zip(trained, stills, strict=True)):
+        text = f"the optimizer's step changed none of the {len(trained)} weights, whose gradients are not zero"
+        yield OptimizerOfOtherParameters().finding("", tuple(sorted(set().union(*stills))), text)
         return
     is_sent = any(call.op == "broadcast" for record in dump.files.ranks.values() for call in record.collectives)
-    for comparison, still in unmoved_weights:
+    for (comparison, _), still in zip(trained, stills, strict=True):
+        if not still:
+            continue
         text = f"the optimizer's step did not change it{_where(comparison, still)}, though its gradient is not zero"
         yield comparison.finding(StepNotKept(is_sent), text, still)
-
-
-def _still(dump: Dump, comparison: Compared) -> tuple[int, ...]:
-    """Return the ranks with a gradient on which a weight is what it was."""
-    return tuple(
-        rank
-        for rank in _with_gradient(dump, comparison)
-        if np.array_equal(comparison.values[rank], comparison.wanted_of(rank))
-    )
 
 
 def _with_gradient(dump: Dump, comparison: Compared) -> tuple[int, ...]:
