@@ -193,19 +193,16 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
     cause, sentence, held = (
         _explain_odd(odd, odd_groups, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
     )
-    first = first_difference(*pair)
-    return (
-        (_in_part_sharded(tensor) or _rounded_copies(dump, tensor.names[index], differing) or cause)
-        .finding(
-            tensor.names[index],
-            _ranks(odd_groups),
-            sentence,
-            details=(first,) if first else (),
-            claimed=write(claimed, equal=True) if claimed else "",
-            held=held,
-        )
-        .seen_in(Copies(dump, tensor.names[index], index, differing))
+    first, name = first_difference(*pair), tensor.names[index]
+    finding = (_in_part_sharded(tensor) or _rounded_copies(dump, name, differing) or cause).finding(
+        name,
+        _ranks(odd_groups),
+        sentence,
+        details=(first,) if first else (),
+        claimed=write(claimed, equal=True) if claimed else "",
+        held=held,
     )
+    return finding.seen_in(Copies(dump, name, index, differing))
 
 
 def _in_part_sharded(tensor: Tensor) -> Cause | None:

@@ -53,7 +53,20 @@ def _check(tensor: Tensor, layout: Layout) -> Iterator[Finding]:
             for index in _equal_names(lines, len(tensor.names)):
                 repeated.setdefault(index, []).append(axis)
     for index, axes in repeated.items():
-        yield _finding(tensor, layout, tensor.names[index], axes)
+        along = " and ".join(axes)
+        cause = (
+            SameOptimizerFile()
+            if tensor.role == "optim"
+            else RepeatedDraw(along, tensor.first.body.device.startswith("cpu"))
+        )
+        yield cause.finding(
+            tensor.names[index],
+            tuple(tensor.shards),
+            f"different shards along {along} hold bitwise the same {list(tensor.first.body.local_shape)} values: "
+            "the whole tensor repeats one shard",
+            claimed=write(layout),
+            held=f"the same values along {along}",
+        )
 
 
 def _first_line_differs(tensor: Tensor, layout: Layout, axis: str) -> bool:
@@ -89,20 +102,3 @@ def _equal_names(lines: Lines, num_names: int) -> Iterator[int]:
             continue
         if all(len({shard.digest(index) for shard in line}) == 1 for line in lines):
             yield index
-
-
-def _finding(tensor: Tensor, layout: Layout, name: str, axes: list[str]) -> Finding:
-    along = " and ".join(axes)
-    cause = (
-        SameOptimizerFile()
-        if tensor.role == "optim"
-        else RepeatedDraw(along, tensor.first.body.device.startswith("cpu"))
-    )
-    return cause.finding(
-        name,
-        tuple(tensor.shards),
-        f"different shards along {along} hold bitwise the same {list(tensor.first.body.local_shape)} values: the whole "
-        "tensor repeats one shard",
-        claimed=write(layout),
-        held=f"the same values along {along}",
-    )

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump, Shard
     from shardviz.dump.records.tensors import GatherRecord, Stamp
-    from shardviz.layout.layout import Layout
     from shardviz.relate.pair import Related
 
 Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
@@ -169,18 +168,14 @@ def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -
     claimed = tensor.claimed if tensor is not None else None
     shapes = {region.shape for _, region in claimed.regions()} if claimed is not None else set()
     cause = GatheredOutOfOrder(is_uneven=len(shapes) > 1)
+    axes = [axis for axis in claimed.split_axes if claimed.mesh.axis_size(axis) > 1] if claimed is not None else []
+    over = f", which gathers over {' and '.join(axes)}," if axes else ""
     return cause.finding(
         name,
         tuple(ranks),
-        f"the shards are as claimed, but {call}(){_axes_text(claimed)} {_gathered_text(dump, name, ranks)}",
+        f"the shards are as claimed, but {call}(){over} {_gathered_text(dump, name, ranks)}",
         claimed=write(claimed) if claimed is not None else "",
     ).seen_in(Gathered(dump, dump.stamps[name], call, ranks))
-
-
-def _axes_text(claimed: Layout | None) -> str:
-    """Say over which axes shards are gathered."""
-    axes = [axis for axis in claimed.split_axes if claimed.mesh.axis_size(axis) > 1] if claimed is not None else []
-    return f", which gathers over {' and '.join(axes)}," if axes else ""
 
 
 def _is_in_order(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> bool:

@@ -206,7 +206,22 @@ def check_label(case: Case) -> Iterator[Finding]:
         yield _disagreement(case)
     wrong = shape_differs(case)
     if wrong and case.held is None:
-        yield _wrong_local_shape(case, wrong)
+        assert case.claimed is not None
+        coord = wrong[0]
+        shape, expected = case.shards[coord].body.local_shape, case.claimed.region(coord).shape
+        whole = not case.claimed.split_axes
+        fit = explain(case)[0]
+        named = not isinstance(fit.cause, Scrambled)
+        finding = case.finding(
+            fit.cause if named else AnotherChunking(),
+            map(case.rank, wrong),
+            f"{len(wrong):,} of {len(case.shards):,} ranks have a local shape that does not match their placements: "
+            f"{list(shape)} on rank {case.rank(coord)}, but {case.claimed_text} gives {list(expected)}"
+            + (fit.clause if named else ""),
+            kind="wrong-placement" if whole else "wrong-shape",
+            held=fit.held if named else "",
+        )
+        yield replace(finding, refs=())
 
 
 def _disagreement(case: Case) -> Finding:
@@ -215,22 +230,3 @@ def _disagreement(case: Case) -> Finding:
     odd = write(layout) if layout else "nothing"
     text = f"{len(odd_layouts):,} of {len(case.shards):,} ranks claim a different layout: {odd} on rank {rank}"
     return case.finding(RankDependentPlacements(), odd_layouts, f"{text}; most claim {case.claimed_text}")
-
-
-def _wrong_local_shape(case: Case, wrong: list[Coord]) -> Finding:
-    assert case.claimed is not None
-    coord = wrong[0]
-    shape, expected = case.shards[coord].body.local_shape, case.claimed.region(coord).shape
-    whole = not case.claimed.split_axes
-    fit = explain(case)[0]
-    named = not isinstance(fit.cause, Scrambled)
-    finding = case.finding(
-        fit.cause if named else AnotherChunking(),
-        map(case.rank, wrong),
-        f"{len(wrong):,} of {len(case.shards):,} ranks have a local shape that does not match their placements: "
-        f"{list(shape)} on rank {case.rank(coord)}, but {case.claimed_text} gives {list(expected)}"
-        + (fit.clause if named else ""),
-        kind="wrong-placement" if whole else "wrong-shape",
-        held=fit.held if named else "",
-    )
-    return replace(finding, refs=())
