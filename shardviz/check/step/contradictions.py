@@ -152,10 +152,8 @@ def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
         one.wrong for one in evidence.results if one.role == "output" or one.name == "loss" if not one.incomparable
     )
     if cut and is_judged:
-        others_text = (
-            f", as it is for {counted(len(cut) - 1, 'other')} ({listed(cut[1:], MAX_LISTED)})" if cut[1:] else ""
-        )
-        text = f"no rank has a gradient of it after the step (.grad is None){others_text}, and the unsharded model has"
+        more = f", as it is for {counted(len(cut) - 1, 'other')} ({listed(cut[1:], MAX_LISTED)})" if cut[1:] else ""
+        text = f"no rank has a gradient of it after the step (.grad is None){more}, and the unsharded model has"
         first, *others = (CutGraph().finding(name, _holders(dump, name), text) for name in cut)
         yield replace(first, others=tuple(others))
         remaining = [name for name in remaining if name not in cut]

@@ -58,12 +58,8 @@ def _unchecked_tensors(dump: Dump, axis: str, groups: set[tuple[int, ...]]) -> I
     A part of a mesh has its groups, so that the mesh that a tensor claims need not be the one that differs.
     """
     for tensor in filter(is_of_model, (*dump.at("stamped"), *dump.at("initial"))):
-        if any(
-            axis in (*claim.split_axes, *(pending for pending, _ in claim.partial))
-            and not groups.isdisjoint(_groups(claim.mesh, axis))
-            for claim in tensor.claims
-            if claim
-        ):
+        claims = [claim for claim in tensor.claims if claim and axis in (*claim.split_axes, *dict(claim.partial))]
+        if any(not groups.isdisjoint(_groups(claim.mesh, axis)) for claim in claims):
             yield from (NotChecked(name, IN_QUESTION.format(axis=axis), "gathering") for name in tensor.names)
 
 

@@ -145,11 +145,10 @@ def _axes_by_dim(chains: Sequence[Sequence[object]]) -> Iterator[tuple[int, str]
 
 def _of_others(dump: Dump, calls: Calls, first: Divergence, shape: tuple[int, ...]) -> Iterator[Layout]:
     point = first.point
-    call = next(
-        (call for call in calls.in_order if point and (call.module, call.number) == (point.module, point.call)), None
-    )
-    for neighbor in calls.alike(call) if call is not None and point is not None else ():
-        right = neighbor.point(point.what, "right")  # type: ignore[union-attr]
+    if point is None:
+        return
+    for neighbor in calls.alike(calls.call_of(point)):
+        right = neighbor.point(point.what, "right")
         if right is not None and right.layout:
             try:
                 yield parse(right.layout).layout(dump.files.mesh, shape)
@@ -166,10 +165,9 @@ def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
     point = first.point
     if point is None or point.what not in ("output", "gradient of input"):
         return None
-    call = next(call for call in evidence.calls.by_module[point.module] if call.number == point.call)
     wrong_points = {
         rank: record
-        for rank, records in call.points.items()
+        for rank, records in evidence.calls.call_of(point).points.items()
         for record in records
         if (record.what, record.index) == (point.what, point.index) and record.state not in ("right", "pending")
     }

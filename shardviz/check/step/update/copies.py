@@ -90,9 +90,8 @@ def _is_meant_to_move(dump: Dump, comparison: Compared, idle: Sequence[int]) -> 
     """Whether the unsharded model's optimizer moves it; if that did not run, whether other ranks' do."""
     after = dump.find("updated", "param", comparison.name)
     if after is None:
-        return any(comparison.name not in dump.files.ranks[rank].not_stepped for rank in comparison.values) and any(
-            comparison.values[rank].size for rank in idle
-        )
+        is_stepped = any(comparison.name not in dump.files.ranks[rank].not_stepped for rank in comparison.values)
+        return is_stepped and any(comparison.values[rank].size for rank in idle)
     moved = dump.values(after.first, comparison.name).ravel() != comparison.wanted.ravel()
     return any(np.any(comparison.part(moved, rank)) for rank in idle)
 
