@@ -26,14 +26,12 @@ def mesh_of_job(dump: Dump, job: JobTrace) -> Mesh:
     """Return the mesh of a job's model, or that of its process groups where this has more axes; else all its ranks."""
     num_ranks = job.dump.files.run.num_ranks
     recorded = dump.files.mesh if dump.files.run.mesh is not None and dump.files.mesh.size == num_ranks else None
-    from_groups = mesh_of_groups(_groups(job), num_ranks)
+    records = [mesh for record in job.dump.files.ranks.values() for mesh in record.meshes]
+    from_groups = mesh_of_groups(
+        [(mesh.axes[0], mesh.ranks) for mesh in dict.fromkeys(records) if len(mesh.axes) == 1], num_ranks
+    )
     meshes = [mesh for mesh in (recorded, from_groups) if mesh is not None]
     return max(meshes, key=lambda mesh: mesh.ndim, default=Mesh(("world",), (num_ranks,)))
-
-
-def _groups(job: JobTrace) -> list[tuple[str, tuple[int, ...]]]:
-    records = [mesh for record in job.dump.files.ranks.values() for mesh in record.meshes]
-    return [(mesh.axes[0], mesh.ranks) for mesh in dict.fromkeys(records) if len(mesh.axes) == 1]
 
 
 def mesh_of_groups(groups: Iterable[tuple[str, tuple[int, ...]]], num_ranks: int) -> Mesh | None:

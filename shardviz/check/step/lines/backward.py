@@ -31,19 +31,16 @@ class _Backward:
     def blame(self, value: Value) -> Fault | None:
         """Return the line that hands back the wrong gradient of a tensor."""
         readers = self.lines.readers(value)
-        places = {call.place for call in readers}
         passing = [call for call in readers if self._is_given_terms(call)]
         if len({call.place for call in passing}) == 1 and (axis := self._terms_beside_whole(value, passing[-1])):
             call = self._begin_of_terms(passing[-1])
             return fault_at("unsummed gradient", call, "", State("none", axes=(axis,)), self.lines.line_of(value), axis)
-        if len(places) > 1:
+        if len({call.place for call in readers}) > 1:
             readers = [call for call in readers if not self._hands_back_right(value, call)]
-            places = {call.place for call in readers}
-        if len(places) > 1:
+        if len({call.place for call in readers}) > 1:
             # Some use the whole of it and some a part: the latter hand back terms of a sum.
             readers = [call for call in readers if self._uses_part(value, call)]
-            places = {call.place for call in readers}
-        if len(places) != 1:
+        if len({call.place for call in readers}) != 1:
             return None
         call = readers[-1]
         if axis := self._terms_beside_whole(value, call):

@@ -156,15 +156,14 @@ def _not_read(dump: Dump) -> Iterator[NotChecked]:
 def with_line(finding: Finding, fault: Fault) -> Finding:
     """Return a finding that begins with a fault's line; its cause is the line's if it had none."""
     line_finding = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
-    is_open = isinstance(finding.explanation, OPEN) or _is_exchanged(finding.explanation)
+    is_open = isinstance(finding.explanation, OPEN) or (
+        isinstance(finding.explanation, UngatheredKeys) and bool(finding.explanation.exchange)
+    )
     is_open |= fault.way == "collective" and isinstance(finding.explanation, StatisticsOfPart)  # over the wrong ranks
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     if fault.way == "between" and fault.before is not None:
-        return (
-            line_finding.because(WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own))
-            if is_open
-            else line_finding
-        )
+        cause: Cause = WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own)
+        return line_finding.because(cause) if is_open else line_finding
     placed = replace(line_finding, line=place_of(fault.line))
     if not is_open:
         return placed
@@ -182,31 +181,17 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
         finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details), line=place_of(fault.line)
     )
     if fault.way == "averaged term":
-        return _of_averaged_term(dump, placed, fault)
+        size = math.prod(map(dump.files.mesh.axis_size, fault.axis.split(" and ")))
+        in_gradients = any(result.role == "grad" for other in placed.others for result in results_of(other))
+        if in_gradients:
+            return placed.because(TermsAveraged(place_of(fault.line), fault.axis, size))
+        return placed.because(UnsummedValue(fault.axis))
     is_mean_of_part = isinstance(finding.explanation, UnexplainedLoss) and fault.function in MEANS
-    if (
-        fault.way not in NOT_REDUCED
-        and len(finding.explanation.ways) == 1
-        and not isinstance(finding.explanation, guesses)
-        and not fault.copies
-    ):
+    is_explained = len(finding.explanation.ways) == 1 and not isinstance(finding.explanation, guesses)
+    if is_explained and fault.way not in NOT_REDUCED and not fault.copies:
         return placed
     cause = mean_of_means(dump) if is_mean_of_part and fault.way == "result" else cause_of(fault)
     return replace(placed, kind=finding.kind if finding.kind in cause.kinds else cause.kinds[0]).because(cause)
-
-
-def _of_averaged_term(dump: Dump, placed: Finding, fault: Fault) -> Finding:
-    """Return the finding about a loss that is a term; only what the step returns is one if gradients are right."""
-    size = math.prod(map(dump.files.mesh.axis_size, fault.axis.split(" and ")))
-    in_gradients = any(result.role == "grad" for other in placed.others for result in results_of(other))
-    if in_gradients:
-        return placed.because(TermsAveraged(place_of(fault.line), fault.axis, size))
-    return placed.because(UnsummedValue(fault.axis))
-
-
-def _is_exchanged(cause: Cause | None) -> bool:
-    """Whether ranks exchange keys and values, and what they do with them is all that is left to find."""
-    return isinstance(cause, UngatheredKeys) and bool(cause.exchange)
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
@@ -363,11 +348,9 @@ def cause_of(fault: Fault) -> Cause:
         return OtherNumber(place_of(fault.inner or fault.line), fault.function, *fault.numbers)
     if fault.way == "result" and fault.axis:
         return UnaveragedLine(place, fault.function, fault.axis)
-    return (
-        ScaledLine(place, fault.times, fault.split, is_root=fault.is_root)
-        if fault.times
-        else WrongLine(place, fault.function, fault.input_text, fault.reads)
-    )
+    if fault.times:
+        return ScaledLine(place, fault.times, fault.split, is_root=fault.is_root)
+    return WrongLine(place, fault.function, fault.input_text, fault.reads)
 
 
 def _cause_around(fault: Fault) -> Cause | None:
