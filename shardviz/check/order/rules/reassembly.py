@@ -20,6 +20,7 @@ from shardviz.dump.arrays.ids import MAX_ELEMENTS, expand_runs
 from shardviz.errors import DumpError
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.whole_run import GatheredOutOfOrder
+from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
 from shardviz.relate.values import padded_to
