@@ -105,8 +105,8 @@ def add_arguments(parser: Parser) -> None:
         const="all",
         default="off",
         metavar="WHICH",
-        help="record one step, for `shardviz diff` with a second job: all modules, or modules=PATTERN with * as in "
-        "file names; default: off",
+        help="record one step, for `shardviz diff` with a second job: all modules, modules=PATTERN with * as in file "
+        "names, or lines=MODULE: all modules, and each line of one and of the script around the model; default: off",
     )
     parser.add_argument(
         "--trace-step", type=steps, default=1, metavar="N", help="record optimizer step N; default: the first"
@@ -170,7 +170,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         raise ShardvizError(
             "--stamp and --reference: shardviz compares a stamped load with the file that it loads", "give one of them"
         )
-    Followed.parse(args.trace)
+    Followed.parse(args.trace, of_job=True)
     if args.stamp and args.trace != "off":
         raise ShardvizError(
             "--stamp and --trace: a job with stamped weights ends before its first step", "give one of them"

@@ -120,7 +120,10 @@ class OfRank:
         return Point(values, needs_grad, first.tensor, first.order, first.type, draws)
 
     def _values(self, record: KeptRecord) -> Kept | None:
-        name = record.same_as or of_point(record.module, record.what, record.call, record.index)
+        return self.activation(record.same_as or of_point(record.module, record.what, record.call, record.index))
+
+    def activation(self, name: str) -> Kept | None:
+        """Return what it has under a name; None if it has nothing."""
         shard = self._shard("activation", name)
         return (
             Kept.of(shard.body.shape, self._numbers(shard, name), shard.body.dtype, shard.body.device)
