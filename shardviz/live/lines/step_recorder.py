@@ -71,6 +71,9 @@ class StepRecorder(Recorder):
         self._model = unwrapped(model)
         self._modules = {id(module) for module in model.modules()}
         self._params = {clean_name(name): param for name, param in self._model.named_parameters()}
+        for name, param in self._params.items():
+            for value in self._traced(param):
+                value.origin = f"weight {name}"
 
     def number(self, tensor: torch.Tensor, origin: str = "") -> int:
         """Return a tensor's number; a tensor in the memory of one that is known has that one's."""

@@ -114,7 +114,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
         capture.add_values(local, "step")
     add_points(capture, step.trace)
     if step.lines is not None:
-        step.lines.add_to(capture)
+        quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):
         capture.add_group(name, ranks)
     if problem:
