@@ -92,7 +92,8 @@ def line_of(text):
 
 
 def test_a_line_around_the_model_is_named_and_one_in_a_module(folder):
-    for does, text in (("whiten", "    mean = values.mean()"), ("mixer", "            hidden = hidden - hidden.mean(0)")):
+    wrong_lines = {"whiten": "    mean = values.mean()", "mixer": "            hidden = hidden - hidden.mean(0)"}
+    for does, text in wrong_lines.items():
         first = first_difference(folder / "one", run(folder, does, *RANKS, "train.py", does))
         assert line_of(text) in first["sentence"], first
 
