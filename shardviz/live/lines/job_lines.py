@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.dump.records.lines import STEP
 from shardviz.live.capture.locals import name_of, unwrapped
-from shardviz.live.compat import innermost_modes
+from shardviz.live.compat import clean_name, innermost_modes
 from shardviz.live.lines.recorder import recording
 from shardviz.live.lines.rerun import add_values, record_of, with_own_lines
 from shardviz.live.lines.step_recorder import StepRecorder
@@ -72,6 +72,8 @@ class JobLines:
         self._around.meet(root)
         self._model = unwrapped(root)
         self._module = with_own_lines(self._model, self._asked)
+        if self._module not in {clean_name(name) for name, _ in self._model.named_modules()}:
+            self._report(f"--trace lines={self._asked}: the model has no module of that name")
         self._inside = self._hooks.enter_context(recording(root, self._module, self._guarded))
         for module in root.modules() if self._on is not None else ():
             enter = module.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True)

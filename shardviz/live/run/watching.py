@@ -59,8 +59,7 @@ def watch(
         force: Replace the folder if it is a dump.
         patience: Seconds that a rank waits for the others to call the model, too.
         trace: Follow one step through these modules, for `shardviz diff` with another job's: `all`,
-            `modules=PATTERN`, `lines=MODULE` or `off`. A job of one process, which has no weights elsewhere, writes
-            this alone.
+            `modules=PATTERN` or `off`. A job of one process, which has no weights elsewhere, writes this alone.
         trace_step: Which optimizer step, counted from 1.
 
     Raises:
@@ -76,7 +75,7 @@ def watch(
     """
     watched = Watch(path, reference, reference_names, force=force, patience=patience)
     watched.begin(model)
-    if Followed.parse(trace, of_job=True) != NONE:
+    if Followed.parse(trace) != NONE:
         watched.follow(model, trace, trace_step)
 
 
