@@ -91,7 +91,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding], told_right: dict[Place, b
     yield from _lost_in_rounding([result for result in evidence.results if result.role == "grad"])
     yield from _within_eight_bits(evidence)
     results = [
-        (result, _seen_in(result, finding)) for result in evidence.results for finding in explained(evidence, result)
+        (result, seen_in(result, finding)) for result in evidence.results for finding in explained(evidence, result)
     ]
     not_compared = {id(result) for result, finding in results if isinstance(finding, NotChecked)}
     for comparison in evidence.results:
@@ -120,7 +120,7 @@ def _with_folded(
         yield replace(outcome, others=others) if isinstance(outcome, Finding) else outcome
 
 
-def _seen_in(result: Compared, finding: Finding | NotChecked) -> Finding | NotChecked:
+def seen_in(result: Compared, finding: Finding | NotChecked) -> Finding | NotChecked:
     """Give a finding the result that it is about, unless its rule knows more of it."""
     return finding.seen_in(result) if isinstance(finding, Finding) and not finding.pairs else finding
 

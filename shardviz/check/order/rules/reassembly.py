@@ -20,7 +20,6 @@ from shardviz.dump.arrays.ids import MAX_ELEMENTS, expand_runs
 from shardviz.errors import DumpError
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.whole_run import GatheredOutOfOrder
-from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
 from shardviz.relate.values import padded_to
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump, Shard
     from shardviz.dump.records.tensors import GatherRecord, Stamp
+    from shardviz.layout.layout import Layout
     from shardviz.relate.pair import Related
 
 Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]

@@ -16,10 +16,12 @@ from shardviz.check.step.jobs.findings import findings_on
 from shardviz.check.step.jobs.grid import mesh_of_job
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, other_weights, rows_of
 from shardviz.check.step.jobs.whole_job import WholeJob
+from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import counts_per_forward, float_of, trace_of, with_first_module
 from shardviz.check.unread_ranks import without_trace
+from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.whole_step import DifferentWeights, MisplacedWeights
@@ -129,7 +131,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     if rows.not_joined:  # gradients are of the whole batch, however ranks share it
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
     judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order)
-    return _beside(reference, job, judging, Weights(params, grads, belongings), left_out)
+    return _beside(reference, job, judging, Weights(params, grads, belongings, rows.order), left_out)
 
 
 def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
@@ -198,12 +200,14 @@ def _beside(
     if not judging.judgments and not left_out:
         why = "the step, module by module: the two models have no module of one name"
         return Attempt(_not_compared(why), is_complete=False)
-    dump, sampled = assembled(job.job, judging, weights)
+    dump, sampled = assembled(job.job, judging, weights, reference.job)
     reference_name = "one process" if reference.is_of_one else reference.name
     evidence = JobEvidence(dump, tuple(compared(dump)))
     results = list(findings_on(evidence, judging, reference_name))
     findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
-    findings = sorted(findings, key=lambda finding: not finding.module)
+    placed = [result for result in with_lines(dump, findings) if isinstance(result, Finding)]
+    findings = sorted(placed, key=lambda finding: not finding.module)
+    look = _look_at_lines(findings, dump, reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
     not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference), *left_out]
@@ -214,7 +218,9 @@ def _beside(
     both = (judging.whole, *list(judging.ranks.values())[:1])
     dtypes = tuple(filter(None, (" and ".join(_dtypes(points)) for points in both)))
     difference = StepDifference(
-        tuple(_departure(finding, num_odd, reference, job) for finding in findings),
+        tuple(
+            _departure(finding, num_odd, reference, job, look if finding is findings[0] else "") for finding in findings
+        ),
         len(weights.params) + len(right),
         judging.drift,
         max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
@@ -247,11 +253,23 @@ def _without_numbers(judging: Judging, reference: WholeJob) -> Iterator[NotCheck
         yield NotChecked("", why, "step")
 
 
-def _departure(finding: Finding, num_odd: int, reference: WholeJob, job: WholeJob) -> Departure:
+def _look_at_lines(findings: Sequence[Finding], dump: Dump, reference: WholeJob, job: WholeJob) -> str:
+    """Return how to see the line of the first finding; empty if it is named, or its lines were looked at."""
+    module = module_to_open(findings[0]) if findings and not findings[0].line else None
+    if module is None or not reference.is_of_one or reference.is_pipeline or job.is_pipeline:
+        return ""
+    seen = {
+        name for record in dump.files.ranks.values() for lines in record.lines for name in (lines.module, lines.asked)
+    }
+    what = "lines" if module in ("", STEP) else f"lines={module}"
+    return "" if module in seen else f"to see the line, run both jobs again with --trace {what}"
+
+
+def _departure(finding: Finding, num_odd: int, reference: WholeJob, job: WholeJob, look: str) -> Departure:
     module = finding.module or finding.tensor
     first, why = f"{job.name}: {finding.summary}", finding.explanation.advice
     following = num_odd - 1 if finding.module else 0
     if not reference.is_of_one:
         first, why = (text.replace(UNSHARDED, reference.name) for text in (first, why))
         why += f". {WHICH_IS_RIGHT}"
-    return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation)
+    return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation, finding.line, look)

@@ -114,6 +114,11 @@ class Fault:
         return self.way == "result" and bool(self.times) and not (self.reads or self.axis or self.moved)
 
     @property
+    def is_forward(self) -> bool:
+        """Whether a number that the loss is made of goes wrong, before any backward."""
+        return self.way in ("result", "unsummed", "collective")
+
+    @property
     def is_torchs(self) -> bool:
         """Whether the line is one of torch's own modules, which has no line of the user's in it."""
         return self.line.file.startswith("torch/")

@@ -176,7 +176,8 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
 
     What is logged in a wrong way makes no gradient wrong.
     """
-    guesses = (*GUESSES, ScalarNotReduced) if are_gradients_wrong else GUESSES
+    guesses: tuple[type[Cause], ...] = (*GUESSES, ScalarNotReduced) if are_gradients_wrong else GUESSES
+    guesses = (*guesses, UnexplainedBackward) if fault.is_forward else guesses
     placed = replace(
         finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details), line=place_of(fault.line)
     )

@@ -80,9 +80,9 @@ def _in_backward(evidence: Evidence) -> Cause:
     is_of_loss = any(call.is_bad(OUTPUT) for call in evidence.calls.by_module.get("", ()))
     moves = {move for record in evidence.dump.files.ranks.values() for move in record.moves}
     if cut or len(moves) != 1:
-        return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss)
+        return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss, is_unseen=evidence.loss is None)
     (move,) = moves
-    return UnexplainedBackward(is_of_loss, move.op, move.place)
+    return UnexplainedBackward(is_of_loss, move.op, move.place, evidence.loss is None)
 
 
 def added_too_often(dump: Dump, comparison: Compared) -> Finding | None:

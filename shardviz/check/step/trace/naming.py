@@ -10,6 +10,7 @@ from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of
 from shardviz.check.step.trace.divergence import pending_axis
 from shardviz.check.step.trace.scale import times_in_backward
+from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient
 from shardviz.explain.step.modules import (
@@ -250,7 +251,7 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
         if first.way == "unsummed":
             return UnsummedModule(first.module, first.before, first.axis)
         split = _split_inputs(evidence, first)
-        if split:
+        if split and not _is_gathered(evidence, first, split[1]):
             axis, dim = split
             return UngatheredInput(name, axis, dim)
         inner = [one for one in evidence.calls.within(first.call) if one.module == first.after]
@@ -287,6 +288,20 @@ def _is_last_of_stage(evidence: Evidence, first: Divergence) -> bool:
     later = (one for one in evidence.calls.in_order if one.order > first.call.order and one.module)
     following = next((one for one in later if not is_within(first.module, one.module)), None)
     return following is not None and not following.points.keys() & first.call.points.keys()
+
+
+def _is_gathered(evidence: Evidence, first: Divergence, dim: int) -> bool:
+    """Whether all ranks give the first wrong input the whole's size along a dim of which they had parts."""
+    point = first.point
+    if point is None or first.way != "between" or point.what != "input":
+        return False
+    name = Place(point.module, point.call, point.what, point.index).values_name
+    whole, held = (evidence.dump.find(moment, "activation", name) for moment in ("reference", "step"))
+    if whole is None or held is None or len(held.shards) < evidence.dump.files.mesh.size:
+        return False
+    return all(shard.body.local_shape == whole.first.body.local_shape for shard in held.shards.values()) and (
+        dim < len(whole.first.body.local_shape) - 1
+    )
 
 
 def _split_inputs(evidence: Evidence, first: Divergence) -> tuple[str, int] | None:

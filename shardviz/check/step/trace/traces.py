@@ -120,7 +120,10 @@ class OfRank:
         return Point(values, needs_grad, first.tensor, first.order, first.type, draws)
 
     def _values(self, record: KeptRecord) -> Kept | None:
-        name = record.same_as or of_point(record.module, record.what, record.call, record.index)
+        return self.activation(record.same_as or of_point(record.module, record.what, record.call, record.index))
+
+    def activation(self, name: str) -> Kept | None:
+        """Return what it has under a name; None if it has nothing."""
         tensor = self.dump.find("step", "activation", name)
         shard = tensor.shards.get(self.rank) if tensor is not None else None
         if shard is None:
