@@ -31,7 +31,21 @@ Verdicts = dict[str, Rows]
 """The verdicts on the cases of a room, by name."""
 
 SENTENCES = frozenset(
-    {"summary", "cause", "fix", "why", "sentence", "details", "also", "refs", "notes", "hint", "schema", "tensors"}
+    {
+        "summary",
+        "cause",
+        "fix",
+        "why",
+        "sentence",
+        "details",
+        "also",
+        "refs",
+        "notes",
+        "hint",
+        "look",
+        "schema",
+        "tensors",
+    }
     | {"distance", "correlation"}
 )
 """Keys of the JSON whose values are prose, that other keys say as well, or that machines round differently."""
