@@ -182,7 +182,7 @@ class Finding:
         first = "cause" if len(ways) == 1 else "likely"
         rows = [row for at, (cause, fix) in enumerate(ways) for row in (("or" if at else first, cause), ("fix", fix))]
         also = [("or", held) for held in self.also if not any(held in cause for cause, _ in ways)]
-        rows = [*rows, *also, ("see", ", ".join((self.page_command, *self.refs)))]
+        rows = [*rows, *also, ("see", "; ".join(filter(None, (", ".join(self.refs), self.page_command))))]
         return [(title, text) for title, text in rows if text]
 
     def to_json(self) -> dict[str, Any]:

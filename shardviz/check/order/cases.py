@@ -68,7 +68,7 @@ class LaidOut:
         self._room = MAX_KEPT
 
     def cases(self, tensor: Tensor, name: str, *, claims: bool = True) -> tuple[Case, ...]:
-        """Return a tensor's cases, one for each mesh of its ranks.
+        """Return a tensor's cases, one for each mesh of its ranks; none if it was not stamped.
 
         Args:
             tensor: The tensor, or the fold that it is in.
@@ -78,6 +78,8 @@ class LaidOut:
         Raises:
             DumpError: The dump does not have the ids, or there are too many to lay out.
         """
+        if tensor.moment != "stamped":
+            return ()
         key = (tensor.role, name, claims)
         if key not in self._cases:
             cases = tuple(cases_of(self.dump, tensor, name, claims=claims))
