@@ -78,6 +78,7 @@ class Fault:
         caller: In a step around the model, the line that calls the function that `line` stands in.
         times_before: By what a gradient was too large as the backward left it; 0 if it was none.
         count: How many backward passes there were, or how often `line` reduced a gradient that needed it once.
+        segments: The dim that `function` takes apart, and into how many segments, of which the rank has a contiguous part.
         copies: The axes of a collective whose ranks have the same term of its sum, if that makes `times`.
     """
 
@@ -107,6 +108,7 @@ class Fault:
     times_before: float = 0
     count: int = 0
     copies: str = ""
+    segments: tuple[int, int] | None = None
 
     @property
     def is_scaled(self) -> bool:

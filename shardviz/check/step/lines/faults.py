@@ -22,6 +22,7 @@ from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
+from shardviz.check.step.lines.segments import segments_of
 from shardviz.check.step.lines.states import words_of
 from shardviz.relate.tolerance import EXACT, SINGLE
 
@@ -248,8 +249,10 @@ class _Forward:
         unlike = "" if reads else self._unlike_dim(inputs)
         times = state.factor if state.factor != 1 else 0
         split, is_root = self._split_by(given, times)
-        numbers = None if times or state.moved or reads else _other_number(call)
-        fault = replace(fault, split=split, is_root=is_root, numbers=numbers)
+        is_open = not (times or state.moved or reads)
+        numbers = _other_number(call) if is_open else None
+        segments = segments_of(self.lines, call, given) if is_open else None
+        fault = replace(fault, split=split, is_root=is_root, numbers=numbers, segments=segments)
         return replace(fault, times=times, moved=state.moved, reads=reads, unlike=unlike)
 
     def _split_by(self, given: Sequence[State], times: float) -> tuple[str, bool]:
