@@ -76,8 +76,8 @@ class SegmentsOfPart(Cause):
     )
     how = (
         "{is_norm:?pass the rank's own number in {place}: {number} divided by the number of parts|give each rank its "
-        "part of each of the {number} segments, where the dim is split that {place} takes apart, as where the rows of a "
-        "weight are}"
+        "part of each of the {number} segments where the dim is split that {place} takes apart, as the rows of a "
+        "weight}"
     )
 
 

@@ -76,7 +76,9 @@ class _Backward:
             return None
         numbers = ", ".join(f"result[{at}]" for at in terms)
         sides = self.states.gradient(value), self.lines.line_of(value), " and ".join(axes.pop())
-        return replace(fault_at("gradient", call, words_of(states), *sides), operand=numbers if others else "the result")
+        return replace(
+            fault_at("gradient", call, words_of(states), *sides), operand=numbers if others else "the result"
+        )
 
     def _summed_again(self, value: Value, call: Call, fault: Fault) -> Fault | None:
         """Return the fault of a backward that sums terms together with what a line hands back whole on every rank."""
