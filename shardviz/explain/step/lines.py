@@ -50,9 +50,9 @@ class WrongLine(Cause):
 class SegmentsOfPart(Cause):
     """A line takes a dim apart into segments, of which a rank has one contiguous part.
 
-    The gates of an LSTM, queries, keys and values, or the groups of a norm stand one after the other along a dim. An
-    axis splits the dim as one block, so that a rank has all of some segments and nothing of others. It takes its part
-    apart into as many segments as the whole has. Shapes are right.
+    The gates of an LSTM, or queries, keys and values, stand one after the other along a dim. An axis splits the dim as
+    one block, so that a rank has all of some segments and nothing of others. It takes its part apart into as many
+    segments as the whole has. Shapes are right.
 
     Attributes:
         place: The line, as `lstm.py:80`.
@@ -60,7 +60,6 @@ class SegmentsOfPart(Cause):
         given: What each rank has of what it is given.
         dim: The dim.
         number: How many segments both sides take it apart into.
-        is_norm: Whether the function takes statistics of each: then a rank may have fewer.
     """
 
     place: str
@@ -68,16 +67,14 @@ class SegmentsOfPart(Cause):
     given: str
     dim: int
     number: int
-    is_norm: bool
     kinds = WRONG
     why = (
         "{function} in {place} takes dim {dim} apart into {number} segments, as in the unsharded model, and gets "
         "{given}: a rank's {number} segments are not its parts of the whole's {number}"
     )
     how = (
-        "{is_norm:?pass the rank's own number in {place}: {number} divided by the number of parts|give each rank its "
-        "part of each of the {number} segments where the dim is split that {place} takes apart, as the rows of a "
-        "weight}"
+        "give each rank its part of each of the {number} segments where the dim is split that {place} takes apart, as "
+        "the rows of a weight"
     )
 
 

@@ -10,7 +10,6 @@ from shardviz.check.report import NotChecked
 from shardviz.check.step.lines.around import Around, is_around, results_of
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import fault_in
-from shardviz.check.step.lines.segments import NORMS
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.check.whole.completeness import no_file_of
@@ -108,10 +107,6 @@ PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_gro
 """Functions by which rows meet a weight."""
 
 
-ATTENTION = (*PRODUCTS, "scaled_dot_product_attention", "flex_attention", "softmax", "getitem", "chunk", "cat")
-"""Functions in which keys and values meet queries, and what comes before."""
-
-
 def module_to_open(finding: Finding) -> str | None:
     """Return the module whose lines may hold a finding's cause: the model's name is empty; None without a module.
 
@@ -181,7 +176,6 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     line_finding = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
     is_open = isinstance(finding.explanation, OPEN) or _is_exchanged(finding.explanation)
     is_open |= fault.way == "collective" and isinstance(finding.explanation, StatisticsOfPart)  # over the wrong ranks
-    is_open |= isinstance(finding.explanation, UngatheredKeys) and _is_no_attention(fault)
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     if fault.way == "between" and fault.before is not None:
         return (
@@ -231,11 +225,6 @@ def _of_averaged_term(dump: Dump, placed: Finding, fault: Fault) -> Finding:
 def _is_exchanged(cause: Cause | None) -> bool:
     """Whether ranks exchange keys and values, and what they do with them is all that is left to find."""
     return isinstance(cause, UngatheredKeys) and bool(cause.exchange)
-
-
-def _is_no_attention(fault: Fault) -> bool:
-    """Whether a line goes wrong that computes something else than attention does."""
-    return fault.way == "result" and fault.function not in ATTENTION and not fault.reads
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
@@ -393,8 +382,7 @@ def cause_of(fault: Fault) -> Cause:
     if fault.numbers is not None:
         return OtherNumber(place_of(fault.inner or fault.line), fault.function, *fault.numbers)
     if fault.segments is not None:
-        is_norm = fault.function in NORMS
-        return SegmentsOfPart(place, fault.function, fault.input_text, *fault.segments, is_norm=is_norm)
+        return SegmentsOfPart(place, fault.function, fault.input_text, *fault.segments)
     if fault.way == "result" and fault.axis:
         return UnaveragedLine(place, fault.function, fault.axis)
     return (

@@ -10,9 +10,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Lines
     from shardviz.check.step.lines.states import State
 
-NORMS = ("group_norm",)
-"""Functions that take statistics of so many segments of dim 1 as their first number says."""
-
 PARTS = ("chunk", "tensor_split", "split", "unsafe_chunk", "glu")
 """Functions that give or combine the segments of a dim."""
 
@@ -23,24 +20,20 @@ def segments_of(lines: Lines, call: Call, given: Sequence[State]) -> tuple[int, 
     A rank with a contiguous part of the dim then reads elements of some of the whole's segments as if they were of all.
     """
     function, whole = call.first.function, call.whole
-    if whole is None or not call.inputs or not call.outputs or function not in (*NORMS, *PARTS):
+    if whole is None or not call.inputs or not call.outputs or function not in PARTS:
         return None
     shape = lines.records[call.inputs[0][0]].shape
-    dims = list(_contiguous_dims(given, shape))
-    if function in NORMS:
-        number = next((int(one) for one in call.first.numbers.split() if one.isdigit()), 0)
-        is_alike = number > 0 and call.first.numbers == whole.numbers
-        return (1, number) if is_alike and any(dim == 1 and number % parts == 0 for dim, parts in dims) else None
+    dims = list(_contiguous_dims(given))
     of_output = lines.records[call.outputs[0][0]].shape
     cut = [dim for dim, sizes in enumerate(zip(shape, of_output, strict=False)) if len(set(sizes)) > 1]
     number = 2 if function == "glu" else len(call.outputs)
     is_alike = len(call.outputs) == len(whole.outputs) and number > 1 and len(shape) == len(of_output)
-    return (cut[0], number) if is_alike and len(cut) == 1 and cut[0] in dict(dims) else None
+    return (cut[0], number) if is_alike and len(cut) == 1 and cut[0] in dims else None
 
 
-def _contiguous_dims(given: Sequence[State], shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the dims of the first tensor of which a rank has one contiguous part, with the number of the parts."""
+def _contiguous_dims(given: Sequence[State]) -> Iterator[int]:
+    """Yield the dims of the first tensor of which a rank has one contiguous part."""
     layout = given[0].layout if given and given[0].kind == "right" else None
-    for dim, chain in enumerate(layout.chains if layout is not None and len(layout.shape) == len(shape) else ()):
-        if layout is not None and chain and isinstance(chain[0], str) and shape[dim]:
-            yield dim, layout.shape[dim] // shape[dim]
+    for dim, chain in enumerate(layout.chains if layout is not None else ()):
+        if chain and isinstance(chain[0], str):
+            yield dim
