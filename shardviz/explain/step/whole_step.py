@@ -329,7 +329,7 @@ class DifferentWeights(Cause):
 
 
 class EarlierStepsDiffer(Cause):
-    """Weights of two jobs are apart when the traced step begins, and close: a step before it differs.
+    """Weights of two jobs are apart before the traced step, and close: an earlier step differs.
 
     Matrices of jobs with other seeds or checkpoints have nothing in common. These are equal or close, so that a step
     before the traced one differs: by its rows, its gradients, or by what the optimizer does with them.
