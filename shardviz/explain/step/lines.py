@@ -47,6 +47,37 @@ class WrongLine(Cause):
     )
 
 
+class SegmentsOfPart(Cause):
+    """A line takes a dim apart into segments, of which a rank has one contiguous part.
+
+    The gates of an LSTM, or queries, keys and values, stand one after the other along a dim. An axis splits the dim as
+    one block, so that a rank has all of some segments and nothing of others. It takes its part apart into as many
+    segments as the whole has. Shapes are right.
+
+    Attributes:
+        place: The line, as `lstm.py:80`.
+        function: What it calls.
+        given: What each rank has of what it is given.
+        dim: The dim.
+        number: How many segments both sides take it apart into.
+    """
+
+    place: str
+    function: str
+    given: str
+    dim: int
+    number: int
+    kinds = WRONG
+    why = (
+        "{function} in {place} takes dim {dim} apart into {number} segments, as in the unsharded model, and gets "
+        "{given}: a rank's {number} segments are not its parts of the whole's {number}"
+    )
+    how = (
+        "give each rank its part of each of the {number} segments where the dim is split that {place} takes apart, as "
+        "the rows of a weight"
+    )
+
+
 class OtherNumber(Cause):
     """A line gets the right tensors, and a plain number that is not the unsharded model's.
 
@@ -403,17 +434,23 @@ class WrongLineBackward(Cause):
         place: The line, as `moe.py:83`.
         function: What it calls.
         axis: The axis of a sum that is missing in backward; empty if it is something else.
+        part: Which of its results lacks the sum, as `result[1]`, if its gradient joins those of other parts there.
     """
 
     place: str
     function: str
     axis: str = ""
+    part: str = ""
     kinds = WRONG
     why = (
-        "{axis:?Each rank along {axis} uses the result of {place} differently, and nothing sums the result's gradient "
-        "over {axis}|The backward of {function} in {place} doesn't match its forward}"
+        "{part:?Each rank along {axis} uses {part} of {function} in {place} for its own part, and nothing sums its "
+        "gradient over {axis} before it joins the whole gradients of other parts|{axis:?Each rank along {axis} uses "
+        "the result of {place} differently, and nothing sums the result's gradient over {axis}|The backward of "
+        "{function} in {place} doesn't match its forward}}"
     )
     how = (
-        "{axis:?all_reduce the gradient over {axis} in the backward of {place}|check {place}: a tensor that all ranks "
-        "have and each uses for its own part needs a sum in backward; terms of a sum need none}"
+        "{part:?sum the gradient of {part} over {axis}, and no other: pass it through a torch.autograd.Function that "
+        "returns its input in forward and all_reduces in backward|{axis:?all_reduce the gradient over {axis} in the "
+        "backward of {place}|check {place}: a tensor that all ranks have and each uses for its own part needs a sum in "
+        "backward; terms of a sum need none}}"
     )

@@ -332,6 +332,29 @@ class DifferentWeights(Cause):
     how = "start both {of_jobs:?jobs, whose steps were not compared,|runs} from the same weights"
 
 
+class EarlierStepsDiffer(Cause):
+    """Weights of two jobs are apart before the traced step, and close: an earlier step differs.
+
+    Matrices of jobs with other seeds or checkpoints have nothing in common. These are equal or close, so that a step
+    before the traced one differs: by its rows, its gradients, or by what the optimizer does with them.
+
+    Attributes:
+        steps: How many optimizer steps the jobs made before the traced one.
+    """
+
+    steps: int
+    kinds = ("wrong-value",)
+    why = (
+        "{steps:1?The optimizer step|The {steps} optimizer steps} before the traced one moved the weights differently "
+        "in the two jobs: by other gradients, or by another learning rate, as of a schedule that counts a rank's own "
+        "tokens"
+    )
+    how = (
+        "trace the first step, which --trace-step 1 does: if the jobs agree there, compare the learning rate and the "
+        "other settings that their optimizers step with"
+    )
+
+
 class MisplacedWeights(Cause):
     """Two jobs start from the same numbers, at different places or under different names.
 

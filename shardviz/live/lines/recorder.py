@@ -274,8 +274,8 @@ class Recorder:
             if local.claim is not None:
                 value.placements = ", ".join(map(str, local.claim[1]))
             if self._num_elements + local.values.numel() <= MAX_ELEMENTS and has_memory(local.values):
-                value.values = local.values.clone()
-                self._num_elements += local.values.numel()
+                value.values = real_of(local.values).clone()
+                self._num_elements += value.values.numel()
 
     def _is_current(self, value: Value) -> bool:
         tensor = value.tensor
@@ -295,7 +295,7 @@ class Recorder:
         if gradient is None:
             return
         with torch.no_grad(), self.quiet():
-            local = of_tensor("", "activation", gradient).values
+            local = real_of(of_tensor("", "activation", gradient).values)
             if value.values is not None:
                 value.gradient = local.clone() if value.gradient is None else value.gradient + local
 
@@ -457,7 +457,7 @@ def collecting(recorder: Recorder) -> Iterator[None]:
 
 def _name(func: Any) -> str:
     """Return a function's name; of a property the property's."""
-    name = getattr(func, "__name__", "") or str(func)
+    name = (getattr(func, "__name__", "") or str(func)).removeprefix("fft_")
     if name in ("__get__", "__set__"):
         name = (resolve_name(func) or name).split(".")[-2]
     return name.partition(".")[0] if not name.startswith("__") else name.strip("_")
@@ -493,7 +493,7 @@ def tensors_kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
             if wait:
                 tensor.trigger_wait()
             tensor = tensor.elem  # type: ignore[attr-defined]
-        if tensor.layout is torch.strided and not (tensor.is_complex() or tensor.is_nested or tensor.is_meta):
+        if tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta):
             tensors_kept.append(tensor)
     return tensors_kept
 
@@ -501,6 +501,11 @@ def tensors_kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
 def has_memory(local: torch.Tensor) -> bool:
     """Whether a tensor can be read; FSDP2 frees the storage of whole weights that it has split again."""
     return hasattr(local, "trigger_wait") or not local.numel() or local.untyped_storage().nbytes() > 0
+
+
+def real_of(local: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, of complex numbers as pairs: what relates real numbers relates those too."""
+    return torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -26,6 +26,7 @@ from shardviz.live.lines.recorder import (
     Value,
     collecting,
     has_memory,
+    real_of,
     recorded,
     storage_of,
     tensors_kept,
@@ -100,9 +101,10 @@ class StepRecorder(Recorder):
     def _is_unchanged(self, value: Value) -> bool:
         """Whether a write into the same storage, as of gradients that share one, left a tensor as it was."""
         local = of_tensor("", "activation", value.tensor).values
-        if value.values is None or local.shape != value.values.shape or not has_memory(local):
+        if value.values is None or not has_memory(local):
             return False
-        if not torch.equal(value.values, local):
+        local = real_of(local)
+        if local.shape != value.values.shape or not torch.equal(value.values, local):
             return False
         value.version, value.epoch = version_of(value.tensor), self._epochs.get(storage_of(value.tensor), 0)
         return True

@@ -24,7 +24,7 @@ from shardviz.check.unread_ranks import without_trace
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
-from shardviz.explain.step.whole_step import DifferentWeights, MisplacedWeights
+from shardviz.explain.step.whole_step import DifferentWeights, EarlierStepsDiffer, MisplacedWeights
 from shardviz.text import counted, fold, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ UNSHARDED = "the unsharded model"
 WHICH_IS_RIGHT = "Which of the two is right they do not show; one process does: shardviz run --trace -- python train.py"
 BEST, PLACED, AGREEING = 3, 2, 1
 WEIGHTS = "the jobs' weights agree"
+NEAR_STARTS = 0.5
+"""Matrices that were drawn with two seeds are further apart, relative to the largest element."""
 BAD = frozenset(("odd", "repeated", "cut", "none"))
 
 
@@ -119,7 +121,10 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     belongings = belongings_of(params, parts, job.mesh)
     others, num_weights = other_weights(params, parts, belongings)
     if others:
-        departure = _of_weights(others, num_weights, job.name)
+        steps = max(record.steps_before for record in job.job.dump.files.ranks.values())
+        drawn = [weight.apart for weight in others if len(params[weight.name].shape) > 1]
+        is_near = all(apart <= NEAR_STARTS for apart in drawn)
+        departure = _of_weights(others, num_weights, job.name, steps if is_near else 0)
         return Attempt(StepDifference((departure,), num_weights - len(others), agreement=WEIGHTS, is_of_jobs=True))
     rows = _rows_of(reference, job)
     if rows.problem:
@@ -142,10 +147,13 @@ def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
     return next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
 
 
-def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Departure:
+def _of_weights(others: Sequence[OtherWeight], total: int, which: str, steps: int) -> Departure:
+    """Return the difference of the weights, which some number of steps made, if that is not 0."""
     first = others[0]
     names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)], MAX_LISTED)
     what, cause = _relation_of(first)
+    if steps and isinstance(cause, DifferentWeights):
+        cause = EarlierStepsDiffer(steps)
     sentence = (
         f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of {which} "
         f"{first.name} {what}"

@@ -11,7 +11,7 @@ import numpy as np
 from shardviz.layout.mesh import Mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardviz.check.step.trace.traces import JobTrace
     from shardviz.dump.dump import Dump
@@ -44,7 +44,8 @@ def mesh_of_groups(groups: Iterable[tuple[str, tuple[int, ...]]], num_ranks: int
     by_axis: dict[str, set[tuple[int, ...]]] = {}
     for axis, ranks in groups:
         by_axis.setdefault(axis, set()).add(ranks)
-    kinds = {axis: frozenset(of) for axis, of in by_axis.items() if _divide(of, num_ranks)}
+    divisions = {name: of for axis, every in by_axis.items() for name, of in _divisions(axis, every)}
+    kinds = {axis: frozenset(of) for axis, of in divisions.items() if _divide(of, num_ranks)}
     names = list(kinds)[:MAX_KINDS]
     for count in range(len(names), 0, -1):
         for axes in combinations(names, count):
@@ -52,6 +53,19 @@ def mesh_of_groups(groups: Iterable[tuple[str, tuple[int, ...]]], num_ranks: int
             if mesh is not None:
                 return mesh
     return None
+
+
+def _divisions(axis: str, groups: set[tuple[int, ...]]) -> Iterator[tuple[str, set[tuple[int, ...]]]]:
+    """Yield groups of one name in sets of which no two share a rank: those of two axes of one size are named alike."""
+    divisions: list[set[tuple[int, ...]]] = []
+    for group in sorted(groups):
+        apart = (of for of in divisions if not any(set(group) & set(ranks) for ranks in of))
+        division = next(apart, None)
+        if division is None:
+            divisions.append({group})
+        else:
+            division.add(group)
+    yield from ((axis if not at else f"{axis}_{at + 1}", of) for at, of in enumerate(divisions))
 
 
 def _divide(groups: set[tuple[int, ...]], num_ranks: int) -> bool:

@@ -22,6 +22,7 @@ from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
+from shardviz.check.step.lines.segments import segments_of
 from shardviz.check.step.lines.states import words_of
 from shardviz.relate.tolerance import EXACT, SINGLE
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 DIVISIONS = ("div", "true_divide", "divide")
 """Functions of two tensors: a rank may divide its own term of a sum, but by the whole number."""
+
+COUNTS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+"""Functions that go along a dim from its first element on."""
 
 ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", "rpow", "remainder", "clamp")
 """Functions of a tensor and a number that is no size of their result."""
@@ -76,7 +80,13 @@ def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None
     if fault is not None and fault.way == "result" and fault.reads and not fault.moved:
         return moved_fault(lines, states) or fault
     if fault is not None and fault.way == "between":
-        return moved_fault(lines, states) or exchange_fault(lines, states) or foreign_fault(lines, states) or fault
+        return (
+            _counted_fault(lines, states)
+            or moved_fault(lines, states)
+            or exchange_fault(lines, states)
+            or foreign_fault(lines, states)
+            or fault
+        )
     return fault
 
 
@@ -96,6 +106,34 @@ def _unsummed_at_end(lines: Lines, states: States, returned: Value) -> Fault | N
     made = lines.calls[-1].outputs if lines.calls and lines.producer(returned) is None else ()
     terms = next((value for value in made if states.forward(value).kind == "terms"), None)
     return _Forward(lines, states).never_summed(terms) if terms is not None else None
+
+
+def _counted_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line that counts from the rank's first element, if ranks exchange what comes of it.
+
+    Numbers that each rank counts from its own first element are right as long as they meet no other rank's.
+    """
+    for call in lines.calls:
+        made = states.forward(call.outputs[0]) if call.first.function in COUNTS and call.outputs else None
+        if made is None or not made.is_wrong or call.whole is None or not call.inputs:
+            continue
+        given = states.forward(call.inputs[0])
+        dim = int(next(iter(call.first.numbers.split()), "0"))
+        is_split = given.kind == "right" and given.layout is not None and bool(_axes_in(given.layout.chains[dim]))
+        if is_split and _is_exchanged(lines, states, call):
+            return _Forward(lines, states).fault_of_moved(call.outputs[0], call)
+    return None
+
+
+def _is_exchanged(lines: Lines, states: States, call: Call) -> bool:
+    """Whether ranks exchange what comes of a call, as long as it is not the unsharded model's."""
+    derived = set(call.outputs)
+    for later in lines.calls[call.order + 1 :]:
+        if derived & {*later.inputs}:
+            if later.first.is_collective:
+                return True
+            derived |= {value for value in later.outputs if not states.forward(value).is_known}
+    return False
 
 
 def _axes_in(chain: Sequence[object]) -> list[str]:
@@ -162,6 +200,10 @@ class _Forward:
         is_index = (is_index and not is_moved) or self._is_micro_batch(call)
         return call.counts_by_rank or is_index or any(map(self._note_own, call.inputs))
 
+    def _is_no_index(self, value: Value) -> bool:
+        """Whether a tensor that the module is given holds numbers or a mask, and no indices."""
+        return not self.states.is_index(value) and self.lines.origin(value).startswith("input")
+
     def _is_micro_batch(self, call: Call) -> bool:
         """Whether a step takes parts of its batch one after the other: each has other rows than the whole's part."""
         if not self.lines.is_step or call.first.function not in SELECTS or not call.inputs:
@@ -185,8 +227,11 @@ class _Forward:
             if call is None:
                 return None
             inputs, through = self._given(call)
-            if any(self.lines.is_input(leaf) and not self.states.forward(leaf).is_known for leaf in self._leaves):
-                return None  # it arrives wrong, or is each rank's own
+            unlike = [leaf for leaf in self._leaves if self.lines.is_input(leaf)]
+            unlike = [leaf for leaf in unlike if not self.states.forward(leaf).is_known]
+            if unlike:  # it arrives wrong, or is each rank's own
+                is_wrong = all(self._is_no_index(leaf) and self.states.forward(leaf).is_wrong for leaf in unlike)
+                return Fault("given", call.line, call.first.function, "", "") if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
             if not bad:
                 return self._reads_another(call) or self._fault_of(value, call, inputs, through)
@@ -248,8 +293,10 @@ class _Forward:
         unlike = "" if reads else self._unlike_dim(inputs)
         times = state.factor if state.factor != 1 else 0
         split, is_root = self._split_by(given, times)
-        numbers = None if times or state.moved or reads else _other_number(call)
-        fault = replace(fault, split=split, is_root=is_root, numbers=numbers)
+        is_open = not (times or state.moved or reads)
+        numbers = _other_number(call) if is_open else None
+        segments = segments_of(self.lines, call, given) if is_open else None
+        fault = replace(fault, split=split, is_root=is_root, numbers=numbers, segments=segments)
         return replace(fault, times=times, moved=state.moved, reads=reads, unlike=unlike)
 
     def _split_by(self, given: Sequence[State], times: float) -> tuple[str, bool]:

@@ -23,6 +23,7 @@ from shardviz.explain.step.lines import (
     OtherNumber,
     RepeatedReductionLine,
     ScaledLine,
+    SegmentsOfPart,
     UnaveragedLine,
     UnlikeOperands,
     UnsummedLine,
@@ -124,22 +125,39 @@ def module_to_open(finding: Finding) -> str | None:
 
 def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
     """Yield the results of a step's checks, those about the module that ranks looked into with its first wrong line."""
-    lines, around = Lines.of(dump), Around.of(dump)
-    fault = fault_in(lines, States(dump, lines)) if lines is not None else None
+    opened, around = _opened(dump), Around.of(dump)
+    faults = [(lines, fault) for lines in opened if (fault := fault_in(lines, States(dump, lines))) is not None]
     for outcome in results:
         if not isinstance(outcome, Finding):
             yield outcome
             continue
-        module = module_to_open(outcome)
-        if lines is not None and fault is not None and module in (lines.module, lines.asked_module):
-            yield with_line(outcome, fault)
+        module, named = module_to_open(outcome), outcome
+        for lines, fault in faults:  # what a module is given wrong is made by the one around it
+            if module_to_open(named) in (lines.module, lines.asked_module):
+                named = _given_wrong(named, lines, fault) if fault.way == "given" else with_line(named, fault)
+        if named is not outcome:
+            yield named
         elif around is not None and module == STEP and (fault_around := around.fault_of(outcome)) is not None:
             yield with_line_around(dump, outcome, fault_around, are_gradients_wrong=around.has_wrong_gradient)
         else:
             cause = outcome.explanation
             place = cause.place if isinstance(cause, UnexplainedBackward) and cause.moved else ""
             yield replace(outcome, line=outcome.line or place)
-    yield from _not_read(dump) if lines is None and around is None else ()
+    yield from _not_read(dump) if not opened and around is None else ()
+
+
+def _opened(dump: Dump) -> list[Lines]:
+    """Return the lines of each module that ranks looked into, in the order in which they did."""
+    records = [lines for rank in dump.files.ranks.values() for lines in rank.lines if lines.module != STEP]
+    read = (Lines.of(dump, module=module) for module in dict.fromkeys(lines.module for lines in records))
+    return [lines for lines in read if lines is not None]
+
+
+def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
+    """Return a finding of the module around the one that is given what is wrong."""
+    around = lines.module.rpartition(".")[0]
+    placed = replace(finding, sentence=sentence_of(fault), details=(finding.sentence,), module=around)
+    return placed.because(UnexplainedInput(lines.module)) if isinstance(finding.explanation, OPEN) else finding
 
 
 def _not_read(dump: Dump) -> Iterator[NotChecked]:
@@ -249,6 +267,8 @@ def sentence_of(fault: Fault) -> str:
         return f"it goes wrong between {_at(before)} and {_at(line, before)}"
     if fault.way == "unsummed" and before is not None:
         return _of_unsummed(fault, before)
+    if fault.way == "given":
+        return f"{_at(line)} reads what its module is given and what is no part of the unsharded model's"
     if fault.way == "rows":
         return f"{_at(line)} makes rows that the unsharded model doesn't have; {fault.function} gets rows that it has"
     if fault.way == "exchange" and before is not None and fault.reader is not None:
@@ -339,7 +359,7 @@ def cause_of(fault: Fault) -> Cause:
     if fault.reader is not None:
         return WholeGradientSummedAgain(place, place_of(fault.reader), fault.axis, int(fault.times))
     if fault.way == "gradient":
-        return WrongLineBackward(place, fault.function, fault.axis)
+        return WrongLineBackward(place, fault.function, fault.axis, fault.operand)
     if fault.moved:
         inner = place_of(fault.inner) if fault.inner is not None else place
         return MisplacedLine(inner, fault.function, is_of_rank=fault.moved == "rank")
@@ -347,6 +367,8 @@ def cause_of(fault: Fault) -> Cause:
         return UnlikeOperands(place, fault.function, fault.input_text, int(fault.unlike))
     if fault.numbers is not None:
         return OtherNumber(place_of(fault.inner or fault.line), fault.function, *fault.numbers)
+    if fault.segments is not None:
+        return SegmentsOfPart(place, fault.function, fault.input_text, *fault.segments)
     if fault.way == "result" and fault.axis:
         return UnaveragedLine(place, fault.function, fault.axis)
     if fault.times:
