@@ -107,7 +107,11 @@ def _is_meant_to_move(dump: Dump, comparison: Compared, idle: Sequence[int]) -> 
 def _moved(dump: Dump, comparison: Compared) -> NDArray[np.bool_] | None:
     """Return which elements the unsharded model's optimizer changes; None if it did not run."""
     after = dump.find("updated", "param", comparison.name)
-    return dump.values(after.first, comparison.name).ravel() != comparison.wanted.ravel() if after is not None else None
+    values = dump.values(after.first, comparison.name) if after is not None else None
+    if values is None or values.size != comparison.wanted.size:
+        return None
+    moved: NDArray[np.bool_] = values.ravel() != comparison.wanted.ravel()
+    return moved
 
 
 def _left_out(comparison: Compared, idle: tuple[int, ...], arrived: Mapping[int, str]) -> Finding:
@@ -182,7 +186,8 @@ def _apart(comparison: Compared, cause: Cause, clause: str = "") -> Finding:
 
 def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
     """Yield weights that did not change on ranks whose part of the gradient is not zero; one finding if all are."""
-    unmoved_weights = [(result, still) for result in weights if (still := _still(dump, result))]
+    is_sent = any(call.op == "broadcast" for record in dump.files.ranks.values() for call in record.collectives)
+    unmoved_weights = [(result, still) for result in weights if (still := _still(dump, result, is_sent=is_sent))]
     judged = [result for result in weights if _with_gradient(dump, result)]
     whole = all(set(still) == set(_with_gradient(dump, result)) for result, still in unmoved_weights)
     if unmoved_weights and whole and len(unmoved_weights) == len(judged) > 1:
@@ -196,7 +201,6 @@ def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
         for result, still in unmoved_weights:
             yield result.finding(StepSkippedByRank(on_some=True), text, still, kind="write-not-applied")
         return
-    is_sent = any(call.op == "broadcast" for record in dump.files.ranks.values() for call in record.collectives)
     for comparison, still in unmoved_weights:
         text = f"the optimizer's step did not change it{_where(comparison, still)}, though its gradient is not zero"
         yield comparison.finding(StepNotKept(is_sent), text, still)
@@ -212,9 +216,12 @@ def _skipping(dump: Dump, weights: Sequence[Compared], unmoved: Mapping[str, Seq
     return tuple(sorted(skipping)) if is_shared and all(idle <= skipping for idle in still) else ()
 
 
-def _still(dump: Dump, comparison: Compared) -> tuple[int, ...]:
-    """Return the ranks with a gradient on which a weight is what it was, unless the unsharded model's is, too."""
-    moved = _moved(dump, comparison)
+def _still(dump: Dump, comparison: Compared, *, is_sent: bool) -> tuple[int, ...]:
+    """Return the ranks with a gradient on which a weight is what it was, unless the unsharded model's is, too.
+
+    Where ranks send weights to each other, the unsharded model's are overwritten by the same mistake.
+    """
+    moved = None if is_sent else _moved(dump, comparison)
     return tuple(
         rank
         for rank in _with_gradient(dump, comparison)
