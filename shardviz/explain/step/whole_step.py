@@ -310,22 +310,32 @@ class UnexplainedJobStep(Cause):
 class DifferentWeights(Cause):
     """Two runs do not start from the same weights.
 
-    Everything that they compute differs from the first module on, so their steps cannot be compared.
+    Everything that they compute differs from the first module on, so their steps cannot be compared. If they took steps
+    before, one of these may be what differs: in its gradients or rows, or in its learning rate, which a scheduler that
+    is stepped once for each process changes faster on more of them.
 
     Attributes:
         of_jobs: Whether they are jobs of several ranks.
+        steps: How many steps the jobs took before; 0 if that is not known.
     """
 
     of_jobs: bool = False
+    steps: int = 0
     kinds = ("wrong-value",)
     why = (
         (
-            "The {of_jobs:?jobs|runs} drew their weights with different seeds or in a different order{of_jobs:?, for "
-            "example after sharding}"
+            "{steps:?A step before this one differs: in its learning rate, as of a scheduler that is stepped once for "
+            "each process, in its rows or in its gradients|The {of_jobs:?jobs|runs} drew their weights with different "
+            "seeds or in a different order{of_jobs:?, for example after sharding}}"
         ),
-        "The {of_jobs:?jobs|runs} loaded different checkpoints",
+        "The {of_jobs:?jobs|runs} {steps:?began with different weights|loaded different checkpoints}",
     )
-    how = "start both {of_jobs:?jobs, whose steps were not compared,|runs} from the same weights"
+    how = (
+        "{steps:?record the first step, and then the next ones, with --trace-step 1, 2, ...; if they agree, compare "
+        "the learning rate that both jobs have in each|start both {of_jobs:?jobs, whose steps were not compared,|runs} "
+        "from the same weights}",
+        "{steps:?start both from the same weights|load the same checkpoint}",
+    )
 
 
 class MisplacedWeights(Cause):

@@ -126,7 +126,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     belongings = belongings_of(params, parts, job.mesh)
     others, num_weights = other_weights(params, parts, belongings)
     if others:
-        departure = _of_weights(others, num_weights, job.name)
+        departure = _of_weights(others, num_weights, job)
         return Attempt(StepDifference((departure,), num_weights - len(others), agreement=WEIGHTS, is_of_jobs=True))
     rows = _rows_of(reference, job)
     if rows.problem:
@@ -147,19 +147,20 @@ def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
     return next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
 
 
-def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Departure:
+def _of_weights(others: Sequence[OtherWeight], total: int, job: WholeJob) -> Departure:
     first = others[0]
+    records = job.job.dump.files.ranks
     names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)], MAX_LISTED)
-    what, cause = _relation_of(first)
+    what, cause = _relation_of(first, max((record.steps_before for record in records.values()), default=0))
     sentence = (
-        f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of {which} "
-        f"{first.name} {what}"
+        f"weights differ already before the step, {len(others)} of {total}: {names}; "
+        f"on rank {first.rank} of {job.name} {first.name} {what}"
     )
     return departure_for(cause, "weights", first.name, sentence)
 
 
-def _relation_of(weight: OtherWeight) -> tuple[str, Cause]:
-    """Return what a weight is of the other job's, as the rest of a sentence, and why."""
+def _relation_of(weight: OtherWeight, steps: int) -> tuple[str, Cause]:
+    """Return what a weight is of the other job's, as the rest of a sentence, and why, after so many steps."""
     if weight.holds:
         return f"has the values of the other job's {weight.holds}", MisplacedWeights(is_exchanged=True)
     if weight.rounded:
@@ -168,7 +169,9 @@ def _relation_of(weight: OtherWeight) -> tuple[str, Cause]:
         order = f": {weight.order}" if weight.order else ""
         return f"has numbers of the other job's {weight.name}, at other places{order}", MisplacedWeights()
     how = f"differs by up to {100 * weight.apart:.2g}% of its largest element"
-    return how if np.isfinite(weight.apart) else "fits no part of the other job's", DifferentWeights(of_jobs=True)
+    if not np.isfinite(weight.apart):
+        return "fits no part of the other job's", DifferentWeights(of_jobs=True)
+    return how, DifferentWeights(of_jobs=True, steps=steps)
 
 
 def _judging(reference: WholeJob, job: WholeJob, order: NDArray[np.int64] | None) -> Judging:
