@@ -52,28 +52,36 @@ def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str)
         after: What it is.
         name: What the second is called.
     """
-    is_matrix = before.shape == after.shape and len(before.shape) == 2 and 0 < math.prod(before.shape) <= MOST
-    if not is_matrix or before.dtype not in FLOATS or after.dtype not in FLOATS:
+    is_float = before.dtype in FLOATS and after.dtype in FLOATS
+    if not is_float or before.shape != after.shape or len(before.shape) != 2 or not 0 < math.prod(before.shape) <= MOST:
         return None
     tolerance = ROUNDINGS * max(EPSILON[side.dtype] for side in (before, after))
-    bits = before.bits.reshape(before.shape), after.bits.reshape(after.shape)  # put together once
+    bits = before.bits, after.bits  # put together once
+    is_whole = bits[0].shape == bits[1].shape == before.shape
+    if not is_whole or (before.dtype == after.dtype and np.array_equal(*bits)):
+        return None
     for dim, (line, others) in enumerate((("row", "columns"), ("column", "rows"))):
         turned = tuple(side.T if dim else side for side in bits)
-        is_comparable = before.dtype == after.dtype
-        rows = (
-            np.flatnonzero((turned[0] != turned[1]).any(axis=1))[:SAMPLE]
-            if is_comparable
-            else np.arange(min(SAMPLE, len(turned[0])))
+        is_other = (
+            (turned[0] != turned[1]).any(axis=1) if before.dtype == after.dtype else np.ones(len(turned[0]), bool)
         )
+        rows = np.flatnonzero(is_other)[:SAMPLE]
         sample = [_numbers(side[rows], of.dtype) for side, of in zip(turned, (before, after), strict=True)]
         fitting = (width for width in _widths(before.shape[1 - dim]) if _factors(sample, width, tolerance) is not None)
         widths = [*islice(fitting, MOST_TRIED)]
         lines = [_numbers(side, of.dtype) for side, of in zip(turned, (before, after), strict=True)] if widths else []
         for width in widths:
             factors = _factors(lines, width, tolerance)
-            if factors is not None and np.ptp(factors) > 2 * tolerance * np.abs(factors).max():
+            if factors is not None and _are_of_most_lines(factors, tolerance):
                 return _scaled(outcome, name, line, f"{width} {others}", factors, tolerance)
     return None
+
+
+def _are_of_most_lines(factors: Array, tolerance: float) -> bool:
+    """Whether factors differ, and most lines have another one than 1: a single line, or number, has other reasons."""
+    is_scaled = (np.abs(factors - 1) > tolerance).any(axis=1)
+    steps = np.diff(np.sort(factors.ravel())) > 2 * tolerance * np.abs(factors).max()
+    return bool(steps.sum() > 1 and 2 * is_scaled.sum() > len(factors))
 
 
 def _scaled(outcome: Outcome, name: str, line: str, part: str, factors: Array, tolerance: float) -> Outcome:
@@ -95,11 +103,11 @@ def _widths(size: int) -> Iterator[int]:
 
 
 def _factors(pair: Sequence[Array], width: int, tolerance: float) -> Array | None:
-    """Return the factor of each block of a row; None if some block has none."""
+    """Return the factor of each block of a row; None if some block has none: what is set to zero is not scaled."""
     first, second = (side.reshape(len(side), -1, width) for side in pair)
     squares = (first * first).sum(-1)
     with np.errstate(all="ignore"):
         factors: Array = (first * second).sum(-1) / np.where(squares == 0, 1.0, squares)
         expected = factors[..., None] * first
         is_near = np.abs(second - expected) <= tolerance * np.abs(expected)
-    return factors if is_near.all() else None
+    return factors if is_near.all() and factors[squares > 0].all() else None

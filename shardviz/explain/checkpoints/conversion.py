@@ -24,7 +24,7 @@ class ForgottenFactor(Cause):
 
 
 class FactorsOfBlocks(Cause):
-    """Rows or columns of a matrix, or parts of them, are those of the original times a factor of their own.
+    """Rows or columns of a matrix, or parts of them, are each multiplied by another factor.
 
     A merge that normalizes each rank's part (DoRA's direction, weight norm) divides by norms of parts. Scales of
     quantization groups that are counted from each rank's first one are those of other groups.
