@@ -174,9 +174,24 @@ def test_copies_that_differ_along_one_axis_are_equal_along_the_other(mesh):
 @spmd(mesh={"dp": 2})
 def test_copies_that_are_near_each_other_have_stepped_apart(mesh):
     torch.manual_seed(0)
-    model = nn.Linear(2, 2, bias=False)
+    model = nn.Linear(2, 2)
     model.weight.data += 0.01 * mesh.get_local_rank("dp")
     assert "ranks along dp have stepped apart since" in " ".join(text_of(assert_replicated, model, axis="dp").split())
+    model.bias.data = torch.full((2,), mesh.get_local_rank("dp") + 1.0)  # began at zero: nothing in common
+    text = text_of(assert_replicated, model, axis="dp")
+    assert "stepped apart" in text
+    assert "seed" not in text
+
+
+@spmd(mesh={"dp": 2})
+def test_gradients_of_a_rank_are_compared_if_asked_for(mesh):
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2, bias=False)
+    model(torch.ones(1, 2) * (1 + mesh.get_local_rank("dp"))).sum().backward()
+    assert_replicated(model, axis="dp")
+    text = text_of(assert_replicated, model, axis="dp", of=("param", "grad"))
+    assert text.startswith("weight: copies of the gradient differ along dp: 1 of 2 ranks")
+    assert "seed" not in text
 
 
 @spmd(mesh={"dp": 2, "fsdp": 2})
@@ -324,7 +339,7 @@ def test_ties_are_storage_not_equal_values(mesh):
     assert text_of(assert_tied, model, "embed.weight", "head.weight").startswith(
         "head.weight: it does not share storage with embed.weight on 2 ranks\n"
     )
-    assert "The names were never tied" in text_of(assert_tied, model, "embed.weight", "head.weight")
+    assert "the names were never tied" in text_of(assert_tied, model, "embed.weight", "head.weight")
     model["head"].weight = model["embed"].weight
     assert_tied(model, "embed.weight", "head.weight")
     reference = copy.deepcopy(model)

@@ -16,6 +16,13 @@ INDEXING = ("getitem", "index_select", "gather", "take_along_dim", "index_copy",
 """Functions that take or write slices at the places of an index."""
 
 
+DRAWS = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial")
+"""Functions that draw random numbers."""
+
+ELEMENTWISE = ("add", "sub", "mul", "div", "maximum", "minimum", "where")
+"""Functions of two tensors, element by element."""
+
+
 class WrongLine(Cause):
     """A line goes wrong because each rank runs it on its own part.
 
@@ -38,13 +45,26 @@ class WrongLine(Cause):
     why = (
         "{reads:?In {place}, {reads} gets {given:?{given}|a rank's own sizes and offsets}, and {function} makes of its "
         "result what doesn't match the unsharded model's|{function} in {place} gets {given:?{given}|a rank's own sizes "
-        "and offsets}, and its result doesn't match the unsharded model's, which comes from the whole}"
+        "and offsets}{has_groups:? and as many groups as the unsharded model, so each group has fewer channels|, and "
+        "its result doesn't match the unsharded model's{is_drawn:?|, which comes from the whole}}}"
     )
     how = (
-        "{reads:?check in {place} what {reads} runs over, and the sizes, offsets and order of what is made of its "
-        "result up to {function}|gather or reduce the input of {function} before {place}, or use the whole tensor's "
-        "sizes and the rank's own offset there}"
+        "{is_drawn:?what all ranks have needs equal draws: seed the generator that {place} uses alike on all ranks, "
+        "without the rank's coordinate, and draw from it as often as the unsharded model|{has_groups:?divide the "
+        "groups of {function} in {place} by the number of ranks, as the channels|{reads:?check in {place} what {reads} "
+        "runs over, and the sizes, offsets and order of what is made of its result up to {function}|gather or reduce "
+        "the input of {function} before {place}, or use the whole tensor's sizes and the rank's own offset there}}}"
     )
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the function draws as many random numbers as the unsharded model's, and others."""
+        return self.function in DRAWS and bool(self.given)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the function normalizes groups of channels, and each rank has some of the channels."""
+        return self.function == "group_norm" and "/" in self.given.partition(", ")[2].partition(", ")[0]
 
 
 class SegmentsOfPart(Cause):
@@ -125,9 +145,15 @@ class UnlikeOperands(Cause):
         "the whole"
     )
     how = (
-        "split both along dim {dim} in the same way before {place}: with key heads that are repeated on each rank, "
-        "repeat_interleave keeps a head beside its own, repeat does not"
+        "split both along dim {dim} in the same way before {place}: {is_elementwise:?take the rows of a table, as of "
+        "positions, that belong to the rank's own tokens|with key heads that are repeated on each rank, "
+        "repeat_interleave keeps a head beside its own, repeat does not}"
     )
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether each element meets the one at its own place."""
+        return self.function in ELEMENTWISE
 
 
 class MisplacedLine(Cause):

@@ -346,8 +346,8 @@ class EarlierStepsDiffer(Cause):
     kinds = ("wrong-value",)
     why = (
         "{steps:1?The optimizer step|The {steps} optimizer steps} before the traced one moved the weights differently "
-        "in the two jobs: by other gradients, or by another learning rate, as of a schedule that counts a rank's own "
-        "tokens"
+        "in the two jobs: by other gradients, or by another learning rate, as of a scheduler that is stepped once "
+        "for each process"
     )
     how = (
         "trace the first step, which --trace-step 1 does: if the jobs agree there, compare the learning rate and the "

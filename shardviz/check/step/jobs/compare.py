@@ -121,10 +121,7 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     belongings = belongings_of(params, parts, job.mesh)
     others, num_weights = other_weights(params, parts, belongings)
     if others:
-        steps = max(record.steps_before for record in job.job.dump.files.ranks.values())
-        drawn = [weight.apart for weight in others if len(params[weight.name].shape) > 1]
-        is_near = all(apart <= NEAR_STARTS for apart in drawn)
-        departure = _of_weights(others, num_weights, job.name, steps if is_near else 0)
+        departure = _of_weights(others, num_weights, [params[weight.name].shape for weight in others], job)
         return Attempt(StepDifference((departure,), num_weights - len(others), agreement=WEIGHTS, is_of_jobs=True))
     rows = _rows_of(reference, job)
     if rows.problem:
@@ -147,16 +144,20 @@ def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
     return next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
 
 
-def _of_weights(others: Sequence[OtherWeight], total: int, which: str, steps: int) -> Departure:
-    """Return the difference of the weights, which some number of steps made, if that is not 0."""
+def _of_weights(
+    others: Sequence[OtherWeight], total: int, shapes: Sequence[tuple[int, ...]], job: WholeJob
+) -> Departure:
+    """Return the difference of the weights; if matrices are near and steps were made before, those made it."""
     first = others[0]
     names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)], MAX_LISTED)
     what, cause = _relation_of(first)
-    if steps and isinstance(cause, DifferentWeights):
+    steps = max(record.steps_before for record in job.job.dump.files.ranks.values())
+    is_near = all(weight.apart <= NEAR_STARTS for weight, shape in zip(others, shapes, strict=True) if len(shape) > 1)
+    if steps and is_near and isinstance(cause, DifferentWeights):
         cause = EarlierStepsDiffer(steps)
     sentence = (
-        f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of {which} "
-        f"{first.name} {what}"
+        f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of "
+        f"{job.name} {first.name} {what}"
     )
     return departure_for(cause, "weights", first.name, sentence)
 

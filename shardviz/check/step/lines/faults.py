@@ -24,6 +24,7 @@ from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
 from shardviz.check.step.lines.segments import segments_of
 from shardviz.check.step.lines.states import words_of
+from shardviz.explain.step.lines import DRAWS, ELEMENTWISE
 from shardviz.relate.tolerance import EXACT, SINGLE
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ class _Forward:
 
     def _fault_of_result(self, state: State, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
         given = [self.states.forward(one) for one in inputs]
-        words = words_of(given)
+        words = words_of(given) if inputs else self._draws(call)
         of_axes = math.prod(map(self.states.mesh.axis_size, state.axes))
         is_mean = state.op == "avg" or math.isclose(state.factor, of_axes, rel_tol=EXACT)
         is_mean = is_mean and all(one.kind != "terms" for one in given)
@@ -290,7 +291,7 @@ class _Forward:
         between = sorted(through, key=lambda one: one.order)
         reader = next((one for one in between if one.first.is_collective), next(iter(between), None))
         reads = reader.first.function if reader is not None else ""
-        unlike = "" if reads else self._unlike_dim(inputs)
+        unlike = "" if reads else self._unlike_dim(inputs, call.first.function)
         times = state.factor if state.factor != 1 else 0
         split, is_root = self._split_by(given, times)
         is_open = not (times or state.moved or reads)
@@ -298,6 +299,15 @@ class _Forward:
         segments = segments_of(self.lines, call, given) if is_open else None
         fault = replace(fault, split=split, is_root=is_root, numbers=numbers, segments=segments)
         return replace(fault, times=times, moved=state.moved, reads=reads, unlike=unlike)
+
+    def _draws(self, call: Call) -> str:
+        """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
+        whole = self.states.whole(call.whole.outputs[0]) if call.whole is not None and call.whole.outputs else None
+        held = self.states.held(call.outputs[0]) if call.outputs and call.first.function in DRAWS else {}
+        if whole is None or not held or any(values.shape != whole.shape for values in held.values()):
+            return ""
+        is_apart = any(not (values == next(iter(held.values()))).all() for values in held.values())
+        return "a seed or generator of each rank's own" if is_apart else "a generator in another state"
 
     def _split_by(self, given: Sequence[State], times: float) -> tuple[str, bool]:
         """Return an axis that splits what a call is given, if a number is its size, or, with True, the root of that."""
@@ -309,13 +319,17 @@ class _Forward:
                     return axis, is_root
         return "", False
 
-    def _unlike_dim(self, inputs: Sequence[Value]) -> str:
+    def _unlike_dim(self, inputs: Sequence[Value], function: str) -> str:
         """Return the dim of which two tensors have different slices on a rank; a matrix product has dims of its own."""
         layouts = [state.layout for value in inputs if (state := self.states.forward(value)).kind == "right"]
-        for first, second in combinations([layout for layout in layouts if layout is not None], 2):
-            for dim, pair in enumerate(zip(first.chains[:-2], second.chains[:-2], strict=False)):
-                is_same_split = first.shape[dim] == second.shape[dim] and all(_axes_in(chain) for chain in pair)
-                if is_same_split and pair[0] != pair[1] and _axes_in(pair[0]) == _axes_in(pair[1]):
+        for pair in combinations([layout for layout in layouts if layout is not None], 2):
+            first, second = sorted(pair, key=lambda layout: -len(layout.shape))
+            before = len(first.shape) - len(second.shape) if function in ELEMENTWISE else 0
+            last = len(first.shape) if function in ELEMENTWISE else len(first.shape) - 2
+            for dim in range(before, min(last, before + len(second.shape))):
+                chains = first.chains[dim], second.chains[dim - before]
+                is_same_split = first.shape[dim] == second.shape[dim - before] and all(map(_axes_in, chains))
+                if is_same_split and chains[0] != chains[1] and _axes_in(chains[0]) == _axes_in(chains[1]):
                     return str(dim)
         return ""
 

@@ -18,6 +18,7 @@ from shardviz.explain.finding import Finding
 from shardviz.explain.step.exchanged_rows import ExchangeNotReversed, ForeignNumbersSummed, RowsNotRestored, StrangeRows
 from shardviz.explain.step.forward import UngatheredKeys
 from shardviz.explain.step.lines import (
+    DRAWS,
     CopiesSummedLine,
     MisplacedLine,
     OtherNumber,
@@ -174,10 +175,9 @@ def _not_read(dump: Dump) -> Iterator[NotChecked]:
 def with_line(finding: Finding, fault: Fault) -> Finding:
     """Return a finding that begins with a fault's line; its cause is the line's if it had none."""
     line_finding = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
-    is_open = isinstance(finding.explanation, OPEN) or (
-        isinstance(finding.explanation, UngatheredKeys) and bool(finding.explanation.exchange)
-    )
-    is_open |= fault.way == "collective" and isinstance(finding.explanation, StatisticsOfPart)  # over the wrong ranks
+    is_open = isinstance(finding.explanation, OPEN) or _is_exchanged(finding.explanation)
+    is_open |= isinstance(finding.explanation, StatisticsOfPart) and _is_no_mean(fault)
+    is_open |= isinstance(finding.explanation, UngatheredKeys) and _mixes_no_tokens(fault)
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     if fault.way == "between" and fault.before is not None:
         cause: Cause = WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own)
@@ -211,6 +211,21 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
         return placed
     cause = mean_of_means(dump) if is_mean_of_part and fault.way == "result" else cause_of(fault)
     return replace(placed, kind=finding.kind if finding.kind in cause.kinds else cause.kinds[0]).because(cause)
+
+
+def _is_no_mean(fault: Fault) -> bool:
+    """Whether a line is a sum over the wrong ranks, or one that is missing and no mean's."""
+    return fault.way == "collective" or (fault.way == "unsummed" and not fault.is_mean)
+
+
+def _is_exchanged(cause: Cause | None) -> bool:
+    """Whether ranks exchange keys and values, and what they do with them is all that is left to find."""
+    return isinstance(cause, UngatheredKeys) and bool(cause.exchange)
+
+
+def _mixes_no_tokens(fault: Fault) -> bool:
+    """Whether a line normalizes or draws: no attention is at it."""
+    return fault.way == "result" and (fault.function.endswith("_norm") or fault.function in DRAWS)
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
