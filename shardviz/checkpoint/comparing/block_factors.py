@@ -7,6 +7,7 @@ each rank's first one.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,9 @@ NARROWEST = 8
 MOST = 1 << 24
 """Elements of a matrix that are looked at."""
 
+AT_ONCE = 1 << 18
+"""Elements whose numbers are made at a time."""
+
 SAMPLE = 4
 """Rows that differ and are looked at before all are."""
 
@@ -41,6 +45,25 @@ MOST_TRIED = 4
 
 ROUNDINGS = 8
 """Roundings of an element: of a norm, a quotient and a product."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two matrices, with its lines as rows.
+
+    Attributes:
+        bits: Its elements' bits.
+        dtype: Their dtype.
+    """
+
+    bits: NDArray[Any]
+    dtype: str
+
+    def numbers(self, rows: Any) -> Array:
+        """Return the numbers of some rows."""
+        bits = self.bits[rows]
+        numbers: Array = values_of(np.ascontiguousarray(bits), self.dtype).reshape(bits.shape).astype(np.float64)
+        return numbers
 
 
 def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str) -> Outcome | None:
@@ -53,7 +76,9 @@ def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str)
         name: What the second is called.
     """
     is_float = before.dtype in FLOATS and after.dtype in FLOATS
-    if not is_float or before.shape != after.shape or len(before.shape) != 2 or not 0 < math.prod(before.shape) <= MOST:
+    if not is_float or before.shape != after.shape or len(before.shape) != 2:
+        return None
+    if min(before.shape) < 2 or math.prod(before.shape) > MOST:
         return None
     tolerance = ROUNDINGS * max(EPSILON[side.dtype] for side in (before, after))
     bits = before.bits, after.bits  # put together once
@@ -61,17 +86,12 @@ def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str)
     if not is_whole or (before.dtype == after.dtype and np.array_equal(*bits)):
         return None
     for dim, (line, others) in enumerate((("row", "columns"), ("column", "rows"))):
-        turned = tuple(side.T if dim else side for side in bits)
-        is_other = (
-            (turned[0] != turned[1]).any(axis=1) if before.dtype == after.dtype else np.ones(len(turned[0]), bool)
-        )
-        rows = np.flatnonzero(is_other)[:SAMPLE]
-        sample = [_numbers(side[rows], of.dtype) for side, of in zip(turned, (before, after), strict=True)]
+        sides = [Side(side.T if dim else side, of.dtype) for side, of in zip(bits, (before, after), strict=True)]
+        is_other = (sides[0].bits != sides[1].bits).any(axis=1) | (before.dtype != after.dtype)
+        sample = [side.numbers(np.flatnonzero(is_other)[:SAMPLE]) for side in sides]
         fitting = (width for width in _widths(before.shape[1 - dim]) if _factors(sample, width, tolerance) is not None)
-        widths = [*islice(fitting, MOST_TRIED)]
-        lines = [_numbers(side, of.dtype) for side, of in zip(turned, (before, after), strict=True)] if widths else []
-        for width in widths:
-            factors = _factors(lines, width, tolerance)
+        for width in islice(fitting, MOST_TRIED):
+            factors = _factors_of_all(sides, width, tolerance)
             if factors is not None and _are_of_most_lines(factors, tolerance):
                 return _scaled(outcome, name, line, f"{width} {others}", factors, tolerance)
     return None
@@ -93,13 +113,21 @@ def _scaled(outcome: Outcome, name: str, line: str, part: str, factors: Array, t
     return outcome.became("other", f"{parts} of {name} is the first's times a factor of its own, {span}", cause)
 
 
-def _numbers(bits: NDArray[Any], dtype: str) -> Array:
-    return values_of(np.ascontiguousarray(bits), dtype).reshape(bits.shape).astype(np.float64)
-
-
 def _widths(size: int) -> Iterator[int]:
     """Yield the widths of blocks that divide a dim, the widest first."""
     yield from (size // count for count in range(1, size // NARROWEST + 1) if size % count == 0)
+
+
+def _factors_of_all(sides: Sequence[Side], width: int, tolerance: float) -> Array | None:
+    """Return the factor of each block of all rows, some rows at a time; None if some block has none."""
+    num_rows, size = sides[0].bits.shape
+    count, factors = max(AT_ONCE // size, 1), []
+    for start in range(0, num_rows, count):
+        some = _factors([side.numbers(slice(start, start + count)) for side in sides], width, tolerance)
+        if some is None:
+            return None
+        factors.append(some)
+    return np.concatenate(factors)
 
 
 def _factors(pair: Sequence[Array], width: int, tolerance: float) -> Array | None:

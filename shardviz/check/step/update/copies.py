@@ -6,6 +6,7 @@ though its gradient is not zero, and where an optimizer steps it on some ranks o
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,7 @@ def _arrived(dump: Dump) -> Mapping[int, str]:
 def _is_meant_to_move(dump: Dump, comparison: Compared, idle: Sequence[int]) -> bool:
     """Whether the unsharded model's optimizer moves it; if that did not run, whether other ranks' do."""
     after = dump.find("updated", "param", comparison.name)
-    if after is None:
+    if after is None or math.prod(after.first.body.shape) != comparison.wanted.size:
         is_stepped = any(comparison.name not in dump.files.ranks[rank].not_stepped for rank in comparison.values)
         return is_stepped and any(comparison.values[rank].size for rank in idle)
     moved = dump.values(after.first, comparison.name).ravel() != comparison.wanted.ravel()
