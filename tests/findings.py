@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 class Told(Cause, abstract=True):
     """A cause in given words, of no catalogue; `{tensor}` in them is the tensor's name."""
 
+    name = "told"
     text: str = ""
     remedy: str = ""
     tensor: str = ""

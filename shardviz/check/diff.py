@@ -136,7 +136,11 @@ def compare(
     relaid = [change for change in changes if step.is_of_jobs and _is_of_layout(change, before, after)]
     unchecked_results = [result for result in results if isinstance(result, NotChecked)]
     not_compared = (
-        *(unchecked for unchecked in unchecked_results if not (_is_of_values(unchecked) and step.is_of_jobs)),
+        *(
+            unchecked
+            for unchecked in unchecked_results
+            if not (step.is_of_jobs and unchecked.tensor and unchecked.about == "values")  # compared in the traces
+        ),
         *step.not_compared,
     )
     without = [NotChecked("", plans.not_compared, "step")] if plans is not None and plans.not_compared else []
@@ -169,11 +173,6 @@ def _is_of_layout(change: Change, before: Dump, after: Dump) -> bool:
     return any(tensor is not None and tensor.claimed is None for tensor in tensors)
 
 
-def _is_of_values(unchecked: NotChecked) -> bool:
-    """Whether a tensor's values could not be compared; two jobs' traces compare them instead."""
-    return bool(unchecked.tensor) and unchecked.about == "values"
-
-
 def _only_in(report: Report, second_report: Report, dump: Dump) -> tuple[Finding, ...]:
     """Return the findings that only the first report has; the rest of a group is one finding."""
     keys = {(finding.kind, finding.tensor) for finding in ungrouped(second_report.findings)}
@@ -185,13 +184,11 @@ def _change_or_unread(change: Change, before: Dump, after: Dump) -> Change | Not
     """Return a change; not checked if ranks that were not read may have the tensor."""
     if change.aspect != "presence":
         return change
-    dumps = (("first", before, after), ("second", after, before))
-    for which, dump, counterpart in dumps:
-        firsts, seconds = (
-            [_tensors_by_name(each, role).get(change.tensor) for role in ROLES] for each in (dump, counterpart)
-        )
-        for present, tensor in zip(firsts, seconds, strict=True):
-            if present is None and tensor is not None and may_have(dump, counterpart, tensor):
+    for which, dump, counterpart in (("first", before, after), ("second", after, before)):
+        for role in ROLES:
+            tensor = _tensors_by_name(counterpart, role).get(change.tensor)
+            is_absent = change.tensor not in _tensors_by_name(dump, role)
+            if is_absent and tensor is not None and may_have(dump, counterpart, tensor):
                 ranks = named_ranks(unread_ranks(dump))
                 return NotChecked(change.tensor, f"the {which} dump may have it on {ranks}, not read", "run")
     return change
@@ -223,12 +220,10 @@ def _moment_changes(laid_out: tuple[LaidOut, LaidOut], moment: Kept, role: str) 
 
 def _only_one_has(name: str, first: Tensor | None, second: Tensor | None) -> Iterator[Change | NotChecked]:
     """Compare a tensor that the dumps have at different moments, or only one dump has."""
-    if first is None or second is None:
-        yield Change(name, "presence", _dtype_and_shape(first), _dtype_and_shape(second))
-        return
     yield from _tensor_changes(name, first, second)
-    which = "first" if first.moment == "stamped" else "second"
-    yield NotChecked(name, f"where its elements are: only the {which} dump has them", "values")
+    if first is not None and second is not None:
+        which = "first" if first.moment == "stamped" else "second"
+        yield NotChecked(name, f"where its elements are: only the {which} dump has them", "values")
 
 
 def _tensors_by_name(dump: Dump, role: str) -> dict[str, Tensor]:
@@ -240,12 +235,8 @@ def _layout_changes(before: Dump, after: Dump, role: str) -> Iterator[Change]:
     """Yield layout changes if only one dump has ids, whose dtypes may differ."""
     firsts, seconds = _tensors_by_name(before, role), _tensors_by_name(after, role)
     for name in dict.fromkeys([*firsts, *seconds]):
-        tensor, counterpart = firsts.get(name), seconds.get(name)
-        if tensor is None or counterpart is None:
-            yield Change(name, "presence", _dtype_and_shape(tensor), _dtype_and_shape(counterpart))
-            continue
-        yield from _change(name, "shape", str(list(tensor.shape)), str(list(counterpart.shape)))
-        yield from _change(name, "claimed", _layout_text(tensor), _layout_text(counterpart))
+        changes = _tensor_changes(name, firsts.get(name), seconds.get(name))
+        yield from (change for change in changes if change.aspect != "dtype")
 
 
 def _dtype_and_shape(tensor: Tensor | None) -> str:
@@ -257,7 +248,11 @@ def _change(name: str, aspect: Aspect, before: str, after: str) -> Iterator[Chan
         yield Change(name, aspect, before, after)
 
 
-def _tensor_changes(name: str, before: Tensor, after: Tensor) -> Iterator[Change]:
+def _tensor_changes(name: str, before: Tensor | None, after: Tensor | None) -> Iterator[Change]:
+    """Yield that only one dump has a tensor, or in what the two differ."""
+    if before is None or after is None:
+        yield Change(name, "presence", _dtype_and_shape(before), _dtype_and_shape(after))
+        return
     yield from _change(name, "shape", str(list(before.shape)), str(list(after.shape)))
     yield from _change(name, "dtype", before.dtype, after.dtype)
     yield from _change(name, "claimed", _layout_text(before), _layout_text(after))

@@ -262,7 +262,8 @@ def _check_case(case: Case) -> list[Result]:
     if case.as_claimed and len({shard.layout for shard in case.shards.values()}) == 1:
         return []
     if case.claimed is not None and case.claimed.partial and case.held is not case.claimed:
-        why = f"a sum over {_pending_text(case)} is pending, so the values that ranks hold are not ids"
+        axes = ", ".join(axis for axis, _ in case.claimed.partial)
+        why = f"a sum over {axes} is pending, so the values that ranks hold are not ids"
         return [NotChecked(case.name, why, "order")]
     if filled := list(check_filled(case)):
         return list(filled)
@@ -274,8 +275,3 @@ def _check_case(case: Case) -> list[Result]:
     if redrawn:
         return [*labels, *redrawn]
     return [*labels, *unhidden(list(check_foreign(case)) or list(check_places(case)), labels)]
-
-
-def _pending_text(case: Case) -> str:
-    assert case.claimed is not None
-    return ", ".join(axis for axis, _ in case.claimed.partial)

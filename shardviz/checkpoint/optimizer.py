@@ -19,6 +19,7 @@ from shardviz.errors import DumpError
 from shardviz.explain.checkpoints.states import (
     AbsentState,
     EmptyMoments,
+    LostMoments,
     LostParamGroup,
     LostStepCounter,
     MisshapenState,
@@ -29,7 +30,7 @@ from shardviz.explain.checkpoints.states import (
     PartialState,
 )
 from shardviz.relate.casts import cast, is_whole
-from shardviz.text import counted, folded_names, listed, printable
+from shardviz.text import counted, folded_names, listed, printable, starred
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -310,10 +311,12 @@ class _ParameterState:
     Attributes:
         step: Its number of steps, and the tensor that says so; None if none does.
         squares: Its squares, and whether any of the numbers that were looked at is not zero.
+        has_mean: Whether any of the numbers of its mean that were looked at is not zero.
     """
 
     step: tuple[float, StoredTensor] | None = None
     squares: tuple[StoredTensor, bool] | None = None
+    has_mean: bool = False
 
 
 def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
@@ -336,7 +339,10 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
             state.step = float(values[0]), tensor
         else:
             yield from _wrong_numbers(name, key, values)
-            state.squares = (tensor, bool(values.any())) if key in SQUARES else state.squares
+            if key in SQUARES:
+                state.squares = tensor, bool(values.any())
+            else:
+                state.has_mean |= bool(values.any())
     yield from _steps([(one.step[1].files[0], one.step[0]) for one in by_parameter.values() if one.step])
     yield from _beside_steps(list(by_parameter.values()))
 
@@ -363,21 +369,37 @@ def _wrong_numbers(name: str, key: str, values: NDArray[np.float64]) -> Iterator
 
 def _beside_steps(parameters: list[_ParameterState]) -> Iterator[Finding | NotChecked]:
     """Yield squared moments kept without their steps, or still zero after several steps."""
-    with_both = [(*one.step, *one.squares) for one in parameters if one.step and one.squares]
-    for step, counter, _, is_some in with_both:
+    with_both = [(*one.step, *one.squares, one.has_mean) for one in parameters if one.step and one.squares]
+    for step, counter, _, is_some, _ in with_both:
         if step == 0 and is_some:
             text = "the optimizer has taken 0 steps for this parameter, but its squares are not zero"
             yield LostStepCounter().finding(counter.name, (), text)
-    trained = [(step, squares, is_some) for step, _, squares, is_some in with_both if step >= FEWEST]
+    trained = [(step, squares, is_some) for step, _, squares, is_some, _ in with_both if step >= FEWEST]
     zero = [squares.name for _, squares, is_some in trained if not is_some and _is_zero(squares)]
+    steps = f"after up to {max((step for step, _, _ in trained), default=0):g} steps"
     if zero and len(zero) == len(trained) >= FEWEST:
-        text = f"the squares of all {len(zero):,} parameters are zero, after up to {max(one[0] for one in trained):g} "
-        yield EmptyMoments().finding(zero[0], (), f"{text}steps", severity="warning")
-    elif zero:
-        names = printable(folded_names(zero, MAX_NAMES))
-        whose = counted(len(zero), "parameter")
+        text = f"the squares of all {len(zero):,} parameters are zero, {steps}"
+        yield EmptyMoments().finding(zero[0], (), text, severity="warning")
+        return
+    empty = {squares.name for _, _, squares, _, has_mean in with_both if not has_mean}
+    lost = _of_all_layers([name for name in zero if name in empty], [squares.name for _, squares, _ in trained])
+    if lost:
+        names = printable(folded_names(lost, MAX_NAMES))
+        text = f"the moments of {len(lost):,} of {len(trained):,} parameters are zero {steps}, in every layer: {names}"
+        yield LostMoments().finding(lost[0], (), text, severity="warning")
+    if unclear := [name for name in zero if name not in lost]:
+        names = printable(folded_names(unclear, MAX_NAMES))
+        whose = counted(len(unclear), "parameter")
         why = f"whether the moments of {whose} were lost, or gradients were all zero: {names}, whose squares are zero"
         yield NotChecked("", why, "run")
+
+
+def _of_all_layers(zero: Collection[str], names: Collection[str]) -> list[str]:
+    """Return the zero ones of which every layer has one, and in every layer it is zero: no single layer is unused."""
+    sizes = Counter(starred(name) for name in names)
+    zeros = Counter(starred(name) for name in zero)
+    kinds = {kind for kind, count in zeros.items() if count == sizes[kind] >= FEWEST}
+    return [name for name in zero if starred(name) in kinds]
 
 
 def _is_zero(tensor: StoredTensor) -> bool:

@@ -6,6 +6,7 @@ An `Entry` is any tensor whose values are known: stored, made of others by a map
 from __future__ import annotations
 
 import math
+import mmap
 import stat
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -237,13 +238,17 @@ class StoredTensor(msgspec.Struct, frozen=True, gc=False):
             return np.empty(stored.shape, kind)
         assert chunk.place is not None, "what is stored has a place"
         last = sum((size - 1) * step for size, step in zip(stored.shape, stored.strides, strict=True))
-        path = self.folder / chunk.place.file
-        try:
-            flat = np.memmap(path, kind, mode, stored.start, (1 + last,))
+        path, before = self.folder / chunk.place.file, stored.start % mmap.ALLOCATIONGRANULARITY
+        access = mmap.ACCESS_READ if mode == "r" else mmap.ACCESS_WRITE
+        try:  # np.memmap does this, too, but resolves the path and makes each slice a memmap
+            with path.open("rb" if mode == "r" else "r+b", buffering=0) as opened:
+                num_bytes = before + (1 + last) * kind.itemsize
+                mapped = mmap.mmap(opened.fileno(), num_bytes, access=access, offset=stored.start - before)
         except OSError as error:
             raise DumpError(f"cannot read {path}: {error.strerror or error}", "copy the checkpoint again") from error
-        steps = tuple(step * kind.itemsize for step in stored.strides)
-        return np.lib.stride_tricks.as_strided(flat, stored.shape, steps, writeable=mode == "r+")
+        steps = [step * kind.itemsize for step in stored.strides]
+        bits: NDArray[Any] = np.ndarray(stored.shape, kind, mapped, before, steps)
+        return bits
 
     def stored(self, chunk: Chunk) -> FileTensor:
         """Find out how a chunk is stored.

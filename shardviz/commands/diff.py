@@ -15,6 +15,8 @@ layer is still reported.
 If `shardviz run --trace` recorded both jobs, diff compares the steps too: the
 weights and rows that they start from, then the first module that differs,
 forward or backward, and why. The jobs may shard their weights differently.
+If one of them is a single process, --trace lines=MODULE makes diff name the
+first wrong line; diff says which MODULE.
 -o FILE.html shows the step as a tree, opened at that module.
 
 Exits with 1 if they differ or a rank's file is missing or damaged, with

@@ -12,6 +12,11 @@ both jobs; `shardviz diff ONE OTHER` names the first module that differs. The
 hooks only read. Each rank keeps at most 16 million numbers of activations, as
 many of weights and of gradients, and only a sample of a large tensor.
 
+--trace lines=MODULE also records each line of one module, and of the script
+around the model: `lines` alone is the model's own forward. diff then names the
+first wrong line. It keeps 4 million numbers, so make the job's batch small; it
+holds the step's tensors until the step ends, and turns torch.compile off.
+
 --stamp checks the job's loader instead: the job loads a copy of its checkpoint
 whose values say where they belong, so its weights are useless. shardviz ends
 the job after the capture, before it saves and before an optimizer steps. The
@@ -28,6 +33,7 @@ examples:
   shardviz run -o mine.shardviz --steps 2 -- torchrun --nproc-per-node 8 train.py
   shardviz run --reference checkpoints/llama -- accelerate launch train.py
   shardviz run --trace -o one --steps 1 -- python train.py
+  shardviz run --trace lines=layers.0.attn -o one --steps 1 -- python train.py
   shardviz run --stamp -- torchrun --nproc-per-node 8 serve.py
 """
 
@@ -105,8 +111,8 @@ def add_arguments(parser: Parser) -> None:
         const="all",
         default="off",
         metavar="WHICH",
-        help="record one step, for `shardviz diff` with a second job: all modules, or modules=PATTERN with * as in "
-        "file names; default: off",
+        help="record one step, for `shardviz diff` with a second job: all modules, modules=PATTERN with * as in file "
+        "names, or lines=MODULE: all modules, and each line of one and of the script around the model; default: off",
     )
     parser.add_argument(
         "--trace-step", type=steps, default=1, metavar="N", help="record optimizer step N; default: the first"
@@ -170,7 +176,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         raise ShardvizError(
             "--stamp and --reference: shardviz compares a stamped load with the file that it loads", "give one of them"
         )
-    Followed.parse(args.trace)
+    Followed.parse(args.trace, of_job=True)
     if args.stamp and args.trace != "off":
         raise ShardvizError(
             "--stamp and --trace: a job with stamped weights ends before its first step", "give one of them"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -42,12 +43,14 @@ def plain_file(folder: Path, name: str) -> Path:
     """
     path = folder / name
     try:
-        is_link, is_other = path.is_symlink(), path.exists() and not path.is_file()
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return path
     except OSError as error:
         raise DumpError(f"cannot read {path}: {error.strerror}", _PERMISSIONS) from error
-    if is_link:
+    if stat.S_ISLNK(mode):
         raise DumpError(f"{path} is a link", "a dump's files are plain files; copy the target here")
-    if is_other:
+    if not stat.S_ISREG(mode):
         raise DumpError(f"{path} is not a plain file", "remove it, or write the dump again")
     return path
 

@@ -102,6 +102,11 @@ class Finding:
         return self.explanation.id
 
     @property
+    def page_command(self) -> str:
+        """The command that prints the page of its cause."""
+        return f"shardviz explain {self.explanation.name}"
+
+    @property
     def cause(self) -> str:
         """Every cause that fits, the likeliest first, in a line."""
         return self.explanation.cause
@@ -172,11 +177,12 @@ class Finding:
 
     @property
     def advice(self) -> list[tuple[str, str]]:
-        """Cause and fix, then alternatives, other layouts that fit, and references, as titled rows."""
+        """Cause and fix, or what is likely and alternatives; other layouts that fit, the page, references: as rows."""
         ways = self.explanation.ways
-        rows = [row for at, (cause, fix) in enumerate(ways) for row in (("or" if at else "cause", cause), ("fix", fix))]
+        first = "cause" if len(ways) == 1 else "likely"
+        rows = [row for at, (cause, fix) in enumerate(ways) for row in (("or" if at else first, cause), ("fix", fix))]
         also = [("or", held) for held in self.also if not any(held in cause for cause, _ in ways)]
-        rows = [*rows, *also, ("see", ", ".join(self.refs))]
+        rows = [*rows, *also, ("see", "; ".join(filter(None, (", ".join(self.refs), self.page_command))))]
         return [(title, text) for title, text in rows if text]
 
     def to_json(self) -> dict[str, Any]:

@@ -11,13 +11,17 @@ from shardviz.errors import ShardvizError
 from shardviz.explain.catalogue import CATALOGUE
 from shardviz.explain.kinds import KINDS
 from shardviz.explain.templates import page_texts, pair_templates
-from shardviz.text import did_you_mean
+from shardviz.text import did_you_mean, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
+
+
+MOST_WITH_WORD = 12
+"""So many causes are listed that have a word in their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,11 @@ def page_of(name: str) -> Page:
         return _of_kind(name)  # type: ignore[arg-type]  # a key of KINDS is a kind
     if name in CATALOGUE:
         return _of_cause(CATALOGUE[name])
-    raise ShardvizError(
-        f"{name!r} is neither a kind of finding nor a cause",
-        did_you_mean(name, [*KINDS, *CATALOGUE]) or f"the kinds are {', '.join(KINDS)}; a kind's page lists its causes",
-    )
+    with_word = [other for other, cause in CATALOGUE.items() if name in f"{other} {_title(cause).lower()}"]
+    hint = f"causes with that word: {listed(with_word, MOST_WITH_WORD)}" if with_word else ""
+    hint = hint or did_you_mean(name, [*KINDS, *CATALOGUE])
+    kinds = f"the kinds are {', '.join(KINDS)}; a kind's page lists its causes"
+    raise ShardvizError(f"{name!r} is neither a kind of finding nor a cause", hint or kinds)
 
 
 def _of_kind(kind: Kind) -> Page:

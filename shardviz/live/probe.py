@@ -88,10 +88,13 @@ def _run(world: World, job: ProbeJob) -> bool:
         write_run(job.folder, record)
     write_rank(job.folder, capture.record(), capture.dense)
     if job.question and run.again is not None:
-        modules = modules_asked_for(job.question, job.folder, world.rank)
-        for module in modules:
-            run.again.add_lines(capture, module)
-        if modules:
+        opened: list[str] = []
+        while modules := [
+            module for module in modules_asked_for(job.question, job.folder, world.rank) if module not in opened
+        ]:
+            opened += modules
+            for module in modules:
+                run.again.add_lines(capture, module)
             write_rank(job.folder, capture.record(), capture.dense)
     return writes_run
 

@@ -1,4 +1,4 @@
-"""Which modules of a step `shardviz probe --trace` follows. Importable without torch."""
+"""Which modules and lines of a step `--trace` follows. Importable without torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from shardviz.errors import ShardvizError
 
-MODULES = "modules="
+MODULES, LINES = "modules=", "lines="
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,24 +16,28 @@ class Followed:
 
     Attributes:
         pattern: What their names match, as of files: `layers.1.*`; empty if no module is followed.
+        lines: The module whose lines are recorded, with those around the model; empty for the model itself, None for
+            no lines.
     """
 
     pattern: str = "*"
+    lines: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Followed:
-        """Read `all`, `off` or `modules=PATTERN`.
+    def parse(cls, text: str, *, of_job: bool = False) -> Followed:
+        """Read `all`, `off` or `modules=PATTERN`; of a job also `lines` or `lines=MODULE`.
 
         Raises:
             ShardvizError: It is none of these.
         """
+        if of_job and f"{text}=".startswith(LINES):
+            return cls(lines=text.partition("=")[2])
         if text in ("all", "off"):
             return ALL if text == "all" else NONE
         if text.startswith(MODULES) and text != MODULES:
             return cls(text.removeprefix(MODULES))
-        raise ShardvizError(
-            f"--trace {text!r} is not all, off or modules=PATTERN", "--trace all, or --trace 'modules=layers.1.*'"
-        )
+        ways = "all, off, modules=PATTERN or lines=MODULE" if of_job else "all, off or modules=PATTERN"
+        raise ShardvizError(f"--trace {text!r} is not {ways}", "--trace all, or --trace 'modules=layers.1.*'")
 
     def includes(self, name: str) -> bool:
         """Whether a module is followed; the model itself is, where any of its modules is."""

@@ -140,7 +140,7 @@ def _place_permuted(search: Search, context: Context, layout: Layout, links: tup
     unexplained = search.place(ordered, layout)
     odd = unexplained - search.filled.keys()
     reassign(search, ordered, layout, odd)
-    if odd and search.best() is None:
+    if search.best() is None:
         add(search, ordered, layout, odd)
     return not unexplained
 

@@ -139,7 +139,7 @@ def error_of(actual: NDArray[Any], expected: NDArray[Any], size: float = 0.0, en
             return math.inf
         return error_of(np.where(finite, actual, 0), np.where(finite, expected, 0), size, enough)
     if not total:
-        return math.inf if off else 0.0
+        return math.inf
     worst = off / total
     if math.sqrt(worst) > enough:
         return math.sqrt(worst)

@@ -52,3 +52,19 @@ def test_what_is_not_held_as_intended_is_found(tmp_path: Path, held: str, kind: 
     check_made(tmp_path, "fsdp=2,tp=2", {"w": Made(CLAIMED, held)})
     change_run(tmp_path / "made.shardviz", intended={"w": "[(*/3/tp)/fsdp, *]"})
     assert only(check_dump(tmp_path / "made.shardviz")).kind == kind
+
+
+EVERY = ("embed", "layers.0.up", "layers.1.up", "head")
+
+
+@pytest.mark.parametrize(
+    ("names", "is_of_all"),
+    [(EVERY, True), (EVERY[1:], False), (("layers.0.qkv", "layers.1.qkv", "layers.2.qkv"), False)],
+)
+def test_an_order_that_every_split_weight_has_is_not_of_fused_ones(names, is_of_all, tmp_path):
+    tensors = {f"{name}.weight": Made("[16/tp, 6]", "[16/2/tp, 6]" if name in names else None) for name in EVERY}
+    if names[0] not in EVERY:
+        tensors = {f"{name}.weight": Made("[16/tp, 6]", "[16/2/tp, 6]") for name in names}
+    findings = check_made(tmp_path, "tp=2", tensors | {"norm.weight": "[6]"}).findings
+    assert {finding.cause_id for finding in findings} == {"segments"}
+    assert all(("fused weight is to blame" in finding.cause) == is_of_all for finding in findings)

@@ -20,6 +20,13 @@ def test_anything_else_is_refused_with_what_it_may_be(text):
     assert "modules=layers.1" in raised.value.hint
 
 
+@pytest.mark.parametrize(("text", "module"), [("lines", ""), ("lines=", ""), ("lines=layers.1", "layers.1")])
+def test_lines_of_a_job_are_of_one_module_and_all_modules_are_followed(text, module):
+    assert Followed.parse(text, of_job=True) == Followed("*", module)
+    with pytest.raises(ShardvizError, match="is not all, off or modules=PATTERN"):
+        Followed.parse(text)
+
+
 def test_a_pattern_is_of_names_as_of_files_and_the_model_is_always_in_it():
     assert Followed("layers.*.attn").includes("layers.3.attn")
     assert not Followed("layers.*.attn").includes("layers.3.mlp")

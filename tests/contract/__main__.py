@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardviz.explain.catalogue import CATALOGUE
 from tests.contract import store
-from tests.contract.judge import judge_room, judge_rooms
+from tests.contract.judge import PROCESSES, judge_room, judge_rooms
 from tests.contract.store import DamagedError
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _record(room: str, into: str = "") -> int:
 def _compare(rooms: Sequence[str], words: Sequence[str], *, live: bool, is_whole: bool) -> int:
     started = time.monotonic()
     known = {room: store.read_verdicts(room) for room in rooms}
-    again = _live(rooms) if live else judge_rooms([*map(store.load, rooms)], words)
+    again = _live(rooms) if live else judge_rooms(_loaded(rooms), words)
     rows = [row for room in known for row in _differences(known[room], again[room], words)]
     num_cases = sum(len(verdicts) for verdicts in again.values())
     named = _causes(again)
@@ -133,6 +134,12 @@ def _compare(rooms: Sequence[str], words: Sequence[str], *, live: bool, is_whole
     seconds = time.monotonic() - started
     print(f"{num_cases} cases in {seconds:.0f} s: {len(rows)} differences; {len(named)} causes named")
     return 1 if rows else 0
+
+
+def _loaded(rooms: Sequence[str]) -> list[store.Room]:
+    """Return rooms; two archives are unpacked at a time."""
+    with ThreadPoolExecutor(PROCESSES) as threads:
+        return list(threads.map(store.load, rooms))
 
 
 def _live(rooms: Sequence[str]) -> dict[str, dict[str, Rows]]:

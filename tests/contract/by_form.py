@@ -21,7 +21,7 @@ from tests.contract import store
 from tests.contract.judge import record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ROOM = "forms"
 
@@ -173,6 +173,31 @@ PROGRAMS = {
 """Pickles by hand, as instructions."""
 
 
+def states(zero: Iterable[str], step: float = 12.0, mean: float = 0.0) -> dict[str, Any]:
+    """Return a checkpoint of two layers, in which the moments of some weights are zero."""
+    names = [f"{layer}.{part}.weight" for layer in range(2) for part in ("q", "k", "experts.0", "experts.1")]
+    of_optimizer = {
+        name: {
+            "step": torch.tensor(step),
+            "exp_avg": numbers(4, 4) * (mean if name in zero else 1.0),
+            "exp_avg_sq": numbers(4, 4).square() * (name not in zero),
+        }
+        for name in names
+    }
+    weights = {name: numbers(4, 4, seed=seed) for seed, name in enumerate(names)}
+    return {"model": weights, "optimizer": {"state": of_optimizer, "param_names": names}}
+
+
+def moments() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield checkpoints with moments that are zero: lost, of an expert without tokens, or too small for the dtype."""
+    yield "zero of one part of every layer", states(("0.q.weight", "1.q.weight"))
+    yield "zero of one part of every layer and of an expert", states(("0.q.weight", "1.q.weight", "1.experts.1.weight"))
+    yield "zero of one part of every layer, with means", states(("0.q.weight", "1.q.weight"), mean=1.0)
+    yield "zero of one part of every layer, after one step", states(("0.q.weight", "1.q.weight"), step=1.0)
+    yield "zero of an expert of every layer", states(("0.experts.1.weight", "1.experts.1.weight"))
+    yield "zero of one layer", states([f"0.{part}.weight" for part in ("q", "k", "experts.0", "experts.1")])
+
+
 def files() -> Iterator[tuple[str, bytes]]:
     """Yield each file, with its name."""
     for what, one in values():
@@ -183,6 +208,7 @@ def files() -> Iterator[tuple[str, bytes]]:
     for what, one in dicts():
         yield f"in {what}", saved(one)
     yield from ((f"an archive {what}", content) for what, content in archives())
+    yield from ((f"moments {what}", saved(one)) for what, one in moments())
     plain = saved({"w": numbers(6, 8)})
     yield from ((f"a pickle with {what}", _again(plain, pickled=program)) for what, program in PROGRAMS.items())
 
@@ -193,7 +219,7 @@ def main() -> None:
     before = plain
     for what, content in files():
         room.add_content(what, ("check", "{0}.pt"), [{"": content}])
-        if not what.startswith("a pickle"):
+        if not what.startswith(("a pickle", "moments")):
             room.add_content(f"{what}, compared", ("diff", "{0}.pt", "{1}.pt"), [{"": content}, {"": plain}])
             if not what.startswith("an archive"):
                 inputs = [{"": before}, {"": content}]

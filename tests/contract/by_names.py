@@ -216,6 +216,22 @@ def of_values(values: Array) -> Iterator[tuple[str, Array]]:
             )
 
 
+def of_blocks() -> Iterator[tuple[str, Array, Array]]:
+    """Yield matrices of which rows, or parts of them, have factors of their own, and near misses."""
+    random = np.random.default_rng(4)
+    values, whole = random.standard_normal((6, 48)), random.uniform(0.5, 2, (6, 48))
+    for what, width in (("halves of rows", 24), ("groups of 8 columns", 8), ("pairs of columns", 2)):
+        yield f"scaled {what}", values, values * whole[:, ::width].repeat(width, 1)
+    yield "scaled halves of columns", values.T, (values * whole[:, ::24].repeat(24, 1)).T
+    yield (
+        "scaled second half of rows",
+        values,
+        values * np.hstack([whole[:, :24] ** 0, whole[:, ::8][:, 3:].repeat(8, 1)]),
+    )
+    yield "scaled halves of rows but one", values, values * whole[:, ::24].repeat(24, 1) + (np.arange(48) == 30) * 0.01
+    yield "scaled shuffled columns", values, (values * whole[:, ::24].repeat(24, 1))[:, random.permutation(48)]
+
+
 def saved(made: Model, dtype: str = "F32") -> bytes:
     """Return a file of a model, in a dtype."""
     return file({name: (dtype, cast(np.asarray(one, np.float64), dtype)[0]) for name, one in made.items()})
@@ -236,6 +252,7 @@ def pairs() -> Iterator[tuple[str, bytes, bytes]]:
         for what, changed in of_values(values):
             name = f"{'x'.join(map(str, shape)) or 'scalar'} {what}"
             yield name, saved({"w": values, **rest}), saved({"w": changed, **rest})
+    yield from ((name, saved({"w": first}), saved({"w": second})) for name, first, second in of_blocks())
 
 
 def main() -> None:

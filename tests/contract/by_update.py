@@ -328,6 +328,25 @@ def left_out() -> Iterator[tuple[str, Step]]:
         yield f"left {way}, not stepped by {ranks}, gradients {which}, {' '.join(claim)}, {len(names)}", step
 
 
+def skipped() -> Iterator[tuple[str, Step]]:
+    """Yield steps that some ranks take and others leave out, in a model whose optimizer steps, or leaves it out."""
+    takers = ((), (0,), (1, 2), (0, 1, 2, 3))
+    for is_due, takes, claim in product((True, False), takers, ((R, S0), (S0, S1), (S1, R))):
+        mesh, random = MESHES[0], np.random.default_rng(35)
+        update = Update(mesh, claim, "SGD", "rightly", "another weight rightly")
+        for name in NAMES:
+            weight, gradient = random.standard_normal(SHAPE), random.standard_normal(SHAPE)
+            after = weight - 0.1 * gradient
+            start, end = update.place(weight).cut(weight), update.place(weight).cut(after)
+            held = {rank: end[rank] if rank in takes else start[rank] for rank in mesh.ranks}
+            update.put("grad", name, "reference", gradient)
+            update.put("param", name, "updated", after if is_due else weight, held)
+            update.step.put("param", name, "reference", {0: weight}, dtype="float64")
+        update.step.fields = {} if is_due else {"not_due": NAMES}
+        word = "takes" if is_due else "leaves out"
+        yield f"the unsharded model {word} a step that {takes} take, {' '.join(claim)}", update.step
+
+
 def cases() -> Iterator[tuple[str, Step]]:
     """Yield every optimizer with every slip, and every state with its slips; all else in turn."""
     for at, (optimizer, slip, again) in enumerate(product(OPTIMIZERS, SLIPS, range(2))):
@@ -347,7 +366,7 @@ def main() -> None:
     """Make the room, judge it, and keep what is judged in many ways."""
     room = store.Room(ROOM)
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder, np.errstate(all="ignore"):
-        for at, (name, step) in enumerate(chain(cases(), buffers(), left_out())):
+        for at, (name, step) in enumerate(chain(cases(), buffers(), left_out(), skipped())):
             room.add(name, ("check", "{0}"), [store.files_of(step.write(Path(folder, f"{at}.shardviz")))])
         room.keep(chosen(judge_room(room), MOST_ALIKE, role_of))
     record(room)

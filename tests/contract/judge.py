@@ -11,13 +11,13 @@ import shutil
 import tempfile
 import textwrap
 from dataclasses import fields
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from shardviz.cli import main
+from shardviz import cli
 from shardviz.explain.cause import Cause
 from shardviz.explain.finding import Finding
 from tests.contract.store import Case, Room, lay_out, place, write_verdicts
@@ -31,7 +31,21 @@ Verdicts = dict[str, Rows]
 """The verdicts on the cases of a room, by name."""
 
 SENTENCES = frozenset(
-    {"summary", "cause", "fix", "why", "sentence", "details", "also", "refs", "notes", "hint", "schema", "tensors"}
+    {
+        "summary",
+        "cause",
+        "fix",
+        "why",
+        "sentence",
+        "details",
+        "also",
+        "refs",
+        "notes",
+        "hint",
+        "look",
+        "schema",
+        "tensors",
+    }
     | {"distance", "correlation"}
 )
 """Keys of the JSON whose values are prose, that other keys say as well, or that machines round differently."""
@@ -137,13 +151,16 @@ def _run(case: Case, inputs: Sequence[Path], form: str) -> tuple[int, str, str]:
     out, talk = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(talk), _own_environment():
         try:
-            code = main([*command, "--format", form])
+            with patch.object(cli, "parser_for", _parser_for):
+                code = cli.main([*command, "--format", form])
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 70
     return code, out.getvalue(), talk.getvalue()
 
 
 _to_json = Finding.to_json
+_parser_for = cache(cli.parser_for)
+"""The parsers of verbs: making one takes longer than judging a small case."""
 
 
 def _with_fields(finding: Finding) -> dict[str, Any]:
@@ -167,13 +184,11 @@ def _data(value: Any) -> Any:
 @contextlib.contextmanager
 def _own_environment() -> Iterator[None]:
     """Keep what the machine says out of a verdict."""
-    kept = dict(os.environ)
-    for name in ("RANK", "WORLD_SIZE", "GITHUB_ACTIONS", "COLUMNS"):
-        os.environ.pop(name, None)
+    names = ("RANK", "WORLD_SIZE", "GITHUB_ACTIONS", "COLUMNS")
+    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield
     finally:
-        os.environ.clear()
         os.environ.update(kept)
 
 

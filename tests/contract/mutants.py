@@ -47,7 +47,9 @@ TURNED = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
-SYMMETRIC = re.compile(r"(min|max|gcd|lcm|isclose|array_equal|allclose|maximum|minimum|swapaxes|transpose)\(")
+SYMMETRIC = re.compile(
+    r"(min|max|gcd|lcm|isclose|array_equal|allclose|maximum|minimum|swapaxes|transpose|same_region|same_regions)\("
+)
 """Calls whose two arguments may stand in either order."""
 
 TIMEOUT = 60
@@ -184,11 +186,17 @@ def _edits(node: ast.AST, text: str) -> Iterator[tuple[str, ast.expr, str]]:
         is_starred = any(isinstance(value, ast.Starred) for value in node.args)
         if is_of_axes and not is_starred and not SYMMETRIC.search(f"{ast.unparse(node.func)}("):
             yield f"arguments swapped: {ast.unparse(node)}", node, ast.unparse(swapped)
-    is_power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and isinstance(node.left, ast.Constant)
-    if is_power or (isinstance(node, ast.Constant) and type(node.value) is float and node.value):
+    if _is_tolerance(node):
         assert isinstance(node, ast.expr)
         written = ast.get_source_segment(text, node)
         yield f"tolerance times 100: {written}", node, f"({written}) * 100"
+
+
+def _is_tolerance(node: ast.AST) -> bool:
+    """Whether a node is a written float or power; 0 and 1 stand for nothing and for the whole, not for a tolerance."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and isinstance(node.left, ast.Constant):
+        return not any(isinstance(inner, ast.Name | ast.Attribute | ast.Call) for inner in ast.walk(node.right))
+    return isinstance(node, ast.Constant) and type(node.value) is float and node.value not in (0, 1)
 
 
 def _with(text: str, node: ast.expr, new: str) -> str:

@@ -58,6 +58,7 @@ def test_the_page_of_every_cause_has_its_kinds_and_no_field_left_open(capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (["float16"], ["causes with that word: ", "overflow-in-float16"]),
         (["misorderd"], ["'misorderd'", "did you mean misordered?"]),
         (["Wrong_valeu"], ["'wrong-valeu'", "did you mean wrong-value?"]),
         (["qqqq"], ["'qqqq'", "the kinds are misordered"]),

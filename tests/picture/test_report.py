@@ -165,7 +165,7 @@ def test_github_gets_one_escaped_line_a_finding() -> None:
         "::error title=shardviz%3A misordered [red]w\\u001b[31m%3A100%25%2C\\u000a::6 of 8 ranks hold rows of "
         "[red]w\\u001b[31m:100%25,\\u000a other than those that they claim%0Aclaimed: [16/fsdp/tp, 8]%0Aheld: "
     )
-    assert second == "::warning title=shardviz%3A incomplete::rank 3 wrote no file"
+    assert second == "::warning title=shardviz%3A incomplete::rank 3 wrote no file%0Asee: shardviz explain told"
     assert third == "::notice title=shardviz%3A not checked::b: 50%25 of, ids"
 
 

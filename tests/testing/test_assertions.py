@@ -68,7 +68,8 @@ def test_data_out_of_order_names_claimed_held_the_picture_and_the_fix(mesh):
     assert any(line.split()[:4] == ["2:4", "│", "1", "│"] and "✗ 4" in line for line in lines)
     label = "label the local tensors by (_StridedShard(0, split_factor=4), Shard(0)), as fully_shard does, "
     assert label in lines[-2]
-    assert lines[-1] == "  see       pytorch#129229, pytorch#129206, pytorch#130760"
+    page = "shardviz explain cut-inner-first"
+    assert lines[-1] == f"  see       pytorch#129229, pytorch#129206, pytorch#130760; {page}"
 
 
 @spmd(mesh={"tp": 2})
@@ -110,7 +111,7 @@ def test_another_layout_shows_what_is_claimed_and_what_is_intended(mesh):
         "  claimed   float32[24/tp/fsdp, 12]\n"
         "  intended  [*/fsdp/tp, *]\n\n"
     )
-    assert text.endswith("  fix       place it by (Shard(0), Shard(0)), or expect [24/tp/fsdp, 12]")
+    assert "  fix       place it by (Shard(0), Shard(0)), or expect [24/tp/fsdp, 12]\n" in text
 
 
 @spmd(mesh=FSDP_TP)
@@ -173,9 +174,24 @@ def test_copies_that_differ_along_one_axis_are_equal_along_the_other(mesh):
 @spmd(mesh={"dp": 2})
 def test_copies_that_are_near_each_other_have_stepped_apart(mesh):
     torch.manual_seed(0)
-    model = nn.Linear(2, 2, bias=False)
+    model = nn.Linear(2, 2)
     model.weight.data += 0.01 * mesh.get_local_rank("dp")
     assert "ranks along dp have stepped apart since" in " ".join(text_of(assert_replicated, model, axis="dp").split())
+    model.bias.data = torch.full((2,), mesh.get_local_rank("dp") + 1.0)  # began at zero: nothing in common
+    text = text_of(assert_replicated, model, axis="dp")
+    assert "stepped apart" in text
+    assert "seed" not in text
+
+
+@spmd(mesh={"dp": 2})
+def test_gradients_of_a_rank_are_compared_if_asked_for(mesh):
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2, bias=False)
+    model(torch.ones(1, 2) * (1 + mesh.get_local_rank("dp"))).sum().backward()
+    assert_replicated(model, axis="dp")
+    text = text_of(assert_replicated, model, axis="dp", of=("param", "grad"))
+    assert text.startswith("weight: copies of the gradient differ along dp: 1 of 2 ranks")
+    assert "seed" not in text
 
 
 @spmd(mesh={"dp": 2, "fsdp": 2})
@@ -323,7 +339,7 @@ def test_ties_are_storage_not_equal_values(mesh):
     assert text_of(assert_tied, model, "embed.weight", "head.weight").startswith(
         "head.weight: it does not share storage with embed.weight on 2 ranks\n"
     )
-    assert "The names were never tied" in text_of(assert_tied, model, "embed.weight", "head.weight")
+    assert "the names were never tied" in text_of(assert_tied, model, "embed.weight", "head.weight")
     model["head"].weight = model["embed"].weight
     assert_tied(model, "embed.weight", "head.weight")
     reference = copy.deepcopy(model)

@@ -35,5 +35,5 @@ def test_it_fails_readably_when_one_placement_is_changed(tmp_path):
         "held      float32[8/fsdp, 16]",
         "intended  [*, */fsdp]",
     ]
-    assert lines[-1] == "fix       place it by (Shard(1),), or expect [8/fsdp, 16]"
+    assert lines[-2] == "fix       place it by (Shard(1),), or expect [8/fsdp, 16]"
     assert "ranks 1-3: the same" in told

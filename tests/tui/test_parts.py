@@ -351,7 +351,8 @@ def test_a_card_has_the_whole_sentence_first_and_what_else_fits_behind_the_fix(a
     printed = io.StringIO()
     Console(file=printed, width=100).print(finding_body(found))
     first, *rows = [row.rstrip() for row in printed.getvalue().splitlines()]
-    assert (first, rows) == (sentence, ["fix   mend it", *(f"or    {text}" for text in also), "more  an example"])
+    others = [*(f"or    {text}" for text in also), "see   shardviz explain told", "more  an example"]
+    assert (first, rows) == (sentence, ["fix   mend it", *others])
 
 
 def test_the_fix_stands_between_the_sentence_and_the_table_of_ranks() -> None:
@@ -361,7 +362,7 @@ def test_the_fix_stands_between_the_sentence_and_the_table_of_ranks() -> None:
     Console(file=printed, width=60).print(finding_body(found, exhibit("its rows", ("rank", "is"), rows), 60))
     starts = [row.split()[0] for row in printed.getvalue().splitlines() if row.strip()]
     assert starts[:4] == ["the", "fix", "it", "mend"]
-    assert starts[-2:] == ["rank", "cause"]
+    assert starts[-3:] == ["rank", "cause", "see"]
 
 
 def test_a_name_that_does_not_fit_keeps_both_of_its_ends() -> None:

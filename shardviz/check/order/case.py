@@ -256,10 +256,8 @@ def counted_from(dump: Dump, stamp: Stamp, least: int, most: int) -> int:
 def _is_copy(dump: Dump, stamp: Stamp, owner: str) -> bool:
     """Whether a buffer equaled a weight before sharding, and the weight kept its elements."""
     weight = dump.stamped.get(owner)
-    if weight is None or weight.role != "param" or stamp.shape != dump.stamps[owner].shape:
-        return False
     digests = {_digest_before(dump, "buffer", stamp.name), _digest_before(dump, "param", owner)}
-    return len(digests) == 1 and "" not in digests and _has_its_elements(dump, weight, owner)
+    return weight is not None and len(digests) == 1 and "" not in digests and _has_its_elements(dump, weight, owner)
 
 
 def _has_its_elements(dump: Dump, weight: Tensor, name: str) -> bool:

@@ -64,9 +64,8 @@ class Compared(Sides):
             return ""
         rank = min(self.values)
         groups = [set(group) for axis in axes for group in self.mesh.groups(axis) if rank in group]
-        over = [
-            kind for kind, one in self.wrappers.items() if groups and all(group <= {*one.ranks} for group in groups)
-        ]
+        wrappers = self.wrappers.items() if groups else ()
+        over = [kind for kind, wrapper in wrappers if all(group <= {*wrapper.ranks} for group in groups)]
         is_alone = any(len(wrapper.ranks) == 1 for wrapper in self.wrappers.values())
         return next(
             (kind for kind in ("bypassed", "unfrozen", "ddp", "fsdp") if kind in over), "alone" if is_alone else "none"
@@ -130,9 +129,13 @@ class Compared(Sides):
     @property
     def is_told_right(self) -> bool:
         """Whether what every rank holds was compared and is right, and zeros would not be."""
-        return (
-            not self.incomparable and self.reduced.keys() == self.values.keys() and not self.wrong and not self.is_lost
-        )
+        is_compared = not self.incomparable and self.reduced.keys() == self.values.keys()
+        return is_compared and not self.wrong and not self.is_lost
+
+    def is_held(self, values: Mapping[int, NDArray[np.float64]]) -> bool:
+        """Whether every rank holds such values, as far as rounding allows."""
+        has_all = values.keys() == self.reduced.keys()
+        return has_all and all(self.near(held, values[rank]) for rank, held in self.reduced.items())
 
 
 def compared(
@@ -186,7 +189,7 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
     if claimed is not None and claimed.flat:
         expected = expected.ravel()
     values, regions = {}, {}
-    weight = name.rpartition(".")[0] if tensor.role == "optim" else name
+    weight = weight_of(tensor.role, name)
     for rank, shard in tensor.shards.items():
         values[rank] = dump.values(shard, name)
         regions[rank] = _region(dump, shard, weight, expected.shape)
@@ -228,9 +231,14 @@ def _other_divisors(dump: Dump, rank: int, fsdp: WrapperRecord | None) -> frozen
     return frozenset(divisor for divisor in divisors if divisor is not None)
 
 
+def weight_of(role: str, name: str) -> str:
+    """Return the weight that a state is of: a wrong state makes a wrong weight, and is the cause of it."""
+    return name.rpartition(".")[0] if role == "optim" else name
+
+
 def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the unsharded model's values of a weight, its gradient or state, as its dim is meant to be ordered."""
-    weight = name.rpartition(".")[0] if role == "optim" else name
+    weight = weight_of(role, name)
     order = order_of(dump, weight) if role in ("grad", "param", "optim") else None
     stamp = dump.stamps.get(weight)
     if order is None or stamp is None or whole.shape != stamp.shape:

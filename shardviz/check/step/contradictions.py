@@ -33,7 +33,7 @@ from shardviz.explain.step.whole_step import (
     UnsupportedSharding,
 )
 from shardviz.explain.templates import number
-from shardviz.text import folded_names, listed, named_ranks
+from shardviz.text import counted, folded_names, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,30 +58,22 @@ def check_raised(dump: Dump) -> Iterator[Finding]:
         for pair in record.raised:
             ranks_by_error.setdefault(pair, []).append(rank)
     for (what, error), ranks in ranks_by_error.items():
-        yield _cause_of(error).finding(
+        yield next((cause() for words, cause in CAUSES if words.search(error)), ShardedModelRaises()).finding(
             "",
             tuple(ranks),
             f"the sharded model's {what} raises, and the unsharded model's does not: {error}",
         )
 
 
+OF_SIZES = "sizes?|shapes?|divisible|divide|dimensions?|mat1 and mat2|out of (range|bounds)"
+
 CAUSES: tuple[tuple[re.Pattern[str], type[ShardedModelRaises]], ...] = (
     (re.compile(r"mixed torch\.Tensor and DTensor"), MixedDtensor),
     (re.compile(r"Operator _?c10d[\w.]* does not have a sharding"), CollectiveOfDtensor),
     (re.compile(r"sharding (strategy|rule|prop)", re.IGNORECASE), UnsupportedSharding),
-    (
-        re.compile(
-            r"\b(sizes?|shapes?|divisible|divide|dimensions?|mat1 and mat2|out of (range|bounds))\b", re.IGNORECASE
-        ),
-        UnevenShapes,
-    ),
+    (re.compile(rf"\b({OF_SIZES})\b", re.IGNORECASE), UnevenShapes),
 )
 """The cause by what an exception speaks of; the first that fits counts."""
-
-
-def _cause_of(error: str) -> ShardedModelRaises:
-    """Return why the sharded model raises an exception."""
-    return next((cause() for words, cause in CAUSES if words.search(error)), ShardedModelRaises())
 
 
 def check_result_shape(comparison: Compared) -> Finding | None:
@@ -108,20 +100,20 @@ def _of_sizes(comparison: Compared, held: list[int], expected: list[int]) -> Cau
     """Return the cause of a result that is larger or smaller than the unsharded model's."""
     if padding := _padding_of(comparison, held, expected):
         return padding
-    sizes = {
-        axis: comparison.mesh.axis_size(axis) for axis in comparison.mesh.axes if comparison.mesh.axis_size(axis) > 1
-    }
-    for dim, (length, reference_length) in enumerate(zip(held, expected, strict=False)):
-        larger = [
-            axis for axis, size in sizes.items() if length == reference_length * size and len(held) == len(expected)
-        ]
-        smaller = [
-            axis for axis, size in sizes.items() if length * size == reference_length and len(held) == len(expected)
-        ]
+    mesh = comparison.mesh
+    sizes = {axis: mesh.axis_size(axis) for axis in mesh.axes if mesh.axis_size(axis) > 1}
+    sides = zip(held, expected, strict=True) if len(held) == len(expected) else ()
+    for dim, (length, reference_length) in enumerate(sides):
+        larger = [axis for axis, size in sizes.items() if length == reference_length * size]
+        smaller = [axis for axis, size in sizes.items() if length * size == reference_length]
         if larger:
             return CopiesSideBySide(dim, length, " or ".join(larger), sizes[larger[0]], reference_length)
         if smaller:
-            return _of_parts(comparison, dim, smaller, length, reference_length)
+            chain = comparison.claimed.chains[dim] if comparison.claimed is not None else ()
+            split, size = [axis for axis in smaller if axis in chain], sizes[smaller[0]]
+            if split:
+                return SplitTwice(dim, split[0], length, size, reference_length)
+            return PartLabeledWhole(dim, length, " or ".join(smaller), size, reference_length)
     return DifferentOutput()
 
 
@@ -137,24 +129,13 @@ def _padding_of(comparison: Compared, held: list[int], expected: list[int]) -> C
     is_one = len(held) == len(expected) and len(longer) == 1 and comparison.role == "output"
     if not is_one or any(own < wanted for own, wanted in zip(held, expected, strict=True)):
         return None
-    cut = {rank: values[tuple(map(slice, expected))] for rank, values in comparison.values.items()}
-    is_whole = all(
-        values.shape == comparison.wanted.shape and comparison.near(values, comparison.wanted)
-        for values in cut.values()
-    )
+    wanted = comparison.wanted
+    cut = [values[tuple(map(slice, expected))] for values in comparison.values.values()]
+    is_whole = all(values.shape == wanted.shape and comparison.near(values, wanted) for values in cut)
     dim = longer[0]
     if not is_whole or held[dim] % expected[dim] == 0:  # copies side by side
         return None
     return PaddingRead(dim, expected[dim], held[dim], is_returned=True)
-
-
-def _of_parts(comparison: Compared, dim: int, axes: list[str], length: int, reference_length: int) -> Cause:
-    """Return the cause of a result whose dim is as large as one part of it along some axis."""
-    size = comparison.mesh.axis_size(axes[0])
-    split = [axis for axis in axes if comparison.claimed is not None and axis in comparison.claimed.chains[dim]]
-    if split:
-        return SplitTwice(dim, split[0], length, size, reference_length)
-    return PartLabeledWhole(dim, length, " or ".join(axes), size, reference_length)
 
 
 def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
@@ -171,7 +152,8 @@ def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
         one.wrong for one in evidence.results if one.role == "output" or one.name == "loss" if not one.incomparable
     )
     if cut and is_judged:
-        text = f"no rank has a gradient of it after the step (.grad is None){_others(cut)}, and the unsharded model has"
+        more = f", as it is for {counted(len(cut) - 1, 'other')} ({listed(cut[1:], MAX_LISTED)})" if cut[1:] else ""
+        text = f"no rank has a gradient of it after the step (.grad is None){more}, and the unsharded model has"
         first, *others = (CutGraph().finding(name, _holders(dump, name), text) for name in cut)
         yield replace(first, others=tuple(others))
         remaining = [name for name in remaining if name not in cut]
@@ -180,11 +162,9 @@ def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
 
 def check_absent_gradients(dump: Dump) -> Iterator[Finding]:
     """Yield parameters without a gradient on some of the ranks that hold a part of them."""
-    gradients = [tensor for tensor in dump.at("step") if tensor.role == "grad"]
-    pairs = [(tensor, name) for tensor in gradients for name in tensor.names]
-    for tensor, name in pairs:
-        holders = _holders(dump, name)
-        absent = tuple(rank for rank in holders if rank not in tensor.shards and rank in dump.files.ranks)
+    for name, tensor in dump.by_name("step", "grad").items():
+        missing = (rank for rank in _holders(dump, name) if rank not in tensor.shards)
+        absent = tuple(rank for rank in missing if rank in dump.files.ranks)
         if absent and _is_due(dump, name):
             yield GradientOnSomeRanks().finding(
                 name,
@@ -235,31 +215,15 @@ def check_held_back(evidence: Evidence, result: Compared) -> Finding | None:
     return result.finding(ReductionSwitchedOff(), far, kind="wrong-value")
 
 
-def _others(names: Sequence[str]) -> str:
-    others = names[1:]
-    if not others:
-        return ""
-    return f", as it is for {len(others)} other{'s' * (len(others) > 1)} ({listed(others, MAX_LISTED)})"
-
-
 def check_zero_gradients(dump: Dump, earlier: Sequence[Finding]) -> Iterator[NotChecked]:
     """Report once the parameters whose gradient shows nothing on several ranks, without those of earlier findings."""
     earlier_names = {finding.tensor for finding in earlier}
-    gradients = [tensor for tensor in dump.at("reference") if tensor.role == "grad"]
-    names = [
-        name
-        for tensor in gradients
-        for name in tensor.names
-        if name not in earlier_names and _on_several(dump, name) and not np.any(dump.values(tensor.first, name))
-    ]
+    of_ranks = dump.by_name("step", "grad")
+    on_several = {name for name, gradient in of_ranks.items() if len(gradient.shards) > 1} - earlier_names
+    wholes = dump.by_name("reference", "grad").items()
+    names = [name for name, whole in wholes if name in on_several and not np.any(dump.values(whole.first, name))]
     if names:
         whose = folded_names(names, MOST_ZERO)
         text = "'s gradient: it is" if len(names) == 1 else f": their {len(names)} gradients are"
         why = f"{whose}{text} zero in every element, so a missing or repeated reduction would not show"
         yield NotChecked("", why, "step")
-
-
-def _on_several(dump: Dump, name: str) -> bool:
-    """Whether several ranks have a gradient of this name after the step."""
-    gradient = dump.find("step", "grad", name)
-    return gradient is not None and len(gradient.shards) > 1

@@ -62,7 +62,7 @@ class Evidence:
         """
         loss = self.dump.find("step", "scalar", "loss")
         claimed = loss.claimed if loss is not None else None
-        if claimed is None or self.dump.files.mesh is None:
+        if claimed is None:
             return None
         pending = {axis for axis, _ in claimed.partial}
         return {axis: axis in pending for axis in self.dump.files.mesh.axes}
@@ -91,8 +91,8 @@ class Evidence:
     @cached_property
     def without_gradient(self) -> tuple[str, ...]:
         """Parameters with a gradient in the unsharded model's step and none on any rank of the sharded one."""
-        names = [name for tensor in self.dump.at("reference") if tensor.role == "grad" for name in tensor.names]
-        return tuple(name for name in names if self.dump.find("step", "grad", name) is None)
+        held = self.dump.by_name("step", "grad")
+        return tuple(name for name in self.dump.by_name("reference", "grad") if name not in held)
 
     @cached_property
     def num_runs(self) -> int:
@@ -112,11 +112,11 @@ class Evidence:
     @cached_property
     def largest_step(self) -> float:
         """How far the unsharded model's optimizer moved the element of a weight that it moved farthest."""
+        before = self.dump.by_name("reference", "param")
         steps = (
-            np.abs(self.dump.values(after.first, name) - self.dump.values(before.first, name))
-            for after in self.dump.at("updated")
-            for name in (after.names if after.role == "param" else ())
-            if (before := self.dump.find("reference", "param", name)) is not None
+            np.abs(self.dump.values(after.first, name) - self.dump.values(before[name].first, name))
+            for name, after in self.dump.by_name("updated", "param").items()
+            if name in before
         )
         return max((float(np.max(step, initial=0.0, where=np.isfinite(step))) for step in steps), default=0.0)
 

@@ -88,15 +88,11 @@ def _by_value(comparison: Compared, loss: Compared, apart: set[str]) -> Compared
     layout = layout_of_values(comparison)
     if layout is not None:
         return _laid_out(comparison, layout) if _is_read_so(comparison, layout, loss, apart) else comparison
-    if not comparison.incomparable and not any(
-        values.shape != comparison.wanted.shape for values in comparison.values.values()
-    ):
+    shapes = {values.shape for values in comparison.values.values()}
+    if not comparison.incomparable and shapes == {comparison.wanted.shape}:
         return comparison
-    parts = [
-        _laid_out(comparison, layout)
-        for layout in _by_shape(comparison)
-        if _is_read_so(comparison, layout, loss, apart)
-    ]
+    layouts = (layout for layout in _by_shape(comparison) if _is_read_so(comparison, layout, loss, apart))
+    parts = [_laid_out(comparison, layout) for layout in layouts]
     right = [part for part in parts if not part.wrong]
     if not right and not loss.wrong:
         return comparison
@@ -118,9 +114,8 @@ def _by_shape(comparison: Compared) -> Iterator[Layout]:
         for dim in range(comparison.wanted.ndim) if isinstance(placements[at], Replicate) else ():
             split = (*placements[:at], Shard(dim), *placements[at + 1 :])
             layout = Layout.from_placements(comparison.mesh, comparison.wanted.shape, split)
-            if comparison.mesh.axis_size(axis) > 1 and all(
-                _holds_part(comparison, layout, dim, rank) for rank in comparison.values
-            ):
+            is_split = comparison.mesh.axis_size(axis) > 1
+            if is_split and all(_holds_part(comparison, layout, dim, rank) for rank in comparison.values):
                 yield layout
 
 

@@ -15,7 +15,7 @@ from shardviz.check.hiding import unhidden
 from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.contradictions import check_held_back, check_no_gradient, check_raised, check_result_shape
-from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.evidence import Evidence, is_right
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
@@ -91,7 +91,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding], told_right: dict[Place, b
     yield from _lost_in_rounding([result for result in evidence.results if result.role == "grad"])
     yield from _within_eight_bits(evidence)
     results = [
-        (result, _seen_in(result, finding)) for result in evidence.results for finding in explained(evidence, result)
+        (result, seen_in(result, finding)) for result in evidence.results for finding in explained(evidence, result)
     ]
     not_compared = {id(result) for result, finding in results if isinstance(finding, NotChecked)}
     for comparison in evidence.results:
@@ -120,19 +120,16 @@ def _with_folded(
         yield replace(outcome, others=others) if isinstance(outcome, Finding) else outcome
 
 
-def _seen_in(result: Compared, finding: Finding | NotChecked) -> Finding | NotChecked:
+def seen_in(result: Compared, finding: Finding | NotChecked) -> Finding | NotChecked:
     """Give a finding the result that it is about, unless its rule knows more of it."""
     return finding.seen_in(result) if isinstance(finding, Finding) and not finding.pairs else finding
 
 
 def _not_logged(dump: Dump) -> Iterator[NotChecked]:
     """Yield the values that the unsharded model's step logs and no rank does."""
-    for tensor in dump.at("reference"):
-        for name in tensor.names if tensor.role == "scalar" else ():
-            if name != WHOLE_LOSS and dump.find("step", "scalar", name) is None:
-                yield NotChecked(
-                    name, "the unsharded model's step logs it, and no rank of the sharded step does", "step"
-                )
+    logged = {WHOLE_LOSS, *dump.by_name("step", "scalar")}
+    why = "the unsharded model's step logs it, and no rank of the sharded step does"
+    yield from (NotChecked(name, why, "step") for name in dump.by_name("reference", "scalar") if name not in logged)
 
 
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
@@ -147,24 +144,19 @@ def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
 
 def _within_eight_bits(evidence: Evidence) -> Iterator[Finding | NotChecked]:
     """Say of outputs that differ, and not by more than rounding to eight bits allows, that a scale may be wrong."""
-    outputs = [result for result in evidence.results if result.role == "output"]
     coarse = {EPSILON[dtype]: dtype for dtype in EPSILON if EPSILON[dtype] > EPSILON["bfloat16"] and "float8" in dtype}
-    for comparison in outputs:
-        dtype = coarse.get(comparison.rounding.epsilon)
-        if dtype is not None and not comparison.incomparable and not comparison.wrong:
-            far = comparison.farthest
-            if far > SINGLE * float(np.max(np.abs(comparison.wanted), initial=0.0)):
-                why = (
-                    f"it differs by up to {number(far)}, and rounding to {dtype} allows {number(comparison.tolerance)}"
-                )
-                if cause := scale_of_part(evidence):
-                    scaled = f"before the cast the largest number of every rank's part is {number(cause.largest)}"
-                    text = f"the {comparison.role} {why.removeprefix('it ')}; {scaled}, as that of the whole"
-                    yield comparison.finding(cause, text, tuple(sorted(comparison.reduced))).seen_in(comparison)
-                    continue
-                yield NotChecked(
-                    comparison.name, f"the {comparison.role}: {why}: a wrong scale may be within that", "step"
-                )
+    for output in (result for result in evidence.results if result.role == "output" and is_right(result)):
+        dtype, far = coarse.get(output.rounding.epsilon), output.farthest
+        if dtype is None or far <= SINGLE * float(np.max(np.abs(output.wanted), initial=0.0)):
+            continue
+        why = f"differs by up to {number(far)}, and rounding to {dtype} allows {number(output.tolerance)}"
+        if cause := scale_of_part(evidence):
+            scaled = f"before the cast the largest number of every rank's part is {number(cause.largest)}"
+            text = f"the {output.role} {why}; {scaled}, as that of the whole"
+            yield output.finding(cause, text, tuple(sorted(output.reduced))).seen_in(output)
+        else:
+            text = f"the {output.role}: it {why}: a wrong scale may be within that"
+            yield NotChecked(output.name, text, "step")
 
 
 def explained(evidence: Evidence, comparison: Compared) -> Iterator[Finding | NotChecked]:
@@ -179,12 +171,10 @@ def explained(evidence: Evidence, comparison: Compared) -> Iterator[Finding | No
         yield NotChecked(comparison.name, f"its {comparison.role}: {comparison.incomparable}", "step")
     elif comparison.wrong:
         findings = (rule(evidence, comparison) for rule in RULES[comparison.role])
-        named = with_reason(
-            evidence, comparison, next(filter(None, findings), None) or check_terms(evidence, comparison)
-        )
-        is_first = comparison.role == "output" or (
-            evidence.outputs_are_right and (comparison.role != "grad" or _has_right_loss(evidence))
-        )
+        finding = next(filter(None, findings), None) or check_terms(evidence, comparison)
+        named = with_reason(evidence, comparison, finding)
+        is_after_right = evidence.outputs_are_right and (comparison.role != "grad" or _has_right_loss(evidence))
+        is_first = comparison.role == "output" or is_after_right
         yield (check_related(comparison) if named.generic and is_first else None) or named
 
 
@@ -212,13 +202,8 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "output": (_check_unreduced, _of_result(check_order), _check_scale),
     "scalar": (_of_result(check_scalar), check_norm, check_function, _check_scale),
     "grad": (
-        check_held_back,
-        check_tied,
-        check_other_layers,
-        _check_unreduced,
-        _of_result(check_order),
-        _of_result(check_zero_slices),
-        _check_scale,
+        *(check_held_back, check_tied, check_other_layers, _check_unreduced),
+        *(_of_result(check_order), _of_result(check_zero_slices), _check_scale),
     ),
 }
 """The rules of each role, those that know most of the place first."""
@@ -240,7 +225,16 @@ def without_consequences(pairs: Sequence[Found]) -> Iterator[Finding | NotChecke
     if left_out:
         why = f"{left_out} of the step's gradients that no rule explains: the loss is wrong, too"
         yield NotChecked("", why, "step")
-    yield from _with_loss_first(remaining)
+    loss = next((pair for pair in remaining if pair[0].name == "loss" and pair[1].kind == "wrong-scale"), None)
+    ratio = ratio_of(loss[0]) if loss is not None else None
+    grads = [(result, finding) for result, finding in remaining if ratio and result.role == "grad"]
+    alike = {id(finding): finding for result, finding in grads if ratio_of(result) == ratio}
+    for comparison, finding in remaining:
+        if alike and comparison.name == "loss":
+            gradients = "is one gradient" if len(alike) == 1 else f"are {len(alike):,} gradients"
+            yield replace(finding, sentence=f"{finding.sentence}, and so {gradients}", others=tuple(alike.values()))
+        elif id(finding) not in alike:
+            yield finding
 
 
 def without_consequences_of_update(results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
@@ -261,17 +255,3 @@ def _not_from_loss(pairs: Sequence[Found]) -> list[Found]:
     loss = [finding for result, finding in pairs if result.name == "loss"]
     remaining = unhidden([finding for result, finding in pairs if result.role == "grad"], loss, anywhere=True)
     return [pair for pair in pairs if pair[0].role != "grad" or pair[1] in remaining]
-
-
-def _with_loss_first(pairs: Sequence[Found]) -> Iterator[Finding]:
-    """Report gradients that are off by the loss's own ratio with the loss."""
-    loss = next((pair for pair in pairs if pair[0].name == "loss" and pair[1].kind == "wrong-scale"), None)
-    ratio = ratio_of(loss[0]) if loss is not None else None
-    grads = [(result, finding) for result, finding in pairs if ratio and result.role == "grad"]
-    alike = {id(finding): finding for result, finding in grads if ratio_of(result) == ratio}
-    for comparison, finding in pairs:
-        if alike and comparison.name == "loss":
-            gradients = "is one gradient" if len(alike) == 1 else f"are {len(alike):,} gradients"
-            yield replace(finding, sentence=f"{finding.sentence}, and so {gradients}", others=tuple(alike.values()))
-        elif id(finding) not in alike:
-            yield finding

@@ -115,9 +115,8 @@ def _differing(dump: Dump, tensor: Tensor, name: str, values: Values, pair: tupl
     low, high = pair
     apart = apart_text(low, high, farthest(values[low], values[high]))
     mesh = dump.files.mesh
-    differing = tuple(
-        axes_of_change(mesh, {mesh.coord_of(at): own.tobytes() for at, own in values.items() if at in mesh})
-    )
+    contents = {mesh.coord_of(at): own.tobytes() for at, own in values.items() if at in mesh}
+    differing = tuple(axes_of_change(mesh, contents))
     axes = _joined(differing)
     summary = f"copies of its {tensor.role} differ along {axes}: {apart}"
     if tensor.role == "scalar":
@@ -147,13 +146,9 @@ def check_training(dump: Dump) -> Iterator[Finding]:
     """Yield the first of output, loss and gradients whose copies differ after a step in training mode."""
     for role in ROLES:
         in_eval = {result.name: result for result in compared(dump, (role,))}
-        apart = [
-            comparison
-            for comparison in compared(dump, (role,), at="training")
-            if not comparison.incomparable
-            and comparison.copies_differ_along
-            and _has_equal_copies(in_eval.get(comparison.name))
-        ]
+        training = (result for result in compared(dump, (role,), at="training") if not result.incomparable)
+        differing = (result for result in training if result.copies_differ_along)
+        apart = [result for result in differing if _has_equal_copies(in_eval.get(result.name))]
         if apart:
             finding, tensor = _in_training(apart[0], len(apart) - 1), dump.find("training", role, apart[0].name)
             yield with_copies(finding, dump, tensor) if tensor is not None else finding
@@ -191,12 +186,7 @@ def check_masks(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield masks that are equal along axes that split their tensor, and notes if seeds decide."""
     of_ranks = {rank: record.masks for rank, record in dump.files.ranks.items()}
     count = min(map(len, of_ranks.values()), default=0)
-    if (
-        dump.files.mesh is None
-        or not count
-        or len({len(masks) for masks in of_ranks.values()}) != 1
-        or dump.files.missing_ranks
-    ):
+    if not count or len(set(map(len, of_ranks.values()))) != 1 or dump.files.missing_ranks:
         return
     rows = [{rank: masks[index] for rank, masks in of_ranks.items()} for index in range(count)]
     splitting = [_splitting(dump.files.mesh, row) for row in rows]
@@ -215,12 +205,13 @@ def _splitting(mesh: Mesh, row: Row) -> tuple[str, ...]:
     first = next(iter(row.values()))
     if any((mask.size, mask.num_kept == mask.size) != (first.size, False) for mask in row.values()):
         return ()
-    axes = tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and _differ(mesh, row, axis))
+    axes = tuple(
+        axis
+        for axis in mesh.axes
+        if mesh.axis_size(axis) > 1
+        and all(len({row[rank].given for rank in group}) == len(group) for group in mesh.groups(axis))
+    )
     return axes if first.whole == first.size * math.prod(map(mesh.axis_size, axes)) else ()
-
-
-def _differ(mesh: Mesh, row: Row, axis: str) -> bool:
-    return all(len({row[rank].given for rank in group}) == len(group) for group in mesh.groups(axis))
 
 
 def _are_equal(mesh: Mesh, row: Row, axis: str, *, again: bool = False) -> bool:

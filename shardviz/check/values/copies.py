@@ -188,23 +188,21 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
     claimed = pair[1].layout
     mesh = claimed.mesh if claimed else dump.files.mesh
     odd = _odd_ranks_text(mesh, differing, odd_groups)
-    is_first = _are_first(mesh, differing, odd_groups)
+    alone = all(len(odd) == 1 and odd[0] is group[0] for odd, group in zip(odd_groups, differing, strict=True))
+    is_first = alone and min(mesh.ranks) in _ranks(odd_groups)
     cause, sentence, held = (
         _explain_odd(odd, odd_groups, pair, is_first) if odd else _about_axes(dump, tensor, mesh, differing, index)
     )
-    first = first_difference(*pair)
-    return (
-        (_in_part_sharded(tensor) or _rounded_copies(dump, tensor.names[index], differing) or cause)
-        .finding(
-            tensor.names[index],
-            _ranks(odd_groups),
-            sentence,
-            details=(first,) if first else (),
-            claimed=write(claimed, equal=True) if claimed else "",
-            held=held,
-        )
-        .seen_in(Copies(dump, tensor.names[index], index, differing))
+    first, name = first_difference(*pair), tensor.names[index]
+    finding = (_in_part_sharded(tensor) or _rounded_copies(dump, name, differing) or cause).finding(
+        name,
+        _ranks(odd_groups),
+        sentence,
+        details=(first,) if first else (),
+        claimed=write(claimed, equal=True) if claimed else "",
+        held=held,
     )
+    return finding.seen_in(Copies(dump, name, index, differing))
 
 
 def _in_part_sharded(tensor: Tensor) -> Cause | None:
@@ -216,28 +214,15 @@ def _in_part_sharded(tensor: Tensor) -> Cause | None:
 
 def _rounded_copies(dump: Dump, name: str, differing: Groups) -> Cause | None:
     """Return the cause if all copies are equal once rounded to a narrower dtype."""
-    of_ranks = {
-        rank: (dtype, digest)
-        for rank, record in dump.files.ranks.items()
-        for known, dtype, digest in record.rounded
-        if known == name
-    }
-    known = [{of_ranks.get(shard.rank) for shard in group} for group in differing]
-    if any(len(of_group) > 1 or None in of_group for of_group in known):
-        return None
-    return RoundedCopies(
-        next(dtype for of_group in known for rounding in of_group if rounding for dtype in rounding[:1])
-    )
+    records = ((rank, rounding) for rank, record in dump.files.ranks.items() for rounding in record.rounded)
+    of_ranks = {rank: (dtype, digest) for rank, (known, dtype, digest) in records if known == name}
+    roundings = [{of_ranks.get(shard.rank) for shard in group} for group in differing]
+    alike = [rounding for of_group in roundings if len(of_group) == 1 for rounding in of_group if rounding]
+    return RoundedCopies(alike[0][0]) if len(alike) == len(differing) else None
 
 
 def _ranks(groups: Groups) -> tuple[int, ...]:
     return tuple(sorted(shard.rank for group in groups for shard in group))
-
-
-def _are_first(mesh: Mesh, differing: Groups, odd_groups: Groups) -> bool:
-    """Whether each part's only odd copy is its first rank's, the mesh's first rank among them."""
-    alone = all(len(odd) == 1 and odd[0] is group[0] for odd, group in zip(odd_groups, differing, strict=True))
-    return alone and min(mesh.ranks) in _ranks(odd_groups)
 
 
 def _explain_odd(odd: str, odd_groups: Groups, pair: tuple[Shard, Shard], is_first: bool) -> About:
@@ -252,7 +237,11 @@ def _explain_odd(odd: str, odd_groups: Groups, pair: tuple[Shard, Shard], is_fir
 
 def _about_axes(dump: Dump, tensor: Tensor, mesh: Mesh, differing: Groups, index: int) -> About:
     """Say what is wrong if copies differ from one position of an axis to the next."""
-    axes = _axes(mesh, differing, index)
+    of_groups = [
+        axes_of_change(mesh, {mesh.coord_of(shard.rank): shard.digest(index) for shard in group if shard.rank in mesh})
+        for group in differing
+    ]
+    axes = [axis for axis in mesh.axes if any(axis in axes for axes in of_groups)]
     sentence = f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {_count(differing, index)}"
     held = f"different values along {' and '.join(axes)}" if axes else "different values"
     if tensor.role == "buffer":
@@ -294,15 +283,6 @@ def _difference_text(right: Shard, wrong: Shard) -> str:
     return f": every element is {factor:.6g} times theirs" if factor else ""
 
 
-def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
-    """Return the axes along which replicas differ while all other coordinates are equal."""
-    of_groups = [
-        axes_of_change(mesh, {mesh.coord_of(shard.rank): shard.digest(index) for shard in group if shard.rank in mesh})
-        for group in differing
-    ]
-    return [axis for axis in mesh.axes if any(axis in axes for axes in of_groups)]
-
-
 LEAST_ALIKE = 3
 
 
@@ -327,9 +307,8 @@ def first_difference(shard: Shard, second: Shard) -> str:
     if len(first_values) != len(second_values) or shard.body.dtype != second.body.dtype:
         first = f"{shard.body.dtype}{list(shard.body.local_shape)}"
         return f"rank {shard.rank} has {first}, rank {second.rank} {second.body.dtype}{list(second.body.local_shape)}"
-    at = next(
-        (index for index, pair in enumerate(zip(first_values, second_values, strict=True)) if pair[0] != pair[1]), None
-    )
+    differs = (one != other for one, other in zip(first_values, second_values, strict=True))
+    at = next((index for index, is_other in enumerate(differs) if is_other), None)
     if at is None:
         return ""
     pair = (2,) if shard.body.dtype.startswith("complex") else ()  # written as real and imaginary part

@@ -53,22 +53,28 @@ def _check(tensor: Tensor, layout: Layout) -> Iterator[Finding]:
             for index in _equal_names(lines, len(tensor.names)):
                 repeated.setdefault(index, []).append(axis)
     for index, axes in repeated.items():
-        yield _finding(tensor, layout, tensor.names[index], axes)
+        along = " and ".join(axes)
+        cause = (
+            SameOptimizerFile()
+            if tensor.role == "optim"
+            else RepeatedDraw(along, tensor.first.body.device.startswith("cpu"))
+        )
+        yield cause.finding(
+            tensor.names[index],
+            tuple(tensor.shards),
+            f"different shards along {along} hold bitwise the same {list(tensor.first.body.local_shape)} values: "
+            "the whole tensor repeats one shard",
+            claimed=write(layout),
+            held=f"the same values along {along}",
+        )
 
 
 def _first_line_differs(tensor: Tensor, layout: Layout, axis: str) -> bool:
     """Whether an axis's first two shards have one shape but no digest in common."""
-    first = [tensor.shards.get(rank) for rank in layout.mesh.groups(axis)[0][:2]]
-    if (
-        len(first) < 2
-        or first[0] is None
-        or first[1] is None
-        or first[0].body.local_shape != first[1].body.local_shape
-        or not first[0].digests
-    ):
+    shards = [tensor.shards[rank] for rank in layout.mesh.groups(axis)[0][:2] if rank in tensor.shards]
+    if len(shards) < 2 or shards[0].body.local_shape != shards[1].body.local_shape or not shards[0].digests:
         return False
-    first_shard, second_shard = first[0], first[1]
-    return all(first_shard.digest(index) != second_shard.digest(index) for index in range(len(tensor.names)))
+    return all(shards[0].digest(index) != shards[1].digest(index) for index in range(len(tensor.names)))
 
 
 def _lines(tensor: Tensor, layout: Layout, axis: str) -> Lines:
@@ -96,20 +102,3 @@ def _equal_names(lines: Lines, num_names: int) -> Iterator[int]:
             continue
         if all(len({shard.digest(index) for shard in line}) == 1 for line in lines):
             yield index
-
-
-def _finding(tensor: Tensor, layout: Layout, name: str, axes: list[str]) -> Finding:
-    along = " and ".join(axes)
-    cause = (
-        SameOptimizerFile()
-        if tensor.role == "optim"
-        else RepeatedDraw(along, tensor.first.body.device.startswith("cpu"))
-    )
-    return cause.finding(
-        name,
-        tuple(tensor.shards),
-        f"different shards along {along} hold bitwise the same {list(tensor.first.body.local_shape)} values: the whole "
-        "tensor repeats one shard",
-        claimed=write(layout),
-        held=f"the same values along {along}",
-    )

@@ -18,6 +18,7 @@ from shardviz.check.report import NotChecked
 from shardviz.explain.placement.content import NeverInitialized
 from shardviz.explain.placement.values import BrokenTie, LostWrite
 from shardviz.layout.notation import write
+from shardviz.text import Fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,41 +36,27 @@ def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
         return
     names = {rank: _names_with_storage(record) for rank, record in dump.files.ranks.items()}
     for stamp in stamps:
-        ranks_with_both = [
-            rank for rank, stored_names in names.items() if stamp.name in stored_names and stamp.tied_to in stored_names
-        ]
         both_names = {stamp.name, stamp.tied_to}
-        tied = {
-            rank for rank in ranks_with_both if any(both_names <= {*group} for group in dump.files.ranks[rank].tied)
-        }
-        untied = tuple(sorted(rank for rank in ranks_with_both if rank not in tied))
+        ranks_with_both = sorted(rank for rank, stored_names in names.items() if both_names <= stored_names)
+        tied = {rank: any(both_names <= {*group} for group in dump.files.ranks[rank].tied) for rank in ranks_with_both}
+        untied = tuple(rank for rank in ranks_with_both if not tied[rank])
         if untied:
-            yield _finding(stamp, untied, len(ranks_with_both))
-        elif not ranks_with_both and all(
-            any(name in stored_names for stored_names in names.values()) for name in (stamp.name, stamp.tied_to)
-        ):
+            num_both = len(ranks_with_both)
+            finding, partner = (_untied_finding(stamp, name, untied, num_both) for name in (stamp.name, stamp.tied_to))
+            yield replace(finding, members=(finding, partner))
+        elif not ranks_with_both and both_names <= set().union(*names.values()):
             why = f"it was tied to {stamp.tied_to}, and no rank has both now"
             yield NotChecked(stamp.name, why, "ties")
 
 
 def _names_with_storage(record: RankRecord) -> set[str]:
     """Return the names of a rank's own tensors with storage, the unsharded model's left out."""
-    names = set()
-    for tensor in record.tensors:
-        body = record.bodies[tensor.body]
-        if body.moment not in ("reference", "updated", "training") and 0 not in body.local_shape:
-            if tensor.numbers:
-                numbers = (number for start, stop in tensor.numbers for number in range(start, stop))
-                names |= {f"{tensor.name}{number}{tensor.suffix}" for number in numbers}
-            else:
-                names.add(tensor.name)
-    return names
-
-
-def _finding(stamp: Stamp, ranks: tuple[int, ...], num_both: int) -> Finding:
-    """Return the finding, of which both names are members."""
-    finding, partner = (_untied_finding(stamp, name, ranks, num_both) for name in (stamp.name, stamp.tied_to))
-    return replace(finding, members=(finding, partner))
+    stored = [
+        tensor
+        for tensor, body in ((tensor, record.bodies[tensor.body]) for tensor in record.tensors)
+        if body.moment not in ("reference", "updated", "training") and 0 not in body.local_shape
+    ]
+    return {name for tensor in stored for name in Fold(tensor.name, tensor.numbers, tensor.suffix).names()}
 
 
 def _untied_finding(stamp: Stamp, name: str, ranks: tuple[int, ...], num_both: int) -> Finding:

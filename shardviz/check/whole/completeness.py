@@ -19,11 +19,10 @@ from shardviz.explain.placement.whole_run import (
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.read import DumpFiles
-    from shardviz.dump.records.tensors import Stamp
     from shardviz.explain.finding import Finding
 
 MAX_LISTED = 8
@@ -92,14 +91,9 @@ def _absent_tensors(dump: Dump) -> Iterator[Finding]:
         return
     unchecked = {name for record in dump.files.ranks.values() for name, _ in record.not_checked}
     present = {dump.stamps[name].first for name in stamped if name in dump.stamps}
-    elsewhere = _ids_elsewhere(dump, unseen.values())
+    starts = {run[0] for rank in dump.files.ranks.values() for body in rank.bodies for run in body.runs or ()}
+    elsewhere = {stamp.name for stamp in unseen.values() if stamp.first in starts}
     for name, stamp in unseen.items():
         if name not in unchecked and name not in elsewhere and stamp.first not in present and 0 not in stamp.shape:
             what = f"no rank has it; the unsharded model has {list(stamp.shape)}"
             yield TensorAbsentEverywhere().finding(name, (), what, severity="warning")
-
-
-def _ids_elsewhere(dump: Dump, stamps: Iterable[Stamp]) -> set[str]:
-    """Return those of the stamped tensors whose first id some other tensor's record holds."""
-    starts = {run[0] for rank in dump.files.ranks.values() for body in rank.bodies for run in body.runs or ()}
-    return {stamp.name for stamp in stamps if stamp.first in starts}

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.tensors import MeshRecord
     from shardviz.explain.finding import Finding
-    from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 
 Places = dict[tuple["MeshRecord", int], dict[int, tuple[int, int]]]
@@ -59,16 +58,9 @@ def _unchecked_tensors(dump: Dump, axis: str, groups: set[tuple[int, ...]]) -> I
     A part of a mesh has its groups, so that the mesh that a tensor claims need not be the one that differs.
     """
     for tensor in filter(is_of_model, (*dump.at("stamped"), *dump.at("initial"))):
-        if any(
-            _is_over(claim, axis) and not groups.isdisjoint(_groups(claim.mesh, axis))
-            for claim in tensor.claims
-            if claim
-        ):
+        claims = [claim for claim in tensor.claims if claim and axis in (*claim.split_axes, *dict(claim.partial))]
+        if any(not groups.isdisjoint(_groups(claim.mesh, axis)) for claim in claims):
             yield from (NotChecked(name, IN_QUESTION.format(axis=axis), "gathering") for name in tensor.names)
-
-
-def _is_over(claim: Layout, axis: str) -> bool:
-    return axis in (*claim.split_axes, *(pending for pending, _ in claim.partial))
 
 
 @lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.checkpoint.comparing.block_factors import scaled_in_blocks
 from shardviz.checkpoint.comparing.equality import narrower
 from shardviz.checkpoint.comparing.lengths import explain_padding, explain_repeats
 from shardviz.checkpoint.comparing.orders import name_change
@@ -81,7 +82,8 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
         return replace(changed, why=f"{changed.why}{types}")
     if not is_alike(before.bits) and (changed := values_changed(outcome, before, after, names)):
         return changed
-    changed = outcome.became("other", counted_differences(before, after, before_bits, after_bits, names))
+    why = counted_differences(before, after, before_bits, after_bits, names)
+    changed = scaled_in_blocks(outcome, before, after, names[1]) or outcome.became("other", why)
     return replace(changed, distance=distance_between(before, after))
 
 

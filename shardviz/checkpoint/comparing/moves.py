@@ -198,17 +198,16 @@ def with_fused(outcomes: Outcomes) -> Outcomes:
         if outcome.verdict == "added" and isinstance(pair.second, StoredTensor)
     ]
     fused, split = find_fused(lost, new), find_fused(new, lost)
-    parts = {("missing", name) for names in fused.values() for name in names}
-    parts |= {("added", name) for names in split.values() for name in names}
+    parts = {name for names in (*fused.values(), *split.values()) for name in names}
     remaining: Outcomes = []
     for outcome, pair in outcomes:
-        if outcome.verdict == "added" and outcome.name in fused:
+        if outcome.name in fused:
             words = f"one after the other, the first's {_parts(fused[outcome.name])}"
             remaining.append((outcome.became("moved", words, other=outcome.name), pair))
-        elif outcome.verdict == "missing" and outcome.name in split:
+        elif outcome.name in split:
             words = f"the second has it in parts, one after the other: {_parts(split[outcome.name])}"
             remaining.append((outcome.became("moved", words), pair))
-        elif (outcome.verdict, outcome.name) not in parts:
+        elif outcome.name not in parts:
             remaining.append((outcome, pair))
     return remaining
 

@@ -234,8 +234,7 @@ def _set_items(machine: PickleMachine, arg: Any) -> None:
     into = _exactly(machine.stack[-1], dict)
     machine.spend(len(items) // 2 * _ENTRY)
     for at in range(0, len(items), 2):
-        key = items[at]
-        into[key if type(key) is str else _key(key)] = items[at + 1]
+        into[_key(items[at])] = items[at + 1]
 
 
 def _exactly(value: Any, kind: type) -> Any:

@@ -74,6 +74,7 @@ class RankRecord(Record, frozen=True):
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
         not_saved: Buffers that are in no checkpoint.
+        not_due: Parameters that the unsharded model's optimizer, in a job of one process, leaves as they are.
         written_gathered: Parameters whose gathered copy the optimizer wrote to before FSDP2 freed it.
         read_buffers: Buffers that a step changes and whose values the model's output depends on in training.
         other_settings: What the probe's own optimizer keeps besides tensors and the unsharded model's keeps otherwise:
@@ -130,6 +131,7 @@ class RankRecord(Record, frozen=True):
     held_back: tuple[str, ...] = ()
     not_stepped: tuple[str, ...] = ()
     not_saved: tuple[str, ...] = ()
+    not_due: tuple[str, ...] = ()
     written_gathered: tuple[str, ...] = ()
     read_buffers: tuple[str, ...] = ()
     other_settings: tuple[str, ...] = ()

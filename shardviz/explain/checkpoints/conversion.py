@@ -23,6 +23,38 @@ class ForgottenFactor(Cause):
     how = "multiply by {undo} in the conversion"
 
 
+class FactorsOfBlocks(Cause):
+    """Rows or columns of a matrix, or parts of them, are each multiplied by another factor.
+
+    A merge that normalizes each rank's part (DoRA's direction, weight norm) divides by norms of parts. Scales of
+    quantization groups that are counted from each rank's first one are those of other groups.
+
+    Attributes:
+        lines: What has factors: row or column.
+        others: What its parts are made of: columns or rows.
+        is_part: Whether parts have them; else whole lines.
+        is_some_right: Whether some parts are the original's in every line: norms of parts would change all.
+    """
+
+    lines: str
+    others: str
+    is_part: bool
+    is_some_right: bool = False
+    kinds = ("wrong-value",)
+    why = (
+        "{is_some_right:?|{is_part:?Each rank's part of a {lines} was divided by its own norm|Each {lines} was "
+        "multiplied by a norm or a scale, or one was left out}}",
+        "The scales of other {is_part:?groups of {others}|{lines}s} were used, as when {is_part:?groups|they} are "
+        "counted from each rank's first one",
+    )
+    how = (
+        "{is_some_right:?|{is_part:?join the ranks' parts before the norm is taken|compare the norms and scales of "
+        "each {lines}}}",
+        "{is_part:?add the groups of the ranks before it to a rank's group numbers|take the scales in the order of the "
+        "{lines}s}",
+    )
+
+
 class SummedReplicas(Cause):
     """A merge of ranks' files added up a tensor that each rank has whole.
 

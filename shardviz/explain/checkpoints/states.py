@@ -434,6 +434,25 @@ class EmptyMoments(Cause):
     )
 
 
+class LostMoments(Cause):
+    """Moments of some weights of every layer are zero, although the optimizer has taken steps.
+
+    A conversion that cuts a fused weight, or renames one, looks for its moments under the new names, doesn't find them
+    and writes zeros. The step count stays, so the first updates of these weights are far too large or too small.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "The moments were looked up under names that they don't have, as those of a cut or renamed weight, and zeros "
+        "took their place",
+        "These weights had no gradient in any step",
+    )
+    how = (
+        "cut and rename the moments as the weights, and raise where there are none; without moments, set step to 0",
+        "check that the loss uses these weights, and that they aren't detached",
+    )
+
+
 class MixedStepFiles(Cause):
     """The optimizer's steps in one file differ from those in all other files.
 

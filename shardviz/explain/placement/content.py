@@ -287,19 +287,25 @@ class RewrittenAfterStamping(Disorder):
 class AnotherCheckpoint(Disorder):
     """A weight's values are not in the checkpoint that it is compared with.
 
-    The job loaded a different checkpoint, trained the weight since, or never loaded it. A weight of any content has the
-    right shape.
+    The job loaded a different checkpoint, trained the weight since, or never loaded it. Or it loaded into a copy, as of
+    FSDP's gathered weights, that was thrown away. A weight of any content has the right shape.
     """
 
     reference: str
     kinds = ("foreign",)
     why = (
-        "The weight was loaded from a different checkpoint: its values are not in {reference}",
-        "The weight was trained since, or never loaded",
+        (
+            "The weight was never loaded, what was loaded did not stay, or it was loaded from a different checkpoint: "
+            "its values are not in {reference}"
+        ),
+        "The weight was trained since",
     )
     how = (
-        "pass the checkpoint that the model was loaded from",
-        "load this weight from {reference}",
+        (
+            "load this weight from {reference}, not into a copy, as FSDP's summon_full_params(writeback=False) gives, "
+            "and after the last draw; or pass the checkpoint that the model was loaded from"
+        ),
+        "compare before the first step, or pass the checkpoint that was saved since",
     )
 
 
@@ -307,7 +313,8 @@ class LeftOutOfLoad(Disorder):
     """A weight has nothing of the checkpoint, from which other weights of the model were loaded.
 
     Its key has a name that the model doesn't know, and load_state_dict with strict=False skips it. The weight keeps its
-    initial values. Or it was trained since, and the others are frozen.
+    initial values. Or code writes to it after the load: it is drawn anew as a missing weight, or ranks that did not
+    read it add their initial values. Or it was trained since, and the others are frozen.
 
     Attributes:
         reference: The checkpoint.
@@ -316,15 +323,15 @@ class LeftOutOfLoad(Disorder):
     reference: str
     kinds = ("foreign",)
     why = (
-        (
-            "The load left this weight out: others have the values of {reference}, and load_state_dict with "
-            "strict=False skips keys that it doesn't know"
-        ),
-        "The weight was trained or written since",
+        ("The load left this weight out, or code wrote to it after the load: others have the values of {reference}"),
+        "The weight was trained since, and the others are frozen",
         "The weight was loaded from a different checkpoint than the others",
     )
     how = (
-        "look for this weight in the missing_keys that load_state_dict returns, and for its key in unexpected_keys",
+        (
+            "look for this weight in the missing_keys that load_state_dict(strict=False) returns, and for its key in "
+            "unexpected_keys; then for what draws it or sums it over ranks after the load"
+        ),
         "compare before the first step",
         "pass the checkpoint that has this weight",
     )

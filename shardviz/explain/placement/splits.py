@@ -84,17 +84,25 @@ class Segments(Mislabel):
     """Each segment of a fused weight was split, but the placements say one split of the dim.
 
     A rank then holds a part of q, of k and of v, as its attention needs. A gather by the placements joins these parts
-    as if each rank had one stretch of rows.
+    as if each rank had one stretch of rows. Where every split weight has this order, ranks were given every other part
+    of a finer split, such as the files of more ranks.
 
     Attributes:
         expect: The layout to expect in a probe if rows are meant to be in this order; empty if there is none.
+        of_all: Whether every split weight has this order, not the fused ones alone.
     """
 
     expect: str = ""
-    why = "The code splits a fused weight (q/k/v or gate/up) segment by segment, and labels it as one dim"
+    of_all: bool = False
+    why = (
+        "{of_all:?Every split weight has this order, so no fused weight is to blame: parts of a finer split, such as "
+        "the files of more ranks, were dealt out in turn (parts[rank::size])|The code splits a fused weight (q/k/v or "
+        "gate/up) segment by segment, and labels it as one dim}"
+    )
     how = (
-        "label the local tensors by {placements}, or {expect:?give each segment a Linear of its own; in a probe in "
-        "which this order is meant, expect {expect!r}|split the dim as a whole}"
+        "{of_all:?give each rank neighboring parts: parts[rank * each:(rank + 1) * each]; or |}label the local tensors "
+        "by {placements}{of_all:?|, or {expect:?give each segment a Linear of its own; in a probe in which this order "
+        "is meant, expect {expect!r}|split the dim as a whole}}"
     )
     references = SWIGLU
 

@@ -188,11 +188,8 @@ class BrokenTie(Cause):
     was_tied: bool = True
     kinds = ("untied",)
     why = (
-        "{was_tied:?|The names were never tied}",
-        (
-            "Sharding or to_empty() of one module after the other, load_state_dict(assign=True), or a copy of a module "
-            "broke the tie"
-        ),
+        "Sharding of one module after the other, to_empty(), load_state_dict(assign=True), or a copy of a module "
+        "broke the tie{was_tied:?|, or the names were never tied}"
     )
     how = (
         "tie them{was_tied:? again} after the model is sharded{was_tied:?, or shard the module that owns both as one "

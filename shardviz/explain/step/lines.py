@@ -16,6 +16,13 @@ INDEXING = ("getitem", "index_select", "gather", "take_along_dim", "index_copy",
 """Functions that take or write slices at the places of an index."""
 
 
+DRAWS = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial")
+"""Functions that draw random numbers."""
+
+ELEMENTWISE = ("add", "sub", "mul", "div", "maximum", "minimum", "where")
+"""Functions of two tensors, element by element."""
+
+
 class WrongLine(Cause):
     """A line goes wrong because each rank runs it on its own part.
 
@@ -38,12 +45,56 @@ class WrongLine(Cause):
     why = (
         "{reads:?In {place}, {reads} gets {given:?{given}|a rank's own sizes and offsets}, and {function} makes of its "
         "result what doesn't match the unsharded model's|{function} in {place} gets {given:?{given}|a rank's own sizes "
-        "and offsets}, and its result doesn't match the unsharded model's, which comes from the whole}"
+        "and offsets}{has_groups:? and as many groups as the unsharded model, so each group has fewer channels|, and "
+        "its result doesn't match the unsharded model's{is_drawn:?|, which comes from the whole}}}"
     )
     how = (
-        "{reads:?check in {place} what {reads} runs over, and the sizes, offsets and order of what is made of its "
-        "result up to {function}|gather or reduce the input of {function} before {place}, or use the whole tensor's "
-        "sizes and the rank's own offset there}"
+        "{is_drawn:?what all ranks have needs equal draws: seed the generator that {place} uses alike on all ranks, "
+        "without the rank's coordinate, and draw from it as often as the unsharded model|{has_groups:?divide the "
+        "groups of {function} in {place} by the number of ranks, as the channels|{reads:?check in {place} what {reads} "
+        "runs over, and the sizes, offsets and order of what is made of its result up to {function}|gather or reduce "
+        "the input of {function} before {place}, or use the whole tensor's sizes and the rank's own offset there}}}"
+    )
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the function draws as many random numbers as the unsharded model's, and others."""
+        return self.function in DRAWS and bool(self.given)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the function normalizes groups of channels, and each rank has some of the channels."""
+        return self.function == "group_norm" and "/" in self.given.partition(", ")[2].partition(", ")[0]
+
+
+class SegmentsOfPart(Cause):
+    """A line takes a dim apart into segments, of which a rank has one contiguous part.
+
+    The gates of an LSTM, or queries, keys and values, stand one after the other along a dim. An axis splits the dim as
+    one block, so that a rank has all of some segments and nothing of others. It takes its part apart into as many
+    segments as the whole has. Shapes are right.
+
+    Attributes:
+        place: The line, as `lstm.py:80`.
+        function: What it calls.
+        given: What each rank has of what it is given.
+        dim: The dim.
+        number: How many segments both sides take it apart into.
+    """
+
+    place: str
+    function: str
+    given: str
+    dim: int
+    number: int
+    kinds = WRONG
+    why = (
+        "{function} in {place} takes dim {dim} apart into {number} segments, as in the unsharded model, and gets "
+        "{given}: a rank's {number} segments are not its parts of the whole's {number}"
+    )
+    how = (
+        "give each rank its part of each of the {number} segments where the dim is split that {place} takes apart, as "
+        "the rows of a weight"
     )
 
 
@@ -94,9 +145,15 @@ class UnlikeOperands(Cause):
         "the whole"
     )
     how = (
-        "split both along dim {dim} in the same way before {place}: with key heads that are repeated on each rank, "
-        "repeat_interleave keeps a head beside its own, repeat does not"
+        "split both along dim {dim} in the same way before {place}: {is_elementwise:?take the rows of a table, as of "
+        "positions, that belong to the rank's own tokens|with key heads that are repeated on each rank, "
+        "repeat_interleave keeps a head beside its own, repeat does not}"
     )
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether each element meets the one at its own place."""
+        return self.function in ELEMENTWISE
 
 
 class MisplacedLine(Cause):
@@ -403,17 +460,23 @@ class WrongLineBackward(Cause):
         place: The line, as `moe.py:83`.
         function: What it calls.
         axis: The axis of a sum that is missing in backward; empty if it is something else.
+        part: Which of its results lacks the sum, as `result[1]`, if its gradient joins those of other parts there.
     """
 
     place: str
     function: str
     axis: str = ""
+    part: str = ""
     kinds = WRONG
     why = (
-        "{axis:?Each rank along {axis} uses the result of {place} differently, and nothing sums the result's gradient "
-        "over {axis}|The backward of {function} in {place} doesn't match its forward}"
+        "{part:?Each rank along {axis} uses {part} of {function} in {place} for its own part, and nothing sums its "
+        "gradient over {axis} before it joins the whole gradients of other parts|{axis:?Each rank along {axis} uses "
+        "the result of {place} differently, and nothing sums the result's gradient over {axis}|The backward of "
+        "{function} in {place} doesn't match its forward}}"
     )
     how = (
-        "{axis:?all_reduce the gradient over {axis} in the backward of {place}|check {place}: a tensor that all ranks "
-        "have and each uses for its own part needs a sum in backward; terms of a sum need none}"
+        "{part:?sum the gradient of {part} over {axis}, and no other: pass it through a torch.autograd.Function that "
+        "returns its input in forward and all_reduces in backward|{axis:?all_reduce the gradient over {axis} in the "
+        "backward of {place}|check {place}: a tensor that all ranks have and each uses for its own part needs a sum in "
+        "backward; terms of a sum need none}}"
     )

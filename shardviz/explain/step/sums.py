@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
     "ddp": (
         "DDP has this parameter and did not reduce it: the last forward ran under no_sync(), the step called "
-        "model.module(...) instead of the DDP module, or a parameter was replaced after DDP was made",
-        "run the last forward outside no_sync(), call the DDP module itself, and replace parameters before it is made",
+        "model.module(...) instead of the DDP module, torch.autograd.grad made the gradient, which runs no hook of "
+        "DDP, or a parameter was replaced after DDP was made",
+        "run the last forward outside no_sync(), call the DDP module itself and backward() on the loss, and replace "
+        "parameters before it is made",
     ),
     "bypassed": (
         "DDP has this parameter, and the step never called the DDP module: it called the module inside of it "

@@ -414,6 +414,28 @@ class WriteToGatheredCopy(Cause):
     )
 
 
+class StepSkippedByRank(Cause):
+    """Each rank decides by its own numbers whether the optimizer steps.
+
+    A step is left out after a spike of the loss, or if the gradients' norm is not finite or too large. A rank's loss is
+    of its rows, and the norm of its shards is not that of the whole gradient, so ranks decide differently.
+
+    Attributes:
+        on_some: Whether some ranks take the step and others don't; else all take a step that they should leave out.
+    """
+
+    on_some: bool
+    kinds = ("wrong-value", "write-not-applied")
+    why = (
+        "{on_some:?Each rank decides by its own loss or norm whether to step, and ranks decide differently|"
+        "The optimizer leaves out a step by the loss or the norm of each rank's part, which is not that of the whole}"
+    )
+    how = (
+        "decide by a number that is the same on all ranks: all_reduce the loss with ReduceOp.AVG, or take the norm by "
+        "torch.nn.utils.get_total_norm of the DTensors and .full_tensor() of it"
+    )
+
+
 class StepNotKept(Cause):
     """Some weights did not move in the step, although they have gradients and others moved.
 

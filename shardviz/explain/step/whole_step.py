@@ -277,22 +277,26 @@ class UnexplainedBackward(Cause):
         is_of_loss: Whether the gradient that comes back to the model's output is wrong already.
         moved: A collective that moves numbers between the model and the loss and has no backward: `all_gather`.
         place: The line that calls it, as `loss.py:31`.
+        is_unseen: Whether nobody recorded the loss: it may be wrong itself.
     """
 
     is_of_loss: bool = False
     moved: str = ""
     place: str = ""
+    is_unseen: bool = False
     kinds = ("wrong-value",)
     why = (
         "{moved:?The loss is right, and {moved} in {place} has no backward: what ranks compute from other ranks' "
         "numbers sends no gradient back to those ranks|}",
-        "{is_of_loss:?The loss is right, and it sends a wrong gradient back to the model's output|The sharded step "
-        "goes wrong in backward, although the outputs and the loss are right}",
+        "{is_of_loss:?{is_unseen:?The model's outputs are right, and the loss, which was not recorded, sends a wrong "
+        "gradient back to them|The loss is right, and it sends a wrong gradient back to the model's output}|The "
+        "sharded step goes wrong in backward, although the outputs{is_unseen:?| and the loss} are right}",
     )
     how = (
         "{moved:?in {place}, use torch.distributed.nn.functional, or a torch.autograd.Function whose backward sums the "
         "gradients and returns the rank's own part|}",
-        "{is_of_loss:?look between the model's output and backward(): at a replaced backward (in loss_parallel, every "
+        "{is_of_loss:?look between the model's output and backward(): {is_unseen:?at what each rank computes from its "
+        "own rows alone, such as a mean, a variance or a count, |}at a replaced backward (in loss_parallel, every "
         "log_softmax), a collective without a backward, a detached or scaled term|look for a collective without a "
         "backward, or with one that doesn't match its forward, and for a loss term that the step scales differently}",
     )
@@ -326,6 +330,29 @@ class DifferentWeights(Cause):
         "The {of_jobs:?jobs|runs} loaded different checkpoints",
     )
     how = "start both {of_jobs:?jobs, whose steps were not compared,|runs} from the same weights"
+
+
+class EarlierStepsDiffer(Cause):
+    """Weights of two jobs are apart before the traced step, and close: an earlier step differs.
+
+    Matrices of jobs with other seeds or checkpoints have nothing in common. These are equal or close, so that a step
+    before the traced one differs: by its rows, its gradients, or by what the optimizer does with them.
+
+    Attributes:
+        steps: How many optimizer steps the jobs made before the traced one.
+    """
+
+    steps: int
+    kinds = ("wrong-value",)
+    why = (
+        "{steps:1?The optimizer step|The {steps} optimizer steps} before the traced one moved the weights differently "
+        "in the two jobs: by other gradients, or by another learning rate, as of a scheduler that is stepped once "
+        "for each process"
+    )
+    how = (
+        "trace the first step, which --trace-step 1 does: if the jobs agree there, compare the learning rate and the "
+        "other settings that their optimizers step with"
+    )
 
 
 class MisplacedWeights(Cause):

@@ -378,15 +378,23 @@ class TiedWeightChangedTwice(Cause):
 class AllRanksDiffer(Cause):
     """No rank's weights match the reference's.
 
-    The two sides do not start from the same weights, or one of them has taken a step.
+    The two sides do not start from the same weights, or one of them has taken a step. If other weights that no
+    constant fills are equal, what copies weights left these out: a filter by name, identity or address is true of too
+    many, or names that do not match are passed over.
+
+    Attributes:
+        num_equal: How many other weights are equal on both sides.
     """
 
+    num_equal: int = 0
     kinds = ("wrong-value",)
     why = (
-        "The two sides drew from different seeds or loaded different files",
-        "One side has taken a step",
+        "{num_equal:?What copies weights from one side to the other leaves these out: {num_equal} others are equal|The "
+        "two sides drew from different seeds or loaded different files}",
+        "One side has taken a step{num_equal:? that changes these alone|}",
     )
     how = (
-        "load both from one state dict",
+        "{num_equal:?look at what decides which weights are copied: a name, an id or an address that several weights "
+        "share, or a name that the other side doesn't have|load both from one state dict}",
         "compare them before either takes a step",
     )

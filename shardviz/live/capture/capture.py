@@ -60,6 +60,7 @@ LISTS = (
     *("collectives", "schedule", "calls", "raised", "held_back", "masks", "fragments", "noise", "trace", "sketches"),
     *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
     *("skipped_keys", "rounded", "other_options", "reductions", "casts", "unread", "moves", "sent", "filled", "stages"),
+    "not_due",
     "written_gathered",
 )
 """Fields of a rank's record that are what was collected under their names."""
@@ -116,6 +117,7 @@ class Capture:
     other_settings: list[str] = field(default_factory=list)
     other_options: list[tuple[str, str, str, str]] = field(default_factory=list)
     as_built: list[str] = field(default_factory=list)
+    not_due: list[str] = field(default_factory=list)
     written_gathered: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)

@@ -93,5 +93,6 @@ def as_numpy(values: torch.Tensor) -> NDArray[np.generic]:
 def digest(values: torch.Tensor) -> str:
     """Return 16 hex digits of the BLAKE2b hash of a tensor's dtype, shape and numbers."""
     local = values.detach().cpu().contiguous()
-    stored = local.view(-1).view(torch.uint8).numpy() if local.numel() else np.empty(0, np.uint8)
+    flat = local.as_strided((local.numel(),), (1,))  # a single element may have any stride
+    stored = flat.view(torch.uint8).numpy() if local.numel() else np.empty(0, np.uint8)
     return hash_of(stored, str(local.dtype).removeprefix("torch."), local.shape)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch.distributed.fsdp import FullyShardedDataParallel
+
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims import registry
 from shardviz.live.claims.local import Local
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
 
-__all__ = ["Local", "local_tensors", "of_tensor", "unwrapped"]
+__all__ = ["Local", "local_tensors", "name_of", "of_tensor", "unwrapped"]
 
 
 def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]:
@@ -35,3 +37,14 @@ def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]
         cleaned = clean_name(name)
         if cleaned not in done and unit_of(name) is None:
             yield of_tensor(names.get(cleaned, cleaned), role, tensor, mesh)
+
+
+def name_of(root: nn.Module) -> str:
+    """Return the name of a model's class as its author wrote it.
+
+    `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.6.0 to 2.13.0.
+    """
+    inside = unwrapped(root)
+    kind = type(inside.module if isinstance(inside, FullyShardedDataParallel) else inside)
+    bases = kind.__bases__
+    return bases[1].__name__ if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind.__name__

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.overrides import _get_current_function_mode
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from shardviz.live.compat.names import clean_name
 
@@ -59,6 +62,16 @@ def replaced(owner: Any, name: str, new: object) -> Iterator[None]:
             setattr(owner, name, before)
         else:
             delattr(owner, name)
+
+
+def innermost_modes() -> tuple[Any, Any]:
+    """Return the innermost mode that sees torch's functions, and the one that sees its operators.
+
+    A mode for the default device is none: it stands behind all others wherever it is entered.
+    `_get_current_function_mode` and `_get_current_dispatch_mode` in torch 2.6.0 to 2.13.0.
+    """
+    mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
+    return (None if isinstance(mode, DeviceContext) else mode), _get_current_dispatch_mode()
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -46,6 +46,9 @@ MAX_CALLS = 8
 MAX_ARGUMENTS = 32
 """Numbers among the arguments of a call that are kept."""
 
+MAX_HELD = 1 << 28
+"""Once tensors with so many numbers are held, no more calls are recorded: a recorder holds what it has numbered."""
+
 UNSEEN = ("wait_tensor", "_wrap_tensor_autograd", "grad", "register_hook")
 """Functions that compute nothing, or wait for what is computed."""
 
@@ -113,6 +116,8 @@ class Recorder:
         values: Their tensors, by number.
         returned: The numbers of the tensors that each call of the module returned.
         keeps_all: Whether calls without a line of the user's are kept, too.
+        guarded: Calls a function of the recorder's; in a job it lets no error through.
+        results: What a whole step leaves, by name, with the number of the tensor.
     """
 
     module: nn.Module | None
@@ -120,6 +125,8 @@ class Recorder:
     values: list[Value] = field(default_factory=list)
     returned: list[tuple[int, ...]] = field(default_factory=list)
     keeps_all: bool = False
+    guarded: Callable[..., Any] = lambda function, *args: function(*args)
+    results: dict[str, int] = field(default_factory=dict)
     _known: dict[int, Value] = field(default_factory=dict)
     _epochs: dict[int, int] = field(default_factory=dict)
     _waiting: dict[int, list[Value]] = field(default_factory=dict)
@@ -127,6 +134,7 @@ class Recorder:
     _depth: int = 0
     _made: list[tuple[tuple[int, ...], list[torch.Tensor]]] = field(default_factory=list)
     _num_elements: int = 0
+    _num_held: int = 0
     _first: list[Event] | None = None
     _writers: dict[int, Event] = field(default_factory=dict)
 
@@ -142,7 +150,16 @@ class Recorder:
     @property
     def is_inside(self) -> bool:
         """Whether what runs now is part of a call that is recorded as one."""
-        return self._depth > 0
+        return self._depth > 0 or self.is_full
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds so much that it records no more."""
+        return self._num_held > MAX_HELD
+
+    def stop(self) -> None:
+        """Record no more."""
+        self._num_held = MAX_HELD + 1
 
     @property
     def is_in_backward(self) -> bool:
@@ -165,6 +182,18 @@ class Recorder:
     def numbers(self, tensors: Any) -> tuple[int, ...]:
         """Return the numbers of the tensors in some arguments."""
         return tuple(self.number(tensor) for tensor in tensors_kept(tensors))
+
+    def before(self, call_inputs: Any) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+        """Return the numbers and the versions of a call's arguments before it runs."""
+        tensors = tensors_kept(call_inputs)
+        inputs = self.numbers(tensors)
+        self._made.clear()
+        return inputs, [version_of(tensor) for tensor in tensors]
+
+    def after(self, function: str, before: tuple[Any, Any], call_inputs: Any, returned: Any) -> None:
+        """Record a call after it has run, given what was there before it."""
+        is_later = bool(self._made) and returned is not None
+        self.noted(function, before[0], call_inputs, returned, before[1], wait=is_later)
 
     def noted(
         self,
@@ -226,6 +255,7 @@ class Recorder:
         storage = storage_of(tensor)
         value = Value(len(self.values), tensor, version_of(tensor), self._epochs.get(storage, 0), origin)
         self.values.append(value)
+        self._num_held += tensor.numel()
         if wait:
             self._waiting.setdefault(storage, []).append(value)
         else:
@@ -244,8 +274,8 @@ class Recorder:
             if local.claim is not None:
                 value.placements = ", ".join(map(str, local.claim[1]))
             if self._num_elements + local.values.numel() <= MAX_ELEMENTS and has_memory(local.values):
-                value.values = local.values.clone()
-                self._num_elements += local.values.numel()
+                value.values = real_of(local.values).clone()
+                self._num_elements += value.values.numel()
 
     def _is_current(self, value: Value) -> bool:
         tensor = value.tensor
@@ -257,13 +287,15 @@ class Recorder:
         if is_without or value.needs_grad or value.origin.startswith("weight"):
             return
         value.needs_grad = True
-        value.tensor.register_hook(partial(self._came_back, value))  # type: ignore[no-untyped-call]
+        value.tensor.register_hook(  # type: ignore[no-untyped-call]
+            lambda gradient: self.guarded(self._came_back, value, gradient)
+        )
 
     def _came_back(self, value: Value, gradient: torch.Tensor | None) -> None:
         if gradient is None:
             return
         with torch.no_grad(), self.quiet():
-            local = of_tensor("", "activation", gradient).values
+            local = real_of(of_tensor("", "activation", gradient).values)
             if value.values is not None:
                 value.gradient = local.clone() if value.gradient is None else value.gradient + local
 
@@ -328,7 +360,7 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.recorder.check(func, args)
         returned = func(*args, **(kwargs or {}))
         if collective_name(func):
-            self.recorder.collective(func, args)
+            self.recorder.guarded(self.recorder.collective, func, args)
         return returned
 
 
@@ -337,34 +369,34 @@ def recorded(
 ) -> Any:
     """Run a function and record it; what it calls is part of it if it is opaque."""
     with recorder.quiet():
-        tensors = tensors_kept(call_inputs)
-        inputs = recorder.numbers(tensors)
-        versions = [version_of(tensor) for tensor in tensors]
-        recorder._made.clear()
+        before = recorder.guarded(recorder.before, call_inputs)
         if opaque:
             returned = function()
     if not opaque:
         returned = function()
     with recorder.quiet():
-        is_later = bool(recorder._made) and (returned is not None)
-        recorder.noted(name, inputs, call_inputs, returned, versions, wait=is_later)
+        if before is not None:
+            recorder.guarded(recorder.after, name, before, call_inputs, returned)
     return returned
 
 
 @contextmanager
-def recording(model: nn.Module, name: str) -> Iterator[Recorder]:
+def recording(
+    model: nn.Module, name: str, guarded: Callable[..., Any] = lambda function, *args: function(*args)
+) -> Iterator[Recorder]:
     """Record the calls of a module of a model that runs inside of this context.
 
     Args:
         model: The model; the hooks on its modules are removed at the end.
         name: The module's name; empty for the model itself.
+        guarded: The recorder's.
     """
     inner = unwrapped(model)
     module = {clean_name(own): module for own, module in inner.named_modules()}.get(name)
     if module is None:  # another stage's
         yield Recorder(inner)
         return
-    recorder, modes = Recorder(module), ExitStack()
+    recorder, modes = Recorder(module, guarded=guarded), ExitStack()
     modes_on: list[bool] = []
 
     def enter() -> None:
@@ -374,16 +406,16 @@ def recording(model: nn.Module, name: str) -> Iterator[Recorder]:
 
     def begin(_module: Any, inputs: Any, named: Any) -> None:
         if len(recorder.returned) < MAX_CALLS:
-            recorder.begin(inputs, named)
+            recorder.guarded(recorder.begin, inputs, named)
             enter()
 
     def end(_module: Any, _inputs: Any, output: Any) -> None:
         if len(recorder.returned) < MAX_CALLS:
             modes.close()
             if output is not None:
-                recorder.end(output)
+                recorder.guarded(recorder.end, output)
             else:
-                recorder.end_recomputation()
+                recorder.guarded(recorder.end_recomputation)
 
     def alone(name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -425,7 +457,7 @@ def collecting(recorder: Recorder) -> Iterator[None]:
 
 def _name(func: Any) -> str:
     """Return a function's name; of a property the property's."""
-    name = getattr(func, "__name__", "") or str(func)
+    name = (getattr(func, "__name__", "") or str(func)).removeprefix("fft_")
     if name in ("__get__", "__set__"):
         name = (resolve_name(func) or name).split(".")[-2]
     return name.partition(".")[0] if not name.startswith("__") else name.strip("_")
@@ -461,7 +493,7 @@ def tensors_kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
             if wait:
                 tensor.trigger_wait()
             tensor = tensor.elem  # type: ignore[attr-defined]
-        if tensor.layout is torch.strided and not (tensor.is_complex() or tensor.is_nested or tensor.is_meta):
+        if tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta):
             tensors_kept.append(tensor)
     return tensors_kept
 
@@ -469,6 +501,11 @@ def tensors_kept(tensors: Any, *, wait: bool = True) -> list[torch.Tensor]:
 def has_memory(local: torch.Tensor) -> bool:
     """Whether a tensor can be read; FSDP2 frees the storage of whole weights that it has split again."""
     return hasattr(local, "trigger_wait") or not local.numel() or local.untyped_storage().nbytes() > 0
+
+
+def real_of(local: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, of complex numbers as pairs: what relates real numbers relates those too."""
+    return torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
 from shardviz.dump.records.lines import STEP, LinesRecord, of_value
 from shardviz.live.capture.agreement import attempted, of_all_ranks
 from shardviz.live.capture.locals import Local
@@ -84,10 +82,9 @@ class Again:
             whole = alone[0]
         for recorder, is_unsharded in ((sharded, False), (whole, True)):
             if capture.rank == 0 or not is_unsharded:
-                _add_values(capture, STEP, recorder, "reference" if is_unsharded else "step")
+                add_values(capture, STEP, recorder, "reference" if is_unsharded else "step")
                 reason = "" if is_unsharded else why
-                record = _record(STEP, STEP, recorder, is_unsharded=is_unsharded, why=reason)
-                capture.lines.append(structs.replace(record, results=tuple(recorder.results.items())))
+                capture.lines.append(record_of(STEP, STEP, recorder, is_unsharded=is_unsharded, why=reason))
 
     def _recorded(
         self, side: Side, *, is_unsharded: bool = False, is_alone: bool = False
@@ -112,20 +109,20 @@ class Again:
                 which has lines of the user's.
         """
         whole_model, asked_module = self.unsharded.build(), module
-        module = _with_own_lines(whole_model, module)
+        module = with_own_lines(whole_model, module)
         model = self.sharded.build()
         with recording(model, module) as recorder:
             why = self.sharded.step(model, self.probe)
-        _add_values(capture, module, recorder, "step")
-        capture.lines.append(_record(module, asked_module, recorder, why=why))
+        add_values(capture, module, recorder, "step")
+        capture.lines.append(record_of(module, asked_module, recorder, why=why))
         with recording(whole_model, module) as whole:
             self.unsharded.step(whole_model, self.probe)
         if capture.rank == 0:
-            _add_values(capture, module, whole, "reference", with_gradients=self.with_gradients)
-            capture.lines.append(_record(module, asked_module, whole, is_unsharded=True))
+            add_values(capture, module, whole, "reference", with_gradients=self.with_gradients)
+            capture.lines.append(record_of(module, asked_module, whole, is_unsharded=True))
 
 
-def _with_own_lines(model: nn.Module, name: str) -> str:
+def with_own_lines(model: nn.Module, name: str) -> str:
     """Return the name of a module, or of the nearest around it that is not one of torch's own."""
     modules = dict(model.named_modules())
     while name and type(modules.get(name)).__module__.startswith("torch."):
@@ -152,17 +149,20 @@ def modules_asked_for(question: str, folder: Path, rank: int) -> Sequence[str]:
     return answer
 
 
-def _record(
+def record_of(
     module: str, asked_module: str, recorder: Recorder, *, is_unsharded: bool = False, why: str = ""
 ) -> LinesRecord:
+    """Return what was recorded, without its numbers."""
     lines = tuple(event.record() for event in recorder.events)
     values = tuple(value.record() for value in recorder.values)
-    return LinesRecord(module, lines, values, tuple(recorder.returned), is_unsharded, why, asked_module)
+    sides = is_unsharded, why, asked_module, tuple(recorder.results.items())
+    return LinesRecord(module, lines, values, tuple(recorder.returned), *sides)
 
 
-def _add_values(
+def add_values(
     capture: Capture, module: str, recorder: Recorder, moment: Moment, *, with_gradients: bool = True
 ) -> None:
+    """Add the numbers of what was recorded."""
     for value in recorder.values:
         sides = ((value.values, False), (value.back if with_gradients else None, True))
         for numbers, is_gradient in sides:

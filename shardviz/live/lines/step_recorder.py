@@ -7,6 +7,7 @@ and what the optimizer makes of gradients and weights.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial, wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from shardviz.live.lines.recorder import (
     Value,
     collecting,
     has_memory,
+    real_of,
     recorded,
     storage_of,
     tensors_kept,
@@ -33,9 +35,10 @@ from shardviz.live.step.step import loss_of
 from shardviz.relate.tolerance import EXACT, ROUNDINGS_OF_STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
+    from shardviz.live.lines.recorder import Frames
     from shardviz.live.step.batch import Batch
 
 Memory = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -45,27 +48,33 @@ class StepRecorder(Recorder):
     """What was recorded of a step.
 
     Args:
-        model: The model that is stepped.
+        model: The model that is stepped; None if it is not known yet.
         is_unsharded: Whether it is the unsharded model, whose loss may be computed by shardviz itself.
         is_alone: Whether the step is the sharded one, on a mesh of this rank alone: it may ask no other rank.
-
-    Attributes:
-        results: What the step leaves, by name, with the number of the tensor.
     """
 
-    def __init__(self, model: nn.Module, *, is_unsharded: bool = False, is_alone: bool = False) -> None:
+    def __init__(self, model: nn.Module | None, *, is_unsharded: bool = False, is_alone: bool = False) -> None:
         super().__init__(None)
         self._is_alone = is_alone
         self.keeps_all = is_unsharded
-        self.results: dict[str, int] = {}
-        self._model = unwrapped(model)
-        self._modules = {id(module) for module in model.modules()}
-        self._params = {clean_name(name): param for name, param in self._model.named_parameters()}
+        self._modules: set[int] = set()
+        self._params: dict[str, nn.Parameter] = {}
         self._by_memory: dict[Memory, Value] = {}
         self._memories: dict[Memory, int] = {}
         self._times_met: Counter[str] = Counter()
         self._is_on = False
         self._num_outputs = 0
+        if model is not None:
+            self.meet(model)
+
+    def meet(self, model: nn.Module) -> None:
+        """Note which model is stepped."""
+        self._model = unwrapped(model)
+        self._modules = {id(module) for module in model.modules()}
+        self._params = {clean_name(name): param for name, param in self._model.named_parameters()}
+        for name, param in self._params.items():
+            for value in self._traced(param):
+                value.origin = f"weight {name}"
 
     def number(self, tensor: torch.Tensor, origin: str = "") -> int:
         """Return a tensor's number; a tensor in the memory of one that is known has that one's."""
@@ -92,9 +101,10 @@ class StepRecorder(Recorder):
     def _is_unchanged(self, value: Value) -> bool:
         """Whether a write into the same storage, as of gradients that share one, left a tensor as it was."""
         local = of_tensor("", "activation", value.tensor).values
-        if value.values is None or local.shape != value.values.shape or not has_memory(local):
+        if value.values is None or not has_memory(local):
             return False
-        if not torch.equal(value.values, local):
+        local = real_of(local)
+        if local.shape != value.values.shape or not torch.equal(value.values, local):
             return False
         value.version, value.epoch = version_of(value.tensor), self._epochs.get(storage_of(value.tensor), 0)
         return True
@@ -193,13 +203,19 @@ class StepRecorder(Recorder):
             self._is_on = True
             try:
                 opaque = replaced(nn.Module, "__call__", self._opaque(nn.Module.__call__))
-                with opaque, replaced(DTensor, "to_local", self._to_local(DTensor.to_local)), collecting(self):
+                with opaque, self.watching():
                     returned = function(*args, **kwargs)
             finally:
                 self._is_on = False
             return returned
 
         return run
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record what is called in this context; a call of a module by what it calls."""
+        with replaced(DTensor, "to_local", self._to_local(DTensor.to_local)), collecting(self):
+            yield
 
     def probe(self, probe: ModuleType) -> SimpleNamespace:
         """Return a probe whose functions are recorded.
@@ -233,13 +249,18 @@ class StepRecorder(Recorder):
             returned = original(tensor, **kwargs)
             if kwargs.get("grad_placements") is None and torch.is_grad_enabled() and not self.is_in_backward:
                 frames = frames_of(None)  # none if shardviz looks at a tensor
-                with self.quiet():
-                    number = self.number(tensor) if frames[0] else 0
-                if frames[0] and self.values[number].origin.startswith("weight"):
-                    self.events.append(Event(0, TO_LOCAL, frames, (number,), ()))
+                if frames[0]:
+                    with self.quiet():
+                        self.guarded(self._take, tensor, frames)
             return returned
 
         return to_local
+
+    def _take(self, tensor: DTensor, frames: Frames) -> None:
+        """Record that a step takes this rank's part of a tensor, if that is a weight."""
+        number = self.number(tensor)
+        if self.values[number].origin.startswith("weight"):
+            self.events.append(Event(0, TO_LOCAL, frames, (number,), ()))
 
     def _opaque(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return `Module.__call__` with the model's modules as one call each."""
@@ -250,12 +271,16 @@ class StepRecorder(Recorder):
                 return run()
             output = recorded(self, class_name(module), run, (args, kwargs))
             with self.quiet():
-                for at, tensor in enumerate(tensors_kept(output)):
-                    self.values[self.number(tensor)].origin = f"output {self._num_outputs} {at}"
-            self._num_outputs += 1
+                self.note_output(output)
             return output
 
         return __call__
+
+    def note_output(self, output: Any) -> None:
+        """Note that the model, or a part of it that the step calls, returned some tensors."""
+        for at, tensor in enumerate(tensors_kept(output)):
+            self.values[self.number(tensor)].origin = f"output {self._num_outputs} {at}"
+        self._num_outputs += 1
 
 
 def _as_batch(batch: Any) -> Batch:

@@ -11,6 +11,7 @@ from weakref import WeakSet
 from torch import distributed, nn
 
 from shardviz.dump.write import TRACE_FOLDER
+from shardviz.live.capture.locals import name_of
 from shardviz.live.claims import registry
 from shardviz.live.compat import stages_of
 from shardviz.live.run.hooks.arming import arm, disarm
@@ -19,7 +20,7 @@ from shardviz.live.run.meeting import end_stamped, watch_steps
 from shardviz.live.run.options import Note, leave
 from shardviz.live.run.references.writing import is_first_here, rank_here
 from shardviz.live.run.session import Session
-from shardviz.live.run.taking import Stage, name_of, take
+from shardviz.live.run.taking import Stage, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.errors import DumpError
+from shardviz.live.trace_modules import Followed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,7 +39,7 @@ class Options:
         patience: Seconds that a rank waits for the others.
         command: The job's command, for the record.
         stamp: Let it load stamped copies, and end it before it saves or steps.
-        trace: Which modules of a step are followed: `all`, `off` or `modules=PATTERN`.
+        trace: What of a step is followed, as `Followed.parse` reads it.
         trace_step: Which optimizer step that is, counted from 1.
     """
 
@@ -58,7 +59,12 @@ class Options:
         """Return the variables that start the hooks in every Python process of a job."""
         bootstrap = str(Path(__file__).parent / "bootstrap")
         before = os.environ.get("PYTHONPATH")
-        return {VARIABLE: json.dumps(asdict(self)), "PYTHONPATH": os.pathsep.join(filter(None, (bootstrap, before)))}
+        variables = {
+            VARIABLE: json.dumps(asdict(self)),
+            "PYTHONPATH": os.pathsep.join(filter(None, (bootstrap, before))),
+        }
+        has_lines = Followed.parse(self.trace, of_job=True).lines is not None
+        return variables | ({"TORCH_COMPILE_DISABLE": "1"} if has_lines else {})  # compiled code has no lines
 
     @classmethod
     def of_environment(cls) -> Options:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,7 +21,7 @@ from shardviz.errors import MeshError, ShardvizError
 from shardviz.live.api import capture_by_reference
 from shardviz.live.capture.agreement import in_a_line, of_all_ranks, together
 from shardviz.live.capture.idle_axes import found_mesh
-from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.capture.locals import local_tensors, name_of, unwrapped
 from shardviz.live.capture.lookup.reference_tensors import ComparedWith, opened
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
@@ -97,17 +96,6 @@ def _take(session: Session, root: nn.Module, name: str, folder: Path, stage: Sta
     if source.entries and rank == 0:
         session.leave("source", f"values of {name} are compared with {source.path}")
     return Note("captured", rank, str(folder))
-
-
-def name_of(root: nn.Module) -> str:
-    """Return the name of a model's class as its author wrote it.
-
-    `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.6.0 to 2.13.0.
-    """
-    inside = unwrapped(root)
-    kind = type(inside.module if isinstance(inside, FullyShardedDataParallel) else inside)
-    bases = kind.__bases__
-    return bases[1].__name__ if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind.__name__
 
 
 def _capture(session: Session, root: nn.Module, folder: Path, stage: Stage | None) -> Reference:

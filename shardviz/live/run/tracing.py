@@ -31,8 +31,9 @@ from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.claims.wrappers import reducing
 from shardviz.live.compat import asks_for_shapes, default_store, groups_here, in_backward, is_compiled
+from shardviz.live.lines.job_lines import JobLines
 from shardviz.live.run.hooks.arming import arm, disarm
-from shardviz.live.run.hooks.observing import nested, quietly
+from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.outside import outside
 from shardviz.live.run.references.values import outermost
 from shardviz.live.run.references.writing import is_first_here, rank_here
@@ -65,6 +66,7 @@ class Step:
         weights: This rank's part of the weights before the step.
         outside: What is stepped with the model and is not in it.
         broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
+        lines: What was recorded line by line; None if nothing was asked for.
     """
 
     root: nn.Module
@@ -74,6 +76,7 @@ class Step:
     weights: Sequence[Local]
     outside: Outside
     broke_off: bool = False
+    lines: JobLines | None = None
 
     @property
     def is_compiled(self) -> bool:
@@ -110,6 +113,8 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     for local in (*step.weights, *(() if step.broke_off else _gradients(step))):
         capture.add_values(local, "step")
     add_points(capture, step.trace)
+    if step.lines is not None:
+        quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):
         capture.add_group(name, ranks)
     if problem:
@@ -277,6 +282,8 @@ class Follower:
         self.options = options
         self.write = write
         self.model = model
+        self.followed = Followed.parse(options.trace, of_job=True)
+        self._lines = JobLines(self.followed.lines, report) if self.followed.lines is not None else None
         self._optimizers: WeakSet[Optimizer] = WeakSet()
         self._taken: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._handles: list[Any] = []
@@ -291,7 +298,13 @@ class Follower:
             return
         if not self._optimizers:
             self.begin()
+            self._begin_lines(0)
         self._optimizers.add(optimizer)
+
+    def _begin_lines(self, num_taken: int) -> None:
+        """Record the script's lines from the end of the step before on."""
+        if self._lines is not None and not self._is_over and num_taken == self.options.trace_step - 1:
+            self._lines.begin()
 
     def begin(self) -> None:
         """Wait for the step."""
@@ -308,6 +321,7 @@ class Follower:
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             quietly(WHAT, self._end_with, optimizer)  # it may have called no closure
             self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+            quietly(WHAT, self._begin_lines, self._taken[optimizer])
 
         register_optimizer_step_pre_hook(before)
         register_optimizer_step_post_hook(after)
@@ -336,13 +350,15 @@ class Follower:
         disarm(self.visit)
         self._is_of_many = distributed.is_initialized()
         model = unwrapped(root)
-        followed = Followed.parse(self.options.trace)
-        trace = JobTrace(sum(followed.includes(name) for name, _ in model.named_modules()))
+        trace = JobTrace(sum(self.followed.includes(name) for name, _ in model.named_modules()))
         beside = outside(root, [*self._optimizers, *self._taken])
         before = [*local_tensors(model), *beside.tensors()]
         most = most_of(len(before))
         self._step = Step(root, trace, self.options.trace_step, most, weights_of(before, most), beside)
-        self._handles = list(trace.follow(model, followed))
+        self._handles = list(trace.follow(model, self.followed))
+        if self._lines is not None:
+            self._step = replace(self._step, lines=self._lines)
+            self._lines.follow(root)
         copied = [ddp for ddp in root.modules() if isinstance(ddp, DistributedDataParallel)]
         if not any(_contains(called.modules(), ddp) for ddp in copied):
             trace.uncalled = set(copied)
@@ -396,6 +412,8 @@ class Follower:
         self._is_over = True
         for handle in self._handles:
             handle.remove()
+        if self._lines is not None:
+            self._lines.end()
         with nested(), torch.no_grad():
             self.write(replace(step, broke_off=broke_off), problem)
 

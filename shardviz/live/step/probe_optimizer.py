@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from shardviz.live.capture.agreement import attempted
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.compat import mesh_of_one_rank, one_process, writes_to_gathered
@@ -13,7 +15,6 @@ from shardviz.live.step.optimizer_settings import differing, kept_by, options_of
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from shardviz.live.capture.locals import Local
@@ -46,16 +47,20 @@ def updated_reference(on: ProbeOnRank, reference: UnshardedStep) -> UpdatedRefer
     model, buffers = reference.model, _buffers_after(reference)
     if hasattr(on.probe, "optimizer") and not reference.has_own_loss:
         what, observation = "optimizer of the unsharded model", reference.step.observation
-        weights = [(param, param.detach().clone(), _cloned(param.grad)) for param in model.parameters()]
+        weights = [
+            (name, param, param.detach().clone(), _cloned(param.grad)) for name, param in model.named_parameters()
+        ]
         optimizer, failed = attempted(lambda: _updated_alone(on, model, observation), f"{what} in one process")
         is_alone = not failed
         if not is_alone:  # it names ranks, as optimizers do that split their work by hand: all ranks step it
-            for param, values, grad in weights:
+            for _, param, values, grad in weights:
                 param.data, param.grad = values, grad
             optimizer, failed = attempted(lambda: updated(on.probe, model, on.device_mesh, observation), what)
         if optimizer is None:
             on.capture.not_checked.append(("", f"the {what}: {failed}"))
         else:
+            unchanged = [name for name, param, values, _ in weights if torch.equal(param.detach(), values)]
+            on.capture.not_due += unchanged if is_alone else []
             params = [local for local in local_tensors(model) if local.role == "param"]
             tensors = [*params, *optimizer_states(optimizer, model, params), *buffers]
             return UpdatedReference(tensors, kept_by(optimizer, model), options_of(optimizer, model), is_alone)

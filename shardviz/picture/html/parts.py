@@ -325,6 +325,8 @@ def advice(finding: Finding) -> list[tuple[str, str]]:
     """Return a finding's cause, fix, alternatives and references as titled markup."""
     markup: dict[str, Callable[[str], str]] = {
         "fix": lambda text: element("span", with_code(text), class_="fix"),
-        "see": lambda _: ", ".join(map(reference_link, finding.refs)),
+        "see": lambda _: "; ".join(
+            filter(None, (", ".join(map(reference_link, finding.refs)), element("code", words(finding.page_command))))
+        ),
     }
     return [(title, markup.get(title, words)(text)) for title, text in finding.advice]

@@ -150,7 +150,7 @@ def _header(title: str, step: StepDifference) -> str:
 
 
 def _departure(departure: Departure) -> str:
-    facts = {"differs": departure.sentence, "why": departure.why}
+    facts = {"differs": departure.sentence, "why": departure.why, "look": departure.look}
     if departure.following > 0:
         facts["follows"] = f"{counted(departure.following, 'call')} of other modules differ too"
     rows = (element("dt", title) + element("dd", with_code(text)) for title, text in facts.items() if text)

@@ -65,6 +65,8 @@ def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
                 f"{counted(departure.following, 'call')} of other modules differ too: they contain it or follow from it"
             )
             lines += wrapped(text, terminal.width, line(("  follows ", DIM)), 10)
+        if departure.look:
+            lines += wrapped(printable(departure.look), terminal.width, line(("  look    ", DIM)), 10)
         lines.append(line(""))
     lines += _picture_lines(step, terminal)
     if step.num_compared:

@@ -182,10 +182,13 @@ def assert_replicated(
     subject: Subject | AnyDump,
     axis: str,
     *,
-    of: Collection[Role] = ("param", "buffer", "grad"),
+    of: Collection[Role] = ("param", "buffer"),
     mesh: DeviceMesh | None = None,
 ) -> None:
     """Assert that ranks that differ only along an axis hold bitwise equal values.
+
+    Gradients are compared if `of` has "grad". By default they are not: what a step leaves behind that was each rank's
+    own, as between two averages of the weights, is no copy. `assert_reduced` compares gradients up to rounding.
 
     Args:
         subject: A module, a tensor, an optimizer, tensors by name, or a dump. Plain tensors count too.

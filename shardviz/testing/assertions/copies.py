@@ -16,6 +16,7 @@ from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.values import BrokenTie, RankDependentSeed
+from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.testing.assertions import CopiesDrifted, CopiesNotClaimed
 from shardviz.layout.notation import write
 from shardviz.testing.assertions.message import ShardAssertionError
@@ -62,13 +63,24 @@ def _not_copies(dump: Dump, axis: str) -> Iterator[Finding]:
 
 def _differing_copies(dump: Dump, mesh: Mesh, axis: str) -> list[Finding]:
     """Return one finding per tensor, with all ranks whose copies differ along the axis."""
+    groups = [_restricted(dump, group) for group in mesh.groups(axis)]
+    gradients = _of_all_groups(groups, are_gradients=True)
+    values = [_reword(finding, mesh, axis) for finding in _of_all_groups(groups, are_gradients=False)]
+    if any(_is_of_seeds(finding) and _are_near(finding) for finding in values):  # other seeds leave no copies near
+        values = [finding.because(CopiesDrifted(axis)) if _is_of_seeds(finding) else finding for finding in values]
+    return values + [_reword_gradient(_reword(finding, mesh, axis), axis) for finding in gradients]
+
+
+def _of_all_groups(groups: Iterable[Dump], *, are_gradients: bool) -> Iterable[Finding]:
+    """Return a finding for each value, or each gradient, whose copies differ in some group of ranks."""
     findings: dict[str, Finding] = {}
-    for group in mesh.groups(axis):
-        for outcome in check_copies(_restricted(dump, group)):
+    for group in groups:
+        tensors = [tensor for tensor in group.tensors if (tensor.role == "grad") == are_gradients]
+        for outcome in check_copies(replace(group, tensors=tensors)):
             if isinstance(outcome, Finding):
                 ranks = {*findings.get(outcome.tensor, outcome).ranks, *outcome.ranks}
                 findings[outcome.tensor] = replace(findings.get(outcome.tensor, outcome), ranks=tuple(sorted(ranks)))
-    return [_reword(finding, mesh, axis) for finding in findings.values()]
+    return findings.values()
 
 
 def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:
@@ -80,9 +92,17 @@ def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:
 def _reword(finding: Finding, mesh: Mesh, axis: str) -> Finding:
     """Reword a finding for all groups along the axis, without when copies began to differ."""
     sentence = f"copies differ along {axis}: {len(finding.ranks):,} of {mesh.size:,} ranks differ from the other copies"
-    reworded = replace(finding, sentence=sentence, intended=f"={axis}")
-    is_guess = isinstance(finding.explanation, RankDependentSeed)
-    return reworded.because(CopiesDrifted(axis)) if is_guess and _are_near(finding) else reworded
+    return replace(finding, sentence=sentence, intended=f"={axis}")
+
+
+def _reword_gradient(finding: Finding, axis: str) -> Finding:
+    """Reword a finding about a gradient, which no seed or file makes."""
+    sentence = finding.sentence.replace("copies", "copies of the gradient", 1)
+    return replace(finding, sentence=sentence, kind="unreduced-gradient").because(GradientNotReduced((axis,)))
+
+
+def _is_of_seeds(finding: Finding) -> bool:
+    return isinstance(finding.explanation, RankDependentSeed)
 
 
 def _are_near(finding: Finding) -> bool:

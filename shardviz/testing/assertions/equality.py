@@ -179,9 +179,21 @@ def assert_same(
     _check_references(suspects, expected)
     dump = gather(add, device_mesh)
     findings = [found for tensor in dump.tensors for found in _compare(dump, tensor, expected)]
+    findings = _beside_equal(
+        findings, [expected[key].values for key in tensors if key[0] == "param" and key not in suspects]
+    )
     findings = with_optimizer(findings, [local for (role, _), local in tensors.items() if role == "param"])
     raise_for(dump, with_ties(findings, [local for (role, _), local in tensors.items() if role in ("param", "buffer")]))
     _refuse_lacking(lacking)
+
+
+def _beside_equal(findings: Sequence[Finding], equal: Sequence[NDArray[np.float64]]) -> list[Finding]:
+    """Return findings that say how many other weights are equal; those of one number are equal however they began."""
+    num_equal = sum(bool(values.size and (values != values.flat[0]).any()) for values in equal)
+    return [
+        finding.because(AllRanksDiffer(num_equal)) if isinstance(finding.explanation, AllRanksDiffer) else finding
+        for finding in findings
+    ]
 
 
 def _by_key(locals_: Collection[Local]) -> dict[Key, Local]:

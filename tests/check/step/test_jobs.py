@@ -68,6 +68,16 @@ def test_groups_that_cross_are_a_mesh():
     assert mesh_of_groups([*groups, ("other", (0, 1, 2))], 4) == Mesh(("dp", "tp"), (2, 2))
 
 
+def test_groups_of_one_name_are_divided_among_axes():
+    groups = [("of_2", ranks) for ranks in ((0, 1), (0, 2), (1, 3), (2, 3))]
+    assert mesh_of_groups(groups, 4) == Mesh(("of_2", "of_2_2"), (2, 2), (0, 2, 1, 3))
+    pairs = [(rank, rank + step) for step in (1, 2, 4) for rank in range(8) if not rank & step]
+    cube = mesh_of_groups([("of_2", ranks) for ranks in pairs], 8)
+    assert cube is not None
+    assert cube.shape == (2, 2, 2)
+    assert mesh_of_groups(groups[:3], 4) is None
+
+
 def test_groups_that_do_not_cross_are_none():
     assert mesh_of_groups([("dp", (0, 1)), ("dp", (2, 3)), ("tp", (0, 1)), ("tp", (2, 3))], 4) is None
     assert mesh_of_groups([("dp", (0, 1))], 4) is None

@@ -49,7 +49,9 @@ def _element_moves(case: Case) -> Iterator[Fit]:
         yield from _transposed(case)
         yield from _padding_shift(case)
         yield from explain_slices(case)
-    yield from _transposed_shards(case)
+    if all(np.array_equal(case.local_ids(coord).T, case.claimed_ids(coord)) for coord in case.shards):
+        words = "each shard transposed"
+        yield Fit(TransposedShards(), f"the ranks hold {words}", words)
 
 
 def _transposed(case: Case) -> Iterator[Fit]:
@@ -93,12 +95,6 @@ def _is_shifted(case: Case, coord: Coord, dim: int, by: int) -> bool:
     claimed = case.claimed_ids(coord).ravel()
     padding = (claimed - 1) // stride % case.shape[dim] < by
     return np.array_equal(case.local_ids(coord).ravel(), np.where(padding, 0, claimed - by * stride))
-
-
-def _transposed_shards(case: Case) -> Iterator[Fit]:
-    if all(np.array_equal(case.local_ids(coord).T, case.claimed_ids(coord)) for coord in case.shards):
-        words = "each shard transposed"
-        yield Fit(TransposedShards(), f"the ranks hold {words}", words)
 
 
 def _without_strides(case: Case) -> Iterator[Fit]:

@@ -109,12 +109,8 @@ def _odd_copies(case: Case) -> Iterator[Fit]:
 
 def _scrambled_fit(case: Case) -> Fit:
     differences = "; ".join(first_differences(case))
-    return Fit(
-        Scrambled(),
-        "no known pattern fits",
-        f"scrambled: {differences}" if differences else "scrambled",
-        details=(f"scrambled: {differences}",) if differences else (),
-    )
+    text = f"scrambled: {differences}" if differences else "scrambled"
+    return Fit(Scrambled(), "no known pattern fits", text, details=(text,) if differences else ())
 
 
 def first_differences(case: Case) -> list[str]:

@@ -149,7 +149,10 @@ def _peel_axis(peeled: _PartialChain, axis: str, target: _PeelTask) -> Iterator[
             break
         target.steps_left -= 1
         links: tuple[Link, ...] = (number, axis) if number > 1 else (axis,)
-        cut = {place: _cut(segments, number) for place, segments in peeled.segments.items()}
+        cut = {
+            place: tuple(chunk(segment, number, part) for segment in segments for part in range(number))
+            for place, segments in peeled.segments.items()
+        }
         split = {place: tuple(chunk(segment, parts, place[-1]) for segment in cut[place[:-1]]) for place in held}
         last = len(axes) == len(target.axes)
         if all(target.fits(held[place], segments, last=last) for place, segments in split.items()):
@@ -179,10 +182,6 @@ def _numbers_seen(peeled: _PartialChain, held: Table, parts: int) -> list[int]:
         if inside == ((0, total),) and parts > 1 and total > 1:
             return [total]
     return []
-
-
-def _cut(segments: Sequence[Ranges], number: int) -> tuple[Ranges, ...]:
-    return tuple(chunk(segment, number, part) for segment in segments for part in range(number))
 
 
 def _within(segment: Ranges, ranges: Ranges) -> Ranges:
@@ -228,7 +227,10 @@ def infer_layout(
     if claimed is not None and holds(claimed, held):
         return claimed
     if claimed is not None and claimed.flat is not None:
-        return _flat_layout(claimed, held)
+        axes = claimed.mesh.axes
+        orders = (order for count in range(len(axes) + 1) for order in permutations(axes, count))
+        layouts = (Layout(claimed.mesh, claimed.shape, (order,), flat=claimed.flat) for order in orders)
+        return next((layout for layout in layouts if holds(layout, held)), None)
     tables = [
         {coord: ranges for coord, region in held.items() if (ranges := _known_ranges(region, dim)) is not None}
         for dim in range(len(shape))
@@ -348,11 +350,3 @@ def _axes_that_may_matter(mesh: Mesh, table: Mapping[Coord, Ranges]) -> list[str
         if mesh.axis_size(axis) > 1 and len(set(places)) == len(places):
             axes.append(axis)
     return axes
-
-
-def _flat_layout(claimed: Layout, held: Mapping[Coord, Region]) -> Layout | None:
-    """A flat view is split by axes only, and only their order is in question."""
-    axes = claimed.mesh.axes
-    orders = (order for count in range(len(axes) + 1) for order in permutations(axes, count))
-    layouts = (Layout(claimed.mesh, claimed.shape, (order,), flat=claimed.flat) for order in orders)
-    return next((layout for layout in layouts if holds(layout, held)), None)

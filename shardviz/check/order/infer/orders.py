@@ -69,7 +69,9 @@ def name_order(order: Order, dim: int, shards: Sequence[tuple[int, int]] = ()) -
     period = period_of(order)
     if period < len(order):
         return _name_period(order[:period], dim, shards)
-    if len(shards) > 1 and _is_within(order, shards):
+    if len(shards) > 1 and all(
+        int(order[start:stop].min()) >= start and int(order[start:stop].max()) < stop for start, stop in shards
+    ):
         return _name_within(order, dim, shards)
     block, blocks = blocks_of(order)
     cause = Blocks() if len(blocks) <= MAX_LISTED else PermutedDim()
@@ -86,20 +88,17 @@ def _name_rule(order: Order, dim: int) -> Named | None:
     if np.array_equal(order, np.arange(size)[::-1]):
         return ReversedDim(dim), f"dim {dim} is reversed"
     if np.array_equal(order, (np.arange(size) + order[0]) % size):
-        return _name_rotation(int(order[0]), size, dim)
+        first = int(order[0])
+        if 2 * first == size:
+            return Blocks(), f"dim {dim}'s halves are exchanged"
+        undo = first if 2 * first < size else first - size
+        return RotatedDim(undo, dim), f"dim {dim} is rolled by {-undo}"
     if (text := as_text(order)) is not None:
         block, blocks = text, order[::text] // text
         words = f"dim {dim}'s {_pieces(block)} are in the order of their numbers as text: {_order_text(blocks)}"
         return AsText(), words
     digits = transposed_digits(order)
     return _name_digits(dim, order, *digits) if digits is not None else None
-
-
-def _name_rotation(first: int, size: int, dim: int) -> Named:
-    if 2 * first == size:
-        return Blocks(), f"dim {dim}'s halves are exchanged"
-    undo = first if 2 * first < size else first - size
-    return RotatedDim(undo, dim), f"dim {dim} is rolled by {-undo}"
 
 
 def as_text(order: Order) -> int | None:
@@ -142,11 +141,6 @@ def _name_period(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> N
     index = f"torch.tensor({inverse})" if size <= MAX_UNDONE else f"the inverse of the order of {size} indices"
     undo = f"weight.unflatten({dim}, (-1, {size})).index_select({dim + 1}, {index}).flatten({dim}, {dim + 1})"
     return Grouped(undo), f"within every {size} indices{group}, {words}"
-
-
-def _is_within(order: Order, shards: Sequence[tuple[int, int]]) -> bool:
-    """Whether every shard has its own indices, in whatever order."""
-    return all(int(order[start:stop].min()) >= start and int(order[start:stop].max()) < stop for start, stop in shards)
 
 
 def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> Named:
@@ -294,7 +288,7 @@ def explain_dims(claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequ
     """
     named = []
     for dim, size in enumerate(claimed.index_shape):
-        pairs = _pairs(claimed, held, dim)
+        pairs = {(claimed.region(coord).dims[dim], region.dims[dim]) for coord, region in held.items() if region.size}
         if _is_in_order(pairs, size):
             continue
         order = _order_of_dim(pairs, size) if size <= MAX_SIZE else None
@@ -318,11 +312,6 @@ def _is_made_by_loaders(order: NDArray[np.int64], rival: Disorder) -> bool:
     if not isinstance(rival, SHARDS_OR_ROWS) or inner != 1 or 2 not in (rows, columns) or rows * columns < LEAST_HEAD:
         return False
     return outer > 1 or isinstance(rival, PermutedRanks)
-
-
-def _pairs(claimed: Layout, held: Mapping[Coord, Region], dim: int) -> Pairs:
-    """Return where ranks claim to hold indices of a dim, each with what they hold there."""
-    return {(claimed.region(coord).dims[dim], region.dims[dim]) for coord, region in held.items() if region.size}
 
 
 def _is_in_order(pairs: Pairs, size: int) -> bool:

@@ -27,9 +27,10 @@ from shardviz.explain.placement.splits import (
     Reversed,
     Rotated,
     SameShard,
+    Segments,
     SharedShards,
 )
-from shardviz.text import listed
+from shardviz.text import listed, starred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +51,9 @@ MAX_LISTED = 8
 
 FEW = 3
 """So many ranks out of order are named, with what they hold; of more, the order of all is."""
+
+FEWEST_KINDS = 3
+"""Weights of so many names, but for layers' numbers, are not all fused."""
 
 REPEATING: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
     "{count}*(i//{count}): {count} neighbors have the first shard of theirs": lambda i, count: i // count * count,
@@ -288,8 +292,10 @@ Order = dict[int, int]
 
 
 def with_one_order(results: Sequence[Finding | NotChecked], laid_out: LaidOut) -> list[Finding | NotChecked]:
-    """Return results, with one permutation of the ranks as the cause of all that it explains."""
+    """Return results, with one permutation of the ranks, or of parts, as the cause of all that it explains."""
     places = [finding for finding in results if isinstance(finding, Finding) and is_of_places(finding)]
+    if _are_dealt_in_turn(places, laid_out):
+        return [_dealt_in_turn(result) if result in places else result for result in results]
     if len({type(finding.explanation) for finding in places}) < 2:
         return list(results)
     wrong = {finding.tensor for finding in places}
@@ -298,6 +304,20 @@ def with_one_order(results: Sequence[Finding | NotChecked], laid_out: LaidOut) -
     if order is None or not all(_fits(case, order) for _, case in cases) or wrong - {name for name, _ in cases}:
         return list(results)
     return [_with_permutation(result, order) if result in places else result for result in results]
+
+
+def _are_dealt_in_turn(places: Sequence[Finding], laid_out: LaidOut) -> bool:
+    """Whether all split weights have the order of a fused weight that was split: not all of several kinds are fused."""
+    wrong = {finding.tensor for finding in places if isinstance(finding.explanation, Segments)}
+    if len(wrong) < len(places) or len({starred(name) for name in wrong}) < FEWEST_KINDS:
+        return False
+    return all(name in wrong for name, case in _cases(laid_out) if case.claimed is not None and case.claimed.split_axes)
+
+
+def _dealt_in_turn(finding: Finding | NotChecked) -> Finding | NotChecked:
+    if isinstance(finding, Finding) and isinstance(finding.explanation, Segments):
+        return finding.because(Segments(finding.explanation.placements, of_all=True))
+    return finding
 
 
 def _cases(laid_out: LaidOut) -> list[tuple[str, Case]]:

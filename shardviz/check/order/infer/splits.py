@@ -150,11 +150,8 @@ def disorder_between(claimed: Layout, held: Layout) -> type[Disorder]:
         return Segments
     if claimed_axes == held_axes:
         return AnotherLayout
-    return (
-        MeshOrder
-        if _is_in_mesh_order(held, held_axes) and not _is_in_mesh_order(claimed, claimed_axes)
-        else AnotherOrder
-    )
+    is_held_so = _is_in_mesh_order(held, held_axes)
+    return MeshOrder if is_held_so and not _is_in_mesh_order(claimed, claimed_axes) else AnotherOrder
 
 
 def _is_in_mesh_order(layout: Layout, axes_by_dim: list[list[str]]) -> bool:
@@ -305,13 +302,7 @@ def _unequal_segments(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator
             yield Fit(UnequalSegments(), text, text)
 
 
-def _fits(
-    claimed: Layout,
-    held: Mapping[Coord, Region],
-    dim: int,
-    axis: str,
-    split: Cut,
-) -> bool:
+def _fits(claimed: Layout, held: Mapping[Coord, Region], dim: int, axis: str, split: Cut) -> bool:
     mesh, chain = claimed.mesh, claimed.chains[dim]
     sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
     for coord, region in held.items():

@@ -59,7 +59,7 @@ def _cases(case: Case, name: str) -> list[Case]:
 def _are_near(name: str, other: str) -> bool:
     """Whether two tensors are in one module, or in modules next to each other."""
     mine, theirs = (full.split(".")[:-1] for full in (name, other))
-    return mine == theirs or (len(mine) == len(theirs) > 0 and mine[:-1] == theirs[:-1])
+    return len(mine) == len(theirs) and mine[:-1] == theirs[:-1]
 
 
 def _spans(regions: Mapping[Coord, Region], dim: int) -> Spans:

@@ -71,7 +71,7 @@ def check_foreign(case: Case) -> Iterator[Finding]:
         CountError: The ids are too many to be counted.
     """
     foreign = {coord: ids for coord, ids in case.ids.items() if np.any(ids <= 0)}
-    if not foreign or _may_be_padding(case, foreign):
+    if not foreign or (case.claimed is None and not any(np.any(ids < 0) for ids in foreign.values())):
         return
     owners = {coord: _owner(case, ids) for coord, ids in foreign.items()}
     names = {name for name in owners.values() if name}
@@ -79,7 +79,11 @@ def check_foreign(case: Case) -> Iterator[Finding]:
     if dtype := _rounded_to(case):
         yield _rounded_ids(case, foreign, dtype)
     elif mixed and all(owners.values()) and _may_be_renumbered(case, names):
-        yield _collision(case)
+        by_rank = owners_of(case)
+        named = listed((f"{name} on rank {rank}" for rank, name in by_rank.items()), 3)
+        distinct = len(set(by_rank.values()))
+        sentence = f"ranks use this name for {distinct} different tensors of the unsharded model: {named}"
+        yield case.finding(LocalNumbering(), by_rank, sentence, held="a different tensor on each rank")
     elif names and all(owners.values()):
         yield _other_tensor(case, foreign, sorted(names, key=natural_key))
     else:
@@ -117,11 +121,6 @@ def _rounded_ids(case: Case, foreign: dict[Coord, NDArray[np.int64]], dtype: str
     )
 
 
-def _may_be_padding(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> bool:
-    """Whether a plain tensor's only foreign values are zeros, which are reported as missing."""
-    return case.claimed is None and not any(np.any(ids < 0) for ids in foreign.values())
-
-
 def _owner(case: Case, ids: NDArray[np.int64]) -> str:
     """Return the one tensor that a whole shard is of; empty if it is of several, or of none."""
     if np.any(ids >= -1):
@@ -136,14 +135,6 @@ def owners_of(case: Case) -> dict[int, str]:
         shard.rank: _owner(case, case.ids[coord]) if coord in case.ids and np.any(case.ids[coord] <= 0) else case.name
         for coord, shard in case.shards.items()
     }
-
-
-def _collision(case: Case) -> Finding:
-    by_rank = owners_of(case)
-    named = listed((f"{name} on rank {rank}" for rank, name in by_rank.items()), 3)
-    distinct = len(set(by_rank.values()))
-    sentence = f"ranks use this name for {distinct} different tensors of the unsharded model: {named}"
-    return case.finding(LocalNumbering(), by_rank, sentence, held="a different tensor on each rank")
 
 
 def _may_be_renumbered(case: Case, names: Iterable[str]) -> bool:
@@ -227,7 +218,9 @@ def _foreign_values(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Find
     if none:
         parts.append(f"{none:,} {'is' if none == 1 else 'are'} not {place}")
     if num_others:
-        first_id = _first_foreign_id(case, foreign)
+        ids = next(ids for ids in foreign.values() if np.any(ids < -1))
+        name, at = case.owner(-1 - int(ids[ids < -1][0]))
+        first_id = f"the first is element {at} of {name}"
         parts.append(f"{num_others:,} {'is' if num_others == 1 else 'are'} from other tensors ({first_id})")
     counts = count_ids(case)
     lost = counts.num_missing
@@ -267,7 +260,8 @@ def _explain(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
         cause = LeftOutOfLoad if _are_others_own(case) else AnotherCheckpoint
         return not_loaded or cause(case.dump.files.run.reference), ""
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
-        return _rewrite(case), ""
+        holders = sorted(case.rank(coord) for coord, region in case.regions.items() if region.size)
+        return LoadedOnOneRank(holders[0]) if len(holders) == 1 else RewrittenAfterStamping(), ""
     if none:
         return RewrittenAfterStamping(), ""
     return cause_of_zeros(case) if zeros else OtherTensor(), ""
@@ -275,9 +269,8 @@ def _explain(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
 
 def _are_others_own(case: Case) -> bool:
     """Whether the tensor has none of its values, and another parameter of the model has all of its own."""
-    params = (tensor for tensor in case.dump.at("stamped") if tensor.role == "param")
     has_none = not any(np.any(ids > 0) for ids in case.ids.values())
-    return has_none and any(_is_own(case.dump, name) for tensor in params for name in tensor.names)
+    return has_none and any(_is_own(case.dump, name) for name in case.dump.by_name("stamped", "param"))
 
 
 def _skipped_load(case: Case) -> Disorder | None:
@@ -297,18 +290,6 @@ def _missing_load(case: Case, ranks: Sequence[int]) -> Disorder | None:
     if not ranks or len(ranks) < sum(1 for ids in case.ids.values() if ids.size):
         return None
     return RanksNotLoaded(case.dump.files.run.reference, tuple(ranks))
-
-
-def _rewrite(case: Case) -> Disorder:
-    """Return the cause if whole shards have no ids while other ranks kept theirs."""
-    holders = sorted(case.rank(coord) for coord, region in case.regions.items() if region.size)
-    return LoadedOnOneRank(holders[0]) if len(holders) == 1 else RewrittenAfterStamping()
-
-
-def _first_foreign_id(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> str:
-    ids = next(ids for ids in foreign.values() if np.any(ids < -1))
-    name, at = case.owner(-1 - int(ids[ids < -1][0]))
-    return f"the first is element {at} of {name}"
 
 
 def cause_of_zeros(case: Case) -> Disorder:

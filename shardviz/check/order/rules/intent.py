@@ -101,7 +101,9 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
     if not wrong and (case.claimed is None or set(case.claimed.partial) == set(intended.partial)):
         return
     held = write(case.held) if case.held is not None else "no layout of the notation"
-    kind = _kind(intended, case.held)
+    numbers = [_numbers(chain) for chain in intended.chains]
+    held_numbers = [_numbers(chain) for chain in case.held.chains] if case.held is not None else []
+    kind: Kind = "wrong-segment" if any(numbers) and numbers != held_numbers else "wrong-placement"
     fit = _fit(case, intended, kind, held)
     finding = case.finding(
         fit.cause,
@@ -169,25 +171,18 @@ def _numbers(chain: Chain) -> list[int]:
     return [link for link in chain if isinstance(link, int)]
 
 
-def _kind(intended: Layout, held: Layout | None) -> Kind:
-    numbers = [_numbers(chain) for chain in intended.chains]
-    held_numbers = [_numbers(chain) for chain in held.chains] if held is not None else []
-    return "wrong-segment" if any(numbers) and numbers != held_numbers else "wrong-placement"
-
-
 def check_states(dump: Dump) -> Iterator[Finding]:
     """Yield the states whose layout is not the intended one."""
     patterns = of_states(dump)
-    for tensor in dump.at("step") if patterns else ():
-        for name in tensor.names if tensor.role == "optim" else ():
-            text = next((text for pattern, text in patterns.items() if fnmatchcase(name, pattern)), "")
-            if text and (finding := _compare(tensor, name, text)) is not None:
-                yield finding
+    for name, tensor in dump.by_name("step", "optim").items() if patterns else ():
+        text = next((text for pattern, text in patterns.items() if fnmatchcase(name, pattern)), "")
+        if text and (finding := _compare(tensor, name, text)) is not None:
+            yield finding
 
 
 def of_states(dump: Dump) -> Mapping[str, str]:
     """Return the intentions that fit a state and no weight."""
-    states = {name for tensor in dump.at("step") if tensor.role == "optim" for name in tensor.names}
+    states = dump.by_name("step", "optim")
     return {
         pattern: text
         for pattern, text in dump.files.run.intended.items()
@@ -202,12 +197,13 @@ def _compare(tensor: Tensor, name: str, text: str) -> Finding | None:
     if not wrong:
         return None
     first = wrong[0]
-    held = write(first.layout) if first.layout is not None else f"{list(first.body.local_shape)}, plain"
+    claimed = write(first.layout) if first.layout is not None else ""
+    held = claimed or f"{list(first.body.local_shape)}, plain"
     return StateOfAnotherLayout().finding(
         name,
         tuple(sorted(shard.rank for shard in wrong)),
         f"the optimizer's state is {held} on {len(wrong):,} of {len(tensor.shards):,} ranks, not the intended {text}",
-        claimed=write(first.layout) if first.layout is not None else "",
+        claimed=claimed,
         held=held,
         intended=text,
     )

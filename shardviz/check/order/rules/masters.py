@@ -110,18 +110,14 @@ def check_fragments(dump: Dump) -> Iterator[Finding]:
             spans_of.setdefault(fragment.name, {})[rank] = fragment.start, fragment.size
     for name, spans in spans_of.items():
         if name in dump.stamps:
-            yield _division_finding(dump, name, spans)
-
-
-def _division_finding(dump: Dump, name: str, spans: dict[int, tuple[int, int]]) -> Finding:
-    numel = dump.stamps[name].last - dump.stamps[name].first + 1
-    parts = [f"{_span(start, size)} on rank {rank}" for rank, (start, size) in sorted(spans.items()) if size]
-    wrong = _gaps_text(spans, numel)
-    return RankDependentOffsets().finding(
-        name,
-        tuple(sorted(spans)),
-        f"ranks say that they have {listed(parts, MAX_LISTED)} of its {counted(numel, 'element')}: {wrong}",
-    )
+            numel = dump.stamps[name].last - dump.stamps[name].first + 1
+            parts = [f"{_span(start, size)} on rank {rank}" for rank, (start, size) in sorted(spans.items()) if size]
+            wrong = _gaps_text(spans, numel)
+            yield RankDependentOffsets().finding(
+                name,
+                tuple(sorted(spans)),
+                f"ranks say that they have {listed(parts, MAX_LISTED)} of its {counted(numel, 'element')}: {wrong}",
+            )
 
 
 def _span(start: int, size: int) -> str:

@@ -157,17 +157,12 @@ def _same_set(case: Case, coord: Coord) -> bool:
     if coord in case.ids:
         return np.array_equal(np.sort(case.ids[coord].ravel()), np.sort(case.claimed_ids(coord).ravel()))
     pairs = zip(case.regions[coord].dims, case.claimed.region(coord).dims, strict=True)
-    return all(
-        np.array_equal(np.sort(indices(held_ranges)), np.sort(indices(claimed_ranges)))
-        for held_ranges, claimed_ranges in pairs
-    )
+    return all(np.array_equal(np.sort(indices(held)), np.sort(indices(claimed))) for held, claimed in pairs)
 
 
 def wrong_ranks(case: Case) -> tuple[int, ...]:
     """Return the ranks that do not hold what they claim."""
     assert case.claimed is not None
-    ranks = []
-    for coord, shard in case.shards.items():
-        if coord in case.ids or not same_region(case.claimed.region(coord), case.regions[coord]):
-            ranks.append(shard.rank)
-    return tuple(sorted(ranks))
+    claimed = {coord: case.claimed.region(coord) for coord in case.regions}
+    right = {coord for coord, region in case.regions.items() if same_region(claimed[coord], region)}
+    return tuple(sorted(shard.rank for coord, shard in case.shards.items() if coord not in right))

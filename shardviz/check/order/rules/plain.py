@@ -141,16 +141,24 @@ def check_plain_copies(case: Case) -> Iterator[Finding | NotChecked]:
     odd = _odd_coords(case)
     if not odd:
         return
+    ranks = tuple(sorted(map(case.rank, odd)))
+    who, hold = named_ranks([case.rank(coord) for coord in odd], MAX_RANKS), "holds" if len(odd) == 1 else "hold"
+    others = f"the other {len(case.shards) - len(odd):,} of {len(case.shards):,} ranks hold"
     zero = all(coord in case.ids and not case.ids[coord].any() for coord in odd)
     without = all(coord in case.ids and bool(np.all(case.ids[coord] == -1)) for coord in odd)
     if _are_equal(case):
         if zero or without:
-            why = f"{_ranks_text(case, odd)} made it again after the model was filled, with values equal to the others'"
+            why = f"{who} made it again after the model was filled, with values equal to the others'"
             yield NotChecked(case.name, why, "order")
     elif zero and case.tensor.role == "buffer":
-        yield _zeros(case, odd)
+        cause = BufferMadeAgain(min(case.rank(coord) for coord in case.shards if coord not in odd))
+        sentence = f"{who} {hold} only zeros; {others} all of it"
+        yield case.finding(cause, ranks, sentence, held=f"zeros on {who}")
     elif all(_has_all(case, coord) for coord in odd):
-        yield _reordered_finding(case, odd)
+        copies = replace(case, claimed=Layout(case.mesh, case.shape, ((),) * len(case.shape)))
+        held = explain(copies.only(odd))[0].held
+        sentence = f"{who} {hold} all of it out of order: {held}; {others} it in order"
+        yield case.finding(RankDependentOrder(ranks), ranks, sentence, held=f"on {who}: {held}")
 
 
 def _odd_coords(case: Case) -> list[Coord]:
@@ -178,32 +186,3 @@ def _are_equal(case: Case) -> bool:
     index = initial.index(case.name)
     digests = {shard.digest(index) if shard.digests else "" for shard in initial.shards.values()}
     return len(digests) == 1 and "" not in digests
-
-
-def _zeros(case: Case, odd: list[Coord]) -> Finding:
-    source = min(case.rank(coord) for coord in case.shards if coord not in odd)
-    return case.finding(
-        BufferMadeAgain(source),
-        map(case.rank, odd),
-        f"{_ranks_text(case, odd)} hold{'s' if len(odd) == 1 else ''} only zeros; the other "
-        f"{len(case.shards) - len(odd):,} of {len(case.shards):,} ranks hold all of it",
-        held=f"zeros on {_ranks_text(case, odd)}",
-    )
-
-
-def _reordered_finding(case: Case, odd: list[Coord]) -> Finding:
-    copies = replace(case, claimed=Layout(case.mesh, case.shape, ((),) * len(case.shape)))
-    fits = explain(copies.only(odd))[0]
-    where = _ranks_text(case, odd)
-    ranks = tuple(sorted(map(case.rank, odd)))
-    return case.finding(
-        RankDependentOrder(ranks),
-        ranks,
-        f"{where} hold{'s' if len(odd) == 1 else ''} all of it out of order: {fits.held}; the other "
-        f"{len(case.shards) - len(odd):,} of {len(case.shards):,} ranks hold it in order",
-        held=f"on {where}: {fits.held}",
-    )
-
-
-def _ranks_text(case: Case, coords: list[Coord]) -> str:
-    return named_ranks([case.rank(coord) for coord in coords], MAX_RANKS)

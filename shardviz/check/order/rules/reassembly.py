@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Dump
+    from shardviz.dump.dump import Dump, Shard
     from shardviz.dump.records.tensors import GatherRecord, Stamp
     from shardviz.layout.layout import Layout
     from shardviz.relate.pair import Related
@@ -114,9 +114,11 @@ def wrongly_gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
         for gathered in record.gathered:
             key = (gathered.name, gathered.collective)
             calls.add(key)
-            if _is_plain(dump, gathered.name, rank):
+            tensor = dump.stamped.get(gathered.name)
+            stamped = tensor.shards.get(rank) if tensor is not None else None
+            if stamped is not None and stamped.layout is None:
                 continue  # a part that nothing claims a place for: what is gathered of it is that part
-            shard = _part(dump, gathered.name, rank)
+            shard = _part(stamped) if stamped is not None else None
             if (gathered, shard) not in judged:
                 is_part = shard is not None and gathered.held == shard.dims
                 judged[gathered, shard] = is_part or _is_right(dump, gathered)
@@ -125,19 +127,13 @@ def wrongly_gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
     return wrong, calls
 
 
-def _is_plain(dump: Dump, name: str, rank: int) -> bool:
-    tensor = dump.stamped.get(name)
-    return tensor is not None and rank in tensor.shards and tensor.shards[rank].layout is None
-
-
-def _part(dump: Dump, name: str, rank: int) -> Region | None:
+def _part(shard: Shard) -> Region | None:
     """Return a rank's part of a tensor on its own mesh, if code cut it along an unknown axis."""
-    tensor = dump.stamped.get(name)
-    layout = tensor.shards[rank].layout if tensor is not None and rank in tensor.shards else None
+    layout = shard.layout
     if layout is None or not layout.own_axes or {*layout.split_axes} <= {*layout.own_axes}:
         return None
     chains = tuple(tuple(link for link in chain if link not in layout.own_axes) for chain in layout.chains)
-    return replace(layout, chains=chains).region(layout.mesh.coord_of(rank))
+    return replace(layout, chains=chains).region(layout.mesh.coord_of(shard.rank))
 
 
 def _is_right(dump: Dump, gathered: GatherRecord) -> bool:
@@ -164,38 +160,34 @@ def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, calls_seen: se
 
 def _gathered_text(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
     rank, gathered = next(iter(ranks.items()))
-    return (
-        f"raised {gathered.error}"
-        if gathered.error
-        else f"gives {_difference(dump, dump.stamps[name], rank, gathered)}"
-    )
+    error = f"raised {gathered.error}" if gathered.error else ""
+    return error or f"gives {_difference(dump, dump.stamps[name], rank, gathered)}"
 
 
 def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
-    tensor = dump.stamped.get(name)
-    claimed = tensor.claimed if tensor is not None else None
+    claimed = _claimed(dump, name)
     shapes = {region.shape for _, region in claimed.regions()} if claimed is not None else set()
     cause = GatheredOutOfOrder(is_uneven=len(shapes) > 1)
+    axes = [axis for axis in claimed.split_axes if claimed.mesh.axis_size(axis) > 1] if claimed is not None else []
+    over = f", which gathers over {' and '.join(axes)}," if axes else ""
     return cause.finding(
         name,
         tuple(ranks),
-        f"the shards are as claimed, but {call}(){_axes_text(claimed)} {_gathered_text(dump, name, ranks)}",
+        f"the shards are as claimed, but {call}(){over} {_gathered_text(dump, name, ranks)}",
         claimed=write(claimed) if claimed is not None else "",
     ).seen_in(Gathered(dump, dump.stamps[name], call, ranks))
 
 
-def _axes_text(claimed: Layout | None) -> str:
-    """Say over which axes shards are gathered."""
-    axes = [axis for axis in claimed.split_axes if claimed.mesh.axis_size(axis) > 1] if claimed is not None else []
-    return f", which gathers over {' and '.join(axes)}," if axes else ""
+def _claimed(dump: Dump, name: str) -> Layout | None:
+    tensor = dump.stamped.get(name)
+    return tensor.claimed if tensor is not None else None
 
 
 def _is_in_order(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> bool:
     """Whether the gathered tensor is in its own or the expected order."""
     ids = gathered_ids(dump, stamp, gathered)
-    tensor = dump.stamped.get(gathered.name)
     ids_in_order = np.arange(1, math.prod(stamp.shape) + 1).reshape(stamp.shape)
-    claimed = tensor.claimed if tensor is not None else None
+    claimed = _claimed(dump, gathered.name)
     whole = ids_in_order if claimed is None else padded_to(ids_in_order, claimed.shape)
     return ids is not None and np.array_equal(ids, whole.ravel())
 
@@ -235,9 +227,7 @@ def _own_ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int
         return None
     ids = expand_runs(runs)
     without_padding = ids[ids != 0]  # zeros pad
-    first = (
-        counted_from(dump, stamp, int(without_padding.min()), int(without_padding.max()))
-        if without_padding.size
-        else stamp.first
-    )
+    first = stamp.first
+    if without_padding.size:
+        first = counted_from(dump, stamp, int(without_padding.min()), int(without_padding.max()))
     return np.where(ids == 0, 0, ids - first + 1)

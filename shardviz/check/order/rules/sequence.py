@@ -99,7 +99,21 @@ def check_sequence(laid_out: LaidOut) -> Iterator[Finding | NotChecked]:
     times = Counter(_signature(order) for order in orders)
     usual = max(orders, key=lambda order: (times[_signature(order)], order.leads))
     for order in orders:
-        yield from _compare(laid_out.dump, order, usual)
+        shared_ranks = [rank for rank in sorted(order.held) if rank in usual.held]
+        wrong = tuple(rank for rank in shared_ranks if order.held[rank] != usual.held[rank])
+        counts = {rank: (length(order.held[rank]), length(usual.held[rank])) for rank in wrong}
+        uneven = next((rank for rank, (count, usual_count) in counts.items() if count != usual_count), None)
+        if order.size != usual.size:
+            yield NotChecked(
+                order.name, f"its {order.size} positions are not the {usual.size} of {usual.name}", "order"
+            )
+        elif uneven is not None:
+            count, usual_count = counts[uneven]
+            yield NotChecked(
+                order.name, f"rank {uneven} has {count} positions of it and {usual_count} of {usual.name}", "order"
+            )
+        elif wrong:
+            yield _finding(laid_out.dump, order, usual, wrong)
 
 
 def _orders(laid_out: LaidOut) -> Iterator[Order | NotChecked]:
@@ -132,22 +146,6 @@ def _order(laid_out: LaidOut, tensor: Tensor, name: str, dim: int) -> Order | No
 
 def _signature(order: Order) -> tuple[tuple[int, Ranges], ...]:
     return tuple(sorted(order.held.items()))
-
-
-def _compare(dump: Dump, order: Order, usual: Order) -> Iterator[Finding | NotChecked]:
-    shared_ranks = [rank for rank in sorted(order.held) if rank in usual.held]
-    wrong = tuple(rank for rank in shared_ranks if order.held[rank] != usual.held[rank])
-    counts = {rank: (length(order.held[rank]), length(usual.held[rank])) for rank in wrong}
-    uneven = next((rank for rank, (count, usual_count) in counts.items() if count != usual_count), None)
-    if order.size != usual.size:
-        yield NotChecked(order.name, f"its {order.size} positions are not the {usual.size} of {usual.name}", "order")
-    elif uneven is not None:
-        count, usual_count = counts[uneven]
-        yield NotChecked(
-            order.name, f"rank {uneven} has {count} positions of it and {usual_count} of {usual.name}", "order"
-        )
-    elif wrong:
-        yield _finding(dump, order, usual, wrong)
 
 
 def _finding(dump: Dump, order: Order, usual: Order, wrong: tuple[int, ...]) -> Finding:

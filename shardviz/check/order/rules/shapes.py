@@ -59,11 +59,10 @@ def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator
     expected = stamp.shape if stamp else shapes.most_common(1)[0][0]
     odd_shapes = {shard.rank: shard.body.shape for shard in tensor.shards.values() if shard.body.shape != expected}
     rank = next(iter(odd_shapes))
-    shapes_of = {
-        shape: [at for at, odd_shape in odd_shapes.items() if odd_shape == shape]
-        for shape in dict.fromkeys(odd_shapes.values())
-    }
-    named = [f"{list(shape)} on {named_ranks(ranks)}" for shape, ranks in shapes_of.items()]
+    ranks_of: dict[tuple[int, ...], list[int]] = {}
+    for at, shape in odd_shapes.items():
+        ranks_of.setdefault(shape, []).append(at)
+    named = [f"{list(shape)} on {named_ranks(ranks)}" for shape, ranks in ranks_of.items()]
     more = [counted(len(named) - MOST_SHAPES, "more shape")] if len(named) > MOST_SHAPES else []
     shapes_text = " and ".join([*named[:MOST_SHAPES], *more])
     whose = "the unsharded model has" if stamp else "most ranks have"
@@ -175,11 +174,10 @@ def _padded_ids(region: Region, shape: tuple[int, ...]) -> NDArray[np.int64]:
 
 def _is_padded(case: Case, shape: tuple[int, ...]) -> bool:
     """Whether a larger shape than the model's has zeros and all of the tensor's elements."""
-    larger = len(shape) == len(case.shape) and all(
-        length >= size for length, size in zip(shape, case.shape, strict=True)
-    )
-    zeros = any((ids == 0).any() for ids in case.ids.values())
-    return larger and zeros and not any((ids < 0).any() for ids in case.ids.values()) and count_ids(case).least > 0
+    sides = zip(shape, case.shape, strict=False)
+    larger = len(shape) == len(case.shape) and all(length >= size for length, size in sides)
+    least = min((int(ids.min()) for ids in case.ids.values() if ids.size), default=-1)
+    return larger and least == 0 and count_ids(case).least > 0
 
 
 def check_dtype(tensor: Tensor) -> Iterator[Finding]:
@@ -208,7 +206,22 @@ def check_label(case: Case) -> Iterator[Finding]:
         yield _disagreement(case)
     wrong = shape_differs(case)
     if wrong and case.held is None:
-        yield _wrong_local_shape(case)
+        assert case.claimed is not None
+        coord = wrong[0]
+        shape, expected = case.shards[coord].body.local_shape, case.claimed.region(coord).shape
+        whole = not case.claimed.split_axes
+        fit = explain(case)[0]
+        named = not isinstance(fit.cause, Scrambled)
+        finding = case.finding(
+            fit.cause if named else AnotherChunking(),
+            map(case.rank, wrong),
+            f"{len(wrong):,} of {len(case.shards):,} ranks have a local shape that does not match their placements: "
+            f"{list(shape)} on rank {case.rank(coord)}, but {case.claimed_text} gives {list(expected)}"
+            + (fit.clause if named else ""),
+            kind="wrong-placement" if whole else "wrong-shape",
+            held=fit.held if named else "",
+        )
+        yield replace(finding, refs=())
 
 
 def _disagreement(case: Case) -> Finding:
@@ -217,23 +230,3 @@ def _disagreement(case: Case) -> Finding:
     odd = write(layout) if layout else "nothing"
     text = f"{len(odd_layouts):,} of {len(case.shards):,} ranks claim a different layout: {odd} on rank {rank}"
     return case.finding(RankDependentPlacements(), odd_layouts, f"{text}; most claim {case.claimed_text}")
-
-
-def _wrong_local_shape(case: Case) -> Finding:
-    assert case.claimed is not None
-    wrong = shape_differs(case)
-    coord = wrong[0]
-    shape, expected = case.shards[coord].body.local_shape, case.claimed.region(coord).shape
-    whole = not case.claimed.split_axes
-    fit = explain(case)[0]
-    named = not isinstance(fit.cause, Scrambled)
-    finding = case.finding(
-        fit.cause if named else AnotherChunking(),
-        map(case.rank, wrong),
-        f"{len(wrong):,} of {len(case.shards):,} ranks have a local shape that does not match their placements: "
-        f"{list(shape)} on rank {case.rank(coord)}, but {case.claimed_text} gives {list(expected)}"
-        + (fit.clause if named else ""),
-        kind="wrong-placement" if whole else "wrong-shape",
-        held=fit.held if named else "",
-    )
-    return replace(finding, refs=())

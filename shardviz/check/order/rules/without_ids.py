@@ -12,7 +12,7 @@ in the output, which names the first odd module instead. As long as the step is 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -61,8 +61,8 @@ def check_filled(case: Case) -> Iterator[Finding]:
 
 def _have_ids(dump: Dump) -> bool:
     """Whether some weights have ids of the stamped model; a weight that is one number shows none."""
-    names = {name for tensor in dump.at("stamped") if tensor.role == "param" for name in tensor.names}
-    initial = (dump.find("initial", "param", name) for name in names - dump.without_ids.keys())
+    names = dump.by_name("stamped", "param").keys() - dump.without_ids.keys()
+    initial = (dump.find("initial", "param", name) for name in names)
     return any(tensor is not None and not all(map(is_constant, tensor.shards.values())) for tensor in initial)
 
 
@@ -192,18 +192,21 @@ def with_suspects(
     results = list(of_step)
     if not any(map(_is_unexplained, results)):
         return results
-    absent = [
-        finding.tensor for finding in weights if finding.kind == "incomplete" and finding.tensor and not finding.ranks
-    ]
-    if absent:
+    incomplete = (finding for finding in weights if finding.kind == "incomplete" and not finding.ranks)
+    if absent := [finding.tensor for finding in incomplete if finding.tensor]:
         why = f"the step: its numbers come from a model without {listed(absent, MAX_LISTED)}"
         explained = [result for result in results if result.tensor and not _is_unexplained(result)]
         return [*explained, NotChecked("", why, "step")]
-    suspects = list(_suspects(laid_out))
-    return [_with_suspects(result, suspects) if suspects and _is_unexplained(result) else result for result in results]
+    suspects = tuple(_suspects(laid_out))
+    return [
+        result.because(UncheckedWeights(suspects, result.explanation))
+        if suspects and _is_unexplained(result)
+        else result
+        for result in results
+    ]
 
 
-def _is_unexplained(result: Finding | NotChecked) -> bool:
+def _is_unexplained(result: Finding | NotChecked) -> TypeGuard[Finding]:
     return isinstance(result, Finding) and result.kind == "wrong-value" and result.generic
 
 
@@ -216,19 +219,8 @@ def _suspects(laid_out: LaidOut) -> Iterator[tuple[str, str, str]]:
             except ShardvizError:  # it is not checked for that reason already
                 continue
             if any(any(check_recomputed(case)) for case in cases):
-                yield (
-                    name,
-                    "computed again on every rank once the model was built",
-                    "numbers with the unsharded model's",
-                )
+                what = "computed again on every rank once the model was built"
+                yield name, what, "numbers with the unsharded model's"
             elif any(any(check_zeros(case)) for case in cases):
-                yield (
-                    name,
-                    "zero on some ranks only",
-                    "use: is it a term of a sum over ranks, or a copy to be broadcast",
-                )
-
-
-def _with_suspects(result: Finding | NotChecked, suspects: list[tuple[str, str, str]]) -> Finding | NotChecked:
-    assert isinstance(result, Finding)
-    return result.because(UncheckedWeights(tuple(suspects), result.explanation))
+                use = "use: is it a term of a sum over ranks, or a copy to be broadcast"
+                yield name, "zero on some ranks only", use

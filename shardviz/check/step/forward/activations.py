@@ -92,12 +92,8 @@ class Activations:
         activation = self.by_name[name]
         if activation.state != "repeated" or activation.places is None:
             return activation.state in ("repeated", "odd")
-        return not self.in_micro_batches and not any(
-            later_activation.state == "repeated"
-            and later_activation.places is not None
-            and _alike(activation.places, later_activation.places)
-            for later_activation in map(self.by_name.__getitem__, later)
-        )
+        repeated = (one for one in map(self.by_name.__getitem__, later) if one.state == "repeated")
+        return not self.in_micro_batches and not any(_alike(activation.places, one.places or {}) for one in repeated)
 
     @cached_property
     def num_micro_batches(self) -> int:

@@ -55,7 +55,11 @@ def with_parts_joined(evidence: Evidence, comparison: Compared, finding: Finding
 def check_label_of_output(comparison: Compared) -> Reason | None:
     """Return the reason if the values that ranks hold are the unsharded model's under other placements."""
     layout = layout_of_values(comparison)
-    return _of_label(comparison.claimed, layout) if comparison.claimed is not None and layout is not None else None
+    if comparison.claimed is None or layout is None:
+        return None
+    labeled, right = (", ".join(map(str, one.placements() or ())) for one in (comparison.claimed, layout))
+    sentence = f"what ranks hold is the unsharded model's output under ({right}): {write(layout)}"
+    return Reason(WrongOutputLabel(labeled, right), sentence, held=write(layout))
 
 
 def layout_of_values(comparison: Compared) -> Layout | None:
@@ -69,12 +73,3 @@ def layout_of_values(comparison: Compared) -> Layout | None:
 
     placements = shared_placements(comparison.wanted.shape, shapes, comparison.mesh, fits)
     return None if placements is None else Layout.from_placements(comparison.mesh, comparison.wanted.shape, placements)
-
-
-def _of_label(claimed: Layout, layout: Layout) -> Reason:
-    labeled, right = (", ".join(map(str, one.placements() or ())) for one in (claimed, layout))
-    return Reason(
-        WrongOutputLabel(labeled, right),
-        f"what ranks hold is the unsharded model's output under ({right}): {write(layout)}",
-        held=write(layout),
-    )

@@ -57,19 +57,18 @@ def check_started_again(evidence: Evidence, comparison: Compared) -> Reason | No
     parts = reference.shape[odd.dim] / len(first) if reference is not None else 0
     axes = [axis for axis in comparison.mesh.axes if comparison.mesh.axis_size(axis) == parts > 1]
     fitting = [axis for axis in axes if all(_are_alike(odd.places, group) for group in comparison.mesh.groups(axis))]
-    return _of_start(odd, " or ".join(fitting), first) if fitting else None
+    if not fitting:
+        return None
+    axis = " or ".join(fitting)
+    return Reason(
+        PositionsStartAgain(odd.name, axis),
+        f"every rank along {axis} has slices {spans(first)} of dim {odd.dim} of the output of {odd.name} in the "
+        "unsharded model, and no rank has the others",
+    )
 
 
 def _are_alike(places: Mapping[int, NDArray[np.int64]], group: tuple[int, ...]) -> bool:
     return all(rank in places and np.array_equal(places[group[0]], places[rank]) for rank in group)
-
-
-def _of_start(odd: Activation, axis: str, places: NDArray[np.int64]) -> Reason:
-    return Reason(
-        PositionsStartAgain(odd.name, axis),
-        f"every rank along {axis} has slices {spans(places)} of dim {odd.dim} of the output of {odd.name} in the "
-        "unsharded model, and no rank has the others",
-    )
 
 
 def check_ungathered(evidence: Evidence, comparison: Compared) -> Reason | None:
@@ -77,18 +76,14 @@ def check_ungathered(evidence: Evidence, comparison: Compared) -> Reason | None:
     before, odd = evidence.activations.first_odd
     axis, dim = _split_before(evidence, comparison, before)
     first = evidence.divergence
-    if (
-        odd is None
-        or (first is not None and odd.name not in (first.module, first.before))
-        or not axis
-        or not _is_split_alike(evidence, before[-1], odd, dim)
-    ):
+    if odd is None or not axis or (first is not None and odd.name not in (first.module, first.before)):
         return None
-    right = _right_slices(odd)
+    if not _is_split_alike(evidence, before[-1], odd, dim):
+        return None
     return Reason(
         UngatheredKeys(before[-1].name, odd.name, axis, _exchange_over(evidence, odd.name, axis)),
         f"up to {before[-1].name} each rank along {axis} has the right slices of dim {dim}; {odd.name} "
-        f"is the first wrong module{right}",
+        f"is the first wrong module{_right_slices(odd)}",
     )
 
 
@@ -107,10 +102,8 @@ def _is_in(module: str, outer: str) -> bool:
 def _is_split_alike(evidence: Evidence, last: Activation, odd: Activation, dim: int) -> bool:
     """Whether every rank has as many slices of a dim after the odd module as after the last right one."""
     of = evidence.dump.by_name("step", "activation")
-    ranks = of[odd.name].shards.keys() & of[last.name].shards.keys()
-    shapes = [
-        (of[last.name].shards[rank].body.local_shape, of[odd.name].shards[rank].body.local_shape) for rank in ranks
-    ]
+    before, after = of[last.name].shards, of[odd.name].shards
+    shapes = [(before[rank].body.local_shape, after[rank].body.local_shape) for rank in before.keys() & after.keys()]
     return all(len(one) == len(other) and one[dim] == other[dim] for one, other in shapes)
 
 
@@ -120,9 +113,8 @@ def _split_before(evidence: Evidence, comparison: Compared, before: list[Activat
         return "", 0
     last = before[-1]
     tensor = evidence.dump.by_name("step", "activation")[last.name]
-    for axis in comparison.mesh.axes:
-        if axis in _splitting(comparison):
-            continue
+    of_batch = comparison.claimed.split_axes if comparison.claimed is not None else ()
+    for axis in (axis for axis in comparison.mesh.axes if axis not in of_batch):
         if last.places is not None and last.dim < len(tensor.shape) - 1 and _differ(last.places, comparison.mesh, axis):
             return axis, last.dim
         if last.places is None and tensor.claimed is not None:
@@ -139,12 +131,6 @@ def _differ(places: Mapping[int, NDArray[np.int64]], mesh: Mesh, axis: str) -> b
         if all(rank in places for rank in group)
         for rank in group[1:]
     )
-
-
-def _splitting(comparison: Compared) -> set[str]:
-    """Return the axes that split the output: those of the batch."""
-    chains = comparison.claimed.chains if comparison.claimed is not None else ()
-    return {link for chain in chains for link in chain if isinstance(link, str)}
 
 
 def _right_slices(odd: Activation) -> str:

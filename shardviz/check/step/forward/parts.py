@@ -76,9 +76,8 @@ def check_experts(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if the rows of some experts are right and those of the others wrong."""
     for name, tensor, axis, dim in _cut(evidence, comparison.mesh):
         if len(tensor.shape) >= STACK and dim == 0:
-            count = tensor.shape[0]
-            chosen = _chosen(evidence, comparison, count)
-            rows = _right_experts(comparison, chosen, count) if chosen else None
+            chosen = _chosen(evidence, comparison, tensor.shape[0])
+            rows = _right_experts(comparison, chosen, tensor.shape[0]) if chosen else None
             if rows is not None:
                 return _of_experts(name, tensor, comparison.mesh, axis, rows)
     return None
@@ -116,10 +115,6 @@ def _rise(parts: Sequence[NDArray[np.int64]]) -> bool:
     return all(int(before[0]) <= int(after[0]) for before, after in pairwise(parts))
 
 
-def _in_turn(parts: Sequence[NDArray[np.int64]]) -> bool:
-    return all(len(part) > 1 and set(np.diff(part).tolist()) == {len(parts)} for part in parts)
-
-
 def _shown(parts: Sequence[NDArray[np.int64]]) -> str:
     return listed((f"coordinate {at} has {spans(part)}" for at, part in enumerate(parts)), MAX_LISTED)
 
@@ -143,11 +138,8 @@ def _chosen(evidence: Evidence, comparison: Compared, count: int) -> dict[int, N
     """Return each rank's choice of an expert for its rows: the largest score of a right output of as many features."""
     for name, activation in evidence.activations.by_name.items():
         tensor = evidence.dump.by_name("step", "activation")[name]
-        if (
-            activation.state == "right"
-            and tensor.shape[-1:] == (count,)
-            and set(comparison.reduced) <= set(tensor.shards)
-        ):
+        is_score = activation.state == "right" and tensor.shape[-1:] == (count,)
+        if is_score and comparison.reduced.keys() <= tensor.shards.keys():
             scores = {rank: evidence.dump.values(tensor.shards[rank], name) for rank in comparison.reduced}
             if all(scores[rank].shape[:-1] == comparison.reduced[rank].shape[:-1] for rank in scores):
                 return {rank: score.argmax(-1).ravel() for rank, score in scores.items()}
@@ -161,20 +153,19 @@ def _right_experts(comparison: Compared, chosen: dict[int, NDArray[np.int64]], c
         near = np.asarray(np.abs(comparison.reduced[rank] - comparison.wanted_of(rank)) <= comparison.tolerance)
         for expert, row in zip(experts.tolist(), near.reshape(len(experts), -1), strict=True):
             states_by_expert[expert].add(bool(row.all()))
-    if any(len(own) > 1 for own in states_by_expert.values()) or not any(
-        False in own for own in states_by_expert.values()
-    ):
+    states = list(states_by_expert.values())
+    if {True, False} in states or {False} not in states:
         return None
-    return {expert for expert, own in states_by_expert.items() if own == {True}}, {
-        expert for expert, own in states_by_expert.items() if own
-    }
+    right = {expert for expert, own in states_by_expert.items() if own == {True}}
+    return right, {expert for expert, own in states_by_expert.items() if own}
 
 
 def _of_experts(name: str, tensor: Tensor, mesh: Mesh, axis: str, rows: Rows) -> Reason | None:
     right, with_rows = rows
     parts = _along(tensor, mesh, axis, 0)
     size, count = len(parts), tensor.shape[0]
-    in_turn, in_chunks = _in_turn(parts), np.array_equal(np.concatenate(parts), np.arange(count))
+    in_turn = all(len(part) > 1 and set(np.diff(part).tolist()) == {size} for part in parts)
+    in_chunks = np.array_equal(np.concatenate(parts), np.arange(count))
     if count % size or not (in_turn or in_chunks):
         return None
     per_rank = count // size
@@ -204,7 +195,7 @@ def check_fused(evidence: Evidence, comparison: Compared) -> Reason | None:
         axis
         for axis in comparison.mesh.axes
         if _is_in_one_stretch(weight, comparison.mesh, axis, sizes)
-        and _splits_columns(next_weight, comparison.mesh, axis)
+        and len(set(_ranges(next_weight, comparison.mesh, axis, 1))) > 1
     ]
     if not axes:
         return None
@@ -240,10 +231,6 @@ def _is_in_one_stretch(weight: Tensor, mesh: Mesh, axis: str, sizes: list[int]) 
         for start, stop in parts
         for low, high in pairwise(ends)
     )
-
-
-def _splits_columns(weight: Tensor, mesh: Mesh, axis: str) -> bool:
-    return len(set(_ranges(weight, mesh, axis, 1))) > 1
 
 
 def _ranges(tensor: Tensor, mesh: Mesh, axis: str, dim: int) -> Iterator[tuple[int, int]]:

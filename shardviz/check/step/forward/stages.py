@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.forward.reason import Reason
 from shardviz.dump.records.base import WEIGHTS
-from shardviz.explain.step.forward import (
-    LayersDropped,
-    OverlappingStages,
-    StagesMisnumbered,
-    StagesOutOfOrder,
-)
+from shardviz.explain.step.forward import LayersDropped, OverlappingStages, StagesMisnumbered, StagesOutOfOrder
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
@@ -132,14 +127,13 @@ def _pipelines(dump: Dump, comparison: Compared) -> Iterator[Pipeline]:
     mesh = comparison.mesh
     if comparison.role != "output" and not any(map(_stages_of, dump.files.ranks.values())):
         return
+    everywhere: dict[str, set[int]] = {}
+    for at in filter(None, map(NUMBERED.match, dump.stamps)):
+        everywhere.setdefault(at[1], set()).add(int(at[2]))
     for axis in mesh.axes:
         num_holders = len({_coord(mesh, rank, axis) for rank in comparison.values})
         if mesh.axis_size(axis) < 2 or (comparison.role == "output" and num_holders != 1):
             continue
-        everywhere: dict[str, set[int]] = {}
-        for name in dump.stamps:
-            if (at := NUMBERED.match(name)) is not None:
-                everywhere.setdefault(at[1], set()).add(int(at[2]))
         for prefix, numbers in everywhere.items():
             layers = _layers(dump, mesh, axis, prefix)
             if len(numbers) > 1 and len(set(layers.values())) > 1 and numbers == set(range(len(numbers))):

@@ -7,7 +7,7 @@ twice is not a ratio of the output, but one of the output less the bias.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -15,14 +15,11 @@ from shardviz.check.step.forward.reason import Reason
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.reductions import own_part
 from shardviz.explain.step.modules import AveragedForward, RepeatedForwardSum
-from shardviz.explain.step.sums import (
-    ConcatenatedTerms,
-    UnreducedBesideVector,
-)
+from shardviz.explain.step.sums import ConcatenatedTerms, UnreducedBesideVector
 from shardviz.explain.templates import times_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -33,30 +30,31 @@ if TYPE_CHECKING:
 def check_sum_beside_a_vector(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if the output less a vector of the model lacks a sum, or is some times too large or small."""
     for name, vector in _vectors(evidence, comparison.wanted.shape[-1:]):
-        added = _of_ranks(comparison, np.broadcast_to(vector, comparison.wanted.shape))
+        whole = np.broadcast_to(vector, comparison.wanted.shape)
+        added = {rank: comparison.part(whole, rank) for rank in comparison.reduced}
         terms = {rank: comparison.reduced[rank] - added[rank] for rank in comparison.reduced}
         expected = {rank: comparison.wanted_of(rank) - added[rank] for rank in comparison.reduced}
         for axis in comparison.copies_differ_along:
             for op in ("sum", "avg"):
                 total = comparison.over((axis,), op, terms)
-                if total.keys() == expected.keys() and all(
-                    comparison.near(total[rank], expected[rank]) for rank in expected
-                ):
-                    return _not_reduced(name, axis, op)
+                is_known = total.keys() == expected.keys()
+                if is_known and all(comparison.near(total[rank], expected[rank]) for rank in expected):
+                    what: Literal["sum", "mean"] = "sum" if op == "sum" else "mean"
+                    sentence = f"without {name}, the {what} of the ranks' outputs over {axis} is the unsharded model's"
+                    return Reason(UnreducedBesideVector(name, axis, op), sentence, held=own_part(what, (axis,)))
         for ratio in _ratios(comparison):
             if all(comparison.near(terms[rank], expected[rank] * float(ratio), float(ratio)) for rank in expected):
-                return _scaled(comparison, name, ratio)
+                cause = AveragedForward if ratio < 1 else RepeatedForwardSum
+                sentence = f"without {name}, it is {times_text(ratio)} the unsharded model's without {name}"
+                return Reason(cause("", size_in_words(comparison.mesh, ratio), name), sentence)
     return None
 
 
 def check_joined(evidence: Evidence, comparison: Compared) -> Reason | None:
     """Return the reason if an output is larger than the unsharded model's, and its parts along a dim add up to that."""
     whole = next(iter(comparison.values.values()))
-    if (
-        comparison.role != "output"
-        or whole.ndim != comparison.wanted.ndim
-        or not np.all(np.isfinite(comparison.wanted))
-    ):
+    is_output = comparison.role == "output" and whole.ndim == comparison.wanted.ndim
+    if not is_output or not np.all(np.isfinite(comparison.wanted)):
         return None
     for dim, (length, expected) in enumerate(zip(whole.shape, comparison.wanted.shape, strict=True)):
         for axis in comparison.mesh.axes:
@@ -82,33 +80,12 @@ def _vectors(evidence: Evidence, shape: tuple[int, ...]) -> Iterator[tuple[str, 
     return ((name, vector) for name, vector in zip(names, vectors, strict=True) if np.any(vector))
 
 
-def _of_ranks(result: Compared, whole: NDArray[np.float64]) -> Mapping[int, NDArray[np.float64]]:
-    return {rank: result.part(whole, rank) for rank in result.reduced}
-
-
 def _ratios(comparison: Compared) -> list[Fraction]:
     """Return ratios of an average instead of a sum, or of a repeated sum: sizes of sets of axes."""
     sizes = {1}
     for axis in comparison.mesh.axes:
         sizes |= {size * comparison.mesh.axis_size(axis) for size in sizes}
     return [ratio for size in sorted(sizes - {1}) for ratio in (Fraction(1, size), Fraction(size))]
-
-
-def _not_reduced(name: str, axis: str, op: str) -> Reason:
-    what = "sum" if op == "sum" else "mean"
-    return Reason(
-        UnreducedBesideVector(name, axis, op),
-        f"without {name}, the {what} of the ranks' outputs over {axis} is the unsharded model's",
-        held=own_part("sum" if op == "sum" else "mean", (axis,)),
-    )
-
-
-def _scaled(comparison: Compared, name: str, ratio: Fraction) -> Reason:
-    cause = AveragedForward if ratio < 1 else RepeatedForwardSum
-    return Reason(
-        cause("", size_in_words(comparison.mesh, ratio), name),
-        f"without {name}, it is {times_text(ratio)} the unsharded model's without {name}",
-    )
 
 
 def _put_side_by_side(dim: int, axis: str, size: int, name: str) -> Reason:

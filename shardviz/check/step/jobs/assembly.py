@@ -15,11 +15,12 @@ from shardviz.check.step.trace.forward import first_in_forward
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
+from shardviz.dump.records.lines import of_value
 from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
 from shardviz.relate.tolerance import TENSOR_FLOAT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.starts import Belonging
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.check.step.trace.judging import Judging
-    from shardviz.check.step.trace.traces import JobTrace, Weight
+    from shardviz.check.step.trace.traces import JobTrace, OfRank, Weight
     from shardviz.dump.records.base import Moment, Role
+    from shardviz.dump.records.lines import LinesRecord
     from shardviz.dump.records.trace import Place
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
@@ -70,6 +72,7 @@ class Assembling:
         ranks: What is known of each rank.
         arrays: Values, by rank and name.
         narrowed_to: What rounds as much as the multiplications of a GPU may.
+        lines: The calls of lines that each rank recorded; the first rank also has those of the other job.
     """
 
     job: JobTrace
@@ -77,6 +80,7 @@ class Assembling:
     ranks: dict[int, _Rank] = field(default_factory=dict)
     arrays: dict[tuple[int, str], NDArray[np.float64]] = field(default_factory=dict)
     narrowed_to: tuple[str, ...] = ()
+    lines: dict[int, tuple[LinesRecord, ...]] = field(default_factory=dict)
 
     def add(
         self,
@@ -121,6 +125,8 @@ class Assembling:
                 trace=tuple(judging.records(rank)),
                 narrowed_to=self.narrowed_to,
                 wrappers=record.wrappers,
+                tied=record.tied,
+                lines=self.lines.get(rank, ()),
             )
         mesh = MeshRecord(self.mesh.axes, self.mesh.shape, self.mesh.ranks)
         run = structs.replace(self.job.dump.files.run, mesh=mesh)
@@ -167,27 +173,69 @@ class Weights:
         params: Those of the job that the other is compared with, whole.
         grads: Their gradients.
         belongings: Where those of the other job's belong that claim nothing.
+        order: The order in which the other job's ranks have the batch's rows; None if it is the same.
     """
 
     params: Mapping[str, Weight]
     grads: Mapping[str, Weight]
     belongings: Mapping[str, Belonging]
+    order: NDArray[np.int64] | None = None
 
 
-def assembled(job: JobTrace, judging: Judging, weights: Weights) -> tuple[Dump, tuple[str, ...]]:
+def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobTrace) -> tuple[Dump, tuple[str, ...]]:
     """Return a dump that compares two jobs, and the gradients that are incomplete.
 
     Args:
         job: The job.
         judging: What each of its ranks has at every place.
         weights: Both jobs' weights.
+        reference: The job that it is compared with.
     """
     assembling = Assembling(job, judging.mesh)
     sampled = _add_gradients(assembling, job, weights)
     _add_vectors(assembling, weights.params)
     for place in judging.wrong:
         _add_place(assembling, judging, place)
+    if reference.is_of_one and weights.order is None:
+        _add_lines(assembling, reference, job)
     return assembling.dump(judging), sampled
+
+
+def _add_lines(assembling: Assembling, reference: JobTrace, job: JobTrace) -> None:
+    """Add the lines that both jobs recorded, with their values."""
+    whole = reference.dump.files.ranks[0].lines
+    modules = {lines.module for lines in whole}
+    for rank, record in job.dump.files.ranks.items():
+        own = [lines for lines in record.lines if lines.module in modules]
+        _add_values(assembling, rank, job.ranks[rank], own, "step")
+        assembling.lines[rank] = tuple(map(_with_inputs, own))
+    first = min(job.ranks)
+    _add_values(assembling, first, reference.ranks[0], whole, "reference")
+    assembling.lines[first] += tuple(structs.replace(lines, is_unsharded=True) for lines in whole)
+
+
+def _with_inputs(lines: LinesRecord) -> LinesRecord:
+    """Return lines of a job's script, to which what was made before them is given."""
+    values = (
+        structs.replace(value, origin="input elsewhere") if value.origin == "elsewhere" else value
+        for value in lines.values
+    )
+    return structs.replace(lines, values=tuple(values))
+
+
+def _add_values(
+    assembling: Assembling, rank: int, of_rank: OfRank, all_lines: Sequence[LinesRecord], moment: Moment
+) -> None:
+    names = (
+        of_value(lines.module, value.number, gradient=is_gradient)
+        for lines in all_lines
+        for value in lines.values
+        for is_gradient in (False, True)
+    )
+    for name in names:
+        kept = of_rank.activation(name)
+        if kept is not None:
+            assembling.add(rank, name, (moment, "activation"), kept.shape, kept.values, kept.dtype)
 
 
 def _add_gradients(assembling: Assembling, job: JobTrace, weights: Weights) -> tuple[str, ...]:

@@ -16,13 +16,15 @@ from shardviz.check.step.jobs.findings import findings_on
 from shardviz.check.step.jobs.grid import mesh_of_job
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, other_weights, rows_of
 from shardviz.check.step.jobs.whole_job import WholeJob
+from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.trace.judging import Judging
-from shardviz.check.step.trace.traces import counts_per_forward, trace_of, with_first_module
+from shardviz.check.step.trace.traces import counts_per_forward, float_of, trace_of, with_first_module
 from shardviz.check.unread_ranks import without_trace
+from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
-from shardviz.explain.step.whole_step import DifferentWeights, MisplacedWeights
+from shardviz.explain.step.whole_step import DifferentWeights, EarlierStepsDiffer, MisplacedWeights
 from shardviz.text import counted, fold, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.starts import OtherWeight
-    from shardviz.check.step.trace.traces import JobTrace, Point
+    from shardviz.check.step.trace.traces import Point
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.trace import Place
     from shardviz.explain.cause import Cause
@@ -48,7 +50,9 @@ UNSHARDED = "the unsharded model"
 WHICH_IS_RIGHT = "Which of the two is right they do not show; one process does: shardviz run --trace -- python train.py"
 BEST, PLACED, AGREEING = 3, 2, 1
 WEIGHTS = "the jobs' weights agree"
-BAD = ("odd", "repeated", "cut", "none")
+NEAR_STARTS = 0.5
+"""Matrices that were drawn with two seeds are further apart, relative to the largest element."""
+BAD = frozenset(("odd", "repeated", "cut", "none"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,41 +81,32 @@ class Attempt:
 def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
     """Compare the traces of two jobs; None if neither has one."""
     with np.errstate(all="ignore"):  # a job that went wrong has NaN
-        return _compared(trace_of(before), trace_of(after), before, after)
-
-
-def _compared(
-    first_trace: JobTrace | None, second_trace: JobTrace | None, before: Dump, after: Dump
-) -> StepDifference | None:
-    if first_trace is None or second_trace is None:
-        if first_trace is second_trace:
-            return None
-        which, dump = ("the first", before) if first_trace is None else ("the second", after)
-        return _not_compared(f"the step, module by module: {without_trace(dump, which)}")
-    missing = first_trace.dump.files.missing_ranks or second_trace.dump.files.missing_ranks
-    if missing:
-        return _not_compared(f"the step, module by module: no trace of {named_ranks(missing, MAX_LISTED)}")
-    first = WholeJob(first_trace, mesh_of_job(before, first_trace), "the first run")
-    second = WholeJob(second_trace, mesh_of_job(after, second_trace), "the second run")
-    if first.is_of_one or second.is_of_one:
-        return _compare(*((first, second) if first.is_of_one else (second, first))).difference
-    return _of_two_large(first, second)
+        first_trace = trace_of(before)
+        second_trace = trace_of(after)
+        if first_trace is None or second_trace is None:
+            if first_trace is second_trace:
+                return None
+            which, dump = ("the first", before) if first_trace is None else ("the second", after)
+            return _not_compared(f"the step, module by module: {without_trace(dump, which)}")
+        missing = first_trace.dump.files.missing_ranks or second_trace.dump.files.missing_ranks
+        if missing:
+            return _not_compared(f"the step, module by module: no trace of {named_ranks(missing, MAX_LISTED)}")
+        first = WholeJob(first_trace, mesh_of_job(before, first_trace), "the first run")
+        second = WholeJob(second_trace, mesh_of_job(after, second_trace), "the second run")
+        if first.is_of_one or second.is_of_one:
+            return _compare(*((first, second) if first.is_of_one else (second, first))).difference
+        if first.is_pipeline and second.is_pipeline:
+            return _not_compared(TWO_PIPELINES)
+        if first.is_pipeline or second.is_pipeline:
+            return _compare(*((second, first) if first.is_pipeline else (first, second))).difference
+        first_attempt = _compare(first, second)
+        if first_attempt.worth == BEST or (first_attempt.is_complete and first_attempt.worth == AGREEING):
+            return first_attempt.difference
+        return max(first_attempt, _compare(second, first), key=lambda attempt: attempt.worth).difference
 
 
 def _not_compared(why: str) -> StepDifference:
     return StepDifference(not_compared=(NotChecked("", why, "step"),))
-
-
-def _of_two_large(first: WholeJob, second: WholeJob) -> StepDifference:
-    """Compare each job with the other: a mistake shows against the job that is right."""
-    if first.is_pipeline and second.is_pipeline:
-        return _not_compared(TWO_PIPELINES)
-    if first.is_pipeline or second.is_pipeline:
-        return _compare(*((second, first) if first.is_pipeline else (first, second))).difference
-    first_attempt = _compare(first, second)
-    if first_attempt.worth == BEST or (first_attempt.is_complete and first_attempt.worth == AGREEING):
-        return first_attempt.difference
-    return max(first_attempt, _compare(second, first), key=lambda attempt: attempt.worth).difference
 
 
 def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
@@ -126,17 +121,19 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     belongings = belongings_of(params, parts, job.mesh)
     others, num_weights = other_weights(params, parts, belongings)
     if others:
-        departure = _of_weights(others, num_weights, job.name)
+        departure = _of_weights(others, num_weights, [params[weight.name].shape for weight in others], job)
         return Attempt(StepDifference((departure,), num_weights - len(others), agreement=WEIGHTS, is_of_jobs=True))
     rows = _rows_of(reference, job)
     if rows.problem:
         departure = departure_for(rows.cause, "batch", "", f"{job.name}: {rows.problem}")
         return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS, is_of_jobs=True))
-    left_out = _left_out((reference.job, job.job))
+    records = (record for each in (reference, job) for record in each.job.dump.files.ranks.values())
+    reasons = dict.fromkeys(why for record in records for _, why in record.not_checked)
+    left_out = [NotChecked("", why, "step") for why in reasons]
     if rows.not_joined:  # gradients are of the whole batch, however ranks share it
         left_out.append(NotChecked("", f"the step, module by module: {rows.not_joined}", "step"))
     judging = Judging({}, {}, job.mesh) if rows.not_joined else _judging(reference, job, rows.order)
-    return _beside(reference, job, judging, Weights(params, grads, belongings), left_out)
+    return _beside(reference, job, judging, Weights(params, grads, belongings, rows.order), left_out)
 
 
 def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
@@ -147,13 +144,20 @@ def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
     return next((rows for rows in rows_by_way if not rows.problem), next(iter(rows_by_way), Rows()))
 
 
-def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Departure:
+def _of_weights(
+    others: Sequence[OtherWeight], total: int, shapes: Sequence[tuple[int, ...]], job: WholeJob
+) -> Departure:
+    """Return the difference of the weights; if matrices are near and steps were made before, those made it."""
     first = others[0]
     names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)], MAX_LISTED)
     what, cause = _relation_of(first)
+    steps = max(record.steps_before for record in job.job.dump.files.ranks.values())
+    is_near = all(weight.apart <= NEAR_STARTS for weight, shape in zip(others, shapes, strict=True) if len(shape) > 1)
+    if steps and is_near and isinstance(cause, DifferentWeights):
+        cause = EarlierStepsDiffer(steps)
     sentence = (
-        f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of {which} "
-        f"{first.name} {what}"
+        f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of "
+        f"{job.name} {first.name} {what}"
     )
     return departure_for(cause, "weights", first.name, sentence)
 
@@ -205,31 +209,30 @@ def _beside(
     if not judging.judgments and not left_out:
         why = "the step, module by module: the two models have no module of one name"
         return Attempt(_not_compared(why), is_complete=False)
-    dump, sampled = assembled(job.job, judging, weights)
+    dump, sampled = assembled(job.job, judging, weights, reference.job)
     reference_name = "one process" if reference.is_of_one else reference.name
     evidence = JobEvidence(dump, tuple(compared(dump)))
     results = list(findings_on(evidence, judging, reference_name))
     findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
-    findings = sorted(findings, key=lambda finding: not finding.module)
+    placed = [result for result in with_lines(dump, findings) if isinstance(result, Finding)]
+    findings = sorted(placed, key=lambda finding: not finding.module)
+    look = _look_at_lines(findings, dump, reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
-    not_compared += [
-        *_without_numbers(judging, reference),
-        *_apart(judging, reference),
-        *left_out,
-    ]
-    right = [
-        place
-        for place, judgment in judging.judgments.items()
-        if not any(state in BAD for state in judgment.state.values())
-    ]
+    not_compared += [*_without_numbers(judging, reference), *_apart(judging, reference), *left_out]
+    states = {place: set(judgment.state.values()) for place, judgment in judging.judgments.items()}
+    right = [place for place, of_ranks in states.items() if not of_ranks & BAD]
+    num_odd = len({(place.module, place.call) for place, of_ranks in states.items() if of_ranks & BAD})
+    sizes = {place: float_of(judging.whole[place].values) or 1.0 for place in right}
     both = (judging.whole, *list(judging.ranks.values())[:1])
     dtypes = tuple(filter(None, (" and ".join(_dtypes(points)) for points in both)))
     difference = StepDifference(
-        tuple(_departure(finding, judging, reference, job) for finding in findings),
+        tuple(
+            _departure(finding, num_odd, reference, job, look if finding is findings[0] else "") for finding in findings
+        ),
         len(weights.params) + len(right),
         judging.drift,
-        max((judging.judgments[place].near / (_size(judging, place) or 1.0) for place in right), default=0.0),
+        max((judging.judgments[place].near / sizes[place] for place in right), default=0.0),
         dtypes,
         tuple(not_compared),
         "the jobs agree",
@@ -248,11 +251,6 @@ def _apart(judging: Judging, reference: WholeJob) -> Iterator[NotChecked]:
         yield NotChecked("", why, "step")
 
 
-def _size(judging: Judging, place: Place) -> float:
-    kept = judging.whole[place].values
-    return float(np.max(np.abs(kept.values), initial=0.0)) if kept is not None else 0.0
-
-
 def _dtypes(points: Mapping[Place, Point]) -> list[str]:
     return sorted({point.values.dtype for point in points.values() if point.values is not None})
 
@@ -264,22 +262,23 @@ def _without_numbers(judging: Judging, reference: WholeJob) -> Iterator[NotCheck
         yield NotChecked("", why, "step")
 
 
-def _left_out(jobs: Sequence[JobTrace]) -> list[NotChecked]:
-    reasons = [why for job in jobs for record in job.dump.files.ranks.values() for _, why in record.not_checked]
-    return [NotChecked("", why, "step") for why in dict.fromkeys(reasons)]
-
-
-def _departure(finding: Finding, judging: Judging, reference: WholeJob, job: WholeJob) -> Departure:
-    odd = {
-        (place.module, place.call)
-        for place, judgment in judging.judgments.items()
-        if any(state in BAD for state in judgment.state.values())
+def _look_at_lines(findings: Sequence[Finding], dump: Dump, reference: WholeJob, job: WholeJob) -> str:
+    """Return how to see the line of the first finding; empty if it is named, or its lines were looked at."""
+    module = module_to_open(findings[0]) if findings and not findings[0].line else None
+    if module is None or not reference.is_of_one or reference.is_pipeline or job.is_pipeline:
+        return ""
+    seen = {
+        name for record in dump.files.ranks.values() for lines in record.lines for name in (lines.module, lines.asked)
     }
+    what = "lines" if module in ("", STEP) else f"lines={module}"
+    return "" if module in seen else f"to see the line, run both jobs again with --trace {what}"
+
+
+def _departure(finding: Finding, num_odd: int, reference: WholeJob, job: WholeJob, look: str) -> Departure:
     module = finding.module or finding.tensor
-    first = f"{job.name}: {finding.summary}"
-    why = finding.explanation.advice
-    following = len(odd) - 1 if finding.module else 0
+    first, why = f"{job.name}: {finding.summary}", finding.explanation.advice
+    following = num_odd - 1 if finding.module else 0
     if not reference.is_of_one:
         first, why = (text.replace(UNSHARDED, reference.name) for text in (first, why))
         why += f". {WHICH_IS_RIGHT}"
-    return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation)
+    return Departure("sharded", module, "", first, why, max(following, 0), finding.explanation, finding.line, look)

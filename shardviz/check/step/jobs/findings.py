@@ -13,7 +13,7 @@ import numpy as np
 from shardviz.check.report import NotChecked
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.rules.all_gradients import of_all_gradients
-from shardviz.check.step.run import explained
+from shardviz.check.step.run import explained, seen_in
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
 from shardviz.check.step.words import number
 from shardviz.dump.records.trace import Place
@@ -49,7 +49,9 @@ def findings_on(evidence: JobEvidence, judging: Judging, reference_name: str) ->
     if first is not None and first.direction == "forward":
         yield _in_forward(evidence, judging, first, reference_name)
         return
-    results = [(result, finding) for result in evidence.results for finding in explained(evidence, result)]
+    results = [
+        (result, seen_in(result, finding)) for result in evidence.results for finding in explained(evidence, result)
+    ]
     yield from (finding for _, finding in results if isinstance(finding, NotChecked))
     pairs, of_all = of_all_gradients(
         evidence, [(result, finding) for result, finding in results if isinstance(finding, Finding)]

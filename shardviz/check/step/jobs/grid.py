@@ -11,7 +11,7 @@ import numpy as np
 from shardviz.layout.mesh import Mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardviz.check.step.trace.traces import JobTrace
     from shardviz.dump.dump import Dump
@@ -26,14 +26,12 @@ def mesh_of_job(dump: Dump, job: JobTrace) -> Mesh:
     """Return the mesh of a job's model, or that of its process groups where this has more axes; else all its ranks."""
     num_ranks = job.dump.files.run.num_ranks
     recorded = dump.files.mesh if dump.files.run.mesh is not None and dump.files.mesh.size == num_ranks else None
-    from_groups = mesh_of_groups(_groups(job), num_ranks)
+    records = [mesh for record in job.dump.files.ranks.values() for mesh in record.meshes]
+    from_groups = mesh_of_groups(
+        [(mesh.axes[0], mesh.ranks) for mesh in dict.fromkeys(records) if len(mesh.axes) == 1], num_ranks
+    )
     meshes = [mesh for mesh in (recorded, from_groups) if mesh is not None]
     return max(meshes, key=lambda mesh: mesh.ndim, default=Mesh(("world",), (num_ranks,)))
-
-
-def _groups(job: JobTrace) -> list[tuple[str, tuple[int, ...]]]:
-    records = [mesh for record in job.dump.files.ranks.values() for mesh in record.meshes]
-    return [(mesh.axes[0], mesh.ranks) for mesh in dict.fromkeys(records) if len(mesh.axes) == 1]
 
 
 def mesh_of_groups(groups: Iterable[tuple[str, tuple[int, ...]]], num_ranks: int) -> Mesh | None:
@@ -46,7 +44,8 @@ def mesh_of_groups(groups: Iterable[tuple[str, tuple[int, ...]]], num_ranks: int
     by_axis: dict[str, set[tuple[int, ...]]] = {}
     for axis, ranks in groups:
         by_axis.setdefault(axis, set()).add(ranks)
-    kinds = {axis: frozenset(of) for axis, of in by_axis.items() if _divide(of, num_ranks)}
+    divisions = {name: of for axis, every in by_axis.items() for name, of in _divisions(axis, every)}
+    kinds = {axis: frozenset(of) for axis, of in divisions.items() if _divide(of, num_ranks)}
     names = list(kinds)[:MAX_KINDS]
     for count in range(len(names), 0, -1):
         for axes in combinations(names, count):
@@ -54,6 +53,19 @@ def mesh_of_groups(groups: Iterable[tuple[str, tuple[int, ...]]], num_ranks: int
             if mesh is not None:
                 return mesh
     return None
+
+
+def _divisions(axis: str, groups: set[tuple[int, ...]]) -> Iterator[tuple[str, set[tuple[int, ...]]]]:
+    """Yield groups of one name in sets of which no two share a rank: those of two axes of one size are named alike."""
+    divisions: list[set[tuple[int, ...]]] = []
+    for group in sorted(groups):
+        apart = (of for of in divisions if not any(set(group) & set(ranks) for ranks in of))
+        division = next(apart, None)
+        if division is None:
+            divisions.append({group})
+        else:
+            division.add(group)
+    yield from ((axis if not at else f"{axis}_{at + 1}", of) for at, of in enumerate(divisions))
 
 
 def _divide(groups: set[tuple[int, ...]], num_ranks: int) -> bool:

@@ -106,7 +106,10 @@ def belongings_of(
 def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belonging | None:
     values_by_rank = {rank: part.values for rank, part in parts.items() if part.values is not None}
     placements = _split_of(whole.values, values_by_rank, mesh, _allowed) if whole.values is not None else None
-    return _split(mesh, whole.shape, placements) if placements is not None else _by_rows(whole, parts)
+    if placements is None:
+        return _by_rows(whole, parts)
+    layout = Layout.from_placements(mesh, whole.shape, placements)
+    return Belonging(layout, dict(layout.regions()))
 
 
 def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) -> Way:
@@ -140,23 +143,15 @@ def _in_order_of(way: Way, parts: Mapping[int, Weight]) -> Way | None:
     return None
 
 
-def _split(mesh: Mesh, shape: tuple[int, ...], placements: Placements) -> Belonging:
-    layout = Layout.from_placements(mesh, shape, placements)
-    return Belonging(layout, {rank: layout.region(mesh.coord_of(rank)) for rank in mesh.ranks})
-
-
 def _by_rows(whole: Weight, parts: Mapping[int, Weight]) -> Belonging | None:
     """Return which slices of a weight ranks have; None unless all together have each slice."""
     dims, regions = set(), {}
     every: set[int] = set()
     for rank, rank_weight in parts.items():
-        if (
-            whole.values is None
-            or rank_weight.values is None
-            or not (whole.values.is_whole and rank_weight.values.is_whole)
-        ):
+        part = rank_weight.values
+        if whole.values is None or part is None or not (whole.values.is_whole and part.is_whole):
             return None
-        location = places_of(rank_weight.values.values, whole.values.values, _allowed(whole.values, rank_weight.values))
+        location = places_of(part.values, whole.values.values, _allowed(whole.values, part))
         if location is None or np.any(location[1] < 0) or np.any(np.diff(location[1]) <= 0):
             return None  # slices that a rank has in another order are in no region
         dim, at = location
@@ -212,9 +207,8 @@ def _related(other: OtherWeight, full: Mapping[str, Weight], held: NDArray[np.fl
         if rounding := rounding_between(old, "float64", new, "float64", NARROW):
             return replace(other, rounded=rounding.dtype)
     orders = orders_of_slices(before, after)
-    words = [
-        name_order(order, dim)[1] for dim, order in enumerate(orders or ()) if (order != np.arange(len(order))).any()
-    ]
+    moved = [(dim, order) for dim, order in enumerate(orders or ()) if (order != np.arange(len(order))).any()]
+    words = [name_order(order, dim)[1] for dim, order in moved]
     return replace(other, order="; ".join(words), is_permuted=other.is_permuted or bool(words))
 
 
@@ -246,7 +240,9 @@ def _other(name: str, whole: Weight, parts: Mapping[int, Weight], belonging: Bel
     for rank, rank_weight in parts.items():
         if whole.values is None or rank_weight.values is None:
             continue
-        apart = _apart_as_laid_out(whole, rank_weight, belonging, rank)
+        region = _region_of(rank, rank_weight, belonging, whole.values.shape)
+        is_flat = rank_weight.layout is not None and rank_weight.layout.flat
+        apart = _apart(_flat(whole.values) if is_flat else whole.values, rank_weight.values, region)
         if apart > _allowed(whole.values, rank_weight.values):
             return OtherWeight(name, rank, apart, _is_permuted(whole.values, parts.values()))
     return None
@@ -255,18 +251,8 @@ def _other(name: str, whole: Weight, parts: Mapping[int, Weight], belonging: Bel
 def _is_permuted(whole: Kept, parts: Iterable[Weight]) -> bool:
     """Whether every rank has a weight's numbers and no others; a few ranks may if a seed drew them later."""
     all_values = [part.values.values for part in parts if part.values is not None]
-    return all(np.isin(one, whole.values).all() for one in all_values) and any(
-        one.size and np.ptp(one) > 0 for one in all_values
-    )
-
-
-def _apart_as_laid_out(whole: Weight, rank_weight: Weight, belonging: Belonging | None, rank: int) -> float:
-    """Return how far a rank's part is off where it is claimed, or was found, to belong."""
-    assert whole.values is not None
-    assert rank_weight.values is not None
-    region = _region_of(rank, rank_weight, belonging, whole.values.shape)
-    is_flat = rank_weight.layout is not None and rank_weight.layout.flat
-    return _apart(_flat(whole.values) if is_flat else whole.values, rank_weight.values, region)
+    are_known = all(np.isin(values, whole.values).all() for values in all_values)
+    return are_known and any(values.size and np.ptp(values) > 0 for values in all_values)
 
 
 def _flat(whole: Kept) -> Kept:
@@ -291,7 +277,7 @@ def _apart(whole: Kept, shard: Kept, region: Region) -> float:
 def _allowed(whole: Kept, part: Kept) -> float:
     """Return how far equal weights may differ: by a rounding if their dtypes differ or they were stepped, else 0."""
     is_exact = whole.dtype == part.dtype and not part.is_stepped
-    return 0.0 if is_exact else max(whole.tolerance, part.tolerance)
+    return 0.0 if is_exact else _near(whole, part)
 
 
 def by_name(ranks: Mapping[int, OfRank], role: str) -> dict[str, dict[int, Weight]]:
@@ -338,7 +324,9 @@ def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Me
         shapes = f"{list(batches[unknown[0]][0].shape)} of the other job's {list(whole_batch[0].shape)}"
         return Rows(not_joined=f"rank {unknown[0]} was given {shapes}, and the last ranks' parts are padded")
     if unknown:
-        return Rows(problem=_other_rows(unknown[0], whole_batch[0], batches[unknown[0]]))
+        shapes = f"{list(batches[unknown[0]][0].shape)} and {list(whole_batch[0].shape)}"
+        text = f"rank {unknown[0]} of it was given rows that are not in the other job's batch ({shapes})"
+        return Rows(problem=text)
     of_ranks = {rank: tuple(at.tolist()) for rank, at in rows.items() if at is not None}
     parts = list(dict.fromkeys(of_ranks.values()))
     every = [row for part in parts for row in part]
@@ -375,10 +363,8 @@ def _are_padded_parts(whole: Kept, parts: Sequence[Kept]) -> bool:
 
 def _shares(rows: Mapping[int, tuple[int, ...]]) -> str:
     """Say which rows ranks were given, those with the same rows together."""
-    shares = [
-        f"{named_ranks(ranks)} rows {join_numbers(rows_of_rank)}" for rows_of_rank, ranks in _ranks_of(rows).items()
-    ]
-    return listed(shares, MOST_SHARES)
+    ranks_of = _ranks_of(rows).items()
+    return listed((f"{named_ranks(ranks)} rows {join_numbers(given)}" for given, ranks in ranks_of), MOST_SHARES)
 
 
 def _ranks_of(rows: Mapping[int, tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
@@ -437,8 +423,3 @@ def _rows(whole_batch: list[Kept], batch: list[Kept]) -> NDArray[np.int64] | Non
         at.append(free[0])
         used.add(free[0])
     return np.array(at, np.int64)
-
-
-def _other_rows(rank: int, whole: Kept, batch: list[Kept]) -> str:
-    shapes = f"{list(batch[0].shape)} and {list(whole.shape)}"
-    return f"rank {rank} of it was given rows that are not in the other job's batch ({shapes})"

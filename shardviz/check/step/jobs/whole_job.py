@@ -70,24 +70,21 @@ class WholeJob:
         batches = {rank: own.batch for rank, own in with_first_module(self.first_module, self.job.ranks).items()}
         batches = {rank: own for rank, own in batches.items() if own}
         first = {rank: own[0] for rank, own in batches.items()}
+        count = min(map(len, batches.values()), default=0)
         for way in [*together(first, self.mesh, is_exact=True)][:MAX_BATCHES]:
-            others = [self._alike(batches, index, way.way) for index in range(1, min(map(len, batches.values())))]
+            parts = ({rank: own[index] for rank, own in batches.items()} for index in range(1, count))
+            others = [put_as(of_ranks, self.mesh, way.way) for of_ranks in parts]
             whole = [way.values, *(other for other in others if other is not None)]
             if len(whole) == 1 + len(others):
                 yield whole
-
-    def _alike(self, given: Mapping[int, list[Kept]], index: int, way: Placements) -> Kept | None:
-        return put_as({rank: own[index] for rank, own in given.items()}, self.mesh, way)
 
     def choices(self, counts: Mapping[str, int]) -> dict[Place, list[Choice]]:
         """Return the ways to assemble ranks' values at each place."""
         of_ranks = {rank: own.points(counts) for rank, own in self.job.ranks.items()}
         places = dict.fromkeys(place for own in of_ranks.values() for place in own)
-        choices = {}
-        for place in places:
-            points = {rank: own[place] for rank, own in of_ranks.items() if place in own}
-            choices[place] = self._ways(points)
-        return choices
+        return {
+            place: self._ways({rank: own[place] for rank, own in of_ranks.items() if place in own}) for place in places
+        }
 
     def _ways(self, points: Mapping[int, Point]) -> list[Choice]:
         first = next(iter(points.values()))

@@ -126,9 +126,8 @@ def put_together(parts: Mapping[int, Kept], layouts: Mapping[int, Layout]) -> Ke
     whole = _overlaid(layout.index_shape, [(part, regions[rank]) for rank, part in parts.items()])
     if whole is None or layout.flat is None:
         return whole
-    return (
-        Kept.of(layout.tensor_shape, whole.values.reshape(layout.tensor_shape), whole.dtype) if whole.is_whole else None
-    )
+    shape = layout.tensor_shape
+    return Kept.of(shape, whole.values.reshape(shape), whole.dtype) if whole.is_whole else None
 
 
 def _overlaid(shape: tuple[int, ...], parts: Sequence[tuple[Kept, Region]]) -> Kept | None:

@@ -20,6 +20,7 @@ from shardviz.check.step.lines.faults import fault_of, fault_of_mean
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.lines.unreduced import unreduced_fault
 from shardviz.explain.step.sums import GradientNotReduced
+from shardviz.explain.step.update import StepSkippedByRank
 from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import SINGLE
 
@@ -71,10 +72,30 @@ class Around:
         around = Around(lines, States(dump, lines))
         for value in lines.values:  # in order, so that none of them has to go back far
             around.states.forward(value)
-        return around
+        return around if around.has_compared_loss or around.is_given_the_batch else None
+
+    @property
+    def has_compared_loss(self) -> bool:
+        """Whether the step's loss was kept apart from its lines: that of a probe, and not that of a job."""
+        return self.states.dump.find("step", "scalar", "loss") is not None
+
+    @property
+    def is_given_the_batch(self) -> bool:
+        """Whether the model is known to be called with the unsharded model's batch, whole or in parts."""
+        of_model = [call for call in self.lines.calls if any(map(self._is_output, call.outputs))]
+        inputs = [value for call in of_model for value in call.inputs]
+        return bool(inputs) and all(call.whole is not None for call in of_model) and all(map(self._is_known, inputs))
+
+    def _is_output(self, value: Value) -> bool:
+        return self.lines.origin(value).startswith("output")
+
+    def _is_known(self, value: Value) -> bool:
+        return self.states.forward(value).is_known
 
     def fault_of(self, finding: Finding) -> Fault | None:
         """Return the line at which the results of a finding go wrong; None if it isn't one line for all of them."""
+        if isinstance(finding.explanation, StepSkippedByRank):
+            return None  # the two models ran different lines
         results = results_of(finding)[:MAX_RESULTS] if finding.tensor != "loss" else ()
         faults = [self._fault(result) for result in results] or [self._of_result(finding.tensor)]
         if isinstance(finding.explanation, GradientNotReduced) and not any(faults):
@@ -110,8 +131,8 @@ class Around:
     def _of_gradient(self, name: str) -> Fault | None:
         """Return the line at which a gradient goes wrong: between loss and model, after the backward, or later."""
         value = self.lines.results[f"gradient {name}"][0]
-        if not self.states.is_right:
-            return None
+        if not self.states.is_right:  # a probe's loss is a finding of its own
+            return None if self.has_compared_loss else self._of_result("loss")
         if self.states.forward(value).kind == "right":
             return self._of_result(f"stepped gradient {name}")
         return self._after_backward(value) or self._between_loss_and_model
@@ -194,13 +215,14 @@ class Around:
     def _written_by(self, call: Call, before: float, held: State, times: float) -> Fault | None:
         """Return the fault of a call that writes into a gradient; None if anything else that it reads is not known.
 
-        What is copied into a gradient may be wrong itself.
+        What is copied into a gradient, or what that is multiplied by, may be wrong itself.
         """
         memories = {self.lines.memory(made) for made in call.outputs}
         others = [given for given in call.inputs if self.lines.memory(given) not in memories]
         if held.kind == "unknown" or others:
-            is_copied = call.first.function == "copy_" and call.whole is not None and len(others) == 1
-            return fault_of(self.lines, self.states, others[0]) if is_copied else None
+            is_read = call.whole is not None and len(others) == 1
+            is_read &= call.first.function == "copy_" or self.states.forward(others[0]).is_wrong
+            return fault_of(self.lines, self.states, others[0]) if is_read else None
         ranks = call.first.ranks if call.first.is_collective else ()
         terms = self.states.forward(call.inputs[0]) if ranks else None
         axis = " and ".join(terms.axes) if terms is not None and terms.kind == "terms" and not terms.op else ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.fault import Fault, fault_at
-from shardviz.check.step.lines.states import State
+from shardviz.check.step.lines.states import State, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,20 +32,18 @@ class _Backward:
     def blame(self, value: Value) -> Fault | None:
         """Return the line that hands back the wrong gradient of a tensor."""
         readers = self.lines.readers(value)
-        places = {call.place for call in readers}
         passing = [call for call in readers if self._is_given_terms(call)]
         if len({call.place for call in passing}) == 1 and (axis := self._terms_beside_whole(value, passing[-1])):
             call = self._begin_of_terms(passing[-1])
             return fault_at("unsummed gradient", call, "", State("none", axes=(axis,)), self.lines.line_of(value), axis)
-        if len(places) > 1:
+        if len({call.place for call in readers}) > 1:
             readers = [call for call in readers if not self._hands_back_right(value, call)]
-            places = {call.place for call in readers}
-        if len(places) > 1:
+        if len({call.place for call in readers}) > 1:
             # Some use the whole of it and some a part: the latter hand back terms of a sum.
             readers = [call for call in readers if self._uses_part(value, call)]
-            places = {call.place for call in readers}
-        if len(places) != 1:
+        if len({call.place for call in readers}) != 1:
             return None
+        unsummed = [fault for reader in readers if (fault := self._unsummed_part(value, reader)) is not None]
         call = readers[-1]
         if axis := self._terms_beside_whole(value, call):
             held = State("none", axes=(axis,))
@@ -52,12 +51,31 @@ class _Backward:
         gradients = [self.states.gradient(one) for one in self._made_of(call)]
         if any(state.is_wrong for state in gradients):
             return None  # it is given a wrong gradient
-        words = " and ".join(dict.fromkeys(state.text for state in gradients if state.kind != "unknown"))
+        if len(unsummed) == 1:
+            return unsummed[0]
+        words = words_of([state for state in gradients if state.kind != "unknown"])
         held = self.states.gradient(value)
         if held.kind == "none" and held.axes:
             return fault_at("gradient", call, words, held, self.lines.line_of(value), held.axes[0])
         fault = fault_at("gradient", call, words, held, self.lines.line_of(value))
         return self._summed_again(value, call, fault) or fault
+
+    def _unsummed_part(self, value: Value, call: Call) -> Fault | None:
+        """Return the fault of a part whose gradient needs a sum before it joins the gradients of other parts."""
+        states = [self.states.gradient(one) for one in call.outputs]
+        terms = [at for at, state in enumerate(states) if state.kind == "terms" and not state.op]
+        axes = {state.axes for state in states if state.kind == "terms"}
+        others = [state for at, state in enumerate(states) if at not in terms]
+        is_beside = others or len(self.lines.readers(value)) > 1
+        if call.first.function not in SELECTS or call.first.is_collective or not terms or not is_beside:
+            return None
+        if len(axes) != 1 or any(state.kind != "right" for state in others):
+            return None
+        numbers = ", ".join(f"result[{at}]" for at in terms)
+        sides = self.states.gradient(value), self.lines.line_of(value), " and ".join(axes.pop())
+        return replace(
+            fault_at("gradient", call, words_of(states), *sides), operand=numbers if others else "the result"
+        )
 
     def _summed_again(self, value: Value, call: Call, fault: Fault) -> Fault | None:
         """Return the fault of a backward that sums terms together with what a line hands back whole on every rank."""

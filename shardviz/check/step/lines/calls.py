@@ -111,17 +111,19 @@ class Lines:
     without_bias: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @staticmethod
-    def of(dump: Dump, *, around: bool = False) -> Lines | None:
+    def of(dump: Dump, *, around: bool = False, module: str | None = None) -> Lines | None:
         """Read what the ranks of a dump wrote; None if no module was looked into, or a rank's file is missing.
 
         Args:
             dump: The dump.
             around: Whether to read the step around the model instead of a module.
+            module: Of which module, if ranks looked into several; None for the last.
         """
         sharded: dict[int, LinesRecord] = {}
         whole: LinesRecord | None = None
         for rank, record in dump.files.ranks.items():
-            for lines in (lines for lines in record.lines if (lines.module == STEP) == around):
+            wanted = (lines for lines in record.lines if (lines.module == STEP) == around)
+            for lines in (lines for lines in wanted if module in (None, lines.module)):
                 if lines.is_unsharded:
                     whole = lines
                 elif lines.lines and not lines.why:

@@ -29,21 +29,8 @@ SUMS = ("all_reduce", "reduce", "reduce_scatter")
 MOVES = frozenset(
     (
         *("getitem", "view", "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "T"),
-        *(
-            "mT",
-            "contiguous",
-            "expand",
-            "narrow",
-            "clone",
-            "to",
-            "chunk",
-            "split",
-            "cat",
-            "stack",
-            "pad",
-            "detach",
-            "roll",
-        ),
+        *("mT", "contiguous", "expand", "narrow", "clone", "to", "chunk", "split", "cat", "stack", "pad", "detach"),
+        "roll",
     )
 )
 """Functions that only move numbers."""
@@ -86,8 +73,8 @@ class Rows:
         held = [array for array in self.of(value).values() if array.size]
         if not held:
             return None
-        is_known = [(places_of(array, self._pool.get(array.shape[1], array[:0])) >= 0) for array in held]
-        return all(bool((here | ~array.any(axis=1)).all()) for here, array in zip(is_known, held, strict=True))
+        places = [places_of(array, self._pool.get(array.shape[1], array[:0])) for array in held]
+        return all(bool(((at >= 0) | ~array.any(axis=1)).all()) for at, array in zip(places, held, strict=True))
 
     @cached_property
     def _pool(self) -> Mapping[int, NDArray[np.float64]]:
@@ -190,11 +177,9 @@ def _first_strange(lines: Lines, rows: Rows) -> Fault | None:
                 strange[value] = origin
     returned = [strange[value] for value, _ in lines.returned if value in strange]
     guilty = [call for call in returned if call.order not in innocent]
-    return (
-        Fault("rows", guilty[0].line, guilty[0].first.function, "", "", _exchange_viewed(lines, guilty[0]))
-        if guilty
-        else None
-    )
+    if not guilty:
+        return None
+    return Fault("rows", guilty[0].line, guilty[0].first.function, "", "", _exchange_viewed(lines, guilty[0]))
 
 
 def _exchange_viewed(lines: Lines, call: Call) -> FrameRecord | None:
@@ -234,7 +219,7 @@ def _is_reversed(lines: Lines, states: States, call: Call) -> bool:
     if len(inputs) != 1 or any(reader.line != call.line for reader in lines.readers(inputs[0])):
         return True
     held, gave = states.held(inputs[0]), states.held(out)
-    back, got = states.held_gradient(inputs[0]), states.held_gradient(out)
+    back, got = states.held(inputs[0], gradient=True), states.held(out, gradient=True)
     if not all(held.keys() == other.keys() for other in (gave, back, got)):
         return True
     if any(back[rank].shape != held[rank].shape or got[rank].shape != gave[rank].shape for rank in held):

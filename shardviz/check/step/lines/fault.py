@@ -23,6 +23,7 @@ Way = Literal[
     "exchange",
     "exchange gradient",
     "foreign",
+    "given",
     "kept gradient",
     "backward",
     "left out",
@@ -52,7 +53,8 @@ class Fault:
             `local weight`, it takes a weight's part and names no placements of its gradient;
             `averaged term`, it makes a rank's term of the loss, whose terms are averaged instead of summed;
             `summed loss`, it sums ranks' losses before the backward, whose gradients are averaged;
-            `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that.
+            `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that;
+            `given`, it reads what its module is given, and that is no part of the unsharded model's.
         line: The line.
         function: What it calls.
         input_text: What ranks have of what it is given, or of the gradient that it is given.
@@ -78,6 +80,7 @@ class Fault:
         caller: In a step around the model, the line that calls the function that `line` stands in.
         times_before: By what a gradient was too large as the backward left it; 0 if it was none.
         count: How many backward passes there were, or how often `line` reduced a gradient that needed it once.
+        segments: The dim that `function` takes apart, and into how many segments; the rank has one stretch of it.
         copies: The axes of a collective whose ranks have the same term of its sum, if that makes `times`.
     """
 
@@ -107,11 +110,17 @@ class Fault:
     times_before: float = 0
     count: int = 0
     copies: str = ""
+    segments: tuple[int, int] | None = None
 
     @property
     def is_scaled(self) -> bool:
         """Whether a call is given what is right, sums nothing, and returns it times a number."""
         return self.way == "result" and bool(self.times) and not (self.reads or self.axis or self.moved)
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether a number that the loss is made of goes wrong, before any backward."""
+        return self.way in ("result", "unsummed", "collective")
 
     @property
     def is_torchs(self) -> bool:

@@ -22,6 +22,9 @@ from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
+from shardviz.check.step.lines.segments import segments_of
+from shardviz.check.step.lines.states import words_of
+from shardviz.explain.step.lines import DRAWS, ELEMENTWISE
 from shardviz.relate.tolerance import EXACT, SINGLE
 
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
 DIVISIONS = ("div", "true_divide", "divide")
 """Functions of two tensors: a rank may divide its own term of a sum, but by the whole number."""
+
+COUNTS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+"""Functions that go along a dim from its first element on."""
 
 ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", "rpow", "remainder", "clamp")
 """Functions of a tensor and a number that is no size of their result."""
@@ -75,7 +81,13 @@ def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None
     if fault is not None and fault.way == "result" and fault.reads and not fault.moved:
         return moved_fault(lines, states) or fault
     if fault is not None and fault.way == "between":
-        return moved_fault(lines, states) or exchange_fault(lines, states) or foreign_fault(lines, states) or fault
+        return (
+            _counted_fault(lines, states)
+            or moved_fault(lines, states)
+            or exchange_fault(lines, states)
+            or foreign_fault(lines, states)
+            or fault
+        )
     return fault
 
 
@@ -95,6 +107,34 @@ def _unsummed_at_end(lines: Lines, states: States, returned: Value) -> Fault | N
     made = lines.calls[-1].outputs if lines.calls and lines.producer(returned) is None else ()
     terms = next((value for value in made if states.forward(value).kind == "terms"), None)
     return _Forward(lines, states).never_summed(terms) if terms is not None else None
+
+
+def _counted_fault(lines: Lines, states: States) -> Fault | None:
+    """Return the line that counts from the rank's first element, if ranks exchange what comes of it.
+
+    Numbers that each rank counts from its own first element are right as long as they meet no other rank's.
+    """
+    for call in lines.calls:
+        made = states.forward(call.outputs[0]) if call.first.function in COUNTS and call.outputs else None
+        if made is None or not made.is_wrong or call.whole is None or not call.inputs:
+            continue
+        given = states.forward(call.inputs[0])
+        dim = int(next(iter(call.first.numbers.split()), "0"))
+        is_split = given.kind == "right" and given.layout is not None and bool(_axes_in(given.layout.chains[dim]))
+        if is_split and _is_exchanged(lines, states, call):
+            return _Forward(lines, states).fault_of_moved(call.outputs[0], call)
+    return None
+
+
+def _is_exchanged(lines: Lines, states: States, call: Call) -> bool:
+    """Whether ranks exchange what comes of a call, as long as it is not the unsharded model's."""
+    derived = set(call.outputs)
+    for later in lines.calls[call.order + 1 :]:
+        if derived & {*later.inputs}:
+            if later.first.is_collective:
+                return True
+            derived |= {value for value in later.outputs if not states.forward(value).is_known}
+    return False
 
 
 def _axes_in(chain: Sequence[object]) -> list[str]:
@@ -161,6 +201,10 @@ class _Forward:
         is_index = (is_index and not is_moved) or self._is_micro_batch(call)
         return call.counts_by_rank or is_index or any(map(self._note_own, call.inputs))
 
+    def _is_no_index(self, value: Value) -> bool:
+        """Whether a tensor that the module is given holds numbers or a mask, and no indices."""
+        return not self.states.is_index(value) and self.lines.origin(value).startswith("input")
+
     def _is_micro_batch(self, call: Call) -> bool:
         """Whether a step takes parts of its batch one after the other: each has other rows than the whole's part."""
         if not self.lines.is_step or call.first.function not in SELECTS or not call.inputs:
@@ -184,8 +228,11 @@ class _Forward:
             if call is None:
                 return None
             inputs, through = self._given(call)
-            if any(self.lines.is_input(leaf) and not self.states.forward(leaf).is_known for leaf in self._leaves):
-                return None  # it arrives wrong, or is each rank's own
+            unlike = [leaf for leaf in self._leaves if self.lines.is_input(leaf)]
+            unlike = [leaf for leaf in unlike if not self.states.forward(leaf).is_known]
+            if unlike:  # it arrives wrong, or is each rank's own
+                is_wrong = all(self._is_no_index(leaf) and self.states.forward(leaf).is_wrong for leaf in unlike)
+                return Fault("given", call.line, call.first.function, "", "") if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
             if not bad:
                 return self._reads_another(call) or self._fault_of(value, call, inputs, through)
@@ -235,7 +282,7 @@ class _Forward:
 
     def _fault_of_result(self, state: State, call: Call, inputs: Sequence[Value], through: Sequence[Call]) -> Fault:
         given = [self.states.forward(one) for one in inputs]
-        words = " and ".join(dict.fromkeys(one.text for one in given))
+        words = words_of(given) if inputs else self._draws(call)
         of_axes = math.prod(map(self.states.mesh.axis_size, state.axes))
         is_mean = state.op == "avg" or math.isclose(state.factor, of_axes, rel_tol=EXACT)
         is_mean = is_mean and all(one.kind != "terms" for one in given)
@@ -244,12 +291,23 @@ class _Forward:
         between = sorted(through, key=lambda one: one.order)
         reader = next((one for one in between if one.first.is_collective), next(iter(between), None))
         reads = reader.first.function if reader is not None else ""
-        unlike = "" if reads else self._unlike_dim(inputs)
+        unlike = "" if reads else self._unlike_dim(inputs, call.first.function)
         times = state.factor if state.factor != 1 else 0
         split, is_root = self._split_by(given, times)
-        numbers = None if times or state.moved or reads else _other_number(call)
-        fault = replace(fault, split=split, is_root=is_root, numbers=numbers)
+        is_open = not (times or state.moved or reads)
+        numbers = _other_number(call) if is_open else None
+        segments = segments_of(self.lines, call, given) if is_open else None
+        fault = replace(fault, split=split, is_root=is_root, numbers=numbers, segments=segments)
         return replace(fault, times=times, moved=state.moved, reads=reads, unlike=unlike)
+
+    def _draws(self, call: Call) -> str:
+        """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
+        whole = self.states.whole(call.whole.outputs[0]) if call.whole is not None and call.whole.outputs else None
+        held = self.states.held(call.outputs[0]) if call.outputs and call.first.function in DRAWS else {}
+        if whole is None or not held or any(values.shape != whole.shape for values in held.values()):
+            return ""
+        is_apart = any(not (values == next(iter(held.values()))).all() for values in held.values())
+        return "a seed or generator of each rank's own" if is_apart else "a generator in another state"
 
     def _split_by(self, given: Sequence[State], times: float) -> tuple[str, bool]:
         """Return an axis that splits what a call is given, if a number is its size, or, with True, the root of that."""
@@ -261,13 +319,17 @@ class _Forward:
                     return axis, is_root
         return "", False
 
-    def _unlike_dim(self, inputs: Sequence[Value]) -> str:
+    def _unlike_dim(self, inputs: Sequence[Value], function: str) -> str:
         """Return the dim of which two tensors have different slices on a rank; a matrix product has dims of its own."""
         layouts = [state.layout for value in inputs if (state := self.states.forward(value)).kind == "right"]
-        for first, second in combinations([layout for layout in layouts if layout is not None], 2):
-            for dim, pair in enumerate(zip(first.chains[:-2], second.chains[:-2], strict=False)):
-                is_same_split = first.shape[dim] == second.shape[dim] and all(_axes_in(chain) for chain in pair)
-                if is_same_split and pair[0] != pair[1] and _axes_in(pair[0]) == _axes_in(pair[1]):
+        for pair in combinations([layout for layout in layouts if layout is not None], 2):
+            first, second = sorted(pair, key=lambda layout: -len(layout.shape))
+            before = len(first.shape) - len(second.shape) if function in ELEMENTWISE else 0
+            last = len(first.shape) if function in ELEMENTWISE else len(first.shape) - 2
+            for dim in range(before, min(last, before + len(second.shape))):
+                chains = first.chains[dim], second.chains[dim - before]
+                is_same_split = first.shape[dim] == second.shape[dim - before] and all(map(_axes_in, chains))
+                if is_same_split and chains[0] != chains[1] and _axes_in(chains[0]) == _axes_in(chains[1]):
                     return str(dim)
         return ""
 

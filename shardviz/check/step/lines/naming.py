@@ -18,11 +18,13 @@ from shardviz.explain.finding import Finding
 from shardviz.explain.step.exchanged_rows import ExchangeNotReversed, ForeignNumbersSummed, RowsNotRestored, StrangeRows
 from shardviz.explain.step.forward import UngatheredKeys
 from shardviz.explain.step.lines import (
+    DRAWS,
     CopiesSummedLine,
     MisplacedLine,
     OtherNumber,
     RepeatedReductionLine,
     ScaledLine,
+    SegmentsOfPart,
     UnaveragedLine,
     UnlikeOperands,
     UnsummedLine,
@@ -124,22 +126,39 @@ def module_to_open(finding: Finding) -> str | None:
 
 def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
     """Yield the results of a step's checks, those about the module that ranks looked into with its first wrong line."""
-    lines, around = Lines.of(dump), Around.of(dump)
-    fault = fault_in(lines, States(dump, lines)) if lines is not None else None
+    opened, around = _opened(dump), Around.of(dump)
+    faults = [(lines, fault) for lines in opened if (fault := fault_in(lines, States(dump, lines))) is not None]
     for outcome in results:
         if not isinstance(outcome, Finding):
             yield outcome
             continue
-        module = module_to_open(outcome)
-        if lines is not None and fault is not None and module in (lines.module, lines.asked_module):
-            yield with_line(outcome, fault)
+        module, named = module_to_open(outcome), outcome
+        for lines, fault in faults:  # what a module is given wrong is made by the one around it
+            if module_to_open(named) in (lines.module, lines.asked_module):
+                named = _given_wrong(named, lines, fault) if fault.way == "given" else with_line(named, fault)
+        if named is not outcome:
+            yield named
         elif around is not None and module == STEP and (fault_around := around.fault_of(outcome)) is not None:
             yield with_line_around(dump, outcome, fault_around, are_gradients_wrong=around.has_wrong_gradient)
         else:
             cause = outcome.explanation
             place = cause.place if isinstance(cause, UnexplainedBackward) and cause.moved else ""
             yield replace(outcome, line=outcome.line or place)
-    yield from _not_read(dump) if lines is None and around is None else ()
+    yield from _not_read(dump) if not opened and around is None else ()
+
+
+def _opened(dump: Dump) -> list[Lines]:
+    """Return the lines of each module that ranks looked into, in the order in which they did."""
+    records = [lines for rank in dump.files.ranks.values() for lines in rank.lines if lines.module != STEP]
+    read = (Lines.of(dump, module=module) for module in dict.fromkeys(lines.module for lines in records))
+    return [lines for lines in read if lines is not None]
+
+
+def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
+    """Return a finding of the module around the one that is given what is wrong."""
+    around = lines.module.rpartition(".")[0]
+    placed = replace(finding, sentence=sentence_of(fault), details=(finding.sentence,), module=around)
+    return placed.because(UnexplainedInput(lines.module)) if isinstance(finding.explanation, OPEN) else finding
 
 
 def _not_read(dump: Dump) -> Iterator[NotChecked]:
@@ -157,14 +176,12 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     """Return a finding that begins with a fault's line; its cause is the line's if it had none."""
     line_finding = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
     is_open = isinstance(finding.explanation, OPEN) or _is_exchanged(finding.explanation)
-    is_open |= fault.way == "collective" and isinstance(finding.explanation, StatisticsOfPart)  # over the wrong ranks
+    is_open |= isinstance(finding.explanation, StatisticsOfPart) and _is_no_mean(fault)
+    is_open |= isinstance(finding.explanation, UngatheredKeys) and _mixes_no_tokens(fault)
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     if fault.way == "between" and fault.before is not None:
-        return (
-            line_finding.because(WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own))
-            if is_open
-            else line_finding
-        )
+        cause: Cause = WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own)
+        return line_finding.because(cause) if is_open else line_finding
     placed = replace(line_finding, line=place_of(fault.line))
     if not is_open:
         return placed
@@ -177,36 +194,38 @@ def with_line_around(dump: Dump, finding: Finding, fault: Fault, *, are_gradient
 
     What is logged in a wrong way makes no gradient wrong.
     """
-    guesses = (*GUESSES, ScalarNotReduced) if are_gradients_wrong else GUESSES
+    guesses: tuple[type[Cause], ...] = (*GUESSES, ScalarNotReduced) if are_gradients_wrong else GUESSES
+    guesses = (*guesses, UnexplainedBackward) if fault.is_forward else guesses
     placed = replace(
         finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details), line=place_of(fault.line)
     )
     if fault.way == "averaged term":
-        return _of_averaged_term(dump, placed, fault)
+        size = math.prod(map(dump.files.mesh.axis_size, fault.axis.split(" and ")))
+        in_gradients = any(result.role == "grad" for other in placed.others for result in results_of(other))
+        if in_gradients:
+            return placed.because(TermsAveraged(place_of(fault.line), fault.axis, size))
+        return placed.because(UnsummedValue(fault.axis))
     is_mean_of_part = isinstance(finding.explanation, UnexplainedLoss) and fault.function in MEANS
-    if (
-        fault.way not in NOT_REDUCED
-        and len(finding.explanation.ways) == 1
-        and not isinstance(finding.explanation, guesses)
-        and not fault.copies
-    ):
+    is_explained = len(finding.explanation.ways) == 1 and not isinstance(finding.explanation, guesses)
+    if is_explained and fault.way not in NOT_REDUCED and not fault.copies:
         return placed
     cause = mean_of_means(dump) if is_mean_of_part and fault.way == "result" else cause_of(fault)
     return replace(placed, kind=finding.kind if finding.kind in cause.kinds else cause.kinds[0]).because(cause)
 
 
-def _of_averaged_term(dump: Dump, placed: Finding, fault: Fault) -> Finding:
-    """Return the finding about a loss that is a term; only what the step returns is one if gradients are right."""
-    size = math.prod(map(dump.files.mesh.axis_size, fault.axis.split(" and ")))
-    in_gradients = any(result.role == "grad" for other in placed.others for result in results_of(other))
-    if in_gradients:
-        return placed.because(TermsAveraged(place_of(fault.line), fault.axis, size))
-    return placed.because(UnsummedValue(fault.axis))
+def _is_no_mean(fault: Fault) -> bool:
+    """Whether a line is a sum over the wrong ranks, or one that is missing and no mean's."""
+    return fault.way == "collective" or (fault.way == "unsummed" and not fault.is_mean)
 
 
 def _is_exchanged(cause: Cause | None) -> bool:
     """Whether ranks exchange keys and values, and what they do with them is all that is left to find."""
     return isinstance(cause, UngatheredKeys) and bool(cause.exchange)
+
+
+def _mixes_no_tokens(fault: Fault) -> bool:
+    """Whether a line normalizes or draws: no attention is at it."""
+    return fault.way == "result" and (fault.function.endswith("_norm") or fault.function in DRAWS)
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
@@ -263,6 +282,8 @@ def sentence_of(fault: Fault) -> str:
         return f"it goes wrong between {_at(before)} and {_at(line, before)}"
     if fault.way == "unsummed" and before is not None:
         return _of_unsummed(fault, before)
+    if fault.way == "given":
+        return f"{_at(line)} reads what its module is given and what is no part of the unsharded model's"
     if fault.way == "rows":
         return f"{_at(line)} makes rows that the unsharded model doesn't have; {fault.function} gets rows that it has"
     if fault.way == "exchange" and before is not None and fault.reader is not None:
@@ -279,11 +300,11 @@ def sentence_of(fault: Fault) -> str:
     is_new = before is not None and before != line
     after = f", after {_at(before, line)}" if is_new and before is not None else ""
     if fault.way in ("gradient", "unsummed gradient"):
-        clause = f"gets {fault.input_text} of its gradient and " if fault.input_text else ""
+        clause = f"gets {fault.input_text} of its gradient, and " if fault.input_text else ""
         place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line{after}"
         return f"{place}: it {clause}sends back {fault.held}"
     over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
-    clause = f"{fault.function}{over} gets {fault.input_text} and returns" if fault.input_text else ""
+    clause = f"{fault.function}{over} gets {fault.input_text}, and returns" if fault.input_text else ""
     if fault.input_text and fault.reads:
         clause = f"{fault.reads} gets {fault.input_text}, and {fault.function} makes of its result"
     clause = clause or f"{fault.function} returns"
@@ -353,7 +374,7 @@ def cause_of(fault: Fault) -> Cause:
     if fault.reader is not None:
         return WholeGradientSummedAgain(place, place_of(fault.reader), fault.axis, int(fault.times))
     if fault.way == "gradient":
-        return WrongLineBackward(place, fault.function, fault.axis)
+        return WrongLineBackward(place, fault.function, fault.axis, fault.operand)
     if fault.moved:
         inner = place_of(fault.inner) if fault.inner is not None else place
         return MisplacedLine(inner, fault.function, is_of_rank=fault.moved == "rank")
@@ -361,13 +382,13 @@ def cause_of(fault: Fault) -> Cause:
         return UnlikeOperands(place, fault.function, fault.input_text, int(fault.unlike))
     if fault.numbers is not None:
         return OtherNumber(place_of(fault.inner or fault.line), fault.function, *fault.numbers)
+    if fault.segments is not None:
+        return SegmentsOfPart(place, fault.function, fault.input_text, *fault.segments)
     if fault.way == "result" and fault.axis:
         return UnaveragedLine(place, fault.function, fault.axis)
-    return (
-        ScaledLine(place, fault.times, fault.split, is_root=fault.is_root)
-        if fault.times
-        else WrongLine(place, fault.function, fault.input_text, fault.reads)
-    )
+    if fault.times:
+        return ScaledLine(place, fault.times, fault.split, is_root=fault.is_root)
+    return WrongLine(place, fault.function, fault.input_text, fault.reads)
 
 
 def _cause_around(fault: Fault) -> Cause | None:

@@ -85,12 +85,17 @@ class State:
         return self.kind in ("right", "terms")
 
     @property
+    def split_layout(self) -> str:
+        """The layout of which a rank has its part; empty if it has the whole, or something else."""
+        layout = self.layout if self.kind == "right" else None
+        return write(layout) if layout is not None and layout.split_axes else ""
+
+    @property
     def text(self) -> str:
         """What a rank has, in a few words."""
         over = f" over {', '.join(self.axes)}" if self.axes else ""
         if self.kind == "right":
-            is_split = self.layout is not None and self.layout.split_axes
-            return f"its part of {write(self.layout)}" if is_split and self.layout is not None else "the whole"
+            return f"its part of {self.split_layout}" if self.split_layout else "the whole"
         if self.kind == "terms":
             return f"one term of a {'mean' if self.op == 'avg' else 'sum'}{over}"
         if self.kind == "other":
@@ -105,6 +110,14 @@ class State:
 
 
 UNKNOWN = State("unknown")
+
+
+def words_of(states: Sequence[State]) -> str:
+    """Say what a call is given, identical states once: `the whole and its parts of [12, 8/tp] and [6, 8/tp]`."""
+    layouts = dict.fromkeys(state.split_layout for state in states if state.split_layout)
+    parts = [f"its part{'s' if len(layouts) > 1 else ''} of {' and '.join(layouts)}"] if layouts else []
+    texts = [*dict.fromkeys(state.text for state in states if not state.split_layout), *parts]
+    return f"{', '.join(texts[:-1])} and {texts[-1]}" if texts[1:] else "".join(texts)
 
 
 class States:
@@ -132,7 +145,7 @@ class States:
         for call in self.lines.calls:
             if any(self.lines.origin(value).startswith("output") for value in call.outputs):
                 for value in (value for value in call.inputs if value in self.lines.wanted):
-                    layout = self._related(value, self.lines.wanted[value], gradient=False).layout
+                    layout = self.related(value, self.lines.wanted[value]).layout
                     yield from layout.split_axes if layout is not None else ()
 
     def forward(self, value: Value) -> State:
@@ -158,7 +171,7 @@ class States:
     def _forward(self, value: Value) -> State:
         reference_number = self.lines.wanted.get(value)
         if reference_number is not None:
-            return self._related(value, reference_number, gradient=False)
+            return self.related(value, reference_number)
         call = self.lines.producer(value)
         if call is None or call.whole is not None:
             return UNKNOWN
@@ -167,7 +180,7 @@ class States:
             source = self.lines.wanted.get(argument)
             if source is None:
                 continue
-            state = self._related(value, source, gradient=False)
+            state = self.related(value, source)
             is_reduced = call.first.function in COLLECTIVES_OF_TERMS and before.is_known
             if state.is_known or is_reduced:
                 self.lines.wanted[value] = source
@@ -185,7 +198,7 @@ class States:
             return State("missing") if all(record.needs_grad for record in records) else UNKNOWN
         if not all(record.has_gradient for record in records):
             return UNKNOWN
-        state = self._related(value, reference_number, gradient=True, times=self._times_loss(forward))
+        state = self.related(value, reference_number, gradient=True)
         if forward.kind == "terms" and set(state.axes) & set(forward.axes):
             return State("none", state.layout, state.axes)  # the gradient of a term is that of the sum
         return state
@@ -200,17 +213,13 @@ class States:
                 return True
         return False
 
-    def related(self, value: Value, wanted: int) -> State:
-        """Return the relation of ranks' values to any tensor of the unsharded model."""
-        return self._related(value, wanted, gradient=False)
-
     @cached_property
     def _averaged_axes(self) -> frozenset[str]:
         """Axes over which the step's loss is a mean, and each rank's backward runs on the rank's own term of it."""
         loss = self.dump.find("step", "scalar", "loss")
         if not self.lines.is_step or loss is None or loss.claimed is None or "loss" not in self.lines.results:
             return frozenset()
-        came_back = self.held_gradient(self.lines.results["loss"][0])
+        came_back = self.held(self.lines.results["loss"][0], gradient=True)
         is_own = bool(came_back) and all(array.size == 1 and np.all(array == 1) for array in came_back.values())
         is_mean = all(op == "avg" for _, op in loss.claimed.partial)
         return frozenset(axis for axis, _ in loss.claimed.partial) if is_own and is_mean else frozenset()
@@ -220,20 +229,17 @@ class States:
         axes = self._averaged_axes - set(forward.axes if forward.op == "avg" else ())
         return float(math.prod(map(self.mesh.axis_size, axes)))
 
-    def _related(self, value: Value, reference_number: int, *, gradient: bool, times: float = 1.0) -> State:
-        try:
-            whole = self._array("reference", 0, reference_number, gradient=gradient)
-            held = {rank: self._array("step", rank, number, gradient=gradient) for rank, number in value}
-        except (ShardvizError, KeyError):
-            return UNKNOWN
-        if gradient:
-            held = {rank: array / ((self._scales[rank] or 1.0) * times) for rank, array in held.items()}
-        if whole.size > MAX_SIZE or not whole.size or self.mesh.size != len(held):
+    def related(self, value: Value, reference_number: int, *, gradient: bool = False) -> State:
+        """Return the relation of ranks' values, or of their gradients, to any tensor of the unsharded model."""
+        whole = self.whole(reference_number, gradient=gradient)
+        held = self._gradients(value) if gradient else self._arrays(value)
+        if whole is None or not whole.size or self.mesh.size != len(held):
             return UNKNOWN
         near = ELEMENT.get(self._dtype(reference_number), EXACT)
         with np.errstate(over="ignore", invalid="ignore"):  # memory that nothing was written to holds anything
             related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)))
-        mean_axes = self.mean_axes if times == 1 else frozenset[str]()
+        is_scaled = gradient and self._times_loss(self.forward(value)) != 1
+        mean_axes = frozenset[str]() if is_scaled else self.mean_axes
         state = _state_of(related.chain, self.mesh, mean_axes, is_number=whole.size == 1)
         if mean_axes and self._is_equal_count(state, reference_number):
             return State("terms", state.layout, tuple(axis for axis in self.mesh.axes if axis in mean_axes))
@@ -258,10 +264,9 @@ class States:
         reference_number = self.lines.wanted.get(value)
         if reference_number is None or len(others) > MAX_BESIDE or self.gradient(value).kind != "none":
             return ""
-        try:
-            whole = self._array("reference", 0, reference_number, gradient=True)
-            held, *gradients = [self._gradients(one) for one in (value, *others)]
-        except (ShardvizError, KeyError):
+        whole = self.whole(reference_number, gradient=True)
+        held, *gradients = [self._gradients(one) for one in (value, *others)]
+        if whole is None or not held or not all(gradients):
             return ""
         if any(array.shape != whole.shape for own in (held, *gradients) for array in own.values()):
             return ""
@@ -277,9 +282,9 @@ class States:
         return ""
 
     def _gradients(self, value: Value) -> dict[int, NDArray[np.float64]]:
-        """Return each rank's gradient of a tensor, in the unsharded model's scale."""
-        arrays = {rank: self._array("step", rank, number, gradient=True) for rank, number in value}
+        """Return each rank's gradient of a tensor, in the unsharded model's scale; empty if it wasn't kept."""
         times = self._times_loss(self.forward(value))
+        arrays = self._arrays(value, gradient=True)
         return {rank: array / ((self._scales[rank] or 1.0) * times) for rank, array in arrays.items()}
 
     def _flattened(self, whole: NDArray[Any], held: Mapping[int, NDArray[Any]], near: float) -> Iterator[Layout]:
@@ -309,10 +314,7 @@ class States:
 
     def differs_along(self, value: Value, axis: str, *, gradient: bool = False) -> bool:
         """Whether ranks along an axis hold different numbers, in a tensor or in its gradient."""
-        try:
-            held = {rank: self._array("step", rank, number, gradient=gradient) for rank, number in value}
-        except (ShardvizError, KeyError):
-            return False
+        held = self._arrays(value, gradient=gradient)
         groups = [[rank for rank in group if rank in held] for group in self.mesh.groups(axis)]
         first = {rank: held[group[0]] for group in groups for rank in group}
         return any(held[rank].shape != own.shape or error_of(held[rank], own) > EXACT for rank, own in first.items())
@@ -326,25 +328,22 @@ class States:
         tensor = self.dump.by_name(moment, "activation")[name]
         return np.asarray(self.dump.values(tensor.shards[rank], name), np.float64)
 
-    def held(self, value: Value) -> dict[int, NDArray[np.float64]]:
-        """Return each rank's values of a tensor; empty if they weren't kept."""
-        return self._kept(value, gradient=False)
-
-    def held_gradient(self, value: Value) -> dict[int, NDArray[np.float64]]:
-        """Return what came back to each rank's part of a tensor; empty if it was not kept."""
-        return self._kept(value, gradient=True)
-
-    def _kept(self, value: Value, *, gradient: bool) -> dict[int, NDArray[np.float64]]:
+    def _arrays(self, value: Value, *, gradient: bool = False) -> dict[int, NDArray[Any]]:
+        """Return each rank's values of a tensor, or what came back to them; empty if they weren't kept."""
         try:
-            held = {rank: self._array("step", rank, number, gradient=gradient) for rank, number in value}
+            return {rank: self._array("step", rank, number, gradient=gradient) for rank, number in value}
         except (ShardvizError, KeyError):
             return {}
+
+    def held(self, value: Value, *, gradient: bool = False) -> dict[int, NDArray[np.float64]]:
+        """Return each rank's values of a tensor, or what came back to them; empty if not kept, or too large."""
+        held = self._arrays(value, gradient=gradient)
         return held if all(array.size <= MAX_SIZE for array in held.values()) else {}
 
-    def whole(self, number: int) -> NDArray[np.float64] | None:
-        """Return a tensor of the unsharded model's; None if it was not kept, or is too large."""
+    def whole(self, number: int, *, gradient: bool = False) -> NDArray[np.float64] | None:
+        """Return a tensor of the unsharded model's, or its gradient; None if it was not kept, or is too large."""
         try:
-            array = self._array("reference", 0, number, gradient=False)
+            array = self._array("reference", 0, number, gradient=gradient)
         except (ShardvizError, KeyError):
             return None
         return array if array.size <= MAX_SIZE else None

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
 
     Found = tuple[Compared, Finding]
-    Values = Mapping[int, NDArray[np.float64]]
 
 MAX_LISTED = 4
 
@@ -76,24 +75,19 @@ def of_all_gradients(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[F
     if not all_alike.clipped_to:
         remaining = [pair for pair in of_results if evidence.loss_is_right or pair[0] is not evidence.loss]
         return remaining, [_finding(evidence, all_alike.gradients, all_alike.factor)]
-    return [pair for pair in of_results if not _is_clipped(pair[0], all_alike.factor)], [
-        NotChecked("", _why(all_alike), "step")
-    ]
-
-
-def _why(clipped: Multiplied) -> str:
-    return (
-        f"the size of the gradients: the step clips them to a norm of {number(clipped.clipped_to)}, and the unsharded "
-        f"step does not; they are right but for the factor {number(clipped.factor)}; clip by "
+    why = (
+        f"the size of the gradients: the step clips them to a norm of {number(all_alike.clipped_to)}, and the "
+        f"unsharded step does not; they are right but for the factor {number(all_alike.factor)}; clip by "
         "torch.nn.utils.clip_grad_norm_, after the last backward, or in optimizer(model, mesh) to have it compared"
     )
+    remaining = [pair for pair in of_results if not _is_clipped(pair[0], all_alike.factor)]
+    return remaining, [NotChecked("", why, "step")]
 
 
 def _is_clipped(comparison: Compared, factor: float) -> bool:
     """Whether a logged value is the norm of clipped gradients, or another number that is off by their factor."""
-    return comparison.role == "scalar" and all(
-        comparison.near(values, factor * comparison.wanted) for values in comparison.reduced.values()
-    )
+    is_times = all(comparison.near(values, factor * comparison.wanted) for values in comparison.reduced.values())
+    return comparison.role == "scalar" and is_times
 
 
 OF_LOSS = {"unseen": "the model's output is right, and the loss was not seen", "": "the loss is right"}
@@ -109,7 +103,8 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
     of_backward: Cause = ScaledBackward(exact, evidence.num_runs or None, loss)
     if evidence.runs_backward_itself is False:
         of_backward = ScaledReduction(exact, gradients[0].wrapped_over(gradients[0].mesh.axes) == "ddp")
-    cause = _cause(gradients, factor, of_backward)
+    norm, norm_left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
+    cause = ClippedByParts(norm, norm_left) if norm_left else of_backward
     if ratio and axes:
         cause = cause_of_axes(ratio, axes, of_all=True, or_else=cause)
     elif is_in_loss:
@@ -157,12 +152,6 @@ def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
     )
 
 
-def _cause(gradients: Sequence[Compared], factor: float, of_loss: Cause) -> Cause:
-    """Return the cause if no axis tells what the factor comes of."""
-    norm, norm_left = _norm_of_parts(gradients) if 0 < factor < 1 else ("", 0.0)
-    return ClippedByParts(norm, norm_left) if norm_left else of_loss
-
-
 def _norm_of_parts(gradients: Sequence[Compared]) -> tuple[str, float]:
     """Return a norm of parts that clipping made a round number; empty if there isn't one."""
     for what, norm, axes in norms_of_parts(list(gradients)):
@@ -200,11 +189,8 @@ def multiplied(evidence: Evidence) -> Multiplied | None:
 def _has_loss_alone(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> bool:
     """Whether a wrong loss has a factor that is no size of the mesh, and what it is computed from is right."""
     loss = evidence.loss
-    if (
-        loss is None
-        or _ratio(evidence, gradients, factor) is not None
-        or any(result.wrong for result in evidence.results if result.role == "output")
-    ):
+    has_wrong_output = any(result.wrong for result in evidence.results if result.role == "output")
+    if loss is None or has_wrong_output or _ratio(evidence, gradients, factor) is not None:
         return False
     return all(loss.near(values, factor * loss.wanted) for values in loss.reduced.values())
 
@@ -235,9 +221,8 @@ def _factor(evidence: Evidence, gradients: Sequence[Compared]) -> float | None:
     if factor is None or num_known <= 1:
         return None
     # Rounding of each result leaves no single factor that fits all of them to the last digits.
-    least = (
-        LEAST_EXACT_FACTOR if _is_shared(evidence, gradients, factor) else least_factor(gradients[0].rounding.epsilon)
-    )
+    is_shared = _is_shared(evidence, gradients, factor)
+    least = LEAST_EXACT_FACTOR if is_shared else least_factor(gradients[0].rounding.epsilon)
     return factor if abs(factor - 1) >= least else None
 
 
@@ -261,10 +246,8 @@ def _clipped_to(evidence: Evidence, gradients: Sequence[Compared], factor: float
     """Return the round norm that gradients were clipped to; 0 if they were not."""
     if not 0 < factor < 1:
         return 0.0
-    distinct = [
-        gradient for gradient in gradients if not any(name < gradient.name for name in evidence.tied_to(gradient.name))
-    ]
-    near = _nearness(gradients)
+    near, tied = _nearness(gradients), {gradient.name: evidence.tied_to(gradient.name) for gradient in gradients}
+    distinct = [one for one in gradients if not any(name < one.name for name in tied[one.name])]
     norms = [total(gradient.wanted for gradient in some) for some in (gradients, distinct)]
     return next((rounded for norm in norms if (rounded := _round_norm(factor, norm, near))), 0.0)
 
@@ -331,7 +314,10 @@ class Parts:
     def part_with(self, comparison: Compared) -> Part:
         """Return the gradients that have the factor that one of them has."""
         ratio = self.ratios.get(comparison.name)
-        return self._by_ratio[ratio] if ratio in self._by_ratio else self._alone(comparison)
+        if ratio in self._by_ratio:
+            return self._by_ratio[ratio]
+        at = self._positions.get(comparison.name, len(self._known))
+        return Part((comparison,), self._known[:at] + self._known[at + 1 :])
 
     @cached_property
     def _known(self) -> tuple[Compared, ...]:
@@ -347,11 +333,6 @@ class Parts:
             )
             for ratio in ratios
         }
-
-    def _alone(self, comparison: Compared) -> Part:
-        """Return the part of a gradient that has no factor, or none that another one has."""
-        at = self._positions.get(comparison.name, len(self._known))
-        return Part((comparison,), self._known[:at] + self._known[at + 1 :])
 
     @cached_property
     def _positions(self) -> Mapping[str, int]:
@@ -373,12 +354,13 @@ def check_norm(evidence: Evidence, comparison: Compared) -> Finding | None:
         return None
     squares = {rank: _square(gradients, rank) for rank in comparison.reduced}
     for axes in axis_sets(comparison.mesh.axes, 0):
-        if _is(comparison, comparison.over(axes, "sum", squares), root=True):
+        whole_squares = comparison.over(axes, "sum", squares)
+        if comparison.is_held({rank: np.sqrt(square) for rank, square in whole_squares.items()}):
             return _of_squares(comparison, gradients, axes)
     norms = {rank: np.sqrt(square) for rank, square in squares.items()}
     for axes in axis_sets(comparison.mesh.axes):
         for op, name in (("avg", "mean"), ("sum", "sum")):
-            if _is(comparison, comparison.over(axes, op, norms)):
+            if comparison.is_held(comparison.over(axes, op, norms)):
                 over = " and ".join(axes)
                 what = f"the {name} over {over} of each rank's own norm"
                 sentence = f"the value is {what}; the norm of all gradients is the root of the sum of all squares"
@@ -419,14 +401,6 @@ def _counted_again(gradients: Sequence[Compared], axes: Sequence[str]) -> str:
     what = "gradient" if len(copies) == 1 else f"{len(copies)} gradients"
     verb = "counts" if len(copies) == 1 else "count"
     return f"a norm in which the {what} copied along {axis} {verb} {mesh.axis_size(axis)} times"
-
-
-def _is(comparison: Compared, values: Values, *, root: bool = False) -> bool:
-    """Whether every rank has logged such a value."""
-    by_rank = {rank: np.sqrt(value) for rank, value in values.items()} if root else values
-    return set(by_rank) == set(comparison.reduced) and all(
-        comparison.near(comparison.reduced[rank], by_rank[rank]) for rank in by_rank
-    )
 
 
 def _square(gradients: list[Compared], rank: int) -> NDArray[np.float64]:

@@ -44,10 +44,8 @@ if TYPE_CHECKING:
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records.step import ReductionRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
-    from shardviz.layout.mesh import Mesh
     from shardviz.relate.measures import Reduction
 
 MAX_LISTED = 4
@@ -112,17 +110,11 @@ def unexplained_value(evidence: Evidence, result: Compared) -> UnexplainedLoss |
 
 def unexplained_loss(evidence: Evidence) -> UnexplainedLoss:
     """Explain a wrong loss of right outputs; reordered tokens suggest reordered labels."""
-    reordered = next(
-        (module.name for module in evidence.activations.by_name.values() if module.state == "reordered"), ""
-    )
-    return UnexplainedLoss(reordered, _counted_over(evidence))
-
-
-def _counted_over(evidence: Evidence) -> str:
-    """Return the axes over which ranks sum whole numbers before backward, as a count of tokens; empty if they don't."""
+    modules = evidence.activations.by_name.values()
+    reordered = next((module.name for module in modules if module.state == "reordered"), "")
     records = evidence.dump.files.ranks.values()
     counted = (reduction for record in records for reduction in record.reductions if "int" in reduction.dtype)
-    return next((" and ".join(reduction.axes) or "ranks" for reduction in counted), "")
+    return UnexplainedLoss(reordered, next((" and ".join(reduction.axes) or "ranks" for reduction in counted), ""))
 
 
 def _are_rows_reduced(evidence: Evidence, axes: Sequence[str]) -> bool:
@@ -130,14 +122,14 @@ def _are_rows_reduced(evidence: Evidence, axes: Sequence[str]) -> bool:
     outputs = [result.wanted for result in evidence.results if result.role == "output" and result.wanted.size]
     rows = {wanted.size // wanted.shape[-1] for wanted in outputs if wanted.ndim}
     counts = [
-        sum(reduction.count for reduction in record.reductions if _is_of_rows(reduction, rows, axes))
+        sum(
+            reduction.count
+            for reduction in record.reductions
+            if "float" in reduction.dtype and reduction.size in rows and bool(set(reduction.axes) & set(axes))
+        )
         for record in evidence.dump.files.ranks.values()
     ]
     return max(counts, default=0) >= REDUCTIONS_OF_CROSS_ENTROPY
-
-
-def _is_of_rows(reduction: ReductionRecord, rows: set[int], axes: Sequence[str]) -> bool:
-    return "float" in reduction.dtype and reduction.size in rows and bool(set(reduction.axes) & set(axes))
 
 
 def _counted_padding(evidence: Evidence, result: Compared) -> Cause | None:
@@ -181,16 +173,13 @@ def _logarithm(comparison: Compared) -> Cause | None:
 
 def exponentials_of(comparison: Compared, excess: float) -> Cause | None:
     """Return the cause of values that are all too large by the logarithm of a number of ranks, or too small by it."""
-    for size, axes in _sizes(comparison.mesh):
+    sizes = (
+        (math.prod(map(comparison.mesh.axis_size, axes)), " * ".join(axes)) for axes in axis_sets(comparison.mesh.axes)
+    )
+    for size, axes in (pair for pair in sizes if pair[0] > 1):
         if comparison.tolerance < SMALL * math.log(size) and abs(abs(excess) - math.log(size)) <= comparison.tolerance:
             return MiscountedExponentials(size, axes, is_repeated=excess > 0)
     return None
-
-
-def _sizes(mesh: Mesh) -> Iterator[tuple[int, str]]:
-    """Yield the sizes of axes and of their products, with the axes."""
-    sizes = ((math.prod(map(mesh.axis_size, axes)), " * ".join(axes)) for axes in axis_sets(mesh.axes))
-    return (pair for pair in sizes if pair[0] > 1)
 
 
 def check_function(evidence: Evidence, comparison: Compared) -> Finding | None:
@@ -204,15 +193,11 @@ def check_function(evidence: Evidence, comparison: Compared) -> Finding | None:
         with np.errstate(all="ignore"):  # the logarithm of a negative loss
             expected = function(loss.wanted)
             of_ranks = {rank: function(values) for rank, values in loss.values.items()}
-        if comparison.near(comparison.wanted, expected):
-            by_rank = comparison.over(axes, "avg", of_ranks)
-            if set(by_rank) == set(comparison.reduced) and all(
-                comparison.near(comparison.reduced[rank], by_rank[rank]) for rank in by_rank
-            ):
-                over, value = " and ".join(axes), float(comparison.reduced[comparison.wrong[0]])
-                mean = f"the mean over {over} of {name} of each rank's loss, {number(value)}"
-                sentence = f"the value is {mean}; {name} of the mean loss is {number(float(comparison.wanted))}"
-                return comparison.finding(FunctionBeforeMean(name, over), sentence)
+        if comparison.near(comparison.wanted, expected) and comparison.is_held(comparison.over(axes, "avg", of_ranks)):
+            over, value = " and ".join(axes), float(comparison.reduced[comparison.wrong[0]])
+            mean = f"the mean over {over} of {name} of each rank's loss, {number(value)}"
+            sentence = f"the value is {mean}; {name} of the mean loss is {number(float(comparison.wanted))}"
+            return comparison.finding(FunctionBeforeMean(name, over), sentence)
     return None
 
 

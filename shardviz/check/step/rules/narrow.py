@@ -42,11 +42,8 @@ def check_narrow_sums(evidence: Evidence) -> Iterator[Finding]:
     """Yield the gradients that have numbers of a dtype in which the step summed against a policy."""
     for dtype in sorted({dtype for record in evidence.dump.files.ranks.values() for dtype in record.narrow_sums}):
         dense = [result for result in evidence.gradients.values() if _is_dense(result.wanted) and not result.wrong]
-        gradients = [
-            comparison
-            for comparison in dense
-            if _is_wider(evidence, comparison, dtype) and _has_only(list(comparison.values.values()), dtype)
-        ]
+        wider = (result for result in dense if _is_wider(evidence, result, dtype))
+        gradients = [result for result in wider if _has_only(list(result.values.values()), dtype)]
         cause = NarrowSum(dtype, of_all=len(gradients) == len(dense))
         sentence = f"every number of the gradient is a {dtype} number: its terms were summed in {dtype}"
         for comparison in gradients:
@@ -80,11 +77,8 @@ def check_small_factor(evidence: Evidence) -> Iterator[Finding]:
     common = float(np.median([factor for _, (factor, _, _) in measurements])) if len(measurements) >= FEWEST else 1.0
     for comparison, (factor, error, unexplained) in measurements:
         off = min(abs(factor - common), abs(factor - 1))
-        if (
-            not comparison.wrong
-            and unexplained <= EXPLAINED_BY_LINE
-            and off > max(comparison.rounding.epsilon, SURE * error)
-        ):
+        is_told = not comparison.wrong and unexplained <= EXPLAINED_BY_LINE
+        if is_told and off > max(comparison.rounding.epsilon, SURE * error):
             sentence = f"the gradient is {number(factor)} times what its module's own input and output gradient make"
             yield comparison.finding(SmallFactor(), sentence, tuple(sorted(comparison.reduced)))
 
@@ -124,11 +118,8 @@ def scale_of_part(evidence: Evidence) -> ScaleOfPart | None:
     of_ranks = [[cast for cast in record.casts if not cast.unsharded] for record in records.values()]
     if not axes or not whole or any(len(casts) != len(whole) for casts in of_ranks):
         return None
-    scaled = [
-        cast
-        for cast, *parts in zip(whole, *of_ranks, strict=True)
-        if all(_is_own(part, cast, of_batch) for part in parts)
-    ]
+    rows = zip(whole, *of_ranks, strict=True)
+    scaled = [cast for cast, *parts in rows if all(_is_own(part, cast, of_batch) for part in parts)]
     modules = tuple(dict.fromkeys(cast.module or "the model itself" for cast in scaled))
     return ScaleOfPart(modules, scaled[0].dtype, scaled[0].largest, " and ".join(axes)) if scaled else None
 

@@ -29,14 +29,10 @@ def check_other_layers(evidence: Evidence, comparison: Compared) -> Finding | No
     tied = (comparison.name, *evidence.tied_to(comparison.name))
     for axis in comparison.mesh.axes:
         for neighbor in evidence.wrong_gradients.near(comparison, axis):
-            if (
-                neighbor.name not in tied
-                and neighbor.mesh == comparison.mesh
-                and is_shared_with(comparison, neighbor, axis)
-            ):
-                others = tuple(
-                    name for name in comparison.mesh.axes if name != axis and comparison.mesh.axis_size(name) > 1
-                )
+            is_other = neighbor.name not in tied and neighbor.mesh == comparison.mesh
+            if is_other and is_shared_with(comparison, neighbor, axis):
+                names = (name for name in comparison.mesh.axes if name != axis)
+                others = tuple(name for name in names if comparison.mesh.axis_size(name) > 1)
                 which = f"that of {neighbor.name}, a different weight, on other ranks along {axis}"
                 return comparison.finding(MixedLayers(axis, others), f"the gradient is equal to {which}")
     return None
@@ -49,7 +45,14 @@ def check_tied(evidence: Evidence, comparison: Compared) -> Finding | None:
     if not others:
         return None
     if not is_right_with(comparison, others):
-        return _summed_as_they_lie(comparison, others)
+        tied = next((other for other in others if is_of_other_parts(comparison, other)), None)
+        if tied is None:
+            return None
+        return comparison.finding(
+            TiedShardsMisaligned(),
+            f"the gradient is equal to that of {tied.name} on other ranks, with which it was one tensor: but the local "
+            "shards are different parts of it",
+        )
     listed = " and ".join(other.name for other in others)
     if ratio_of(comparison) == Fraction(1, 1 + len(others)):
         uses = 1 + len(others)
@@ -63,16 +66,4 @@ def check_tied(evidence: Evidence, comparison: Compared) -> Finding | None:
         UnsummedTiedGradients(),
         f"the gradient counts this name's use only: it is tied to {listed} on other ranks, and the sum of their "
         "gradients is the unsharded model's",
-    )
-
-
-def _summed_as_they_lie(comparison: Compared, others: list[Compared]) -> Finding | None:
-    """Return the finding if ranks have one gradient for local shards that are different parts of a tied weight."""
-    tied = next((other for other in others if is_of_other_parts(comparison, other)), None)
-    if tied is None:
-        return None
-    return comparison.finding(
-        TiedShardsMisaligned(),
-        f"the gradient is equal to that of {tied.name} on other ranks, with which it was one tensor: but the local "
-        "shards are different parts of it",
     )

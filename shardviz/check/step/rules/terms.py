@@ -80,9 +80,9 @@ def _in_backward(evidence: Evidence) -> Cause:
     is_of_loss = any(call.is_bad(OUTPUT) for call in evidence.calls.by_module.get("", ()))
     moves = {move for record in evidence.dump.files.ranks.values() for move in record.moves}
     if cut or len(moves) != 1:
-        return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss)
+        return CutGraph(cut) if cut else UnexplainedBackward(is_of_loss, is_unseen=evidence.loss is None)
     (move,) = moves
-    return UnexplainedBackward(is_of_loss, move.op, move.place)
+    return UnexplainedBackward(is_of_loss, move.op, move.place, evidence.loss is None)
 
 
 def added_too_often(dump: Dump, comparison: Compared) -> Finding | None:
@@ -155,18 +155,13 @@ def check_related(comparison: Compared) -> Finding | None:
     """Return the finding if all wrong ranks have what is wanted but for the same one relation."""
     if comparison.role == "scalar" or any(comparison.values[rank].size <= FEW for rank in comparison.wrong):
         return None  # fewer numbers are some other relation by chance
-    link = _shared(comparison)
+    chains = {comparison.changes_of(rank) for rank in comparison.wrong}
+    links = chains.pop() if len(chains) == 1 else None
+    link = links[0] if links is not None and len(links) == 1 else None
     cause = _cause(comparison, link) if link is not None else None
     if link is None or cause is None:
         return None
     return comparison.finding(cause, f"the {comparison.what} is {_text(comparison, link)}")
-
-
-def _shared(comparison: Compared) -> Relation | None:
-    """Return the only relation of all wrong ranks; None if they have none, several, or not the same."""
-    chains = {comparison.changes_of(rank) for rank in comparison.wrong}
-    links = chains.pop() if len(chains) == 1 else None
-    return links[0] if links is not None and len(links) == 1 else None
 
 
 def _cause(comparison: Compared, link: Relation) -> Cause | None:
@@ -201,7 +196,12 @@ def check_own_statistics(comparison: Compared) -> Finding | None:
         if factors and all(own is not None for own in factors):
             joined = np.concatenate([own for own in factors if own is not None])
             if float(joined.max() - joined.min()) > LEAST_STATISTIC:
-                return _of_statistics(comparison, dims, " and ".join(axes))
+                per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
+                which = f"on each rank every {per} of the {comparison.what}"
+                return comparison.finding(
+                    StatisticsOfPart(" and ".join(axes)),
+                    f"{which} is the unsharded model's with a different factor and offset",
+                )
     return None
 
 
@@ -211,14 +211,6 @@ def _kept(ndim: int) -> Iterator[tuple[int, ...]]:
         yield tuple(range(ndim - 1))
         yield (1,)
         yield (ndim - 1,)
-
-
-def _of_statistics(comparison: Compared, dims: tuple[int, ...], axes: str) -> Finding:
-    per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
-    which = f"on each rank every {per} of the {comparison.what}"
-    return comparison.finding(
-        StatisticsOfPart(axes), f"{which} is the unsharded model's with a different factor and offset"
-    )
 
 
 def _splits(comparison: Compared, axis: str, kept_dims: tuple[int, ...]) -> bool:

@@ -62,19 +62,15 @@ def compare_steps(before: Dump, after: Dump, reports: tuple[Report, Report]) -> 
     unsharded = begun or ([_of_parting(parting)] if parting is not None else [])
     agree = {place: pair for place, pair in (weights if unsharded else pairs).items() if not pair.differs}
     nearest = max(agree.values(), key=lambda pair: pair.apart / pair.allowed if pair.is_telling else 0.0, default=None)
+    both = [sorted({getattr(pair, side).dtype for pair in points.values()}) for side in ("ours", "theirs")]
     return StepDifference(
         (*unsharded, *_of_sharded(before, after, reports)),
         len(agree),
         nearest.apart if nearest is not None else 0.0,
         nearest.allowed if nearest is not None else 0.0,
-        _precision(points),
+        tuple(" and ".join(dtypes) for dtypes in both),
         tuple(_not_compared(points, begun)),
     )
-
-
-def _precision(points: Mapping[Place, Pair]) -> tuple[str, ...]:
-    both = [sorted({getattr(pair, side).dtype for pair in points.values()}) for side in ("ours", "theirs")]
-    return tuple(" and ".join(dtypes) for dtypes in both)
 
 
 def _not_compared(points: Mapping[Place, Pair], begun: Sequence[Departure]) -> list[NotChecked]:
@@ -138,14 +134,8 @@ def _of_parting(first: Parting) -> Departure:
     of_equal = {"output": "its inputs are equal", "gradient of input": "the gradients of its output are equal"}
     equal = f", although {of_equal[first.what]}" if first.what in of_equal else ""
     sentence = f"{name} is the first module whose {first.what} differs{equal}: {how}"
-    return departure_for(
-        DifferentProgram(),
-        "unsharded",
-        first.module,
-        sentence,
-        direction=first.direction,
-        following=first.following,
-    )
+    cause, module = DifferentProgram(), first.module
+    return departure_for(cause, "unsharded", module, sentence, direction=first.direction, following=first.following)
 
 
 def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> list[Departure]:
@@ -162,16 +152,11 @@ def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> li
 
 
 def _departure(finding: Finding, sentence: str, dump: Dump) -> Departure:
-    following = _num_odd(dump) - 1
-    return Departure("sharded", finding.module, "", sentence, finding.cause, following, finding.explanation)
-
-
-def _num_odd(dump: Dump) -> int:
-    """Return how many modules' calls have a wrong side on any rank."""
     odd = {
         (record.module, record.call) for own in dump.files.ranks.values() for record in own.trace if record.state in ODD
     }
-    return max(len(odd), 1)
+    following = max(len(odd), 1) - 1
+    return Departure("sharded", finding.module, "", sentence, finding.cause, following, finding.explanation)
 
 
 Direction = Literal["forward", "backward"]
@@ -219,12 +204,10 @@ class Pair:
     @property
     def factor(self) -> float | None:
         """The number by which the second's values are the first's; None if there is none."""
-        first_numbers, second_numbers = np.array(self.ours.numbers), np.array(self.theirs.numbers)
-        factor = factor_of(second_numbers, first_numbers) if first_numbers.shape == second_numbers.shape else None
-        is_times = bool(factor) and np.linalg.norm(
-            second_numbers - first_numbers * factor
-        ) <= self.allowed * np.linalg.norm(second_numbers)
-        return factor if is_times else None
+        ours, theirs = np.array(self.ours.numbers), np.array(self.theirs.numbers)
+        factor = factor_of(theirs, ours) if ours.shape == theirs.shape else None
+        left = np.linalg.norm(theirs - ours * factor) if factor else np.inf
+        return factor if left <= self.allowed * np.linalg.norm(theirs) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +231,8 @@ class Parting:
 
 def pairs_of(before: Dump, after: Dump) -> dict[Place, Pair]:
     """Return the weights and points that both runs' unsharded models have, in the first one's order."""
-    first_sketches, second_sketches = _by_place(before), _by_place(after)
-    return {
-        place: Pair(sketch, second_sketches[place])
-        for place, sketch in first_sketches.items()
-        if place in second_sketches
-    }
+    ours, theirs = _by_place(before), _by_place(after)
+    return {place: Pair(sketch, theirs[place]) for place, sketch in ours.items() if place in theirs}
 
 
 def _sketches(dump: Dump) -> Sequence[SketchRecord]:
@@ -295,10 +274,9 @@ def _first_of(calls: Sequence[Call], sides: tuple[What, What], direction: Direct
     if direction == "backward":
         at = _innermost(calls, origins) if origins else differing[0]
     else:
-        earlier = [
-            at for at in differing if origins and at < origins[0] and not is_within(calls[at][0], calls[origins[0]][0])
-        ]
-        at = origins[0] if origins and not earlier else differing[0]
+        before = [at for at in differing if origins and at < origins[0]]
+        is_first = bool(origins) and all(is_within(calls[at][0], calls[origins[0]][0]) for at in before)
+        at = origins[0] if is_first else differing[0]
     name, sides_of = calls[at]
     what = returned if at in origins else inputs
     return Parting(direction, name, what, _differing(sides_of, what)[0], len(differing) - 1)

@@ -28,6 +28,8 @@ class Departure:
         why: What that comes of, or what to look at.
         following: How many modules' calls differ after it, which is a consequence.
         explanation: The cause in the catalogue; None if none is known.
+        line: The first wrong line, as `moe.py:83`; empty if it is not known.
+        look: How to see the line, if that takes another run.
     """
 
     kind: Kind
@@ -37,6 +39,8 @@ class Departure:
     why: str
     following: int = 0
     explanation: Cause | None = None
+    line: str = ""
+    look: str = ""
 
     @property
     def is_expected(self) -> bool:

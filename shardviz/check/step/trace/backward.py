@@ -112,17 +112,17 @@ def _left_pending(calls: Calls, call: Call) -> Divergence | None:
 
 def is_left_pending(calls: Calls, call: Call) -> bool:
     """Whether a call's output gets back unsummed terms that are summed in other layers."""
-    alike = [one.state(OUTPUT) for one in calls.alike(call)]
-    return call.state(OUTPUT) == "pending" and "right" in alike and "pending" not in alike
+    return call.state(OUTPUT) == "pending" and calls.is_unlike_others(call, OUTPUT)
 
 
 def _within(calls: Calls, call: Call) -> Divergence:
     inner = [one for one in calls.within(call) if one.is_bad(OUTPUT) and not calls.is_habit(one, OUTPUT)]
-    last = inner[-1] if inner else None
-    if last is not None and last.state(OUTPUT) == "none":
+    if not inner:
+        return Divergence("backward", "within", call, call.point(INPUT, "odd", "repeated"))
+    last = inner[-1]
+    if last.state(OUTPUT) == "none":
         return Divergence("backward", "lost", call, before=last.module)
-    point = last.point(OUTPUT, "odd", "repeated") if last is not None else call.point(INPUT, "odd", "repeated")
-    return Divergence("backward", "within", call, point, before=last.module if last is not None else "")
+    return Divergence("backward", "within", call, last.point(OUTPUT, "odd", "repeated"), before=last.module)
 
 
 def _unsummed(calls: Calls, call: Call) -> Divergence | None:
@@ -174,52 +174,27 @@ def _between_calls(calls: Calls) -> Divergence | None:
             state = call.state(OUTPUT)
             way: Way = "lost" if state == "none" else "between"
             states: tuple[State, ...] = ("none",) if way == "lost" else ("odd", "repeated")
-            point, reader = call.point(OUTPUT, *states), _right_after(calls, call)
-            return Divergence("backward", way, call, point, after=reader, before=call.module)
+            later = (one for one in calls.in_order if one.order > call.order and one.module)
+            after = next((one.module for one in later if one.is_good(INPUT) or one.is_good(OUTPUT)), "")
+            return Divergence("backward", way, call, call.point(OUTPUT, *states), after, call.module)
     return None
-
-
-def _right_after(calls: Calls, call: Call) -> str:
-    """Return the name of the first call after one whose gradient is right."""
-    later = (one for one in calls.in_order if one.order > call.order and one.module)
-    return next((one.module for one in later if one.is_good(INPUT) or one.is_good(OUTPUT)), "")
 
 
 def blamed_by_weights(first: Divergence | None, calls: Calls, gradients: Mapping[str, Compared]) -> Divergence | None:
     """Return a divergence in backward with the reader that is to blame, if weights' gradients say so."""
     if first is None or (first.direction, first.way) != ("backward", "within") or first.before:
         return first
-    if not _has_right_weights(first.call, gradients):
+    is_wrong: dict[str, list[bool]] = {}
+    for name, gradient in gradients.items():
+        is_wrong.setdefault(name.rpartition(".")[0], []).append(bool(gradient.wrong))
+    if any(is_wrong.get(first.module, [True])):
         return first
-    reader = next((one for one in _readers(calls, first.call) if _has_wrong_weight(one, gradients)), None)
+    tensors = first.call.tensors(INPUT)
+    readers = (call for call in calls.in_order if call.tensors(INPUT) & tensors and call.is_good(OUTPUT))
+    reader = next((call for call in readers if any(is_wrong.get(call.module, ()))), None)
     if reader is not None:
         return replace(first, call=reader, point=reader.point(INPUT, "odd", "repeated"))
-    return _around(calls, first)
-
-
-def _around(calls: Calls, first: Divergence) -> Divergence:
-    """Return the divergence of the surrounding call if a residual around the inner call has no backward."""
-    point = first.point
-    outer = next((one for one in calls.around(first.call) if one.is_bad(INPUT)), None)
-    if outer is None or point is None or not point.added or not outer.tensors(INPUT) & first.call.tensors(INPUT):
-        return first
-    return replace(first, call=outer)
-
-
-def _readers(calls: Calls, call: Call) -> Sequence[Call]:
-    """Return the calls that read what a call reads, and are given the right gradient."""
-    tensors = call.tensors(INPUT)
-    return [one for one in calls.in_order if one.tensors(INPUT) & tensors and one.is_good(OUTPUT)]
-
-
-def _own(call: Call, gradients: Mapping[str, Compared]) -> list[Compared]:
-    return [one for name, one in gradients.items() if name.rpartition(".")[0] == call.module]
-
-
-def _has_right_weights(call: Call, gradients: Mapping[str, Compared]) -> bool:
-    own = _own(call, gradients)
-    return bool(own) and not any(one.wrong for one in own)
-
-
-def _has_wrong_weight(call: Call, gradients: Mapping[str, Compared]) -> bool:
-    return any(one.wrong for one in _own(call, gradients))
+    # A residual around the call has no backward.
+    outer = next((call for call in calls.around(first.call) if call.is_bad(INPUT)), None)
+    is_residual = outer is not None and first.point is not None and bool(first.point.added)
+    return replace(first, call=outer) if outer and is_residual and outer.tensors(INPUT) & tensors else first

@@ -81,15 +81,8 @@ class Call:
 
     def point(self, what: What, *states: State) -> PointRecord | None:
         """Return the first point of a side, in one of the states if these are given."""
-        return next(
-            (
-                point
-                for points in self.points.values()
-                for point in points
-                if point.what == what and (not states or point.state in states)
-            ),
-            None,
-        )
+        points = (point for own in self.points.values() for point in own if point.what == what)
+        return next((point for point in points if not states or point.state in states), None)
 
 
 @dataclass(frozen=True)
@@ -121,6 +114,10 @@ class Calls:
             calls.setdefault(call.module, []).append(call)
         return calls
 
+    def call_of(self, point: PointRecord) -> Call:
+        """Return the call that a point is of."""
+        return next(call for call in self.by_module[point.module] if call.number == point.call)
+
     def around(self, call: Call) -> Iterator[Call]:
         """Yield the calls that a call is made in, innermost first, as far as anything is known of them."""
         for name in enclosing(call.module):
@@ -149,6 +146,11 @@ class Calls:
         for call in self.in_order:
             layers.setdefault((NUMBER.sub("*", call.module), call.number, call.type), []).append(call)
         return layers
+
+    def is_unlike_others(self, call: Call, what: What) -> bool:
+        """Whether a side is right in another layer, and in this call's state in none."""
+        states = {one.state(what) for one in self.alike(call)}
+        return "right" in states and call.state(what) not in states
 
     def is_habit(self, call: Call, what: What) -> bool:
         """Whether another layer has the same side in the same bad state, and nothing comes of it there."""

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
     from shardviz.explain.finding import Finding
-    from shardviz.layout.region import Ranges
 
 
 def cause_of(evidence: Evidence, calls: Calls, first: Divergence) -> Finding | None:
@@ -93,7 +92,7 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
     if tensor is None or reference is None:
         return
     expected = dump.values(reference.first, name)
-    rounding, noise = _rounding(evidence), point.near / NOISE / (abs(point.scale) or 1.0)
+    of_step = evidence.activations.rounding
     role: Role = "grad" if point.what.startswith("gradient") else "output"
     values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
     for layout in _layouts(dump, calls, first, tensor, expected.shape):
@@ -106,14 +105,9 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
             wanted=expected,
             values=values,
             regions=regions,
-            rounding=rounding,
-            noise=noise,
+            rounding=Rounding(min(of_step.epsilon, POINT_EPSILON), of_step.terms, 0.0),
+            noise=point.near / NOISE / (abs(point.scale) or 1.0),
         )
-
-
-def _rounding(evidence: Evidence) -> Rounding:
-    of_step = evidence.activations.rounding
-    return Rounding(min(of_step.epsilon, POINT_EPSILON), of_step.terms, 0.0)
 
 
 def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Layout]:
@@ -151,11 +145,10 @@ def _axes_by_dim(chains: Sequence[Sequence[object]]) -> Iterator[tuple[int, str]
 
 def _of_others(dump: Dump, calls: Calls, first: Divergence, shape: tuple[int, ...]) -> Iterator[Layout]:
     point = first.point
-    call = next(
-        (call for call in calls.in_order if point and (call.module, call.number) == (point.module, point.call)), None
-    )
-    for neighbor in calls.alike(call) if call is not None and point is not None else ():
-        right = neighbor.point(point.what, "right")  # type: ignore[union-attr]
+    if point is None:
+        return
+    for neighbor in calls.alike(calls.call_of(point)):
+        right = neighbor.point(point.what, "right")
         if right is not None and right.layout:
             try:
                 yield parse(right.layout).layout(dump.files.mesh, shape)
@@ -172,46 +165,30 @@ def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
     point = first.point
     if point is None or point.what not in ("output", "gradient of input"):
         return None
-    call = next(call for call in evidence.calls.by_module[point.module] if call.number == point.call)
     wrong_points = {
         rank: record
-        for rank, records in call.points.items()
+        for rank, records in evidence.calls.call_of(point).points.items()
         for record in records
         if (record.what, record.index) == (point.what, point.index) and record.state not in ("right", "pending")
     }
     terms = {(record.added, record.times) for record in wrong_points.values()}
     if len(terms) != 1 or not point.added:
         return None
-    ranks = tuple(sorted(wrong_points))
+    name, ranks = first.module or "the model itself", tuple(sorted(wrong_points))
     if point.what == "output":
-        return _of_term(evidence, first, point.added, point.times, ranks)
-    return _around(first, point.added, ranks) if point.times == -1 else None
-
-
-def _around(first: Divergence, added: str, ranks: tuple[int, ...]) -> Finding:
-    """Return the finding that a gradient lacks the part of it that should flow back through a residual."""
-    name = first.module or "the model itself"
-    return CutResidual(name).finding(
-        name,
-        ranks,
-        f"the gradient of the input of {name} lacks that of the output of {added}, which should flow back to it",
-    )
-
-
-def _of_term(evidence: Evidence, first: Divergence, added: str, times: int, ranks: tuple[int, ...]) -> Finding:
-    name = first.module or "the model itself"
-    term = f"the input of {name}" if added == INPUT else f"the output of {added}"
-    if times < 0:
-        return TermLeftOut(term, name).finding(
-            name,
-            ranks,
-            f"the output lacks {term}" if times == -1 else f"{term} is subtracted from the output {-times} times",
-            kind="wrong-value",
-        )
-    splitting = {axis for axis, is_batch in (evidence.batch or {}).items() if is_batch}
-    axes = size_in_words(evidence.dump.files.mesh, Fraction(times + 1), splitting)
-    sentence = f"{term} is in the output {times + 1} times"
-    return RepeatedTerm(term, axes, name).finding(name, ranks, sentence)
+        term = f"the input of {name}" if point.added == INPUT else f"the output of {point.added}"
+        if point.times < 0:
+            lacks = f"the output lacks {term}"
+            sentence = lacks if point.times == -1 else f"{term} is subtracted from the output {-point.times} times"
+            return TermLeftOut(term, name).finding(name, ranks, sentence, kind="wrong-value")
+        splitting = {axis for axis, is_batch in (evidence.batch or {}).items() if is_batch}
+        axes = size_in_words(evidence.dump.files.mesh, Fraction(point.times + 1), splitting)
+        sentence = f"{term} is in the output {point.times + 1} times"
+        return RepeatedTerm(term, axes, name).finding(name, ranks, sentence)
+    if point.times != -1:
+        return None
+    lacking = f"the gradient of the input of {name} lacks that of the output of {point.added}"
+    return CutResidual(name).finding(name, ranks, f"{lacking}, which should flow back to it")
 
 
 MAX_LISTED = 4
@@ -229,7 +206,14 @@ def check_order_of_weights(evidence: Evidence, first: Divergence) -> Finding | N
         names = [f"{other}.{parameter}" for other in others] if first_dims else []
         alike = [weights[of_layer] for of_layer in names if of_layer in weights]
         if alike and not any(map(_out_of_order, alike)):
-            return _of_unlike_layers(name, first_dims)
+            ranks = tuple(sorted(first_dims))
+            dim = first_dims[ranks[0]]
+            return UnlikeLayers(name, dim).finding(
+                name,
+                ranks,
+                f"dim {dim} of {name} is in a different order on {named_ranks(ranks, MAX_LISTED)} than in the "
+                "unsharded model; the weights of other layers are in order",
+            )
     return None
 
 
@@ -237,22 +221,11 @@ def _out_of_order(tensor: Tensor) -> Mapping[int, int]:
     """Return the first dim along which each rank's slices are out of order, for ranks that are."""
     first_dims = {}
     for rank, shard in tensor.shards.items():
-        dims = [dim for dim, spans in enumerate(shard.body.held or ()) if not _is_rising(spans)]
+        dims = [
+            dim
+            for dim, spans in enumerate(shard.body.held or ())
+            if not all(stop <= start for (_, stop), (start, _) in pairwise(spans))
+        ]
         if dims:
             first_dims[rank] = dims[0]
     return first_dims
-
-
-def _is_rising(spans: Ranges) -> bool:
-    return all(stop <= start for (_, stop), (start, _) in pairwise(spans))
-
-
-def _of_unlike_layers(name: str, dims: Mapping[int, int]) -> Finding:
-    ranks = tuple(sorted(dims))
-    dim = dims[ranks[0]]
-    return UnlikeLayers(name, dim).finding(
-        name,
-        ranks,
-        f"dim {dim} of {name} is in a different order on {named_ranks(ranks, MAX_LISTED)} than in the unsharded model; "
-        "the weights of other layers are in order",
-    )

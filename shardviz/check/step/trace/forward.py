@@ -32,25 +32,17 @@ def first_unlike_others(calls: Calls) -> Divergence | None:
     In narrow numbers what is wrong in a module can be lost in the rounding of what is around it.
     """
     for call in calls.in_order:
-        if call.is_bad("output") and call.is_good("input"):
-            others = [one.state("output") for one in calls.alike(call)]
-            if "right" in others and call.state("output") not in others:
-                return _within(call)
+        if call.is_bad("output") and call.is_good("input") and calls.is_unlike_others(call, "output"):
+            return _within(call)
     return None
 
 
 def _bad_side(calls: Calls, call: Call) -> What | None:
-    if call.is_bad("output") or _is_out_of_order(calls, call):
+    # Slices that are out of order are bad if other layers' are in order.
+    is_out_of_order = call.state("output") == "moved" and calls.is_unlike_others(call, "output")
+    if call.is_bad("output") or is_out_of_order:
         return "output"
     return "input" if call.is_bad("input") else None
-
-
-def _is_out_of_order(calls: Calls, call: Call) -> bool:
-    """Whether a call's output has its slices out of order although other layers' are in order."""
-    if call.state("output") != "moved":
-        return False
-    alike = {one.state("output") for one in calls.alike(call)}
-    return "right" in alike and "moved" not in alike
 
 
 def _within(call: Call) -> Divergence:

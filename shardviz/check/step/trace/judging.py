@@ -148,10 +148,9 @@ class Judging:
         }
 
     def _scale_of(self, rank: int) -> tuple[int, float] | None:
-        gradient_places = [
-            place for place in self.ranks[rank] if place.what == "gradient of output" and place in self.whole
-        ]
-        for place in sorted(gradient_places, key=self._order, reverse=True):
+        shared = (place for place in self.ranks[rank] if place in self.whole)
+        outputs = (place for place in shared if place.what == "gradient of output")
+        for place in sorted(outputs, key=self._order, reverse=True):
             whole, shard = self.whole[place].values, self.ranks[rank][place].values
             if whole is not None and shard is not None and float_of(whole):
                 near = self._near(place, whole, {rank: shard}, drift=0.0)
@@ -290,11 +289,8 @@ def _layer(place: Place) -> str:
 
 def _name_of_term(place: Place, term_place: Place) -> str:
     """Return the name of a term of a sum; empty if the value at `term_place` is not a term of that at `place`."""
-    if (
-        place.what == "output"
-        and term_place.what == "input"
-        and (term_place.module, term_place.call) == (place.module, place.call)
-    ):
+    is_same_call = (term_place.module, term_place.call) == (place.module, place.call)
+    if place.what == "output" and term_place.what == "input" and is_same_call:
         return "input"
     if place.what == "output":
         return term_place.module if term_place.what == "output" and is_within(term_place.module, place.module) else ""

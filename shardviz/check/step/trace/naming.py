@@ -10,6 +10,7 @@ from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of
 from shardviz.check.step.trace.divergence import pending_axis
 from shardviz.check.step.trace.scale import times_in_backward
+from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.gradients import CutInModule, GraphCutBehind, UnsummedInputGradient
 from shardviz.explain.step.modules import (
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
-    from shardviz.dump.records.trace import PointRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Kind
 
@@ -44,22 +44,14 @@ def placed(evidence: Evidence, pairs: Sequence[Found]) -> list[Found]:
     first = (evidence.divergence or _pending_behind(evidence, pairs)) if pairs else None
     if first is None:
         return list(pairs)
-    results = [result for result, _ in pairs if result.role == "output"]
-    if first.direction == "forward" and (results or any(map(_is_loss, pairs))):
-        return [
-            (comparison, of_output(evidence, first, finding))
-            if comparison in results or (not results and _is_loss((comparison, finding)))
-            else (comparison, finding)
-            for comparison, finding in pairs
-        ]
-    if first.direction == "forward" and any(_is_misordered_loss(pair) for pair in pairs):
+    outputs = [pair for pair in pairs if pair[0].role == "output"] or [pair for pair in pairs if _is_loss(pair)]
+    if first.direction == "forward" and outputs:
+        named = {id(finding): of_output(evidence, first, finding) for _, finding in outputs}
+        return [(result, named.get(id(finding), finding)) for result, finding in pairs]
+    # Layers ran in a different order: all gradients follow from that.
+    if first.direction == "forward" and any(pair[0].name == "loss" and pair[1].kind == "misordered" for pair in pairs):
         return list(pairs)
     return _of_gradients(evidence, first, pairs)
-
-
-def _is_misordered_loss(pair: Found) -> bool:
-    """Whether a loss is wrong because layers ran in a different order, from which all gradients follow."""
-    return pair[0].name == "loss" and pair[1].kind == "misordered"
 
 
 def _pending_behind(evidence: Evidence, pairs: Sequence[Found]) -> Divergence | None:
@@ -108,11 +100,8 @@ def _is_loss(pair: Found) -> bool:
 def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
     """Add to a wrong output's finding where it begins, and a cause if it has none."""
     if not finding.generic:
-        return (
-            finding
-            if finding.module or finding.tensor not in ("output", "loss")
-            else replace(finding, module=first.module)
-        )
+        is_named = bool(finding.module) or finding.tensor not in ("output", "loss")
+        return finding if is_named else replace(finding, module=first.module)
     cause = _explained(evidence, first)
     if cause is None:
         kind = "unreduced-output" if first.way == "unsummed" else finding.kind
@@ -198,20 +187,21 @@ def _in_backward(first: Divergence, name: str) -> str:
 
 def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found]) -> list[Found]:
     """Return one finding of the first wrong module in backward, and those gradients that do not follow from it."""
-    is_proven = first.way in ("unsummed", "cut", "lost") or _explained(evidence, first, pairs) is not None
+    cause = _explained(evidence, first, pairs)
+    is_proven = first.way in ("unsummed", "cut", "lost") or cause is not None
     follow = [
         (comparison, finding)
         for comparison, finding in pairs
         if comparison.role == "grad"
         and (finding.generic or is_proven or _is_term_of(first, comparison, finding))
-        and _follows(evidence, first, comparison.name)
+        and _order_of(evidence, comparison.name) <= first.call.order
     ]
     if not follow:
         return list(pairs)
     ids = {id(finding) for _, finding in follow}
     unrelated = [(result, finding) for result, finding in pairs if id(finding) not in ids]
     comparison, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
-    folded = _folded(evidence, first, nearest, pairs, len(follow) - 1)
+    folded = _folded(evidence, first, nearest, cause, len(follow) - 1)
     others = tuple(finding for result, finding in follow if result is not comparison)
     return [*unrelated, (comparison, replace(folded, others=others))]
 
@@ -235,30 +225,13 @@ def _order_of(evidence: Evidence, weight: str) -> int:
     return 0
 
 
-def _follows(evidence: Evidence, first: Divergence, weight: str) -> bool:
-    """Whether a weight's gradient is computed after the first wrong module in backward: it stands before it in forward.
-
-    A weight of the module itself also counts.
-    """
-    return _order_of(evidence, weight) <= first.call.order
-
-
-def _folded(evidence: Evidence, first: Divergence, nearest: Finding, pairs: Sequence[Found], others: int) -> Finding:
-    cause = _explained(evidence, first, pairs)
+def _folded(evidence: Evidence, first: Divergence, nearest: Finding, cause: Finding | None, others: int) -> Finding:
     sentence = where(first)
     also = f"so the gradient of {nearest.tensor} is wrong" + (f", and {counted(others, 'other')}" if others else "")
     if cause is None:
         kind: Kind = "unreduced-gradient" if first.way == "unsummed" else "wrong-value"
-        placed = replace(
-            nearest,
-            kind=kind,
-            sentence=sentence,
-            details=(also,),
-            module=first.module,
-            held="",
-            claimed="",
-            generic=False,
-        )
+        bare = replace(nearest, held="", claimed="", generic=False)
+        placed = replace(bare, kind=kind, sentence=sentence, details=(also,), module=first.module)
         return placed.because(cause_at(evidence, first))
     return replace(
         cause,
@@ -277,7 +250,17 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
     if first.direction == "forward":
         if first.way == "unsummed":
             return UnsummedModule(first.module, first.before, first.axis)
-        return _in_forward(evidence, first, name)
+        split = _split_inputs(evidence, first)
+        if split and not _is_gathered(evidence, first, split[1]):
+            axis, dim = split
+            return UngatheredInput(name, axis, dim)
+        inner = [one for one in evidence.calls.within(first.call) if one.module == first.after]
+        pending = inner[-1].point("output", "pending") if inner and first.way == "between" else None
+        if pending is None and first.way == "between" and first.before == first.module:
+            return UnexplainedInput(name)
+        return (
+            UnexplainedModule(name) if pending is None else UnexplainedModule(name, first.after, pending_axis(pending))
+        )
     if first.way == "unsummed":
         return UnsummedInputGradient(name, first.axis, first.before if is_within(first.before, first.module) else "")
     if first.way == "lost":
@@ -307,21 +290,18 @@ def _is_last_of_stage(evidence: Evidence, first: Divergence) -> bool:
     return following is not None and not following.points.keys() & first.call.points.keys()
 
 
-def _in_forward(evidence: Evidence, first: Divergence, name: str) -> Cause:
-    split = _split_inputs(evidence, first)
-    if split:
-        axis, dim = split
-        return UngatheredInput(name, axis, dim)
-    pending = _pending_before(evidence, first)
-    if pending is None and first.way == "between" and first.before == first.module:
-        return UnexplainedInput(name)
-    return UnexplainedModule(name) if pending is None else UnexplainedModule(name, first.after, pending_axis(pending))
-
-
-def _pending_before(evidence: Evidence, first: Divergence) -> PointRecord | None:
-    """Return the terms of a sum that the last right call in a module returns to it."""
-    inner = [one for one in evidence.calls.within(first.call) if one.module == first.after]
-    return inner[-1].point("output", "pending") if inner and first.way == "between" else None
+def _is_gathered(evidence: Evidence, first: Divergence, dim: int) -> bool:
+    """Whether all ranks give the first wrong input the whole's size along a dim of which they had parts."""
+    point = first.point
+    if point is None or first.way != "between" or point.what != "input":
+        return False
+    name = Place(point.module, point.call, point.what, point.index).values_name
+    whole, held = (evidence.dump.find(moment, "activation", name) for moment in ("reference", "step"))
+    if whole is None or held is None or len(held.shards) < evidence.dump.files.mesh.size:
+        return False
+    return all(shard.body.local_shape == whole.first.body.local_shape for shard in held.shards.values()) and (
+        dim < len(whole.first.body.local_shape) - 1
+    )
 
 
 def _split_inputs(evidence: Evidence, first: Divergence) -> tuple[str, int] | None:

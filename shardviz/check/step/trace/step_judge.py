@@ -117,12 +117,8 @@ class StepJudge:
         for place, point in self.judging.whole.items():
             if point.values is None:
                 continue
-            numbers, moved_point = sketch(point.values.values), moved.get(place)
-            noise = (
-                apart(numbers, sketch(moved_point.values.values))
-                if moved_point is not None and moved_point.values
-                else 0.0
-            )
+            numbers, moved_values = sketch(point.values.values), moved[place].values if place in moved else None
+            noise = apart(numbers, sketch(moved_values.values)) if moved_values is not None else 0.0
             noise = noise if noise < float("inf") else 0.0
             dtype, shape = point.values.dtype, point.values.shape
             yield SketchRecord(

@@ -120,13 +120,15 @@ class OfRank:
         return Point(values, needs_grad, first.tensor, first.order, first.type, draws)
 
     def _values(self, record: KeptRecord) -> Kept | None:
-        name = record.same_as or of_point(record.module, record.what, record.call, record.index)
-        shard = self._shard("activation", name)
-        return (
-            Kept.of(shard.body.shape, self._numbers(shard, name), shard.body.dtype, shard.body.device)
-            if shard
-            else None
-        )
+        return self.activation(record.same_as or of_point(record.module, record.what, record.call, record.index))
+
+    def activation(self, name: str) -> Kept | None:
+        """Return what it has under a name; None if it has nothing."""
+        tensor = self.dump.find("step", "activation", name)
+        shard = tensor.shards.get(self.rank) if tensor is not None else None
+        if shard is None:
+            return None
+        return Kept.of(shard.body.shape, self._numbers(shard, name), shard.body.dtype, shard.body.device)
 
     @cached_property
     def _arrays(self) -> Mapping[str, NDArray[np.generic]]:
@@ -153,10 +155,6 @@ class OfRank:
         kept = Kept.of(shape, self._numbers(shard, name), body.dtype, body.device)
         is_stepped = self.dump.files.ranks[self.rank].steps_before > 0
         return Weight(body.shape, layout, None if kept is None else replace(kept, is_stepped=is_stepped))
-
-    def _shard(self, role: str, name: str) -> Shard | None:
-        tensor = self.dump.find("step", role, name)
-        return tensor.shards.get(self.rank) if tensor is not None else None
 
 
 @dataclass(frozen=True)

@@ -13,22 +13,18 @@ cases, so what is left says what it started from.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of
+from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of, weight_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
 from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, unexplained_weight, why_weight
 from shardviz.check.step.update.states import unexplained_state, why_computed
 from shardviz.check.step.words import number
-from shardviz.explain.checkpoints.states import (
-    StateInAnotherOrder,
-    StateNotLoaded,
-    StateOfAnotherRank,
-)
+from shardviz.explain.checkpoints.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.buffers import (
     BufferOfParts,
@@ -49,6 +45,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.explain.cause import Cause
 
 ADDED = "sum of what ranks add"
 """How buffers reduce to the unsharded model's that keep a share of their old value."""
@@ -84,7 +81,7 @@ def check_unsharded_update(
     for role in WHAT:
         for tensor, name in _of_role(dump, role):
             reference = dump.find("updated", role, name)
-            weight = _weight(role, name)
+            weight = weight_of(role, name)
             if reference is not None and "complex" in reference.first.body.dtype:
                 told_right[Place("step", tensor.role, name)] = _is_bitwise(tensor, reference, name)
                 if not told_right[Place("step", tensor.role, name)]:
@@ -93,9 +90,7 @@ def check_unsharded_update(
                 expected = dump.values(reference.first, name)
                 comparison = laid_out(dump, tensor, name, expected, rounding)
                 findings = list(_check(evidence, comparison, splitting))
-                yield from (
-                    finding.seen_in(comparison) if isinstance(finding, Finding) else finding for finding in findings
-                )
+                yield from (one.seen_in(comparison) if isinstance(one, Finding) else one for one in findings)
                 if not any(isinstance(finding, NotChecked) for finding in findings):
                     told_right[Place("step", tensor.role, name)] = not findings
                 settled |= {weight} if findings and not comparison.incomparable else set()
@@ -104,12 +99,10 @@ def check_unsharded_update(
 
 def _not_kept(dump: Dump, settled: Collection[str]) -> Iterator[NotChecked]:
     """Yield states that the unsharded model's optimizer keeps of a weight, and no rank of the sharded one."""
-    for tensor in dump.at("updated"):
-        for name in tensor.names if tensor.role == "optim" else ():
-            weight = _weight("optim", name)
-            is_after = dump.find("step", "param", weight) is not None and weight not in settled
-            if is_after and dump.find("step", "optim", name) is None:
-                yield NotChecked(name, "the optimizer's state after the step: no rank has it", "step")
+    weights, states = dump.by_name("step", "param").keys() - set(settled), dump.by_name("step", "optim")
+    for name in dump.by_name("updated", "optim"):
+        if weight_of("optim", name) in weights and name not in states:
+            yield NotChecked(name, "the optimizer's state after the step: no rank has it", "step")
 
 
 def _is_bitwise(tensor: Tensor, reference: Tensor, name: str) -> bool:
@@ -120,13 +113,8 @@ def _is_bitwise(tensor: Tensor, reference: Tensor, name: str) -> bool:
 
 def _of_role(dump: Dump, role: str) -> Iterator[tuple[Tensor, str]]:
     """Yield the step's tensors of a role, without complex ones, which a dump has as pairs."""
-    tensors = [tensor for tensor in dump.at("step") if tensor.role == role and not tensor.dtype.startswith("complex")]
-    yield from ((tensor, name) for tensor in tensors for name in tensor.names)
-
-
-def _weight(role: str, name: str) -> str:
-    """Return the weight that a state is of: a wrong state makes a wrong weight, and is the cause of it."""
-    return name.rpartition(".")[0] if role == "optim" else name
+    tensors = dump.by_name("step", role).items()
+    yield from ((tensor, name) for name, tensor in tensors if not tensor.dtype.startswith("complex"))
 
 
 def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...]) -> Iterator[Finding | NotChecked]:
@@ -147,18 +135,20 @@ def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...])
             yield NotChecked(comparison.name, f"{what} after the step: {why}", "step")
         return
     if comparison.role == "buffer" and splitting and not _times_counted(comparison):
-        odd_axes = [axis for axis in comparison.copies_differ_along if axis not in splitting]
-        if odd_axes:
-            yield _copies_of_buffer(comparison, odd_axes)
+        if odd_axes := [axis for axis in comparison.copies_differ_along if axis not in splitting]:
+            along = " and ".join(odd_axes)
+            sentence = f"copies of the buffer differ along {along} after the step, and all ranks see the same rows"
+            yield _of_copies(comparison, BufferOfParts(along), sentence, along)
             return
         is_saved = not any(comparison.name in record.not_saved for record in dump.files.ranks.values())
         reduction = _reduction(comparison, splitting) or _sum_of_added(dump, comparison, splitting)
         if is_saved and reduction:
             yield _not_reduced(comparison, *reduction)
             return
-        differing = [axis for axis in comparison.copies_differ_along if axis in splitting]
-        if differing and is_read_by_forward(dump, comparison.name):
-            yield _steering(comparison, differing)
+        along = " and ".join(axis for axis in comparison.copies_differ_along if axis in splitting)
+        if along and is_read_by_forward(dump, comparison.name):
+            sentence = f"each rank along {along} has its own value after the step, and the model's output depends on it"
+            yield _of_copies(comparison, OwnBufferRead(along), sentence, along)
             return
         parts = f"each rank's is of its own part of the batch, which {', '.join(splitting)} splits"
         why = parts if is_saved else f"{parts}, and no checkpoint has it"
@@ -167,11 +157,10 @@ def _check(evidence: Evidence, comparison: Compared, splitting: tuple[str, ...])
     yield _finding(evidence, comparison, wrong)
 
 
-def _copies_of_buffer(comparison: Compared, axes: Sequence[str]) -> Finding:
-    along = " and ".join(axes)
-    sentence = f"copies of the buffer differ along {along} after the step, and all ranks see the same rows"
-    ranks = tuple(sorted(comparison.reduced))
-    return comparison.finding(BufferOfParts(along), sentence, ranks, held=f"different values along {along}")
+def _of_copies(comparison: Compared, cause: Cause, sentence: str, along: str, **others: Any) -> Finding:
+    """Return the finding of a buffer of which ranks along some axes have copies that differ."""
+    held = f"different values along {along}"
+    return comparison.finding(cause, sentence, tuple(sorted(comparison.reduced)), held=held, **others)
 
 
 def _reduction(comparison: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
@@ -213,13 +202,7 @@ def _not_reduced(comparison: Compared, op: str, axes: Sequence[str]) -> Finding:
         op, sentence = "sum", f"{sentence}; with the sum over {along} of what ranks add, it is the unsharded model's"
     elif op:
         sentence += f"; the {op} over {along} is the unsharded model's"
-    return comparison.finding(
-        UnreducedStatistics(along, op),
-        sentence,
-        tuple(sorted(comparison.reduced)),
-        severity="warning",
-        held=f"different values along {along}",
-    )
+    return _of_copies(comparison, UnreducedStatistics(along, op), sentence, along, severity="warning")
 
 
 def is_read_by_forward(dump: Dump, buffer: str) -> bool:
@@ -227,13 +210,6 @@ def is_read_by_forward(dump: Dump, buffer: str) -> bool:
     records = dump.files.ranks.values()
     is_sent_again = any(one.kind in ("ddp", "unfrozen") for record in records for one in record.wrappers or ())
     return not is_sent_again and any(buffer in record.read_buffers for record in records)
-
-
-def _steering(comparison: Compared, axes: Sequence[str]) -> Finding:
-    along = " and ".join(axes)
-    sentence = f"each rank along {along} has its own value after the step, and the model's output depends on it"
-    ranks = tuple(sorted(comparison.reduced))
-    return comparison.finding(OwnBufferRead(along), sentence, ranks, held=f"different values along {along}")
 
 
 def _distance(evidence: Evidence, comparison: Compared, rank: int) -> tuple[float, float] | None:
@@ -270,10 +246,8 @@ def _noise_of_buffer(dump: Dump, comparison: Compared) -> float:
     module = comparison.name.rpartition(".")[0]
     floats = [
         dump.values(tensor.first, name)
-        for tensor in dump.at("updated")
-        if tensor.role == "buffer" and "float" in tensor.first.body.dtype
-        for name in tensor.names
-        if name.rpartition(".")[0] == module
+        for name, tensor in dump.by_name("updated", "buffer").items()
+        if "float" in tensor.first.body.dtype and name.rpartition(".")[0] == module
     ]
     size = max((float(np.max(np.abs(values), initial=0.0)) for values in floats), default=0.0)
     noise = ROUNDINGS_OF_ONE * min(comparison.rounding.epsilon, EPSILON["float32"]) * size
@@ -283,11 +257,9 @@ def _noise_of_buffer(dump: Dump, comparison: Compared) -> float:
 def _before(dump: Dump, comparison: Compared) -> NDArray[np.float64] | None:
     """Return what a weight was before the step; None for all else, and if it was not captured."""
     before = dump.find("reference", "param", comparison.name) if comparison.role == "param" else None
-    return (
-        in_order(dump, "param", comparison.name, dump.values(before.first, comparison.name))
-        if before is not None
-        else None
-    )
+    if before is None:
+        return None
+    return in_order(dump, "param", comparison.name, dump.values(before.first, comparison.name))
 
 
 def _is_lost(evidence: Evidence, comparison: Compared) -> bool:
@@ -300,7 +272,7 @@ def _is_lost(evidence: Evidence, comparison: Compared) -> bool:
 
 def _telling(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.bool_]:
     """Return which elements have a gradient that is not lost in rounding, or one that is zero in both models."""
-    dump, name = evidence.dump, _weight(comparison.role, comparison.name)
+    dump, name = evidence.dump, weight_of(comparison.role, comparison.name)
     gradient = dump.find("reference", "grad", name)
     if gradient is None:
         return np.ones(comparison.reduced[rank].shape, bool)
@@ -329,18 +301,13 @@ def _finding(evidence: Evidence, comparison: Compared, wrong: Mapping[int, tuple
     held, expected = wrong[ranks[0]]
     texts = (number(held), number(expected)) if number(held) != number(expected) else (f"{held:.9g}", f"{expected:.9g}")
     off = f"rank {ranks[0]} has {texts[0]} instead of {texts[1]}"
-    why = _why(evidence, comparison, ranks)
-    cause = (
-        why.cause
-        if why
-        else unexplained_state(evidence, comparison)
-        if comparison.role == "optim"
-        else unexplained_weight(evidence, comparison, ranks)
-    )
+    if why := _why(evidence, comparison, ranks):
+        return comparison.finding(why.cause, f"{why.sentence}; {off}", ranks, kind="wrong-value")
+    is_state = comparison.role == "optim"
+    cause = unexplained_state(evidence, comparison) if is_state else unexplained_weight(evidence, comparison, ranks)
     where = f"on {len(ranks):,} of {len(comparison.reduced):,} ranks"
     text = f"{WHAT[comparison.role]} is not the unsharded model's after the step {where}"
-    sentence = f"{why.sentence}; {off}" if why else f"{text}: {off}"
-    return comparison.finding(cause, sentence, ranks, kind="wrong-value", generic=why is None)
+    return comparison.finding(cause, f"{text}: {off}", ranks, kind="wrong-value", generic=True)
 
 
 def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Why | None:
@@ -371,9 +338,8 @@ def _of_another_group(dump: Dump, comparison: Compared) -> AnotherGroup | None:
         for name, option, value, wanted in record.other_options:
             if comparison.role == "param" or option not in OF_WEIGHTS:
                 by_name.setdefault(name, {})[option, value, wanted] = None
-    options = by_name.get(_weight(comparison.role, comparison.name), {})
-    weights = {name for tensor in dump.at("updated") if tensor.role == "param" for name in tensor.names}
-    if not options or all(by_name.get(name) == options for name in weights):
+    options = by_name.get(weight_of(comparison.role, comparison.name), {})
+    if not options or all(by_name.get(name) == options for name in dump.by_name("updated", "param")):
         return None
     return AnotherGroup(tuple(f"{option} {value} instead of {wanted}" for option, value, wanted in options))
 
@@ -395,11 +361,8 @@ def _why_state(dump: Dump, comparison: Compared) -> Why | None:
     for added in (whole, whole**2):
         parts = {rank: comparison.part(added, rank) for rank in comparison.reduced}
         if _are_multiples(comparison, parts):
-            return Why(
-                "the optimizer's state is what the first step leaves that starts from zeros; the unsharded model's is "
-                "not",
-                StateNotLoaded(),
-            )
+            of_zeros = "the optimizer's state is what the first step leaves that starts from zeros"
+            return Why(f"{of_zeros}; the unsharded model's is not", StateNotLoaded())
         if others := _from_others(comparison, parts):
             return _of_others(others)
     return None
@@ -454,7 +417,6 @@ def _of_others(others: Mapping[int, int]) -> Why:
     pairs = listed((f"rank {rank} has that of rank {other}" for rank, other in others.items()), MAX_LISTED)
     if len(set(others.values())) == 1:
         first = next(iter(others.values()))
-        return Why(
-            f"the optimizer's state is of the same part on every rank, rank {first}'s", StateOfAnotherRank(is_one=True)
-        )
+        sentence = f"the optimizer's state is of the same part on every rank, rank {first}'s"
+        return Why(sentence, StateOfAnotherRank(is_one=True))
     return Why(f"the optimizer's state is of the part of another rank: {pairs}", StateOfAnotherRank())

@@ -6,6 +6,8 @@ though its gradient is not zero, and where an optimizer steps it on some ranks o
 
 from __future__ import annotations
 
+import math
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +25,7 @@ from shardviz.explain.step.update import (
     StepNotKept,
     StepNotSent,
     StepOverwritten,
+    StepSkippedByRank,
 )
 from shardviz.relate.tolerance import EXPLAINED_UPDATE, SINGLE
 from shardviz.text import listed, named_ranks
@@ -55,11 +58,15 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
         return
     comparisons, arrived = [], _arrived(dump)
     for comparison in compared(dump, ("param",)):
-        idle = _not_stepped_by(dump, comparison)
+        idle = tuple(
+            rank
+            for rank, values in comparison.values.items()
+            if comparison.name in dump.files.ranks[rank].not_stepped
+            and np.array_equal(values, comparison.wanted_of(rank))
+        )
         if comparison.incomparable:
-            yield NotChecked(
-                comparison.name, f"its value after the optimizer's step: {comparison.incomparable}", "step"
-            )
+            why = f"its value after the optimizer's step: {comparison.incomparable}"
+            yield NotChecked(comparison.name, why, "step")
         elif idle and _is_meant_to_move(dump, comparison, idle):
             is_trained = bool(_with_gradient(dump, comparison))
             yield _left_out(comparison, idle, arrived) if is_trained else _not_written(comparison, idle)
@@ -68,15 +75,6 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
         elif len(idle) < len(comparison.values):  # else it is left alone on purpose
             comparisons.append(comparison)
     yield from _check_moved(dump, comparisons)
-
-
-def _not_stepped_by(dump: Dump, comparison: Compared) -> tuple[int, ...]:
-    """Return the ranks whose optimizer lacks a weight and on which it did not change."""
-    return tuple(
-        rank
-        for rank, values in comparison.values.items()
-        if comparison.name in dump.files.ranks[rank].not_stepped and np.array_equal(values, comparison.wanted_of(rank))
-    )
 
 
 def _arrived(dump: Dump) -> Mapping[int, str]:
@@ -94,10 +92,9 @@ def _arrived(dump: Dump) -> Mapping[int, str]:
 def _is_meant_to_move(dump: Dump, comparison: Compared, idle: Sequence[int]) -> bool:
     """Whether the unsharded model's optimizer moves it; if that did not run, whether other ranks' do."""
     after = dump.find("updated", "param", comparison.name)
-    if after is None:
-        return any(comparison.name not in dump.files.ranks[rank].not_stepped for rank in comparison.values) and any(
-            comparison.values[rank].size for rank in idle
-        )
+    if after is None or math.prod(after.first.body.shape) != comparison.wanted.size:
+        is_stepped = any(comparison.name not in dump.files.ranks[rank].not_stepped for rank in comparison.values)
+        return is_stepped and any(comparison.values[rank].size for rank in idle)
     moved = dump.values(after.first, comparison.name).ravel() != comparison.wanted.ravel()
     return any(np.any(comparison.part(moved, rank)) for rank in idle)
 
@@ -105,10 +102,9 @@ def _is_meant_to_move(dump: Dump, comparison: Compared, idle: Sequence[int]) -> 
 def _left_out(comparison: Compared, idle: tuple[int, ...], arrived: Mapping[int, str]) -> Finding:
     """Return the finding of a weight that some ranks do not step, or none."""
     everywhere = len(idle) == len(comparison.values)
-    whose = (
-        "no rank's optimizer steps it" if everywhere else f"the optimizer does not step it{_where(comparison, idle)}"
-    )
-    others = "the unsharded model's steps it" if everywhere else "the others step it"
+    whose, others = "no rank's optimizer steps it", "the unsharded model's steps it"
+    if not everywhere:
+        whose, others = f"the optimizer does not step it{_where(comparison, idle)}", "the others step it"
     sentence = f"{whose}: it is not one of the tensors in param_groups there, or has a learning rate of 0, and {others}"
     if not everywhere and all(rank in arrived for rank in idle):
         where = named_ranks(idle, MAX_LISTED)
@@ -174,36 +170,44 @@ def _apart(comparison: Compared, cause: Cause, clause: str = "") -> Finding:
 
 def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
     """Yield weights that did not change on ranks whose part of the gradient is not zero; one finding if all are."""
-    unmoved_weights = [(result, still) for result in weights if (still := _still(dump, result))]
-    judged = [result for result in weights if _with_gradient(dump, result)]
-    whole = all(set(still) == set(_with_gradient(dump, result)) for result, still in unmoved_weights)
-    if unmoved_weights and whole and len(unmoved_weights) == len(judged) > 1:
-        text = f"the optimizer's step changed none of the {len(unmoved_weights)} weights, whose gradients are not zero"
-        ranks = tuple(sorted({rank for _, still in unmoved_weights for rank in still}))
-        yield OptimizerOfOtherParameters().finding("", ranks, text)
+    trained = [(result, ranks) for result in weights if (ranks := _with_gradient(dump, result))]
+    stills = [
+        tuple(rank for rank in ranks if np.array_equal(result.values[rank], result.wanted_of(rank)))
+        for result, ranks in trained
+    ]
+    if len(trained) > 1 and all(still == ranks for (_, ranks), still in zip(trained, stills, strict=True)):
+        text = f"the optimizer's step changed none of the {len(trained)} weights, whose gradients are not zero"
+        yield OptimizerOfOtherParameters().finding("", tuple(sorted(set().union(*stills))), text)
+        return
+    unmoved = [(result, still) for (result, _), still in zip(trained, stills, strict=True) if still]
+    if skipping := _skipping([ranks for _, ranks in trained], stills):
+        text = f"the optimizer's step changed no weight on {named_ranks(skipping, MAX_LISTED)}, and all on the others"
+        for result, still in unmoved:
+            yield result.finding(StepSkippedByRank(on_some=True), text, still, kind="write-not-applied")
         return
     is_sent = any(call.op == "broadcast" for record in dump.files.ranks.values() for call in record.collectives)
-    for comparison, still in unmoved_weights:
+    for comparison, still in unmoved:
         text = f"the optimizer's step did not change it{_where(comparison, still)}, though its gradient is not zero"
         yield comparison.finding(StepNotKept(is_sent), text, still)
 
 
-def _still(dump: Dump, comparison: Compared) -> tuple[int, ...]:
-    """Return the ranks with a gradient on which a weight is what it was."""
-    return tuple(
-        rank
-        for rank in _with_gradient(dump, comparison)
-        if np.array_equal(comparison.values[rank], comparison.wanted_of(rank))
-    )
+def _skipping(trained: Sequence[tuple[int, ...]], stills: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the ranks on which no weight changed, if all did on the others, which have parts of the same weights."""
+    pairs = [(set(ranks), set(still)) for ranks, still in zip(trained, stills, strict=True)]
+    skipping = {rank for rank in chain(*stills) if all(rank in still for ranks, still in pairs if rank in ranks)}
+    is_shared = any(ranks & skipping and ranks - skipping for ranks, _ in pairs)
+    return tuple(sorted(skipping)) if is_shared and all(still <= skipping for _, still in pairs) else ()
 
 
 def _with_gradient(dump: Dump, comparison: Compared) -> tuple[int, ...]:
+    """Return the ranks whose part has a gradient, unless the unsharded model's optimizer leaves the weight as it is."""
     gradient = dump.find("reference", "grad", comparison.name)
     if gradient is None:
         return ()
     sizes = np.abs(dump.values(gradient.first, comparison.name))
     least = SINGLE * comparison.rounding.size
-    return tuple(rank for rank in comparison.values if np.max(comparison.part(sizes, rank), initial=0.0) > least)
+    due = [rank for rank in comparison.values if comparison.name not in dump.files.ranks[rank].not_due]
+    return tuple(rank for rank in due if np.max(comparison.part(sizes, rank), initial=0.0) > least)
 
 
 def _where(result: Compared, ranks: Sequence[int]) -> str:

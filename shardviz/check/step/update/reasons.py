@@ -26,6 +26,7 @@ from shardviz.explain.step.update import (
     RemainderNotStepped,
     RepeatedStep,
     StepOfPart,
+    StepSkippedByRank,
     TrainedThoughFrozen,
     UnexplainedWeight,
     WriteToGatheredCopy,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.comparison import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
+    from shardviz.dump.records.base import Moment
     from shardviz.explain.cause import Cause
 
 MAX_LISTED = 4
@@ -66,16 +68,16 @@ class Why:
 def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
     """Return why a weight differs after the step, if its step shows that."""
     dump = evidence.dump
-    if (
-        dump.find("reference", "grad", comparison.name) is None
-        and dump.find("step", "grad", comparison.name) is not None
-    ):
+    moments: tuple[Moment, ...] = ("step", "reference")
+    has = [dump.find(moment, "grad", comparison.name) is not None for moment in moments]
+    if has == [True, False]:
         return Why("it has a gradient, and the unsharded model's has none", TrainedThoughFrozen())
     if any(comparison.name in record.written_gathered for record in dump.files.ranks.values()):
         return Why("the step writes to its gathered copy, which reshard() frees", WriteToGatheredCopy())
     step = _step_of(dump, comparison)
-    if step is None:
-        return None
+    assert step is not None, "it was compared with what it was before"
+    if not np.any(step.wanted) and (skipped := _not_skipped(dump, step)) is not None:
+        return skipped
     factors = factors_of(step)
     if any(abs(factor - 1) > EXPLAINED_UPDATE for factor in factors.values()):
         return _of_normed_parts(step) or _by_norms(evidence, comparison, factors) or _scaled(dump, comparison, factors)
@@ -89,13 +91,25 @@ def why_weight(evidence: Evidence, comparison: Compared) -> Why | None:
     )
 
 
+def _not_skipped(dump: Dump, step: Compared) -> Why | None:
+    """Return that ranks step what the unsharded model's optimizer leaves as it is, as it does all weights."""
+    trained = {name for tensor in dump.at("reference") if tensor.role == "grad" for name in tensor.names}
+    if not all(trained <= set(record.not_due) for record in dump.files.ranks.values()):
+        return None
+    stepping = tuple(sorted(rank for rank, held in step.reduced.items() if np.any(held)))
+    on_some = len(stepping) < len(step.reduced)
+    sentence = f"{named_ranks(stepping, MAX_LISTED)} took{' the' if on_some else ' a'} step"
+    return Why(f"{sentence}; the unsharded model's optimizer leaves it out", StepSkippedByRank(on_some))
+
+
 def unexplained_weight(evidence: Evidence, comparison: Compared, ranks: Collection[int]) -> UnexplainedWeight:
     """Return what is known of a weight that is wrong on some ranks and whose step no rule explains."""
     step = _step_of(evidence.dump, comparison)
     settings = dict.fromkeys(name for record in evidence.dump.files.ranks.values() for name in record.other_settings)
-    count = 0 if step is None else sum(np.count_nonzero(step.wanted_of(rank)) for rank in step.reduced)
+    assert step is not None, "it was compared with what it was before"
+    count = sum(np.count_nonzero(step.wanted_of(rank)) for rank in step.reduced)
     few = f"{count}" if count < FEW else ""
-    axes = [axis for axis in step.mesh.axes if step.is_split(axis)] if step is not None and not few else []
+    axes = [axis for axis in step.mesh.axes if step.is_split(axis)] if not few else []
     others = list(_other_weights(evidence.dump, comparison))
     is_of_matrices = (
         comparison.wanted.ndim > 1
@@ -124,19 +138,6 @@ def _left_out(step: Compared) -> Why | None:
     return Why(sentence, RemainderNotStepped())
 
 
-def by_norm_of_copies(evidence: Evidence, factors: Mapping[int, float], what: str) -> Why | None:
-    """Return that what an optimizer makes of all gradients is divided by a norm that isn't that of all gradients.
-
-    Args:
-        evidence: The step.
-        factors: By rank, the number by which it is multiplied.
-        what: What is multiplied, as sentences call it.
-    """
-    if len(set(map(number, factors.values()))) != 1:
-        return None
-    return _by_norm_of_copies(list(evidence.gradients.values()), factors, what)
-
-
 def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, float]) -> Why | None:
     """Return that a step is scaled by the norm of a part instead of the whole, or by a norm of copies."""
     gradients = list(evidence.gradients.values())
@@ -147,7 +148,7 @@ def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, fl
     if all(norms.values()) and all(_is_equal(factor, whole / norms[rank]) for rank, factor in factors.items()):
         return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
     if not gradients or len(set(map(number, factors.values()))) == 1:
-        return _by_norm_of_copies(gradients, factors, "the optimizer's step of it")
+        return by_norm_of_copies(gradients, factors, "the optimizer's step of it")
     gradient, before = (evidence.dump.find("reference", role, comparison.name) for role in ("grad", "param"))
     assert before is not None, "it was compared with what it was before"
     if gradient is None:
@@ -161,10 +162,9 @@ def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, fl
             rank: of_weight[rank] / of_gradient[rank] for rank in factors if of_gradient[rank]
         },
     }
-    for what, norm_ratios in ways.items():
-        if len(norm_ratios) == len(factors) and all(
-            _is_equal(factor, norm_ratios[rank]) for rank, factor in factors.items()
-        ):
+    for what, ratios in ways.items():
+        is_known = len(ratios) == len(factors)
+        if is_known and all(_is_equal(factor, ratios[rank]) for rank, factor in factors.items()):
             return Why(f"{steps}, as {what} on the rank differs from that of the whole weight", StepOfPart())
     return None
 
@@ -175,19 +175,23 @@ def _shares(comparison: Compared, whole: NDArray[np.float64], factors: Mapping[i
     return {rank: float(np.linalg.norm(comparison.part(whole, rank))) / size for rank in factors}
 
 
-def _by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float], what_is: str) -> Why | None:
-    """Return the cause if all updates are divided by a norm that isn't that of all gradients."""
+def by_norm_of_copies(gradients: Sequence[Compared], factors: Mapping[int, float], what_is: str) -> Why | None:
+    """Return that what an optimizer makes of all gradients is divided by a norm that isn't that of all gradients.
+
+    Args:
+        gradients: All gradients.
+        factors: By rank, the number by which it is multiplied, which is the same on all.
+        what_is: What is multiplied, as sentences call it.
+    """
     factor, whole = next(iter(factors.values())), total(gradient.wanted for gradient in gradients)
     for what, norm, axes in norms_of_parts(list(gradients)) if gradients else ():
         if not norm or not _is_equal(factor, whole / norm) or _is_equal(norm, whole):
             continue
         times = f"{what_is} is {_times(factor)} the unsharded model's on every rank"
-        copied = [(one.name, axis) for one in gradients for axis in one.mesh.axes if not one.is_split(axis)]
-        copied = [(name, axis) for name, axis in copied if axis in axes]
-        if copied:
-            cause: Cause = NormOverWrongAxes(*copied[0], "", "")
-            return Why(f"{times}: the norm of all gradients divided by {what}", cause)
-        return Why(f"{times}: the norm of all gradients divided by {what}", ClippedByParts(what, factor * norm))
+        copies = ((one.name, axis) for one in gradients for axis in one.mesh.axes if not one.is_split(axis))
+        copied = next(((name, axis) for name, axis in copies if axis in axes), None)
+        cause = NormOverWrongAxes(*copied, "", "") if copied else ClippedByParts(what, factor * norm)
+        return Why(f"{times}: the norm of all gradients divided by {what}", cause)
     return None
 
 
@@ -198,9 +202,8 @@ def _scaled(dump: Dump, comparison: Compared, factors: Mapping[int, float]) -> W
     is_seen = any(setting.startswith("lr of group") for setting in settings)
     if isinstance(why.cause, AnotherLearningRate) or (isinstance(why.cause, RepeatedStep) and is_seen):
         return replace(why, cause=AnotherLearningRate(is_seen))
-    if isinstance(why.cause, RepeatedStep) and any(
-        _is_stepped_once(dump, other) for other in _other_weights(dump, comparison)
-    ):
+    others = _other_weights(dump, comparison)
+    if isinstance(why.cause, RepeatedStep) and any(_is_stepped_once(dump, other) for other in others):
         return replace(why, cause=replace(why.cause, of_all=False))
     return why
 
@@ -210,20 +213,12 @@ def scaled(factors: Mapping[int, float]) -> Why:
     low, high = min(factors.values()), max(factors.values())
     if high - low > EXPLAINED_UPDATE * max(abs(low), abs(high)):
         shown = listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
-        return Why(
-            f"ranks step it by other multiples of the unsharded model's step: {shown}",
-            RankDependentStep(),
-        )
+        return Why(f"ranks step it by other multiples of the unsharded model's step: {shown}", RankDependentStep())
     whole = round(high)
-    if whole >= 2 and abs(high - whole) <= EXPLAINED_UPDATE * whole:
-        return Why(
-            f"the optimizer's step of it is {whole} times the unsharded model's on every rank",
-            RepeatedStep(whole),
-        )
-    return Why(
-        f"the optimizer's step of it is {_times(high)} the unsharded model's on every rank",
-        AnotherLearningRate(),
-    )
+    is_repeated = whole >= 2 and abs(high - whole) <= EXPLAINED_UPDATE * whole
+    times = f"{whole} times" if is_repeated else _times(high)
+    cause = RepeatedStep(whole) if is_repeated else AnotherLearningRate()
+    return Why(f"the optimizer's step of it is {times} the unsharded model's on every rank", cause)
 
 
 def _times(factor: float) -> str:
@@ -235,32 +230,26 @@ def _decayed(dump: Dump, comparison: Compared, step: Compared) -> Why | None:
     before = dump.find("reference", "param", comparison.name)
     assert before is not None, "it was compared with what it was before"
     start = dump.values(before.first, comparison.name)
-    off = np.concatenate(
-        [(step.reduced[rank] - step.wanted_of(rank)).ravel() for rank in comparison.wrong] or [np.zeros(0)]
-    )
-    weights = np.concatenate([comparison.part(start, rank).ravel() for rank in comparison.wrong] or [np.zeros(0)])
+    nothing = np.zeros(0)
+    offs = [(step.reduced[rank] - step.wanted_of(rank)).ravel() for rank in comparison.wrong]
+    off = np.concatenate([nothing, *offs])
+    weights = np.concatenate([nothing, *(comparison.part(start, rank).ravel() for rank in comparison.wrong)])
     if np.count_nonzero(weights) < FEW or np.ptp(weights) <= EXPLAINED_UPDATE * float(np.max(np.abs(weights))):
         return None
     factor = factor_to(off, weights)
     if not factor:
         return None
-    more = "decayed more" if factor < 0 else "decayed less"
-    if len(comparison.wrong) < sum(1 for values in comparison.values.values() if values.size):
-        ranks = named_ranks(comparison.wrong, MAX_LISTED)
-        return Why(
-            f"on {ranks} its step differs from the unsharded model's by {number(factor)} times the weight itself: "
-            f"it is {more} there, and as it should be elsewhere",
-            RankDependentDecay(),
-        )
-    return Why(
-        f"its step differs from the unsharded model's by {number(factor)} times the weight itself: it is {more}",
-        AnotherDecay(),
-    )
+    times = f"its step differs from the unsharded model's by {number(factor)} times the weight itself"
+    sentence = f"{times}: it is decayed {'more' if factor < 0 else 'less'}"
+    if len(comparison.wrong) >= sum(1 for values in comparison.values.values() if values.size):
+        return Why(sentence, AnotherDecay())
+    ranks = named_ranks(comparison.wrong, MAX_LISTED)
+    return Why(f"on {ranks} {sentence} there, and as it should be elsewhere", RankDependentDecay())
 
 
 def _of_orthogonal_parts(step: Compared) -> Why | None:
     """Return that each rank's step is an orthogonal matrix of its own, which only the whole step should be."""
-    parts = _parts_of(step)
+    parts = _parts_of(step).values()
     if not parts or not _is_orthogonal(step.wanted) or not all(_is_orthogonal(got) for got, _ in parts):
         return None
     return Why("each rank's step of it is an orthogonal matrix, as the whole step should be", StepOfPart())
@@ -275,7 +264,7 @@ def _of_singular_vectors_of_parts(evidence: Evidence, step: Compared) -> Why | N
     gradient = evidence.gradients.get(step.name)
     if step.wanted.ndim != 2 or gradient is None or gradient.wanted.shape != step.wanted.shape:
         return None
-    parts = [(got, due, step.part(gradient.wanted, rank)) for rank, (got, due) in _parts_by_rank(step).items()]
+    parts = [(got, due, step.part(gradient.wanted, rank)) for rank, (got, due) in _parts_of(step).items()]
     is_of_parts = all(_has_vectors_of(own, got) for got, _, own in parts)
     if not parts or not is_of_parts or any(_has_vectors_of(own, due) for _, due, own in parts):
         return None
@@ -295,7 +284,7 @@ def _has_vectors_of(gradient: NDArray[np.float64], step: NDArray[np.float64]) ->
 
 def _by_own_statistics(step: Compared) -> Why | None:
     """Return that a rank's step is scaled by numbers of its own, alike all along a split dim: means over its part."""
-    parts = _parts_of(step)
+    parts = _parts_of(step).values()
     for dim, size in enumerate(step.wanted.shape if step.wanted.ndim > 1 else ()):
         if parts and all(1 < got.shape[dim] < size for got, _ in parts):
             first, *others = [_scales_across(got, due, dim) for got, due in parts]
@@ -328,18 +317,14 @@ def _of_this_part(dump: Dump, comparison: Compared, step: Compared) -> Why | Non
 def _of_normed_parts(step: Compared) -> Why | None:
     """Return that each rank's step has the norm that the whole step should have."""
     norm = float(np.linalg.norm(step.wanted))
-    norms = [(float(np.linalg.norm(got)), float(np.linalg.norm(due))) for got, due in _parts_of(step)]
+    norms = [(float(np.linalg.norm(got)), float(np.linalg.norm(due))) for got, due in _parts_of(step).values()]
     if not norm or not norms or not all(_is_equal(held, norm) and not _is_equal(due, norm) for held, due in norms):
         return None
     return Why(f"each rank's step has the norm {number(norm)}, which the whole one should have", StepOfPart())
 
 
-def _parts_of(step: Compared) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def _parts_of(step: Compared) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Return the step of each rank's part and the due one, of parts that are neither empty nor the whole."""
-    return list(_parts_by_rank(step).values())
-
-
-def _parts_by_rank(step: Compared) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     parts = {rank: (got, step.wanted_of(rank)) for rank, got in step.reduced.items()}
     return {rank: (got, due) for rank, (got, due) in parts.items() if 0 < got.size < step.wanted.size}
 

@@ -90,7 +90,7 @@ def _scaled(evidence: Evidence, state: Compared) -> Why | None:
     of_gradient = {rank: abs(factor) ** 0.5 if is_square else factor for rank, factor in factors.items()}
     of = "the root of the optimizer's state" if is_square else "the optimizer's state"
     times = f"the optimizer's state is {first} times the unsharded model's on every rank"
-    return by_norm_of_copies(evidence, of_gradient, of) or Why(times, ScaledState())
+    return by_norm_of_copies(list(evidence.gradients.values()), of_gradient, of) or Why(times, ScaledState())
 
 
 def _power(evidence: Evidence, state: Compared) -> int:

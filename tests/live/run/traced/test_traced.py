@@ -111,8 +111,9 @@ TWO_APART = [
 ]
 
 
-def run(folder, name, *job):
-    command = (sys.executable, "-m", "shardviz", "run", "--trace", "-o", str(folder / name), "--", *job)
+def run(folder, name, *job, step=1):
+    options = ("--trace", "--trace-step", str(step), "-o", str(folder / name))
+    command = (sys.executable, "-m", "shardviz", "run", *options, "--", *job)
     done = subprocess.run(
         command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240, check=False
     )
@@ -191,9 +192,20 @@ def test_a_compiled_job_is_compared_by_its_gradients(alone, tmp_path, does):
     assert "wraps this parameter" not in said[0]
 
 
-def run_on_ranks(folder, name, job):
+def run_on_ranks(folder, name, job, step=1):
     ranks = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(job.num_ranks))
-    return run(folder, name, *ranks, str(SCRIPT), job.mesh, job.way, job.does)
+    return run(folder, name, *ranks, str(SCRIPT), job.mesh, job.way, job.does, step=step)
+
+
+@nightly
+@pytest.mark.parametrize(
+    ("does", "words"), [("unreduced", "before the traced one moved"), ("other_seed", "with different seeds")]
+)
+def test_a_step_before_the_traced_one_is_told_from_other_weights(tmp_path, does, words):
+    one = run(tmp_path, "one", sys.executable, str(SCRIPT), "", "one", "", step=2)
+    step, _ = diff(one, run_on_ranks(tmp_path, "many", Job("dp=2", "ddp", does), step=2))
+    assert "already before the step" in step["departures"][0]["sentence"]
+    assert words in step["departures"][0]["why"]
 
 
 @nightly

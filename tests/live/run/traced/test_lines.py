@@ -1,0 +1,113 @@
+"""Jobs under `shardviz run --trace lines=MODULE`: `diff` names the first wrong line, inside the model or around it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.live.run.jobs import environment
+
+SCRIPT = """
+import os, sys
+import torch
+from torch import nn, distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+rank, size, does = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), sys.argv[1]
+
+def mean_of(values):
+    mean = values.mean()
+    if size > 1 and does != "whiten":
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    return mean
+
+class Mixer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        hidden = self.up(x).tanh()
+        if does == "mixer" and size > 1:
+            hidden = hidden - hidden.mean(0)
+        return self.down(hidden)
+
+@torch.compile
+def loss_of(output, weights):
+    return (output.square().mean(1) * weights).mean()
+
+if size > 1:
+    dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 16), Mixer())
+whole = model
+if size > 1:
+    model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rows, rewards = torch.randn(8, 16).chunk(size)[rank], torch.randn(8).chunk(size)[rank]
+for step in range(2):
+    centered = rewards - mean_of(rewards)
+    loss = loss_of(model(rows), centered)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.save(whole.state_dict(), f"{does}-{rank}.pt")
+if size > 1:
+    dist.destroy_process_group()
+"""
+RANKS = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+def run(folder, name, *job, traced=("--trace", "lines=1")):
+    watched = (sys.executable, "-m", "shardviz", "run", *traced, "-o", name, "--") if traced else ()
+    command = (*watched, *job)
+    env = environment() | ({} if traced else {"TORCH_COMPILE_DISABLE": "1"})
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "hook" not in done.stderr, done.stderr
+    return folder / name
+
+
+def first_difference(one, other):
+    command = (sys.executable, "-m", "shardviz", "diff", "--format", "json", str(one), str(other))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return next(iter(json.loads(done.stdout)["step"]["departures"]), None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lines")
+    (path / "train.py").write_text(SCRIPT)
+    run(path, "one", sys.executable, "train.py", "right")
+    return path
+
+
+def line_of(text):
+    return f"train.py:{SCRIPT.splitlines().index(text) + 1}"
+
+
+def test_a_line_around_the_model_is_named_and_one_in_a_module(folder):
+    wrong_lines = {"whiten": "    mean = values.mean()", "mixer": "            hidden = hidden - hidden.mean(0)"}
+    for does, text in wrong_lines.items():
+        first = first_difference(folder / "one", run(folder, does, *RANKS, "train.py", does))
+        assert line_of(text) in first["sentence"], first
+
+
+def test_a_right_job_agrees_and_computes_what_it_computes_without(folder):
+    assert first_difference(folder / "one", run(folder, "two", *RANKS, "train.py", "right")) is None
+    watched = torch.load(folder / "right-1.pt", weights_only=True)
+    run(folder, "plain", *RANKS, "train.py", "right", traced=())
+    plain = torch.load(folder / "right-1.pt", weights_only=True)
+    assert all(torch.equal(watched[name], plain[name]) for name in plain)
+
+
+def test_without_lines_the_run_that_shows_them_is_named(folder):
+    one = run(folder, "one_again", sys.executable, "train.py", "right", traced=("--trace",))
+    two = run(folder, "mixer_again", *RANKS, "train.py", "mixer", traced=("--trace",))
+    first = first_difference(one, two)
+    assert first["look"] == "to see the line, run both jobs again with --trace lines=1"
