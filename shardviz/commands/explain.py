@@ -70,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
     if is_name(args.layout):
         return _print_page(args)
     if args.mesh is None:
-        raise ShardvizError(f"layout {args.layout!r} needs the mesh that it is on", "add --mesh fsdp=2,tp=4")
+        axes = dict.fromkeys(re.findall(r"[/=+]([A-Za-z_]\w*)", args.layout)) or ("fsdp", "tp")
+        sizes = ",".join(f"{axis}=2" for axis in axes)
+        raise ShardvizError(f"layout {args.layout!r} needs the mesh that it is on", f"add its sizes: --mesh {sizes}")
     mesh = parse_mesh(args.mesh)
     if mesh.size > MAX_DRAWN_RANKS:
         raise LayoutError(f"mesh {mesh} has {mesh.size:,} ranks, more than {MAX_DRAWN_RANKS:,}")

@@ -61,7 +61,9 @@ def page_of(name: str) -> Page:
         return _of_kind(name)  # type: ignore[arg-type]  # a key of KINDS is a kind
     if name in CATALOGUE:
         return _of_cause(CATALOGUE[name])
-    with_word = [other for other, cause in CATALOGUE.items() if name in f"{other} {_title(cause).lower()}"]
+    with_word = [
+        other for other, cause in CATALOGUE.items() if name in re.split(r"\W+", f"{other} {_title(cause).lower()}")
+    ]
     hint = f"causes with that word: {listed(with_word, MOST_WITH_WORD)}" if with_word else ""
     hint = hint or did_you_mean(name, [*KINDS, *CATALOGUE])
     kinds = f"the kinds are {', '.join(KINDS)}; a kind's page lists its causes"

@@ -303,4 +303,6 @@ def _no_values(dump: Dump, shard: Shard, name: str) -> tuple[str, str]:
     if shard.body.moment == "stamped":
         return f"{printable(name)}: the dump has the ids of rank {shard.rank}, but no values", "`.ids` has them"
     what = f"{printable(name)}: the dump has a digest of rank {shard.rank}'s values, but not the values"
+    if not dump.files.run.probe:
+        return what, "a job's dump keeps values of small tensors only; `shardviz.load` reads a checkpoint of the job"
     return what, "`shardviz probe --values N` writes those of shards of up to N elements"

@@ -107,7 +107,10 @@ def test_a_batch_that_no_axis_splits_leaves_reductions_unchecked_and_says_so(tmp
     probe.write_text(STEPPED)
     model = run_probe(str(probe), "fsdp=2", tmp_path / "dump")
     assert model.files.ranks[0].not_checked == (
-        ("", "reductions over fsdp: every rank saw the same batch, because the probe has no BATCH_AXES"),
+        (
+            "",
+            "reductions over fsdp: every rank saw the same batch; in the probe, BATCH_AXES = ('fsdp',) splits its rows",
+        ),
     )
 
 

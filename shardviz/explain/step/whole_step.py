@@ -60,7 +60,10 @@ class UnevenShapes(ShardedModelRaises):
     A size that the axis does not divide, or a view with the whole tensor's sizes, fails on local shards.
     """
 
-    how = "read the exception and its line; if an axis doesn't divide a size, choose one that it divides"
+    how = (
+        "read the exception and its line: a view with the whole's number of heads needs the rank's own number, or -1; "
+        "a size that an axis doesn't divide needs another axis"
+    )
 
 
 class UncheckedLabel(Cause):

@@ -292,7 +292,8 @@ class ProbeStep:
         probe, capture, mesh = self.on.probe, self.on.capture, self.on.job.mesh
         if axes := axes_of_one_batch(probe, mesh, step.observation.outputs):
             over = ", ".join(axes)
-            self._note(f"reductions over {over}: every rank saw the same batch, because the probe has no BATCH_AXES")
+            line = f"BATCH_AXES = {tuple(axes)} splits its rows"
+            self._note(f"reductions over {over}: every rank saw the same batch; in the probe, {line}")
         unsharded = copied_gradients(list(local_tensors(reference.model)))
         of_parts = gradients_of_micro_batches(probe, setting.build, setting.batch, setting.parts, step, reference)
         if capture.rank == 0:

@@ -33,7 +33,10 @@ MARKS = {"right": "good", "pending": "+", "moved": "~", "repeated": "differs", "
 
 MOST_LINES = 200
 MOST_RANKS = 24
-NONE = "the step was not followed through its modules: only a probe with a batch() is, without --trace off"
+NONE = (
+    "the step was not followed through its modules: that of a probe with a batch() is, without --trace off; "
+    "`shardviz diff` compares the traces of two jobs"
+)
 
 INDENT = 6
 

@@ -298,6 +298,7 @@ class _Forward:
         numbers = _other_number(call) if is_open else None
         segments = segments_of(self.lines, call, given) if is_open else None
         fault = replace(fault, split=split, is_root=is_root, numbers=numbers, segments=segments)
+        fault = replace(fault, summed=self._sum_behind(call))
         return replace(fault, times=times, moved=state.moved, reads=reads, unlike=unlike)
 
     def _draws(self, call: Call) -> str:

@@ -63,6 +63,7 @@ from shardviz.explain.step.step_lines import (
     ReductionNotStored,
     SummedLossAveraged,
 )
+from shardviz.explain.step.sums import RepeatedTerm, UnreducedBesideVector
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedCopies, UnexplainedForward
 from shardviz.explain.templates import number
 from shardviz.text import named_ranks
@@ -183,6 +184,9 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
         cause: Cause = WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own)
         return line_finding.because(cause) if is_open else line_finding
     placed = replace(line_finding, line=place_of(fault.line))
+    if isinstance(finding.explanation, UnreducedBesideVector) and fault.summed:
+        term = finding.explanation
+        return replace(placed, kind="wrong-scale", held="").because(RepeatedTerm(term.vector, term.axis))
     if not is_open:
         return placed
     cause = cause_of(fault)
