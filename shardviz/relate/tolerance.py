@@ -153,6 +153,9 @@ ROUNDINGS_OF_STEP = 100
 ROUNDINGS_OF_RULE = 8.0
 """How many roundings a value may miss a rule by that says how it was made: a multiplication and a sum round."""
 
+ROUNDINGS_OF_SCALE = 8
+"""How many roundings an element may take that is multiplied by a norm: of the norm, a quotient and a product."""
+
 ROUNDINGS_OF_SUM = 64
 """How many float32 roundings a copy may be off that each rank summed by itself."""
 
@@ -166,6 +169,10 @@ LOSS_IN_FLOAT64 = 1e-12
 
 COARSE = 0.02
 """How near values must be to have something in common at all, before it is looked at precisely."""
+
+NEAR_STARTS = 0.5
+"""How far weights of two jobs may differ, relative to the largest element, that were the same some steps ago: matrices
+that were drawn with two seeds are further apart."""
 
 ALIKE = 0.05
 """How far features of two parts may differ that are one, if its values were changed too."""

@@ -138,8 +138,9 @@ def error_of(actual: NDArray[Any], expected: NDArray[Any], size: float = 0.0, en
         ):
             return math.inf
         return error_of(np.where(finite, actual, 0), np.where(finite, expected, 0), size, enough)
-    if not total:
-        return math.inf
+    if not total:  # all zeros, or so small that their squares are
+        largest = float(np.max(np.abs(expected)))
+        return error_of(actual / largest, expected / largest, size / largest, enough) if largest else math.inf
     worst = off / total
     if math.sqrt(worst) > enough:
         return math.sqrt(worst)

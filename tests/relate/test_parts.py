@@ -266,6 +266,13 @@ def test_one_row_of_many_does_not_hide_in_the_error_and_a_row_near_zero_does_not
     assert error_of(off, quiet) < 1e-6
 
 
+def test_numbers_whose_squares_vanish_are_compared_by_their_size() -> None:
+    tiny = np.full((4, 4), 1e-200)
+    assert error_of(tiny * (1 + 1e-12), tiny) < 1e-9
+    assert error_of(tiny * 2, tiny) == 1
+    assert error_of(tiny, tiny * 0) == np.inf
+
+
 def test_nan_must_meet_nan() -> None:
     wanted = np.array([1.0, np.nan, 3.0])
     assert error_of(np.array([1.0, np.nan, 3.0]), wanted) == 0

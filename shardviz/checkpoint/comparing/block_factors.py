@@ -15,7 +15,7 @@ import numpy as np
 
 from shardviz.explain.checkpoints.conversion import FactorsOfBlocks
 from shardviz.relate.casts import values_of
-from shardviz.relate.tolerance import EPSILON, FLOATS
+from shardviz.relate.tolerance import EPSILON, FLOATS, ROUNDINGS_OF_SCALE
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ SAMPLE = 4
 
 MOST_TRIED = 4
 """Widths that are tried on all rows: those that fit the sample but not all rows may be many."""
-
-ROUNDINGS = 8
-"""Roundings of an element: of a norm, a quotient and a product."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str)
         return None
     if min(before.shape) < 2 or math.prod(before.shape) > MOST:
         return None
-    tolerance = ROUNDINGS * max(EPSILON[side.dtype] for side in (before, after))
+    tolerance = ROUNDINGS_OF_SCALE * max(EPSILON[side.dtype] for side in (before, after))
     bits = before.bits, after.bits  # put together once
     is_whole = bits[0].shape == bits[1].shape == before.shape
     if not is_whole or (before.dtype == after.dtype and np.array_equal(*bits)):
@@ -93,7 +90,7 @@ def scaled_in_blocks(outcome: Outcome, before: Tensor, after: Tensor, name: str)
         for width in islice(fitting, MOST_TRIED):
             factors = _factors_of_all(sides, width, tolerance)
             if factors is not None and _are_of_most_lines(factors, tolerance):
-                return _scaled(outcome, name, line, f"{width} {others}", factors, tolerance)
+                return _scaled(outcome, name, line, others, width, factors, tolerance)
     return None
 
 
@@ -104,12 +101,18 @@ def _are_of_most_lines(factors: Array, tolerance: float) -> bool:
     return bool(steps.sum() > 1 and 2 * is_scaled.sum() > len(factors))
 
 
-def _scaled(outcome: Outcome, name: str, line: str, part: str, factors: Array, tolerance: float) -> Outcome:
+def _scaled(
+    outcome: Outcome, name: str, line: str, others: str, width: int, factors: Array, tolerance: float
+) -> Outcome:
     num_parts, is_right = factors.shape[1], (np.abs(factors - 1) <= tolerance).all(axis=0)
-    parts = f"in every {line}, each of {counted(num_parts, 'part')} of {part}" if num_parts > 1 else f"every {line}"
+    parts = (
+        f"in every {line}, each of {counted(num_parts, 'part')} of {width} {others}"
+        if num_parts > 1
+        else f"every {line}"
+    )
     right = f" (1 in {counted(int(is_right.sum()), 'part')})" if is_right.any() else ""
     span = f"{factors.min():.4g} to {factors.max():.4g}{right}"
-    cause = FactorsOfBlocks(line, part.split()[1], is_part=num_parts > 1, is_some_right=bool(is_right.any()))
+    cause = FactorsOfBlocks(line, others, is_part=num_parts > 1, is_some_right=bool(is_right.any()))
     return outcome.became("other", f"{parts} of {name} is the first's times a factor of its own, {span}", cause)
 
 

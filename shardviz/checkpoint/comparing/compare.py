@@ -17,7 +17,7 @@ from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast
 from shardviz.checkpoint.comparing.lengths import with_parts
 from shardviz.checkpoint.comparing.lonely import lonely_outcomes
 from shardviz.checkpoint.comparing.moves import with_fused, with_moved
-from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
+from shardviz.checkpoint.comparing.outcome import SIDES, Comparison, Outcome, Verdict
 from shardviz.checkpoint.comparing.pairs import padding_notes, pair_tensors
 from shardviz.checkpoint.comparing.renames import rename_notes, with_renamed
 from shardviz.checkpoint.comparing.rows import with_rows_placed
@@ -77,7 +77,6 @@ STACKED = 3
 WRITE_A_MAP = (
     "if names correspond, say how with --map FILE, in lines such as `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
 )
-SIDES = ("first", "second")
 LONGEST = 60
 """Characters of a value that are shown."""
 

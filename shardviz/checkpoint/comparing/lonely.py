@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.comparing.outcome import Outcome
+from shardviz.checkpoint.comparing.outcome import SIDES, Outcome
 from shardviz.checkpoint.findings import copied_files
 from shardviz.explain.checkpoints.files import FileCopiedOver, StaleFileIndex, UnreadableFile
 from shardviz.text import printable
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.comparing.outcome import Verdict
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.records import Checkpoint
-
-SIDES = ("first", "second")
 
 
 def lonely_outcomes(pairs: Sequence[Pair], checkpoints: tuple[Checkpoint, Checkpoint]) -> list[tuple[Outcome, Pair]]:

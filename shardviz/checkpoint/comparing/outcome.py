@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.layout.region import Region
 
+SIDES = ("first", "second")
+"""What the two checkpoints are called."""
+
 Verdict = Literal[
     "equal",
     "tied",

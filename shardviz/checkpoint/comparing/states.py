@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.equality import is_same
+from shardviz.checkpoint.comparing.outcome import SIDES
 from shardviz.checkpoint.optimizer import state_of
 from shardviz.explain.checkpoints.states import StatelessParameters
 from shardviz.text import printable
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     Outcomes = list[tuple[Outcome, Pair]]
 
 MASTERS = ("fp32", "fp32_param", "master_param", "param")
-SIDES = ("first", "second")
 UNCHANGED = ("equal", "cast")
 
 

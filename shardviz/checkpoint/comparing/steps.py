@@ -16,7 +16,7 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.changes import factor_text
 from shardviz.checkpoint.comparing.equality import equal, narrower, readable_bits
-from shardviz.checkpoint.comparing.outcome import NOT_COMPARED
+from shardviz.checkpoint.comparing.outcome import NOT_COMPARED, SIDES
 from shardviz.checkpoint.comparing.series import has_values_of, number_of, open_steps, siblings, steps_with, tensor_in
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
@@ -53,7 +53,6 @@ SHARED = ("equal", "cast", "permuted", "padded")
 """Verdicts on tensors whose values both checkpoints have."""
 
 MAX_STEPS = 3
-SIDES = ("first", "second")
 FEWEST = 2
 """Tensors that one file cuts into equal and different parts: a single one may be an embedding with unused rows."""
 

@@ -18,7 +18,7 @@ from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MapArgumentEr
 from shardviz.checkpoint.maps.mapped_tensors import MappedTensor, Op, label_of, leaves, parts_of
 from shardviz.checkpoint.maps.numbering import counted_word, renumbering, star_shared_numbers, starred
 from shardviz.checkpoint.records import MemoryTensor
-from shardviz.explain.checkpoints.conversion import (
+from shardviz.explain.checkpoints.maps import (
     AnotherSourceTensor,
     FusedShardsJoined,
     MisappliedFunction,

@@ -428,7 +428,7 @@ class StepSkippedByRank(Cause):
     kinds = ("wrong-value", "write-not-applied")
     why = (
         "{on_some:?Each rank decides by its own loss or norm whether to step, and ranks decide differently|"
-        "The optimizer leaves out a step by the loss or the norm of each rank's part, which is not that of the whole}"
+        "Each rank decides by the loss or the norm of its own part, not of the whole, whether to leave out a step}"
     )
     how = (
         "decide by a number that is the same on all ranks: all_reduce the loss with ReduceOp.AVG, or take the norm by "

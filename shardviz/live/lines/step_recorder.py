@@ -25,12 +25,9 @@ from shardviz.live.lines.recorder import (
     Recorder,
     Value,
     collecting,
-    has_memory,
-    real_of,
     recorded,
-    storage_of,
-    tensors_kept,
 )
+from shardviz.live.lines.tensors import has_memory, real_of, storage_of, tensors_kept
 from shardviz.live.step.step import loss_of
 from shardviz.relate.tolerance import EXACT, ROUNDINGS_OF_STEP
 

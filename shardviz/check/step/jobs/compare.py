@@ -25,6 +25,7 @@ from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.whole_step import DifferentWeights, EarlierStepsDiffer, MisplacedWeights
+from shardviz.relate.tolerance import NEAR_STARTS
 from shardviz.text import counted, fold, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -50,8 +51,6 @@ UNSHARDED = "the unsharded model"
 WHICH_IS_RIGHT = "Which of the two is right they do not show; one process does: shardviz run --trace -- python train.py"
 BEST, PLACED, AGREEING = 3, 2, 1
 WEIGHTS = "the jobs' weights agree"
-NEAR_STARTS = 0.5
-"""Matrices that were drawn with two seeds are further apart, relative to the largest element."""
 BAD = frozenset(("odd", "repeated", "cut", "none"))
 
 

@@ -13,6 +13,7 @@ leaves several lines, none of them is named: it is one of those between two.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -119,9 +120,10 @@ def _counted_fault(lines: Lines, states: States) -> Fault | None:
         if made is None or not made.is_wrong or call.whole is None or not call.inputs:
             continue
         given = states.forward(call.inputs[0])
-        dim = int(next(iter(call.first.numbers.split()), "0"))
-        is_split = given.kind == "right" and given.layout is not None and bool(_axes_in(given.layout.chains[dim]))
-        if is_split and _is_exchanged(lines, states, call):
+        chains = given.layout.chains if given.kind == "right" and given.layout is not None else ()
+        numbers = call.first.numbers.split()
+        along = [chain for dim, chain in enumerate(chains) if numbers[:1] in ([str(dim)], [str(dim - len(chains))])]
+        if any(map(_axes_in, along)) and _is_exchanged(lines, states, call):
             return _Forward(lines, states).fault_of_moved(call.outputs[0], call)
     return None
 
@@ -438,4 +440,8 @@ def _other_number(call: Call) -> tuple[float, float] | None:
     if len(pairs) != 1 or len(given) != len(wanted):
         return None
     is_whole = not any("." in number for number in pairs[0])  # a size, maybe, as parts have others
-    return None if is_whole and call.first.function not in ARITHMETIC else (float(pairs[0][0]), float(pairs[0][1]))
+    if is_whole and call.first.function not in ARITHMETIC:
+        return None
+    with suppress(ValueError):  # `True` is no number, nor is what a damaged file has
+        return float(pairs[0][0]), float(pairs[0][1])
+    return None

@@ -1,0 +1,113 @@
+"""Causes of checkpoint conversions that differ from their map."""
+
+from __future__ import annotations
+
+from shardviz.explain.cause import Cause
+
+
+class MisappliedFunction(Cause):
+    """A conversion left out a function of its map, applied its inverse, or applied it twice.
+
+    Functions such as rotary only reorder rows. Without them, in reverse or run again on a checkpoint that was already
+    converted, every shape is right, and the model computes something else.
+
+    Attributes:
+        function: The function's name in the map.
+        times: How often it was applied: 0, -1 for its inverse, or 2.
+        in_torch: The same in torch's own words; empty for what has a name there.
+    """
+
+    function: str
+    times: int
+    in_torch: str = ""
+    kinds = ("misordered",)
+    why = "The conversion {times:0?left out {function}|applied {function} {times:2?twice|in reverse}}"
+    how = "apply {function} once in the conversion{in_torch:?: {in_torch}}"
+
+
+class WrongMapNumber(Cause):
+    """A conversion applied a function of its map with a different number.
+
+    The size of a head, the number of parts or an index comes from a different model's settings. Any number that divides
+    the rows gives the right shape.
+    """
+
+    function: str
+    kinds = ("misordered",)
+    why = "The conversion calls {function} with a different number than the map"
+    how = "use the numbers of the map"
+
+
+class PartsJoinedOtherwise(Cause):
+    """A conversion joined the parts of a fused tensor in a different way than its map says.
+
+    Parts one after the other, interleaved parts and reordered parts have the same shape. So have parts along another
+    dim if the tensor is square.
+
+    Attributes:
+        manner: How it joined them.
+        function: The function by which the map joins them; empty if only their order differs.
+        dim: The dim along which the map joins them.
+        in_torch: How the map joins a list of parts, in torch's own words.
+    """
+
+    manner: str
+    function: str = ""
+    dim: int = 0
+    in_torch: str = ""
+    kinds = ("misordered",)
+    why = "The conversion joined the parts {manner}"
+    how = "join them {function:?as {function} along dim {dim}|in the map's order}{in_torch:?: {in_torch}}"
+
+
+class FusedShardsJoined(Cause):
+    """The shards of a fused tensor were joined without taking them apart into its parts.
+
+    Each rank's shard of a fused weight has a piece of every part (q, k and v). Joined as they are, the pieces of the
+    ranks come in turns, and the shape is right.
+
+    Attributes:
+        ranks: How many ranks' shards were joined.
+        dim: The dim along which the parts are joined.
+    """
+
+    ranks: int
+    dim: int
+    kinds = ("misordered",)
+    why = "The conversion concatenates the fused shards of {ranks} ranks, each with its piece of every part"
+    how = (
+        "split each rank's shard into its parts, join the pieces of each part, then concatenate the parts along dim "
+        "{dim}"
+    )
+
+
+class TransposedInConversion(Cause):
+    """A conversion transposed a matrix, or did not although its map does.
+
+    Some layers store (in, out) and others (out, in). For a square matrix both load.
+    """
+
+    kinds = ("misordered",)
+    why = "The conversion transposes the tensor, or doesn't although its map does"
+    how = "transpose it in the conversion"
+
+
+class AnotherSourceTensor(Cause):
+    """A conversion made a tensor from the wrong parts, or joined the parts in the wrong order.
+
+    Tensors of different layers or projections often have the same shape, and the parts of a stack, such as experts,
+    always have.
+
+    Attributes:
+        expression: How the map makes the tensor.
+        is_renumbered: Whether the parts, such as experts, are the same in a different order.
+    """
+
+    expression: str
+    is_renumbered: bool = False
+    kinds = ("foreign", "misordered")
+    why = (
+        "{is_renumbered:?The conversion numbers the parts in a different order|The conversion takes a different "
+        "tensor, or joins the parts in a different order}"
+    )
+    how = "make it as {expression}"
