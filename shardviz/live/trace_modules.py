@@ -37,7 +37,8 @@ class Followed:
         if text.startswith(MODULES) and text != MODULES:
             return cls(text.removeprefix(MODULES))
         ways = "all, off, modules=PATTERN or lines=MODULE" if of_job else "all, off or modules=PATTERN"
-        raise ShardvizError(f"--trace {text!r} is not {ways}", "--trace all, or --trace 'modules=layers.1.*'")
+        example = "lines=layers.1" if of_job else "'modules=layers.1.*'"
+        raise ShardvizError(f"--trace {text!r} is not {ways}", f"--trace all, or --trace {example}")
 
     def includes(self, name: str) -> bool:
         """Whether a module is followed; the model itself is, where any of its modules is."""

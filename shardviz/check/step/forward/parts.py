@@ -188,9 +188,12 @@ def check_fused(evidence: Evidence, comparison: Compared) -> Reason | None:
         return None
     name, reader = f"{before[-1].name}.weight", f"{odd.name}.weight"
     weight, next_weight = evidence.dump.stamped.get(name), evidence.dump.stamped.get(reader)
-    if weight is None or next_weight is None or (len(weight.shape), len(next_weight.shape)) != (2, 2):
+    stamp, next_stamp = evidence.dump.stamps.get(name), evidence.dump.stamps.get(reader)
+    if weight is None or next_weight is None or stamp is None or next_stamp is None:
         return None
-    sizes = _segments(evidence.dump.stamps[name].shape[0], evidence.dump.stamps[reader].shape[1])
+    if {len(side.shape) for side in (weight, next_weight, stamp, next_stamp)} != {2}:
+        return None
+    sizes = _segments(stamp.shape[0], next_stamp.shape[1])
     axes = [
         axis
         for axis in comparison.mesh.axes
