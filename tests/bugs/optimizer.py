@@ -292,6 +292,14 @@ CASES = (
         ("dp", "broadcast"),
     ),
     Bug(
+        "weights that no owner sends on",
+        "dp=2",
+        OWNERS,
+        (("            distributed.broadcast(parameter.data, src=ranks[owner], group=group)\n", ""),),
+        ("unreplicated",),
+        ("broadcast every weight from the rank that steps it",),
+    ),
+    Bug(
         "momentum of each replica's own",
         "replicate=2,fsdp=2",
         HYBRID,

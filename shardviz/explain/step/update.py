@@ -289,14 +289,14 @@ class StepNotSent(Cause):
     step. A loop over full rounds, or over a list that is one too short, leaves the last weights out.
 
     Attributes:
-        arrived: A weight that the same ranks do not step either, and that did arrive.
+        arrived: A weight that the same ranks do not step either, and that did arrive; empty if none did.
     """
 
-    arrived: str
-    kinds = ("write-not-applied",)
+    arrived: str = ""
+    kinds = ("write-not-applied", "unreplicated")
     why = (
-        "The optimizer divides the weights among the ranks and sends the results. Nothing sends this one to the ranks "
-        "that don't step it, and {arrived} is sent"
+        "The optimizer divides the weights among the ranks. Nothing sends this one to the ranks that don't step it"
+        "{arrived:?, and {arrived} is sent|}"
     )
     how = "broadcast every weight from the rank that steps it, the last ones of the list, too"
 
@@ -425,7 +425,7 @@ class StepSkippedByRank(Cause):
     """
 
     on_some: bool
-    kinds = ("wrong-value", "write-not-applied")
+    kinds = ("wrong-value", "write-not-applied", "unreplicated")
     why = (
         "{on_some:?Each rank decides by its own loss or norm whether to step, and ranks decide differently|"
         "Each rank decides by the loss or the norm of its own part, not of the whole, whether to leave out a step}"

@@ -31,7 +31,7 @@ from shardviz.relate.tolerance import EXPLAINED_UPDATE, SINGLE
 from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from shardviz.check.step.comparison import Compared
     from shardviz.dump.dump import Dump
@@ -57,6 +57,7 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
         yield NotChecked("", why, "step")
         return
     comparisons, arrived = [], _arrived(dump)
+    stills = {_still(comparison) for comparison in compared(dump, ("param",)) if not comparison.incomparable}
     for comparison in compared(dump, ("param",)):
         idle = tuple(
             rank
@@ -71,7 +72,7 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
             is_trained = bool(_with_gradient(dump, comparison))
             yield _left_out(comparison, idle, arrived) if is_trained else _not_written(comparison, idle)
         elif comparison.copies_differ_along:
-            yield with_copies(_differing(dump, comparison), dump, tensors[comparison.name])
+            yield with_copies(_differing(dump, comparison, stills), dump, tensors[comparison.name])
         elif len(idle) < len(comparison.values):  # else it is left alone on purpose
             comparisons.append(comparison)
     yield from _check_moved(dump, comparisons)
@@ -130,8 +131,25 @@ def _not_written(comparison: Compared, idle: tuple[int, ...]) -> Finding:
     )
 
 
-def _differing(dump: Dump, comparison: Compared) -> Finding:
+def _still(comparison: Compared) -> tuple[int, ...]:
+    """Return the ranks on which a weight is what it was before the step."""
+    return tuple(rank for rank, values in comparison.values.items() if np.array_equal(values, comparison.wanted_of(rank)))
+
+
+def _differing(dump: Dump, comparison: Compared, stills: Collection[tuple[int, ...]]) -> Finding:
+    """Return the finding of a weight whose copies differ after the step.
+
+    Args:
+        dump: The dump.
+        comparison: The weight.
+        stills: On which ranks a weight of the step did not change, of all weights.
+    """
     axes = " and ".join(comparison.copies_differ_along)
+    if still := _still(comparison):
+        take_turns = any(rank not in other for other in stills for rank in still)
+        cause: Cause = StepNotSent() if take_turns else StepSkippedByRank(on_some=True)
+        moved = named_ranks(tuple(sorted(comparison.values.keys() - set(still))), MAX_LISTED)
+        return _apart(comparison, cause, f": it is as it was before on {named_ranks(still, MAX_LISTED)}, not on {moved}")
     factors = factors_of_steps(dump, comparison)
     if factors and max(factors.values()) - min(factors.values()) > EXPLAINED_UPDATE * max(map(abs, factors.values())):
         why = scaled(factors)
