@@ -83,6 +83,32 @@ def batch():
 """
 )
 
+CLIPPED_ROWS = (
+    ROWS
+    + """
+class Clipped(torch.optim.SGD):
+    group = None
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        weights = self.param_groups[0]["params"]
+        square = torch.stack([p.grad.square().sum() for p in weights if p.ndim > 1]).sum()
+        if self.group is not None:
+            distributed.all_reduce(square, group=self.group)
+        square += torch.stack([p.grad.square().sum() for p in weights if p.ndim < 2]).sum()
+        for parameter in weights:
+            parameter.grad.mul_((0.1 / square.sqrt()).clamp(max=1.0))
+        super().step(closure)
+
+
+def optimizer(model, mesh):
+    optimizer = Clipped(model.parameters(), lr=0.2)
+    optimizer.group = model[0].group
+    return optimizer
+
+"""
+)
+
 DATA_BESIDE = (
     ROWS
     + """
@@ -364,6 +390,16 @@ CASES = (
         ("wrong-scale",),
         ("the input of 0", "before the sum"),
         ("nothing sums it",),
+        with_lines=True,
+    ),
+    Bug(
+        "no backward sum, and gradients clipped by their right norm",
+        "tp=2",
+        CLIPPED_ROWS,
+        (("        distributed.all_reduce(grad, group=ctx.group)\n", ""),),
+        ("unreduced-gradient",),
+        ("sends back each rank's own part", "over tp"),
+        ("clips by",),
         with_lines=True,
     ),
     Bug(

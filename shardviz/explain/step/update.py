@@ -296,9 +296,13 @@ class StepNotSent(Cause):
     kinds = ("write-not-applied", "unreplicated")
     why = (
         "The optimizer divides the weights among the ranks. Nothing sends this one to the ranks that don't step it"
-        "{arrived:?, and {arrived} is sent|}"
+        "{arrived:?, and {arrived} is sent|}",
+        "{arrived:?|The ranks on which it is as it was leave it out of their step, by a condition of their own}",
     )
-    how = "broadcast every weight from the rank that steps it, the last ones of the list, too"
+    how = (
+        "broadcast every weight from the rank that steps it, the last ones of the list, too",
+        "{arrived:?|step each weight on every rank, or on none}",
+    )
 
 
 class StepOverwritten(Cause):

@@ -43,6 +43,8 @@ MOVED: Mapping[Moved, str] = {
 Kind = Literal["right", "terms", "other", "none", "missing", "unknown"]
 COLLECTIVES_OF_TERMS = ("all_reduce", "reduce")
 INTEGERS = ("int", "uint")
+ADDITIONS = ("add", "add_", "radd", "iadd")
+"""Functions whose result's gradient is, as it is, that of each tensor that they take."""
 MAX_BESIDE = 4
 """A tensor that more readers hand back gradients of is not looked at."""
 MIN_DISTINCT = 16
@@ -199,9 +201,23 @@ class States:
         if not all(record.has_gradient for record in records):
             return UNKNOWN
         state = self.related(value, reference_number, gradient=True)
+        if state.kind == "none" and (residuals := self._residuals(value, reference_number)):
+            branch = self.related(value, reference_number, gradient=True, residuals=residuals)
+            state = branch if branch.is_known else state
         if forward.kind == "terms" and set(state.axes) & set(forward.axes):
             return State("none", state.layout, state.axes)  # the gradient of a term is that of the sum
         return state
+
+    def _residuals(self, value: Value, reference_number: int) -> list[int]:
+        """Return the sums that the unsharded model makes of a tensor, if ranks make none of it.
+
+        Their gradient is part of its own. Where ranks give a branch a copy, the copy gets that of the branch alone.
+        """
+        readers = [line for line in self.lines.unsharded.lines if reference_number in line.inputs]
+        paired = [call.whole for call in self.lines.readers(value)]
+        apart = [line for line in readers if line not in paired]
+        is_branch = len(apart) < len(readers) and all(line.function in ADDITIONS for line in apart)
+        return [line.outputs[0] for line in apart if line.outputs] if is_branch else []
 
     def _shares_gradient(self, value: Value, reference_number: int) -> bool:
         """Whether the unsharded tensor's gradient comes back in part to an earlier tensor, as through a copy of it."""
@@ -229,9 +245,21 @@ class States:
         axes = self._averaged_axes - set(forward.axes if forward.op == "avg" else ())
         return float(math.prod(map(self.mesh.axis_size, axes)))
 
-    def related(self, value: Value, reference_number: int, *, gradient: bool = False) -> State:
-        """Return the relation of ranks' values, or of their gradients, to any tensor of the unsharded model."""
+    def related(
+        self, value: Value, reference_number: int, *, gradient: bool = False, residuals: Sequence[int] = ()
+    ) -> State:
+        """Return the relation of ranks' values, or of their gradients, to any tensor of the unsharded model.
+
+        Args:
+            value: What ranks have.
+            reference_number: The unsharded model's tensor.
+            gradient: Whether to relate gradients.
+            residuals: The unsharded model's tensors whose gradients are no part of ranks' gradient.
+        """
         whole = self.whole(reference_number, gradient=gradient)
+        for number in residuals:
+            other = self.whole(number, gradient=True)
+            whole = whole - other if whole is not None and other is not None and other.shape == whole.shape else None
         held = self._gradients(value) if gradient else self._arrays(value)
         if whole is None or not whole.size or self.mesh.size != len(held):
             return UNKNOWN

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.trace.calls import NUMBER, is_within
+from shardviz.check.step.trace.calls import NUMBER, enclosing, is_within
 from shardviz.check.step.trace.traces import float_of
 from shardviz.check.step.trace.values import in_both
 from shardviz.dump.records.trace import PointRecord
@@ -197,7 +197,7 @@ class Judging:
             self.num_not_finite += 1
             return None
         at = _Place(self, place, whole, parts, self._near(place, whole, parts, self.drift))
-        layout = at.split() or at.sum()
+        layout = at.split() or at.sum() or self._of_branch(at, by_rank)
         state: State = "odd"
         if layout is not None:
             state = "pending" if any(isinstance(placement, Partial) for placement in layout) else "right"
@@ -205,6 +205,26 @@ class Judging:
         elif parts:
             state = at.of_slices()
         return Judgment(dict.fromkeys(parts, state) | absent, layout, at.near)
+
+    def _of_branch(self, at: _Place, points: Mapping[int, Point]) -> Placements | None:
+        """Return the placements of a gradient that fits once what a residual sends back is taken from the whole's.
+
+        A module of the unsharded model reads the tensor that the residual around it reads, and its gradient is the sum
+        of both. Ranks that give the module a copy, as tensor parallelism does, get that of the module alone.
+        """
+        input_place = at.place.forward
+        for outer in enclosing(at.place.module) if at.place.what == "gradient of input" else ():
+            outer_input = input_place._replace(module=outer)
+            around = self.whole.get(outer_input._replace(what="gradient of output", tensor=0))
+            is_shared = _are_one(self.whole, input_place, outer_input)
+            if not is_shared or any(_are_one(self.ranks[rank], input_place, outer_input) for rank in points):
+                continue
+            if around is not None and around.values is not None and around.values.shape == at.whole.shape:
+                alone = at.whole.with_values(at.whole.values - around.values.values)
+                branch = replace(at, whole=alone)
+                if (layout := branch.split() or branch.sum()) is not None:
+                    return layout
+        return None
 
     def _is_known_to_be_absent(self, place: Place, rank: int) -> bool:
         """Whether a gradient is not there that should be: what it is the gradient of was kept."""
@@ -281,6 +301,11 @@ class Judging:
             is_right = name == "input" or (judgment is not None and judgment.state.get(rank) == "right")
             if name and is_right and point.values is not None and point.values.is_whole and point.values.shape == shape:
                 yield name, point.values.values
+
+
+def _are_one(points: Mapping[Place, Point], place: Place, other_place: Place) -> bool:
+    """Whether the same tensor is at two places."""
+    return place in points and other_place in points and points[place].tensor == points[other_place].tensor
 
 
 def _layer(place: Place) -> str:

@@ -21,6 +21,7 @@ from shardviz.explain.step.modules import (
     UngatheredInput,
     UnsummedModule,
 )
+from shardviz.explain.step.scales import ClippedByParts
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.templates import times_text
 from shardviz.relate.measures import ratio_of
@@ -198,12 +199,19 @@ def _of_gradients(evidence: Evidence, first: Divergence, pairs: Sequence[Found])
     ]
     if not follow:
         return list(pairs)
-    ids = {id(finding) for _, finding in follow}
-    unrelated = [(result, finding) for result, finding in pairs if id(finding) not in ids]
     comparison, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
+    ids = {id(finding) for _, finding in follow}
+    follow += [(result, finding) for result, finding in pairs if id(finding) not in ids and _is_clipped(finding)]
+    ids |= {id(finding) for _, finding in follow}
+    unrelated = [(result, finding) for result, finding in pairs if id(finding) not in ids]
     folded = _folded(evidence, first, nearest, cause, len(follow) - 1)
     others = tuple(finding for result, finding in follow if result is not comparison)
     return [*unrelated, (comparison, replace(folded, others=others))]
+
+
+def _is_clipped(finding: Finding) -> bool:
+    """Whether a rank's gradient is scaled by a number of its own, as clipping by the norm of wrong gradients does."""
+    return isinstance(finding.explanation, ClippedByParts) and not finding.explanation.norm
 
 
 def _is_term_of(first: Divergence, result: Compared, finding: Finding) -> bool:

@@ -133,7 +133,9 @@ def _not_written(comparison: Compared, idle: tuple[int, ...]) -> Finding:
 
 def _still(comparison: Compared) -> tuple[int, ...]:
     """Return the ranks on which a weight is what it was before the step."""
-    return tuple(rank for rank, values in comparison.values.items() if np.array_equal(values, comparison.wanted_of(rank)))
+    return tuple(
+        rank for rank, values in comparison.values.items() if np.array_equal(values, comparison.wanted_of(rank))
+    )
 
 
 def _differing(dump: Dump, comparison: Compared, stills: Collection[tuple[int, ...]]) -> Finding:
@@ -149,7 +151,9 @@ def _differing(dump: Dump, comparison: Compared, stills: Collection[tuple[int, .
         take_turns = any(rank not in other for other in stills for rank in still)
         cause: Cause = StepNotSent() if take_turns else StepSkippedByRank(on_some=True)
         moved = named_ranks(tuple(sorted(comparison.values.keys() - set(still))), MAX_LISTED)
-        return _apart(comparison, cause, f": it is as it was before on {named_ranks(still, MAX_LISTED)}, not on {moved}")
+        return _apart(
+            comparison, cause, f": it is as it was before on {named_ranks(still, MAX_LISTED)}, not on {moved}"
+        )
     factors = factors_of_steps(dump, comparison)
     if factors and max(factors.values()) - min(factors.values()) > EXPLAINED_UPDATE * max(map(abs, factors.values())):
         why = scaled(factors)
