@@ -147,7 +147,7 @@ def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
     absent = list(evidence.without_gradient)
     yield from _held_back(evidence, [name for name in absent if name in evidence.held_back])
     remaining = [name for name in absent if name not in evidence.held_back]
-    cut = [name for name in remaining if _is_due(dump, name) and _holders(dump, name)]
+    cut = [name for name in remaining if is_due(dump, name) and _holders(dump, name)]
     is_judged = bool(evidence.gradients) and not any(
         one.wrong for one in evidence.results if one.role == "output" or one.name == "loss" if not one.incomparable
     )
@@ -165,7 +165,7 @@ def check_absent_gradients(dump: Dump) -> Iterator[Finding]:
     for name, tensor in dump.by_name("step", "grad").items():
         missing = (rank for rank in _holders(dump, name) if rank not in tensor.shards)
         absent = tuple(rank for rank in missing if rank in dump.files.ranks)
-        if absent and _is_due(dump, name):
+        if absent and is_due(dump, name):
             yield GradientOnSomeRanks().finding(
                 name,
                 absent,
@@ -182,7 +182,7 @@ def _holders(dump: Dump, name: str) -> tuple[int, ...]:
     return tuple(rank for rank, shard in weight.shards.items() if math.prod(shard.body.local_shape))
 
 
-def _is_due(dump: Dump, name: str) -> bool:
+def is_due(dump: Dump, name: str) -> bool:
     """Whether the unsharded model has a gradient that is not zero everywhere; or none is known."""
     gradient = dump.find("reference", "grad", name)
     return gradient is None or bool(np.any(dump.values(gradient.first, name)))

@@ -35,6 +35,30 @@ class UnsummedModule(Cause):
         return self.module.startswith(f"{self.reader}.")
 
 
+class UnusedWeight(Cause):
+    """The first wrong module has a weight that gets no gradient on any rank, although the unsharded model's does.
+
+    A forward that is written again for sharding leaves out a scale, a bias or a gate, or reads it in a way that
+    autograd does not see. Nothing raises, and an optimizer skips what has no gradient.
+
+    Attributes:
+        module: The module.
+        weight: The weight.
+    """
+
+    module: str
+    weight: str
+    kinds = ("wrong-value",)
+    why = (
+        "{module:called} never uses {weight} when it is sharded",
+        "{module:called} reads {weight} by .data, detach() or under no_grad(), and changes something else, too",
+    )
+    how = (
+        "use {weight} on each rank as the unsharded forward does",
+        "read {weight} itself, or its to_local(), so that a gradient comes back to it",
+    )
+
+
 class UngatheredInput(Cause):
     """A module computes with a rank's own part alone, and its result needs the other parts.
 

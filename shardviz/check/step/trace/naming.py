@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardviz.check.step.contradictions import is_due
 from shardviz.check.step.trace.backward import unsummed_behind
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of
@@ -20,6 +21,7 @@ from shardviz.explain.step.modules import (
     UnexplainedModuleBackward,
     UngatheredInput,
     UnsummedModule,
+    UnusedWeight,
 )
 from shardviz.explain.step.scales import ClippedByParts
 from shardviz.explain.step.sums import GradientNotReduced
@@ -258,6 +260,8 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
     if first.direction == "forward":
         if first.way == "unsummed":
             return UnsummedModule(first.module, first.before, first.axis)
+        if unused := _unused_weight(evidence, first):
+            return UnusedWeight(name, unused)
         split = _split_inputs(evidence, first)
         if split and not _is_gathered(evidence, first, split[1]):
             axis, dim = split
@@ -280,6 +284,13 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
     if first.way == "between":
         return UnexplainedBetweenModules(name, first.after or "what reads its output")
     return UnexplainedModuleBackward(name)
+
+
+def _unused_weight(evidence: Evidence, first: Divergence) -> str:
+    """Return a weight of the first wrong module to which no gradient comes on any rank; empty without one."""
+    names = evidence.without_gradient if first.way == "within" else ()
+    of_module = (name for name in names if name.rpartition(".")[0] == first.module)
+    return next((name for name in of_module if is_due(evidence.dump, name)), "")
 
 
 def _lost_output(first: Divergence) -> str:
