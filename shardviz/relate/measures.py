@@ -367,6 +367,16 @@ def weights_between(columns: Values, held: Values) -> Values | None:
     return np.asarray(weights, np.float64) if num_known == columns.shape[1] else None
 
 
+def has_wanted_numbers(sides: Sides, rank: int) -> bool:
+    """Whether each number of a rank is somewhere in what is wanted: moving slices leaves numbers as they are."""
+    wanted, held = np.sort(sides.wanted, axis=None), sides.reduced[rank].ravel()
+    if not wanted.size:
+        return not held.size
+    above = np.searchsorted(wanted, held).clip(max=wanted.size - 1)
+    apart = np.minimum(np.abs(wanted[above] - held), np.abs(wanted[above - (above > 0)] - held))
+    return bool(np.all(apart <= sides.tolerance * (1 + EXACT)))
+
+
 def moved_slices(sides: Sides, rank: int, dim: int) -> Slices:
     """Return the slice at each index of a rank's part; empty if it isn't just reordered."""
     region, held = sides.regions[rank], sides.held_by(rank)

@@ -54,11 +54,16 @@ FEW_CHAINS = 8
 class Search:
     """The search over one pair.
 
+    Args:
+        pair: The pair.
+        is_refined: Whether what placements leave is looked for: reordered slices, parts of other ranks, added numbers.
+
     Attributes:
         explained: Each chain that explains some ranks, with these.
     """
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: Pair, *, is_refined: bool = True) -> None:
+        self.is_refined = is_refined
         self.pair, self.mesh, self.claimed, self.limit = pair, pair.mesh, pair.claimed, pair.bound.limit
         self.shape = index_shape_of(pair)
         self.actual = {rank: held for rank, held in pair.held.items() if rank in pair.mesh}
@@ -172,7 +177,8 @@ class Search:
                 break
         best = self.best()
         if (
-            unexplained
+            self.is_refined
+            and unexplained
             and num_links < MAX_LINKS
             and (best is None or not (is_large or self.num_links(best) <= num_links))
         ):
@@ -211,11 +217,13 @@ def error_within(bound: Bound, actual: Values, expected: Values, sizes: tuple[fl
     return bound.limit * farthest(actual, expected) / (bound.element * max(1.0, abs(sizes[1])))
 
 
-def relation_of(pair: Pair) -> Related:
+def relation_of(pair: Pair, *, is_refined: bool = True) -> Related:
     """Relate each rank's array to the expected one.
 
     Args:
         pair: What is wanted, and what each rank holds.
+        is_refined: Whether what placements leave is looked for, which takes ten times as long: slices in another order,
+            parts of other ranks, added numbers.
 
     Returns:
         One group with one chain if there is a chain that explains all ranks, else groups of ranks. A rank that nothing
@@ -230,7 +238,7 @@ def relation_of(pair: Pair) -> Related:
         >>> relation_of(pair).chain[1:]
         (Scaled(factor=0.5),)
     """
-    search = Search(pair)
+    search = Search(pair, is_refined=is_refined)
     with np.errstate(over="ignore", invalid="ignore"):  # infinity, and squares of numbers near the largest
         for context in contexts(pair, search.actual):
             best, links = search.best(), search.num_links(context.stated)

@@ -19,6 +19,7 @@ from shardviz.relate.measures import (
     factor_of_all,
     factors_of_ranks,
     factors_of_slices,
+    has_wanted_numbers,
     is_of_other_parts,
     is_right_with,
     is_shared_with,
@@ -135,6 +136,9 @@ def test_parts_and_slices_at_the_wrong_place_are_found(seed: int) -> None:
     exchanged = with_held(right, {rank: right.values[rank ^ 1] for rank in range(4)})
     assert [owner_of(exchanged, rank) for rank in range(4)] == [1, 0, 1, 0]
     turned = each(right, lambda _, values: values[::-1])
+    assert all(has_wanted_numbers(moved, 1) for moved in (right, exchanged, turned))
+    assert not has_wanted_numbers(each(right, lambda _, values: values * 1.01), 1)
+    assert not has_wanted_numbers(each(right, lambda _, values: values * np.nan), 1)
     assert moved_slices(turned, 1, 0) == {4: 7, 5: 6, 6: 5, 7: 4}
     assert moved_slices(turned, 1, 1) == {}
     lost = each(right, lambda rank, values: np.where((np.arange(4) == 2)[:, None] & (rank % 2 == 1), 0, values))

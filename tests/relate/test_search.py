@@ -126,6 +126,18 @@ def test_two_axes_may_be_pending_each_with_its_own_reduction() -> None:
     assert all(np.allclose(*replay(related.chain, pair, rank)) for rank in mesh.ranks)
 
 
+def test_a_quick_search_finds_placements_and_factors_but_no_order() -> None:
+    mesh = parse_mesh("tp=2")
+    wanted = np.random.default_rng(0).normal(size=(8, 6))
+    layout = Layout(mesh, wanted.shape, (("tp",), ()))
+    halves = {rank: wanted[4 * rank :][:4] / 2 for rank in range(2)}
+    turned = {rank: wanted[::-1][4 * rank :][:4] for rank in range(2)}
+    pairs = [Pair(wanted, held, layout, mesh) for held in (halves, turned)]
+    assert relation_of(pairs[0], is_refined=False) == relation_of(pairs[0])
+    assert relation_of(pairs[1]).chain is not None
+    assert relation_of(pairs[1], is_refined=False).chain is None
+
+
 def test_a_slice_may_stand_twice() -> None:
     wanted, layout = drawn(), rows()
     order = (0, 1, 2, 3, 0, 1, 2, 3)

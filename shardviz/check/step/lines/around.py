@@ -71,7 +71,7 @@ class Around:
             return None
         around = Around(lines, States(dump, lines))
         for value in lines.values:  # in order, so that none of them has to go back far
-            around.states.forward(value)
+            around.states.placed(value)
         return around if around.has_compared_loss or around.is_given_the_batch else None
 
     @property
@@ -90,7 +90,7 @@ class Around:
         return self.lines.origin(value).startswith("output")
 
     def _is_known(self, value: Value) -> bool:
-        return self.states.forward(value).is_known
+        return self.states.placed(value).is_known
 
     def fault_of(self, finding: Finding) -> Fault | None:
         """Return the line at which the results of a finding go wrong; None if it isn't one line for all of them."""
@@ -133,7 +133,7 @@ class Around:
         value = self.lines.results[f"gradient {name}"][0]
         if not self.states.is_right:  # a probe's loss is a finding of its own
             return None if self.has_compared_loss else self._of_result("loss")
-        if self.states.forward(value).kind == "right":
+        if self.states.placed(value).kind == "right":
             return self._of_result(f"stepped gradient {name}")
         return self._after_backward(value) or self._between_loss_and_model
 
@@ -147,7 +147,7 @@ class Around:
             if terms is None or terms.kind != "terms" or terms.op:
                 continue
             made = [value for value in call.outputs if self.lines.wanted.get(value) == wanted]
-            is_whole = bool(made) and self.states.forward(made[0]).kind == "right"
+            is_whole = bool(made) and self.states.placed(made[0]).kind == "right"
             if is_whole and ratio and ratio * math.prod(map(self.states.mesh.axis_size, terms.axes)) == 1:
                 return fault_at("summed loss", call, terms.text, terms, axis=" and ".join(terms.axes))
         return None
@@ -164,12 +164,12 @@ class Around:
     @cached_property
     def has_wrong_gradient(self) -> bool:
         """Whether the step leaves the optimizer a gradient that is wrong."""
-        return any(self.states.forward(value).is_wrong for value in self._gradients)
+        return any(self.states.placed(value).is_wrong for value in self._gradients)
 
     @cached_property
     def _has_right_gradient(self) -> bool:
         """Whether the step leaves the optimizer a gradient that is right, and not zero."""
-        right = (value for value in self._gradients if self.states.forward(value).kind == "right")
+        right = (value for value in self._gradients if self.states.placed(value).kind == "right")
         return any(held.any() for value in right for held in self.states.held(value).values())
 
     @property
@@ -221,7 +221,7 @@ class Around:
         others = [given for given in call.inputs if self.lines.memory(given) not in memories]
         if held.kind == "unknown" or others:
             is_read = call.whole is not None and len(others) == 1
-            is_read &= call.first.function == "copy_" or self.states.forward(others[0]).is_wrong
+            is_read &= call.first.function == "copy_" or self.states.placed(others[0]).is_wrong
             return fault_of(self.lines, self.states, others[0]) if is_read else None
         ranks = call.first.ranks if call.first.is_collective else ()
         terms = self.states.forward(call.inputs[0]) if ranks else None

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def backward_fault(lines: Lines, states: States) -> Fault | None:
     """Return the line at which gradients first go wrong, of a module or a loss whose forward is right."""
     search = _Backward(lines, states)
-    wrong = [value for value in lines.values if states.gradient(value).is_wrong]
-    if not wrong or any(states.gradient(value).is_wrong for value, _ in lines.returned):
+    wrong = [value for value in lines.values if states.placed(value, gradient=True).is_wrong]
+    if not wrong or any(states.placed(value, gradient=True).is_wrong for value, _ in lines.returned):
         return None
     return search.blame(max(wrong, key=lines.order))
 
@@ -106,7 +106,7 @@ class _Backward:
 
     def _is_given_terms(self, call: Call) -> bool:
         """Whether what a call makes gets the terms of a sum for its gradient: it passes them on."""
-        return any(self.states.gradient(one).kind == "terms" for one in call.outputs)
+        return any(self.states.placed(one, gradient=True).kind == "terms" for one in call.outputs)
 
     def _begin_of_terms(self, call: Call) -> Call:
         """Return the call that first hands back the terms that a call passes on."""
@@ -133,7 +133,7 @@ class _Backward:
                 continue
             visited.add(current)
             for value in current.outputs:
-                if self.states.gradient(value).kind != "unknown":
+                if self.states.placed(value, gradient=True).kind != "unknown":
                     yield value
                 else:
                     waiting += self.lines.readers(value)

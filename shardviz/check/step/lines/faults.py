@@ -48,7 +48,7 @@ ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "truediv", "rtruediv", "pow", 
 def fault_in(lines: Lines, states: States) -> Fault | None:
     """Return the first wrong line; None if there is none, or several lines could be it."""
     for value in lines.values:  # in order, so that none of them has to go back far
-        states.forward(value)
+        states.placed(value)
     fault = _narrowed(lines, states, forward_fault(lines, states))
     fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
@@ -56,7 +56,7 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
 
 def fault_of(lines: Lines, states: States, value: Value) -> Fault | None:
     """Return the line at which one tensor goes wrong; None if it is right, or several lines could be it."""
-    state, search = states.forward(value), _Forward(lines, states)
+    state, search = states.placed(value), _Forward(lines, states)
     if state.kind == "terms" and not state.op:
         return search.never_summed(value)
     fault = _narrowed(lines, states, search.blame(value)) if state.is_wrong else None
@@ -70,7 +70,7 @@ def fault_of_mean(lines: Lines, states: States, value: Value) -> Fault | None:
     """
     makers = list(lines.makers(value))
     sums = (made for call in makers if call.first.is_collective for made in call.outputs)
-    wrong = next((made for made in sums if states.forward(made).is_wrong), None)
+    wrong = next((made for made in sums if states.placed(made).is_wrong), None)
     if wrong is not None or not makers:
         return None if wrong is None else _Forward(lines, states).blame(wrong)
     state = states.forward(value)
@@ -96,17 +96,17 @@ def forward_fault(lines: Lines, states: States) -> Fault | None:
     """Return the line at which values first go wrong."""
     search = _Forward(lines, states)
     returned = [value for value, _ in lines.returned]
-    wrong = next((value for value in returned if states.forward(value).is_wrong), None)
+    wrong = next((value for value in returned if states.placed(value).is_wrong), None)
     if wrong is not None:
         return search.blame(wrong) or _unsummed_at_end(lines, states, wrong)
-    pending = next((value for value in returned if states.forward(value).kind == "terms"), None)
+    pending = next((value for value in returned if states.placed(value).kind == "terms"), None)
     return None if pending is None else search.never_summed(pending)
 
 
 def _unsummed_at_end(lines: Lines, states: States, returned: Value) -> Fault | None:
     """Return the line whose terms a module ends with, if a hook makes what it returns of them."""
     made = lines.calls[-1].outputs if lines.calls and lines.producer(returned) is None else ()
-    terms = next((value for value in made if states.forward(value).kind == "terms"), None)
+    terms = next((value for value in made if states.placed(value).kind == "terms"), None)
     return _Forward(lines, states).never_summed(terms) if terms is not None else None
 
 
@@ -135,7 +135,7 @@ def _is_exchanged(lines: Lines, states: States, call: Call) -> bool:
         if derived & {*later.inputs}:
             if later.first.is_collective:
                 return True
-            derived |= {value for value in later.outputs if not states.forward(value).is_known}
+            derived |= {value for value in later.outputs if not states.placed(value).is_known}
     return False
 
 
@@ -146,9 +146,10 @@ def _axes_in(chain: Sequence[object]) -> list[str]:
 def moved_fault(lines: Lines, states: States) -> Fault | None:
     """Return the line that puts numbers in another order, which the first call that mixes them turns into others."""
     for call in lines.calls:
+        if not call.outputs or not all(states.placed(value).is_wrong for value in call.outputs):
+            continue
         moved = [value for value in call.inputs if states.forward(value).moved == "order"]
-        made = [states.forward(value) for value in call.outputs]
-        if moved and made and all(state.kind == "none" for state in made):
+        if moved and all(states.forward(value).kind == "none" for value in call.outputs):
             maker = lines.producer(moved[0])
             while maker is not None and (earlier := _moved_before(lines, states, maker)):
                 moved, maker = [earlier], lines.producer(earlier)
@@ -189,14 +190,14 @@ class _Forward:
     def _note_own(self, value: Value) -> bool:
         if value not in self._own:
             self._own[value] = False
-            self._own[value] = not self.states.forward(value).is_known and self._is_own(value)
+            self._own[value] = not self.states.placed(value).is_known and self._is_own(value)
         return self._own[value]
 
     def _is_own(self, value: Value) -> bool:
         call = self.lines.producer(value)
         if call is None or call.first.function.startswith("all_to_all"):
             return True
-        if call.first.function == "all_reduce" and self.states.forward(value).is_wrong:
+        if call.first.function == "all_reduce" and self.states.placed(value).is_wrong:
             return False
         is_moved = self.lines.is_step and call.whole is not None and call.first.function in MOVES  # labels, shifted
         is_index = bool(call.inputs) and self.states.is_index(value) and not any(map(self.is_bad, call.inputs))
@@ -219,7 +220,7 @@ class _Forward:
 
     def is_bad(self, value: Value) -> bool:
         """Whether a tensor is wrong for certain."""
-        return self.states.forward(value).is_wrong and not self._note_own(value)
+        return self.states.placed(value).is_wrong and not self._note_own(value)
 
     def blame(self, value: Value) -> Fault | None:
         """Go back from a wrong tensor to the call that makes the first one."""
@@ -231,9 +232,9 @@ class _Forward:
                 return None
             inputs, through = self._given(call)
             unlike = [leaf for leaf in self._leaves if self.lines.is_input(leaf)]
-            unlike = [leaf for leaf in unlike if not self.states.forward(leaf).is_known]
+            unlike = [leaf for leaf in unlike if not self.states.placed(leaf).is_known]
             if unlike:  # it arrives wrong, or is each rank's own
-                is_wrong = all(self._is_no_index(leaf) and self.states.forward(leaf).is_wrong for leaf in unlike)
+                is_wrong = all(self._is_no_index(leaf) and self.states.placed(leaf).is_wrong for leaf in unlike)
                 return Fault("given", call.line, call.first.function, "", "") if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
             if not bad:
@@ -252,7 +253,7 @@ class _Forward:
             ]
             begin = min(begins, key=lambda line: line.line)
             return Fault("between", last.line, last.first.function, "", "", begin, is_own=is_own)
-        state, terms = self.states.forward(value), [one for one in inputs if self.states.forward(one).kind == "terms"]
+        state, terms = self.states.forward(value), [one for one in inputs if self.states.placed(one).kind == "terms"]
         if call.first.ranks and call.first.is_collective:
             inner = self.states.forward(inputs[0]) if inputs else None
             text, is_whole = (inner.text, inner.kind == "right") if inner is not None else ("", False)
@@ -367,7 +368,7 @@ class _Forward:
             visited.add(value)
             maker, is_own = self.lines.producer(value), is_below or self.is_own(value)
             is_blamed = self.is_bad(value) and not (is_own and self.states.is_index(value))
-            if self.states.forward(value).is_known or is_blamed:
+            if self.states.placed(value).is_known or is_blamed:
                 inputs.append(value)
             elif maker is not None:
                 through.append(maker)
@@ -394,7 +395,7 @@ class _Forward:
         """Return the call whose result first is one term of a sum; a mask of own elements isn't."""
         call = self.lines.producer(value)
         while call is not None:
-            terms = [one for one in self._given(call)[0] if self.states.forward(one).kind == "terms"]
+            terms = [one for one in self._given(call)[0] if self.states.placed(one).kind == "terms"]
             terms = [one for one in terms if self.states.held_dtype(one) != "bool"]
             earlier = self.lines.producer(terms[0]) if terms else None
             if earlier is None:

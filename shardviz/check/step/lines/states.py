@@ -132,7 +132,8 @@ class States:
 
     def __init__(self, dump: Dump, lines: Lines) -> None:
         self.dump, self.lines, self.mesh = dump, lines, dump.files.mesh
-        self._known: dict[tuple[Value, bool], State] = {}
+        self._placed: dict[tuple[Value, bool], State] = {}
+        self._refined_states: dict[tuple[Value, bool], State] = {}
         self.mean_axes: frozenset[str] = frozenset()
         self._scales = {
             rank: next((point.scale for point in record.trace if point.what.startswith("gradient")), 1.0)
@@ -150,35 +151,50 @@ class States:
                     layout = self.related(value, self.lines.wanted[value]).layout
                     yield from layout.split_axes if layout is not None else ()
 
+    def placed(self, value: Value, *, gradient: bool = False) -> State:
+        """Return whether ranks have the unsharded model's values of a tensor, by placements alone.
+
+        It tells what is right, terms of a sum, wrong or unknown. What is wrong about values, `forward` and `gradient`
+        say, which takes ten times as long.
+        """
+        if gradient and not self.is_right:
+            return UNKNOWN  # they come from a wrong result
+        if (value, gradient) not in self._placed:
+            self._placed[value, gradient] = UNKNOWN
+            self._placed[value, gradient] = self._gradient(value) if gradient else self._forward(value)
+        return self._placed[value, gradient]
+
     def forward(self, value: Value) -> State:
         """Return the relation of ranks' values of a tensor to the unsharded model's."""
-        if (value, False) not in self._known:
-            self._known[value, False] = UNKNOWN
-            self._known[value, False] = self._forward(value)
-        return self._known[value, False]
+        return self._refined(value, gradient=False)
+
+    def gradient(self, value: Value) -> State:
+        """Return the relation of ranks' gradients of a tensor; unknown if the tensor is wrong."""
+        return self._refined(value, gradient=True)
+
+    def _refined(self, value: Value, *, gradient: bool) -> State:
+        state = self.placed(value, gradient=gradient)
+        if not state.is_wrong or state.kind == "missing":
+            return state
+        if (value, gradient) not in self._refined_states:
+            refined = self._gradient(value, is_refined=True) if gradient else self._forward(value, is_refined=True)
+            self._refined_states[value, gradient] = refined
+        return self._refined_states[value, gradient]
 
     @cached_property
     def is_right(self) -> bool:
         """Whether the module returns what the unsharded one does: else gradients come from a wrong result."""
-        return all(self.forward(value).is_known for value, _ in self.lines.returned)
+        return all(self.placed(value).is_known for value, _ in self.lines.returned)
 
-    def gradient(self, value: Value) -> State:
-        """Return the relation of ranks' gradients of a tensor; unknown if the tensor is wrong."""
-        if not self.is_right:
-            return UNKNOWN
-        if (value, True) not in self._known:
-            self._known[value, True] = self._gradient(value)
-        return self._known[value, True]
-
-    def _forward(self, value: Value) -> State:
+    def _forward(self, value: Value, *, is_refined: bool = False) -> State:
         reference_number = self.lines.wanted.get(value)
         if reference_number is not None:
-            return self.related(value, reference_number)
+            return self.related(value, reference_number, is_refined=is_refined)
         call = self.lines.producer(value)
         if call is None or call.whole is not None:
             return UNKNOWN
         for argument in call.inputs:
-            before = self.forward(argument)
+            before = self.placed(argument)
             source = self.lines.wanted.get(argument)
             if source is None:
                 continue
@@ -189,8 +205,8 @@ class States:
                 return state
         return UNKNOWN
 
-    def _gradient(self, value: Value) -> State:
-        forward, reference_number = self.forward(value), self.lines.wanted.get(value)
+    def _gradient(self, value: Value, *, is_refined: bool = False) -> State:
+        forward, reference_number = self.placed(value), self.lines.wanted.get(value)
         if reference_number is None or not forward.is_known or not self.lines.wholes[reference_number].has_gradient:
             return UNKNOWN
         if self._shares_gradient(value, reference_number):
@@ -200,8 +216,8 @@ class States:
             return State("missing") if all(record.needs_grad for record in records) else UNKNOWN
         if not all(record.has_gradient for record in records):
             return UNKNOWN
-        state = self.related(value, reference_number, gradient=True)
-        if state.kind == "none" and (residuals := self._residuals(value, reference_number)):
+        state = self.related(value, reference_number, gradient=True, is_refined=is_refined)
+        if state.is_wrong and not is_refined and (residuals := self._residuals(value, reference_number)):
             branch = self.related(value, reference_number, gradient=True, residuals=residuals)
             state = branch if branch.is_known else state
         if forward.kind == "terms" and set(state.axes) & set(forward.axes):
@@ -225,7 +241,7 @@ class States:
             if earlier == value:
                 return False
             outputs = [one for call in self.lines.readers(earlier) for one in call.outputs]
-            if any(self.forward(one).is_known and self.lines.wanted.get(one) != reference_number for one in outputs):
+            if any(self.placed(one).is_known and self.lines.wanted.get(one) != reference_number for one in outputs):
                 return True
         return False
 
@@ -246,15 +262,22 @@ class States:
         return float(math.prod(map(self.mesh.axis_size, axes)))
 
     def related(
-        self, value: Value, reference_number: int, *, gradient: bool = False, residuals: Sequence[int] = ()
+        self,
+        value: Value,
+        reference_number: int,
+        *,
+        gradient: bool = False,
+        is_refined: bool = False,
+        residuals: Sequence[int] = (),
     ) -> State:
         """Return the relation of ranks' values, or of their gradients, to any tensor of the unsharded model.
 
         Args:
-            value: What ranks have.
-            reference_number: The unsharded model's tensor.
-            gradient: Whether to relate gradients.
-            residuals: The unsharded model's tensors whose gradients are no part of ranks' gradient.
+            value: The ranks' tensor.
+            reference_number: The unsharded model's.
+            gradient: Whether gradients are meant.
+            is_refined: Whether it is also looked for what is wrong about them.
+            residuals: The unsharded model's tensors whose gradients are no part of the ranks'.
         """
         whole = self.whole(reference_number, gradient=gradient)
         for number in residuals:
@@ -265,7 +288,7 @@ class States:
             return UNKNOWN
         near = ELEMENT.get(self._dtype(reference_number), EXACT)
         with np.errstate(over="ignore", invalid="ignore"):  # memory that nothing was written to holds anything
-            related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)))
+            related = relation_of(Pair(whole, held, None, self.mesh, Bound(near)), is_refined=is_refined)
         is_scaled = gradient and self._times_loss(self.forward(value)) != 1
         mean_axes = frozenset[str]() if is_scaled else self.mean_axes
         state = _state_of(related.chain, self.mesh, mean_axes, is_number=whole.size == 1)
@@ -274,7 +297,7 @@ class States:
         layout = next(self._flattened(whole, held, near), None) if not state.is_known else None
         if layout is not None:
             return State("right", layout)
-        is_moved = state.kind == "none" and self._is_rearranged(whole, held, near)
+        is_moved = is_refined and state.kind == "none" and self._is_rearranged(whole, held, near)
         return State("other", moved="order") if is_moved else state
 
     def _is_equal_count(self, state: State, reference_number: int) -> bool:

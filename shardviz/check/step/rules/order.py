@@ -12,7 +12,7 @@ from shardviz.check.step.words import spans
 from shardviz.explain.step.forward import JoinedOutOfOrder, PartOfAnotherRank, RepeatedParts
 from shardviz.explain.step.gradients import SlicesWithoutGradient
 from shardviz.layout.region import Region, indices
-from shardviz.relate.measures import lost_slices, moved_slices
+from shardviz.relate.measures import has_wanted_numbers, lost_slices, moved_slices
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 def check_order(comparison: Compared) -> Finding | None:
     """Return the finding if every wrong rank has right slices of one dim at wrong indices, or another rank's part."""
+    if not all(has_wanted_numbers(comparison, rank) for rank in comparison.wrong):
+        return None  # to relate values takes longer
     for dim in range(comparison.wanted.ndim):
         moved = {rank: moved_slices(comparison, rank, dim) for rank in comparison.wrong}
         if all(any(at != index for at, index in slices.items()) for slices in moved.values()):
