@@ -12,6 +12,7 @@ from shardviz.check.step.comparison import compared
 from shardviz.check.whole.plan_layouts import is_compared
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.dump.records.files import MEANT
+from shardviz.dump.trace_dump import NO_WEIGHTS
 from shardviz.text import counted
 
 if TYPE_CHECKING:
@@ -121,6 +122,9 @@ def nothing_checked(dump: Dump, report: Report) -> str:
     """Say in a line that no tensor of a dump could be checked, and why; empty if some were."""
     if report.findings:
         return ""
+    if not dump.tensors and any(NO_WEIGHTS in entry.why for entry in report.not_checked):
+        step = "the dump has only a traced step; compare it with a second job's"
+        return f"nothing was checked: {step}: shardviz diff {dump.files.path} OTHER"
     if not dump.tensors:
         return "nothing was checked: the dump has no tensors"
     if dump.files.planned is not None and is_compared(dump):

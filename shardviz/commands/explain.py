@@ -5,7 +5,8 @@ costs. Write it in shardviz's notation, "[12/tp/fsdp, 12]", or in torch's,
 "(Shard(0), Replicate())" with --shape. With a second layout: how to get there.
 
 For a kind of finding, such as misordered: its causes. For a cause, such as
-same-shard: what happens, why nothing raises, and how to fix it.
+same-shard: what happens, why nothing raises, and how to fix it. Also for the
+words in tables and findings: plain, output, not-checked, =tp, +tp.
 
 examples:
   shardviz explain misordered
@@ -46,7 +47,7 @@ MOST_SHAPES = 8
 def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
     parser.add_argument(
-        "layout", metavar="LAYOUT|KIND|CAUSE", help='"[12/tp/fsdp, 12]", "(Shard(0), Replicate())", or a name'
+        "layout", metavar="LAYOUT|KIND|CAUSE|WORD", help='"[12/tp/fsdp, 12]", "(Shard(0), Replicate())", or a name'
     )
     parser.add_argument("to", nargs="?", metavar="TO", help="a second layout of the same tensor: how to get there")
     parser.add_argument("--mesh", metavar="MESH", help="fsdp=2,tp=4; a layout needs one")
@@ -70,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
     if is_name(args.layout):
         return _print_page(args)
     if args.mesh is None:
-        axes = dict.fromkeys(re.findall(r"[/=+]([A-Za-z_]\w*)", args.layout)) or ("fsdp", "tp")
-        sizes = ",".join(f"{axis}=2" for axis in axes)
-        raise ShardvizError(f"layout {args.layout!r} needs the mesh that it is on", f"add its sizes: --mesh {sizes}")
+        raise ShardvizError(f"layout {args.layout!r} needs the mesh that it is on", _sizes_hint(args.layout))
     mesh = parse_mesh(args.mesh)
+    if "=" not in args.mesh and not set(_axes_of(args.layout)) <= set(mesh.axes):
+        problem = f"layout {args.layout!r} names axes, and --mesh {args.mesh} doesn't"
+        raise LayoutError(problem, _sizes_hint(args.layout))
     if mesh.size > MAX_DRAWN_RANKS:
         raise LayoutError(f"mesh {mesh} has {mesh.size:,} ranks, more than {MAX_DRAWN_RANKS:,}")
     layout, dtype = read_layout(args.layout, mesh, _shape(args.shape))
@@ -96,6 +98,15 @@ def run(args: argparse.Namespace) -> int:
         lines = _lines(layout, dtype, terminal, all_ranks=args.all)
     write_answer(lines, terminal, args.output)
     return EXIT_CLEAN
+
+
+def _axes_of(layout: str) -> list[str]:
+    return list(dict.fromkeys(re.findall(r"[/=+]([A-Za-z_]\w*)", layout)))
+
+
+def _sizes_hint(layout: str) -> str:
+    sizes = ",".join(f"{axis}=2" for axis in _axes_of(layout) or ("fsdp", "tp"))
+    return f"name the axes, outermost first, with their sizes: --mesh {sizes}"
 
 
 def _print_page(args: argparse.Namespace) -> int:

@@ -445,9 +445,16 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
             "parallelize_module, distribute_module or distribute_tensor, or made FSDP, DDP or a DeepSpeed engine\n"
             "Hint: if your own code shards, call shardviz.capture(model, DUMP, mesh=mesh, reference=CKPT) in it"
         )
+    unwatched = next((note.text for note in notes if note.kind == "not-watched"), "")
+    if unwatched:
+        return (
+            f"no sharding call was seen: {unwatched}\n"
+            "Hint: pip install shardviz there, or start the job from this environment: python -m torch.distributed.run"
+        )
     return (
         "no sharding call was seen: no Python process of the job joined a process group that shardviz sees\n"
-        "Hint: give the command that starts the ranks; a Python that ignores PYTHONPATH (-I, -E) cannot be watched"
+        "Hint: give the command that starts the ranks, such as torchrun; a job of one process needs --trace; a Python "
+        "that ignores PYTHONPATH (-I, -E) cannot be watched"
     )
 
 

@@ -83,6 +83,8 @@ def _open(args: argparse.Namespace, other: Path | None, tensor: str | None) -> N
     if args.web:
         where = {"host": args.host or HOST, "port": args.port or PORT}
         import_module("shardviz.tui.web").serve(args.dump, other, tensor=tensor, rank=args.rank, **where)
+    elif _only_traces(args.dump, other):
+        _print(args.dump, other, tensor, args.color)
     elif not args.print and _on_a_screen() and not _all_checkpoints(args.dump, other):
         dump, beside = (other, args.dump) if other is not None and is_checkpoint(args.dump) else (args.dump, other)
         import_module("shardviz.tui.app").view(dump, other=beside, tensor=tensor, rank=args.rank)
@@ -90,6 +92,17 @@ def _open(args: argparse.Namespace, other: Path | None, tensor: str | None) -> N
         import_module("shardviz.tui.checkpoint_app").view_checkpoint(args.dump, tensor=tensor)
     else:
         _print(args.dump, other, tensor, args.color)
+
+
+def _only_traces(dump: Path, other: Path | None) -> bool:
+    """Whether nothing but traced steps is given: the viewer shows tensors."""
+    from shardviz.dump.read import read_files
+    from shardviz.dump.write import TRACE_FOLDER
+
+    return all(
+        (path / TRACE_FOLDER).is_dir() and not any(record.tensors for record in read_files(path).ranks.values())
+        for path in filter(None, (dump, other))
+    )
 
 
 def _all_checkpoints(dump: Path, other: Path | None) -> bool:

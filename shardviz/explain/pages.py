@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 MOST_WITH_WORD = 12
 """So many causes are listed that have a word in their names."""
 
+WORDS = {
+    "plain": "the tensor is not a DTensor: nothing says which part of the whole a rank holds",
+    "output": "a result of the training step, in float64: what the model returns, compared with the unsharded model's",
+    "not-checked": "shardviz couldn't look at this, so it is neither right nor wrong; the line says why",
+    "=axis": "the ranks along the axis hold equal copies; this holds for every axis that isn't named",
+    "+axis": "each rank along the axis holds one term, and the tensor is their sum (`Partial()`)",
+    "+axis:avg": "each rank along the axis holds one term, and the tensor is their mean; `:max` and others likewise",
+}
+"""What stands in findings and tables besides kinds, causes and layouts."""
+
+_NAME = re.compile(r"[^\W\d]\w*(-[^\W\d]\w*)*|[=+]\w+(:\w+)?|[\w.-]+#\d+")
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -42,12 +54,12 @@ class Page:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be a kind's or cause's name, even misspelled; a layout has brackets."""
-    return bool(text) and all(part.isidentifier() for part in text.split("-"))
+    """Whether a text can be the name of a page or an issue, even misspelled; a layout has brackets."""
+    return _NAME.fullmatch(text) is not None
 
 
 def page_of(name: str) -> Page:
-    """Return the page of a kind or a cause.
+    """Return the page of a kind, a cause, an issue or a word of the tables.
 
     Raises:
         ShardvizError: Nothing has that name.
@@ -56,6 +68,11 @@ def page_of(name: str) -> Page:
         >>> page_of("misordered").title
         'each element is held once, but not where the placements claim'
     """
+    if "#" in name:
+        return _of_issue(name)
+    word = re.sub(r"(?<=:)\w+", "avg", re.sub(r"(?<=[=+])\w+", "axis", name))
+    if word in WORDS:
+        return Page(name, WORDS[word], (), ())
     name = name.lower().replace("_", "-")
     if name in KINDS:
         return _of_kind(name)  # type: ignore[arg-type]  # a key of KINDS is a kind
@@ -70,15 +87,19 @@ def page_of(name: str) -> Page:
     raise ShardvizError(f"{name!r} is neither a kind of finding nor a cause", hint or kinds)
 
 
+def _of_issue(issue: str) -> Page:
+    causes = [(name, _title(cause)) for name, cause in CATALOGUE.items() if issue in cause.references]
+    if not causes:
+        raise ShardvizError(f"no cause refers to {issue}", "give a kind of finding or a cause")
+    return Page(issue, "a public issue with this cause", (), tuple(causes))
+
+
 def _of_kind(kind: Kind) -> Page:
-    usual = {name: cause for name, cause in CATALOGUE.items() if cause.kinds[0] == kind}
-    possible = {name: cause for name, cause in CATALOGUE.items() if kind in cause.kinds}
-    causes = [(name, _title(cause)) for name, cause in (usual or possible).items()]
-    others = [name for name in possible if usual and name not in usual]
-    also = [("also possible", ", ".join(others))] if others else []
+    possible = (cause for cause in CATALOGUE.values() if kind in cause.kinds)
+    causes = [(cause.name, _title(cause)) for cause in sorted(possible, key=lambda cause: cause.kinds[0] != kind)]
     probes = [("try", f"shardviz probe bugs/{probe}") for probe in KINDS[kind].probes[:1]]
     from_others = [("left out next to", ", ".join(other for other in KINDS if other in KINDS[kind].follows_from))]
-    return Page(kind, KINDS[kind].rule, (), (*causes, *also, *(row for row in from_others if row[1]), *probes))
+    return Page(kind, KINDS[kind].rule, (), (*causes, *(row for row in from_others if row[1]), *probes))
 
 
 def _of_cause(cause: type[Cause]) -> Page:

@@ -30,3 +30,31 @@ def test_a_collective_of_a_dtensor_is_no_sharding_that_torch_lacks(tmp_path: Pat
     for rank in range(2):
         change_rank(tmp_path / "made.shardviz", rank, raised=(("step", f"{HEAD}{operator}{TAIL}"),))
     assert only(check_dump(tmp_path / "made.shardviz")).cause_id == cause
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "text"),
+    [
+        (
+            "shape '[2, 16, 4, 8]' is invalid for input of size 512",
+            "view-of-whole",
+            "1024 elements; a rank has 1/2 of them, 512, over tp",
+        ),
+        ("shape '[2, 16, 4, 8]' is invalid for input of size 500", "uneven-shapes", ""),
+        (
+            "a and b must have same reduction dim, but got [32, 16] X [32, 32].",
+            "unlike-splits",
+            "[32, 32]; o.weight is [8/tp, 8]",
+        ),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named_by_what_is_known_of_them(
+    tmp_path: Path, error: str, cause: str, text: str
+) -> None:
+    check_made(tmp_path, "tp=2", {"o.weight": "[8/tp, 8]"})
+    for rank in range(2):
+        raised = f"rank 0 raised RuntimeError in forward (m.py:3), in module o: {error}"
+        change_rank(tmp_path / "made.shardviz", rank, raised=(("step", raised),))
+    finding = only(check_dump(tmp_path / "made.shardviz"))
+    assert finding.cause_id == cause
+    assert text in f"{finding.summary} {finding.cause}".replace(",024", "024")

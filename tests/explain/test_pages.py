@@ -33,7 +33,7 @@ def test_the_page_of_a_kind_lists_its_causes(kind, capsys):
     out = capsys.readouterr().out
     assert out.startswith(kind)
     causes = [name for name, cause in CATALOGUE.items() if kind in cause.kinds]
-    assert all(name in out for name in causes)
+    assert all(f"{name}\n    {CATALOGUE[name].__doc__[:9]}" in out for name in causes)
     assert len(out.splitlines()) > 3
 
 
@@ -63,7 +63,9 @@ def test_the_page_of_every_cause_has_its_kinds_and_no_field_left_open(capsys):
         (["Wrong_valeu"], ["'wrong-valeu'", "did you mean wrong-value?"]),
         (["qqqq"], ["'qqqq'", "the kinds are misordered"]),
         (["misordered", "--mesh", "tp=2"], ["'misordered'", "mesh", "leave it out"]),
-        (["[12/tp, 12]"], ["--mesh"]),
+        (["[12/tp, 12]"], ["--mesh tp=2"]),
+        (["[12/tp/dp, 12]", "--mesh", "2,4"], ["names axes, and --mesh 2,4 doesn't", "--mesh tp=2,dp=2"]),
+        (["pytorch#1"], ["no cause refers to pytorch#1", "a kind of finding or a cause"]),
     ],
 )
 def test_what_cannot_be_explained_gets_one_line(args, words, capsys):
@@ -71,6 +73,25 @@ def test_what_cannot_be_explained_gets_one_line(args, words, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert all(word in "\n".join(lines) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("plain", "not a DTensor"),
+        ("output", "training step"),
+        ("not-checked", "neither right nor wrong"),
+        ("=tp", "equal copies"),
+        ("+tp", "their sum"),
+        ("+dp_2:avg", "their mean"),
+        ("pytorch#129229", "cut-inner-first"),
+    ],
+)
+def test_what_stands_in_a_finding_can_be_explained(word, text, capsys):
+    assert main(["explain", word]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(word)
+    assert text in out
 
 
 def test_a_layout_is_no_name():

@@ -18,7 +18,7 @@ def parallelize(model, mesh):
     fully_shard(model, mesh=mesh["dp"])
 """,
         "raised",
-        "seven is odd",
+        "in module 0: seven is odd; 0.weight is [8/dp, 6], 0.bias is [8/dp]",
     ),
     "one rank has no gradient": (
         """

@@ -41,6 +41,7 @@ from shardviz.tui.model.selection import Selection, carried_over, of_entry
 from shardviz.tui.screens.rank_view import rank_text
 from shardviz.tui.screens.view import SIDES
 from shardviz.tui.widgets.finding_card import finding_body, no_findings_text
+from shardviz.tui.widgets.frame import verdict_text
 from shardviz.tui.widgets.mesh_grid import MeshPlan, drawn_side
 from tests.dumps import Made, make_dump
 from tests.findings import finding_of
@@ -171,6 +172,9 @@ def test_tensors_that_were_not_looked_at_are_not_said_to_match(tmp_path: Path) -
     assert no_findings_text(doc).plain.startswith("✓ no findings: each of 2 tensors matches its placements")
     changed = replace(doc, report=replace(doc.report, not_checked=(NotChecked("w", "no values", "values"),)))
     assert no_findings_text(changed).plain.startswith("? no findings: 1 of 2 tensors not checked")
+    assert verdict_text(changed, is_short=True).plain == "? 1 not checked"
+    of_run = replace(doc, report=replace(doc.report, not_checked=(NotChecked("", "no batch", "values"),)))
+    assert verdict_text(of_run, is_short=True).plain == "✓ no findings"
 
 
 def test_a_rank_without_a_known_host_is_named_without_one(tmp_path: Path) -> None:

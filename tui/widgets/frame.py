@@ -182,6 +182,6 @@ def verdict_text(document: Judged | None, *, is_short: bool = False) -> Text:
         return Text(f"{UNICODE.of(worst)} {counted(len(document.findings), 'finding')}", verdict_style(worst))
     unchecked = document.report.not_checked
     verdict = "unknown" if any(reason.tensor for reason in unchecked) else "good"
-    but = [f"{len(unchecked):,} not checked"] if unchecked else []
-    words = ", ".join(but if is_short and but else ["no findings", *but])
-    return Text(f"{UNICODE.of(verdict)} {words}", verdict_style(verdict))
+    words = ["no findings", f"{len(unchecked):,} not checked"] if unchecked else ["no findings"]
+    shown = words if not is_short else words[-1:] if verdict == "unknown" else words[:1]
+    return Text(f"{UNICODE.of(verdict)} {', '.join(shown)}", verdict_style(verdict))

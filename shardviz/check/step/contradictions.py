@@ -30,9 +30,12 @@ from shardviz.explain.step.whole_step import (
     SplitTwice,
     UncheckedLabel,
     UnevenShapes,
+    UnlikeSplits,
     UnsupportedSharding,
+    ViewOfWhole,
 )
 from shardviz.explain.templates import number
+from shardviz.layout.notation import write
 from shardviz.text import counted, folded_names, listed, named_ranks
 
 if TYPE_CHECKING:
@@ -58,11 +61,11 @@ def check_raised(dump: Dump) -> Iterator[Finding]:
         for pair in record.raised:
             ranks_by_error.setdefault(pair, []).append(rank)
     for (what, error), ranks in ranks_by_error.items():
-        yield next((cause() for words, cause in CAUSES if words.search(error)), ShardedModelRaises()).finding(
-            "",
-            tuple(ranks),
-            f"the sharded model's {what} raises, and the unsharded model's does not: {error}",
-        )
+        cause = next((cause() for words, cause in CAUSES if words.search(error)), ShardedModelRaises())
+        sentence = f"the sharded model's {what} raises, and the unsharded model's does not: {error}"
+        layouts = _weights_of(dump, error)
+        text = f"{sentence.rstrip('.')}; {layouts}" if layouts else sentence
+        yield (_cause_of_view(dump, error) or cause).finding("", tuple(ranks), text)
 
 
 OF_SIZES = "sizes?|shapes?|divisible|divide|dimensions?|mat1 and mat2|out of (range|bounds)"
@@ -71,9 +74,37 @@ CAUSES: tuple[tuple[re.Pattern[str], type[ShardedModelRaises]], ...] = (
     (re.compile(r"mixed torch\.Tensor and DTensor"), MixedDtensor),
     (re.compile(r"Operator _?c10d[\w.]* does not have a sharding"), CollectiveOfDtensor),
     (re.compile(r"sharding (strategy|rule|prop)", re.IGNORECASE), UnsupportedSharding),
+    (re.compile(r", in module .*(same reduction dim|mat1 and mat2)"), UnlikeSplits),
     (re.compile(rf"\b({OF_SIZES})\b", re.IGNORECASE), UnevenShapes),
 )
 """The cause by what an exception speaks of; the first that fits counts."""
+
+
+def _cause_of_view(dump: Dump, error: str) -> ViewOfWhole | None:
+    """Return the cause of a view whose sizes are a mesh axis times what a rank has."""
+    match = re.search(r"shape '\[([\d, ]+)\]' is invalid for input of size ([1-9]\d*)", error)
+    if match is None:
+        return None
+    whole, held = math.prod(map(int, match[1].split(", "))), int(match[2])
+    axes = [axis for axis in dump.files.mesh.axes if held * dump.files.mesh.axis_size(axis) == whole != held]
+    return ViewOfWhole(held, whole, whole // held, " or ".join(axes)) if axes else None
+
+
+def _weights_of(dump: Dump, error: str) -> str:
+    """Say how the tensors of the module are split in whose forward the error was raised."""
+    match = re.search(r", in module ([\w.]+): ", error)
+    prefix = f"{match[1]}." if match else "no module"
+    layouts = {
+        name: write(tensor.claimed)
+        for tensor in dump.tensors
+        for name in tensor.names
+        if name.startswith(prefix) and tensor.claimed and tensor.moment == "stamped"
+    }
+    return listed([f"{name} is {layout}" for name, layout in layouts.items()], MOST_WEIGHTS)
+
+
+MOST_WEIGHTS = 2
+"""So many tensors of a module are named with their layouts."""
 
 
 def check_result_shape(comparison: Compared) -> Finding | None:

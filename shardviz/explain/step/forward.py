@@ -190,7 +190,7 @@ class SegmentsInOneStretch(Cause):
             "weight.{has_equal_segments:?chunk({count})|split({sizes:list})}]){has_equal_segments:?|, and split each "
             "rank's output by the sizes of its own segments}}"
         ),
-        "look at {reader:called} and its input",
+        "in that case, look for the mistake in {reader:called} and in what makes its input",
     )
 
     @property

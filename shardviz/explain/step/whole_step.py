@@ -66,6 +66,40 @@ class UnevenShapes(ShardedModelRaises):
     )
 
 
+class ViewOfWhole(ShardedModelRaises):
+    """The sharded model raises because code views a rank's part with the whole tensor's sizes.
+
+    `x.view(b, t, heads, -1)` with the number of heads of the whole model: under tensor parallelism a rank has some.
+
+    Attributes:
+        held: How many elements the rank has.
+        whole: How many elements the view's sizes make.
+        ratio: How many times as many these are.
+        axes: The axes of that size: `dp or tp`.
+    """
+
+    held: int
+    whole: int
+    ratio: int
+    axes: str
+    why = "The view has the whole tensor's sizes, {whole} elements; a rank has 1/{ratio} of them, {held}, over {axes}"
+    how = "write -1 for the size that is split, such as the number of heads, or divide it by the size of {axes}"
+
+
+class UnlikeSplits(ShardedModelRaises):
+    """The sharded model raises because a module's input is not split as its weight needs it.
+
+    In a tensor-parallel plan, what a ColwiseParallel module returns is split over its last dim, and only a
+    RowwiseParallel module takes that. A wrong style, or a missing entry of the plan, shows in the next matrix product.
+    """
+
+    why = "The module's input and its weight are not split alike, so their shapes don't fit each other"
+    how = (
+        "correct the plan: RowwiseParallel for the module if its input is split over the last dim, ColwiseParallel if "
+        "its input is whole"
+    )
+
+
 class UncheckedLabel(Cause):
     """A result's local shape is not the one that its placements give.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.distributed_c10d import PrefixStore
 
 from shardviz.errors import ProbeError, ShardvizError
@@ -197,4 +197,14 @@ def in_a_line(error: BaseException) -> str:
         frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents
     ]
     place = f" in {user_code[-1].function} ({Path(user_code[-1].file).name}:{user_code[-1].line})" if user_code else ""
-    return f"{type(error).__name__}{place}: {str(error).strip().partition(chr(10))[0]}"
+    return f"{type(error).__name__}{place}{_module_text(error)}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def _module_text(error: BaseException) -> str:
+    """Name the innermost module with parameters in whose forward an error was raised; empty if it was in none."""
+    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    modules = [caller for caller in callers if isinstance(caller, nn.Module)]
+    names = {module: name for name, module in modules[0].named_modules()} if modules else {}
+    inner = (names.get(module) for module in reversed(modules) if any(True for _ in module.parameters(recurse=False)))
+    name = next(inner, None)
+    return f", in module {name}" if name else ""

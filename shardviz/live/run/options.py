@@ -93,7 +93,17 @@ def session_beside(dump: Path) -> Path:
 
 
 Kind = Literal[
-    "joined", "sharded", "source", "captured", "not-captured", "not-loaded", "problem", "ended", "finished", "died"
+    "joined",
+    "sharded",
+    "source",
+    "captured",
+    "not-captured",
+    "not-loaded",
+    "not-watched",
+    "problem",
+    "ended",
+    "finished",
+    "died",
 ]
 
 
@@ -104,8 +114,9 @@ class Note:
     Attributes:
         kind: `joined` that it is a rank, `sharded` that something was sharded, `source` what values are compared with,
             `captured` a dump, `not-captured` and `problem` why not, `not-loaded` that a model was called before
-            anything was loaded, `ended` that shardviz ended it as asked, `finished` that its script came to its end
-            without an error, `died` how it ended where its launcher saw it fail.
+            anything was loaded, `not-watched` that its Python has no shardviz, `ended` that shardviz ended it as
+            asked, `finished` that its script came to its end without an error, `died` how it ended where its launcher
+            saw it fail.
         rank: Its rank; -1 if it has none.
         text: The dump's folder, or a sentence.
     """

@@ -1,7 +1,11 @@
 """A job under `shardviz run` computes what it computes without: every bit of it, and raises what it raises."""
 
+import sys
+from pathlib import Path
+
 import torch
 
+from shardviz.live.run import bootstrap
 from tests.lanes import nightly
 from tests.live.run.jobs import ON_FOUR, run, run_plain
 
@@ -96,8 +100,17 @@ def test_a_sitecustomize_of_the_users_own_runs_as_ever(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(own))
     script = "import os, sys\nassert os.environ['OWN'] == 'ran'\nassert 'torch' not in sys.modules\n"
     script += "assert 'numpy' not in sys.modules\n"
-    import sys
-
     ran = run(tmp_path, script, command=(sys.executable,), whole=True)
     assert ran.code == 2, ran.err
     assert "no Python process of the job joined a process group" in ran.err
+
+
+def test_a_python_without_shardviz_is_named_at_the_end(tmp_path):
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "shardviz.py").write_text("raise ModuleNotFoundError('no shardviz')\n")
+    path = f"PYTHONPATH={Path(bootstrap.__file__).parent}:{tmp_path / 'bare'}"
+    ran = run(tmp_path, "pass\n", command=("env", path, sys.executable), whole=True)
+    assert ran.code == 2, ran.err
+    error, hint = ran.err.splitlines()[-2:]
+    assert f"{sys.executable} cannot import shardviz's hooks (ModuleNotFoundError: no shardviz)" in error
+    assert "pip install shardviz there" in hint

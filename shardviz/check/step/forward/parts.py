@@ -257,7 +257,7 @@ def _of_segments(weight: Tensor, name: str, odd: str, axis: str, sizes: list[int
         cause = replace(cause, num_ranks=claimed.mesh.axis_size(axis), expect=expect)
     return Reason(
         cause,
-        f"{name} returns {shape[0]} features and {odd}, the first wrong module, takes {sizes[0]}",
+        f"{name} makes {shape[0]} features, and {odd}, the first wrong module, reads only {sizes[0]} of them",
         tensor=name,
         claimed=cause.due if cause.has_equal_segments else "",
         held=f"[{shape[0]}/{axis}, {', '.join(map(str, shape[1:]))}]",

@@ -14,8 +14,21 @@ def _watch_imports() -> None:
         install()
     except Exception as error:
         if os.environ.get("RANK", "0") == "0":
-            what = f"{type(error).__name__}: {error}"
-            print(f"shardviz: this process is not watched, {sys.executable} has no hooks: {what}", file=sys.stderr)
+            what = f"{sys.executable} cannot import shardviz's hooks ({type(error).__name__}: {error})"
+            print(f"shardviz: this process is not watched: {what}", file=sys.stderr)
+            _note("not-watched", what)
+
+
+def _note(kind: str, text: str) -> None:
+    """Leave a note for `shardviz run`, as `options.leave` does where shardviz can be imported."""
+    import json
+
+    try:
+        session = json.loads(os.environ["SHARDVIZ_RUN"])["session"]
+        with open(os.path.join(session, f"notes-{os.getpid()}.jsonl"), "a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, "rank": -1, "text": text}) + "\n")
+    except (OSError, ValueError, KeyError):
+        pass
 
 
 def _run_hidden_sitecustomize() -> None:
