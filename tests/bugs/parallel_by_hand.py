@@ -109,6 +109,15 @@ def optimizer(model, mesh):
 """
 )
 
+GAIN = (
+    ROWS.replace(
+        "        self.down = nn.Linear(16, 6)",
+        "        self.down = nn.Linear(16, 6)\n        self.gain = nn.Parameter(torch.rand(6))",
+    )
+    .replace("self.down(self.up(x).tanh())", "self.down(self.up(x).tanh()) * self.gain")
+    .replace("x + y + self.down.bias", "x + (y + self.down.bias) * self.gain")
+)
+
 DATA_BESIDE = (
     ROWS
     + """
@@ -400,6 +409,15 @@ CASES = (
         ("unreduced-gradient",),
         ("sends back each rank's own part", "over tp"),
         ("clips by",),
+        with_lines=True,
+    ),
+    Bug(
+        "a gain that the sharded forward leaves out",
+        "tp=2",
+        GAIN,
+        (("(y + self.down.bias) * self.gain", "y + self.down.bias"),),
+        ("wrong-value",),
+        ("never uses 0.gain",),
         with_lines=True,
     ),
     Bug(

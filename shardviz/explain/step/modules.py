@@ -36,7 +36,7 @@ class UnsummedModule(Cause):
 
 
 class UnusedWeight(Cause):
-    """The first wrong module has a weight that gets no gradient on any rank, although the unsharded model's does.
+    """No rank has a gradient of a weight of the first wrong module, and the unsharded model has.
 
     A forward that is written again for sharding leaves out a scale, a bias or a gate, or reads it in a way that
     autograd does not see. Nothing raises, and an optimizer skips what has no gradient.
