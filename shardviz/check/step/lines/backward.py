@@ -22,7 +22,15 @@ def backward_fault(lines: Lines, states: States) -> Fault | None:
     wrong = [value for value in lines.values if states.placed(value, gradient=True).is_wrong]
     if not wrong or any(states.placed(value, gradient=True).is_wrong for value, _ in lines.returned):
         return None
-    return search.blame(max(wrong, key=lines.order))
+    leaving = [value for value in wrong if not _is_contained(lines, states, value)]
+    return search.blame(max(leaving, key=lines.order)) if leaving else None
+
+
+def _is_contained(lines: Lines, states: States, value: Value) -> bool:
+    """Whether a wrong gradient goes no further, as that of elements which a mask sets to zero."""
+    call = lines.producer(value)
+    gradients = [states.placed(given, gradient=True) for given in call.inputs] if call is not None else []
+    return any(state.is_known for state in gradients) and not any(state.is_wrong for state in gradients)
 
 
 class _Backward:

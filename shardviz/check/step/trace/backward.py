@@ -70,7 +70,8 @@ def _descended(calls: Calls) -> Divergence | None:
         around = list(calls.around(innermost))
         pending = [innermost, *(outer for outer in around if outer.state(OUTPUT) == "pending")]
         unsummed = next((place for outer in reversed(pending) if (place := _unsummed(calls, outer)) is not None), None)
-        return unsummed or _left_pending(calls, around[0] if around else innermost) or _within(calls, innermost)
+        left = unsummed or _left_pending(calls, around[0] if around else innermost)
+        return left or _joined(innermost, around) or _within(calls, innermost)
     return _left_pending(calls, innermost) or _within(calls, innermost)
 
 
@@ -108,6 +109,14 @@ def _left_pending(calls: Calls, call: Call) -> Divergence | None:
         return None
     point = inner[0].point(OUTPUT, "pending")
     return Divergence("backward", "unsummed", call, point, before=inner[0].module, axis=pending_axis(point))
+
+
+def _joined(call: Call, around: Sequence[Call]) -> Divergence | None:
+    """Return that a call is given terms, if the module around it reads the same tensor and gets its gradient whole."""
+    if not around or not call.tensors(INPUT, *BAD) & around[0].tensors(INPUT):
+        return None
+    point = call.point(OUTPUT, "pending")
+    return Divergence("backward", "unsummed", around[0], point, before=call.module, axis=pending_axis(point))
 
 
 def is_left_pending(calls: Calls, call: Call) -> bool:
