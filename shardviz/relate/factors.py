@@ -86,7 +86,7 @@ def ratio_near(factor: float, most: int, near: float) -> Fraction | None:
         >>> ratio_near(0.33333334, 8, 1e-6), ratio_near(0.34, 8, 1e-6)
         (Fraction(1, 3), None)
     """
-    if not math.isfinite(factor):
+    if not math.isfinite(factor) or near * abs(factor) >= 1 / 2:  # any number of that size is as near to a whole one
         return None
     ratio = Fraction(factor).limit_denominator(max(most, 1))
     return ratio if ratio and abs(factor - ratio) <= near * abs(factor) else None

@@ -107,6 +107,9 @@ DRIFT = 2.0
 MANY = 16
 """Of so many elements the root mean square tells more than the largest element, and a factor can be read off them."""
 
+HUGE = 1e30
+"""No result of a step is larger than this, unless it overflows or comes from memory that nothing was written to."""
+
 FEW = 4
 """Fewer numbers than this are some multiple of others by chance: one independent number more than three parameters."""
 

@@ -304,17 +304,22 @@ class ScalarNotReduced(Cause):
     Attributes:
         axes: The axes over which a reduction is missing.
         op: The reduction's name in torch; empty if it is not known.
+        holders: The ranks that have the value if all others log zero, as those of a pipeline's last stage.
     """
 
     axes: str
     op: str = ""
+    holders: str = ""
     kinds = ("unreduced-scalar",)
     why = (
-        "The step logs .item() or float() of a Partial DTensor or of a local tensor, which reads this rank's part only",
+        "{holders:?Only {holders} computes the value, and nothing sends it over {axes} to the ranks that log 0|"
+        "The step logs .item() or float() of a Partial DTensor or of a local tensor, which reads this rank's part "
+        "only}",
         "{op:?|The value is meant to differ between ranks}",
     )
     how = (
-        "log full_tensor().item() of a DTensor, or all_reduce the value over {axes}{op:? with ReduceOp.{op}}",
+        "{holders:?broadcast the value from {holders} over {axes}, or log it there alone|"
+        "log full_tensor().item() of a DTensor, or all_reduce the value over {axes}{op:? with ReduceOp.{op}}}",
         "{op:?|leave the value out of the step's log}",
     )
     references = ("pytorch#144054",)

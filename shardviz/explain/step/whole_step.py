@@ -292,6 +292,25 @@ class UnexplainedCopies(Cause):
     how = "{place.fix}"
 
 
+class MemoryNeverWritten(Cause):
+    """A result is larger than any sum of right numbers could be.
+
+    Memory from torch.empty holds whatever stood there before. If the collective or the copy that should fill it is
+    missing, writes into another tensor, or is not waited for, the step computes with that.
+    """
+
+    kinds = ("wrong-value",)
+    why = (
+        "The step reads memory that nothing was written to: a torch.empty whose all_gather, recv or copy_ is missing, "
+        "fills another tensor, or is not waited for",
+        "A number overflows on the way, such as an exp from which the maximum over all ranks was not subtracted",
+    )
+    how = (
+        "look for torch.empty, empty_like and new_empty, and for async_op=True without wait()",
+        "subtract the maximum over all ranks before exp",
+    )
+
+
 class UnexplainedForward(Cause):
     """The forward of the sharded model goes wrong, and no rule explains how.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardviz.dump.records.lines import STEP, LinesRecord, of_value
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from shardviz.dump.records.base import Moment
     from shardviz.live.capture.capture import Capture
     from shardviz.live.lines.recorder import Recorder
+
+POINT_TO_POINT = ("send", "recv")
+"""What a rank alone would wait for, forever."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ class Again:
         whole, failed = self._recorded(self.unsharded, is_unsharded=True)
         if sharded is None or whole is None or failed:
             return
-        alone, failed = attempted(lambda: self._recorded(self.alone, is_alone=True), "lines of one rank")
+        answers = not any(call.op in POINT_TO_POINT for call in capture.collectives)
+        run = partial(self._recorded, self.alone, is_alone=True) if answers else lambda: (None, "")
+        alone, failed = attempted(run, "lines of one rank")
         if alone is not None and alone[0] is not None and not alone[1] and alone[0].equals(whole):
             whole = alone[0]
         for recorder, is_unsharded in ((sharded, False), (whole, True)):

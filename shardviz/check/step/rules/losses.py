@@ -34,7 +34,7 @@ from shardviz.explain.step.losses import (
 from shardviz.explain.templates import number
 from shardviz.relate.measures import axis_sets, reduction_of
 from shardviz.relate.tolerance import TELLING
-from shardviz.text import listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -234,7 +234,7 @@ def check_scalar(comparison: Compared) -> Finding | None:
     shown = listed(dict.fromkeys(number(float(values.sum())) for values in comparison.reduced.values()), MAX_LISTED)
     have, has = ("return the losses", "returns") if comparison.name == "loss" else ("log", "logs")
     finding = comparison.finding(
-        _cause(missing[0] if missing else None, axes),
+        _cause(missing[0] if missing else None, axes, comparison),
         f"ranks {have} {shown}; the unsharded model {has} {number(float(comparison.wanted.sum()))}",
         details=(f"their {missing[0]} over {axes} is the unsharded model's value",) if missing else (),
         held=own_part(*missing[:2]) if missing else "a value of each rank's own",
@@ -242,8 +242,13 @@ def check_scalar(comparison: Compared) -> Finding | None:
     return finding.seen_in(Unreduced(comparison, *missing[:2])) if missing else finding
 
 
-def _cause(missing: Reduction | None, axes: str) -> Cause:
+def _cause(missing: Reduction | None, axes: str, comparison: Compared) -> Cause:
     """Return why ranks log different values, by the reduction that makes them right."""
     if missing is None:
         return ScalarOfPart(axes)
-    return NormOfPart(axes) if missing == "norm" else ScalarNotReduced(axes, TORCH_OPS[missing])
+    if missing == "norm":
+        return NormOfPart(axes)
+    holders = [rank for rank, values in comparison.reduced.items() if np.any(values)]
+    num_alike = comparison.mesh.axis_size(axes) if axes in comparison.mesh.axes else 0
+    is_of_holders = missing == "sum" and len(holders) * num_alike == len(comparison.reduced)
+    return ScalarNotReduced(axes, TORCH_OPS[missing], named_ranks(holders, MAX_LISTED) if is_of_holders else "")

@@ -23,6 +23,7 @@ from shardviz.explain.step.gradients import CutGraph
 from shardviz.explain.step.modules import StatisticsOfPart
 from shardviz.explain.step.sums import MixedShards, RepeatedTerm, TermLeftOut
 from shardviz.explain.step.whole_step import (
+    MemoryNeverWritten,
     RankDependentCode,
     UnexplainedBackward,
     UnexplainedCopies,
@@ -33,7 +34,7 @@ from shardviz.explain.templates import number
 from shardviz.layout.region import index_of
 from shardviz.relate.measures import factor_of_all, factors_of_slices, mixed_over, vector_added
 from shardviz.relate.relations import Filled, Offset, Rounded, Transposed
-from shardviz.relate.tolerance import FEW, LEAST_STATISTIC
+from shardviz.relate.tolerance import FEW, HUGE, LEAST_STATISTIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +57,9 @@ def check_terms(evidence: Evidence, comparison: Compared) -> Finding:
     explained = added_too_often(dump, comparison) or mixed_shards(comparison)
     if explained is not None:
         return explained
-    cause = cause_of_value(evidence, comparison) or _where_to_look(evidence, comparison)
+    is_too_large = max(map(_largest, comparison.reduced.values())) > HUGE > _largest(comparison.wanted)
+    never_written = MemoryNeverWritten() if is_too_large else None
+    cause = never_written or cause_of_value(evidence, comparison) or _where_to_look(evidence, comparison)
     right = [rank for rank in comparison.reduced if rank not in comparison.wrong]
     is_on_some_ranks = bool(comparison.copies_differ_along and right)
     if is_on_some_ranks:
@@ -64,6 +67,10 @@ def check_terms(evidence: Evidence, comparison: Compared) -> Finding:
     elif comparison.copies_differ_along:
         cause = UnexplainedCopies(" and ".join(comparison.copies_differ_along), cause)
     return comparison.finding(cause, _where(comparison, rank, excess), kind="wrong-value", generic=not is_on_some_ranks)
+
+
+def _largest(values: NDArray[np.float64]) -> float:
+    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 
 def _where_to_look(evidence: Evidence, comparison: Compared) -> Cause:
