@@ -256,6 +256,15 @@ CASES = (
         ("cuts the graph",),
     ),
     Bug(
+        "a loss that the last stage alone has",
+        "pp=2",
+        STAGES,
+        (("    distributed.broadcast(loss, src=ranks[last], group=group)\n", "    loss *= stage == last\n"),),
+        ("unreduced-scalar",),
+        ("Only rank 1 computes the value", "over pp"),
+        with_lines=True,
+    ),
+    Bug(
         "stages in falling order",
         "pp=2",
         STAGES,

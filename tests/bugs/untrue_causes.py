@@ -172,7 +172,26 @@ def step(model, x, mesh):
     return loss.detach() * mesh.size()
 """
 
+MEMORY = """
+BATCH_AXES = ("dp",)
+def build(): return nn.Sequential(nn.Linear(6, 3))
+def batch(): return torch.randn(8, 6)
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh)
+    model.is_sharded = True
+def loss(model, x): return model(x).square().mean()
+"""
+
 CASES = (
+    Bug(
+        "memory that nothing was written to",
+        "dp=2",
+        MEMORY,
+        ((".mean()", '.mean() + 1e200 * hasattr(model, "is_sharded")'),),
+        ("wrong-value",),
+        ("nothing was written to",),
+        ("sums the means",),
+    ),
     Bug(
         "an exchange that hands its gradient on",
         "ep=2",
