@@ -289,7 +289,7 @@ def explain_dims(claimed: Layout, held: Mapping[Coord, Region], *, besides: Sequ
     named = []
     for dim, size in enumerate(claimed.index_shape):
         pairs = {(claimed.region(coord).dims[dim], region.dims[dim]) for coord, region in held.items() if region.size}
-        if _is_in_order(pairs, size):
+        if all(places == contents for places, contents in pairs):
             continue
         order = _order_of_dim(pairs, size) if size <= MAX_SIZE else None
         if order is None:
@@ -312,16 +312,6 @@ def _is_made_by_loaders(order: NDArray[np.int64], rival: Disorder) -> bool:
     if not isinstance(rival, SHARDS_OR_ROWS) or inner != 1 or 2 not in (rows, columns) or rows * columns < LEAST_HEAD:
         return False
     return outer > 1 or isinstance(rival, PermutedRanks)
-
-
-def _is_in_order(pairs: Pairs, size: int) -> bool:
-    """Whether every place of a dim holds its own index, found without laying them out."""
-    reached = 0
-    for start, stop in sorted(range_ for places, _ in pairs for range_ in places):
-        if start > reached:
-            return False
-        reached = max(reached, stop)
-    return reached == size and all(places == contents for places, contents in pairs)
 
 
 def _order_of_dim(pairs: Pairs, size: int) -> NDArray[np.int64] | None:

@@ -61,21 +61,20 @@ def _wrong_ids(case: Case, coord: Coord) -> NDArray[np.int64] | None:
 
 
 def _expected_ids(case: Case, coord: Coord) -> NDArray[np.int64]:
-    """Return the ids that a coordinate claims; if their number differs, as many from 1."""
+    """Return the ids that a coordinate claims, as many as it has; without a claim those from 1."""
     size = case.local_ids(coord).size
-    claimed = case.claimed_ids(coord).ravel() if case.claimed is not None else np.arange(1, size + 1)
-    return claimed if claimed.size == size else np.resize(claimed, size)
+    return np.resize(case.claimed_ids(coord) if case.claimed is not None else np.arange(1, size + 1), size)
 
 
 def _held_text(case: Case, coord: Coord, ids: NDArray[np.int64]) -> str:
     """Say which elements a shard mostly has instead, of the weight or a different one."""
     expected = _expected_ids(case, coord)
-    moved = (ids != expected) & (ids > 0)
-    is_foreign = ids < -1
-    if 2 * moved.sum() >= (ids != expected).sum() and moved.any():
+    moved, is_foreign = (ids != expected) & (ids > 0), ids < -1
+    half = np.count_nonzero(ids != expected) / 2
+    if moved.sum() >= half and moved.any():
         at = int(np.argmax(moved))
         return f"element {ids[at] - 1} of it but says that it has element {expected[at] - 1}"
-    if 2 * is_foreign.sum() >= (ids != expected).sum() and is_foreign.any():
+    if is_foreign.sum() >= half and is_foreign.any():
         at = int(np.argmax(is_foreign))
         name, element = case.owner(-1 - int(ids[at]))
         return f"element {element} of {name} but says that it has element {expected[at] - 1} of this one"

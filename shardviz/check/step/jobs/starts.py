@@ -136,9 +136,8 @@ def _in_order_of(way: Way, parts: Mapping[int, Weight]) -> Way | None:
         copy = rank_weight.values
         if whole is None or copy is None or copy.shape != whole.shape or not (whole.is_whole and copy.is_whole):
             continue
-        location = places_of(copy.values, whole.values, _allowed(whole, copy))
-        dim, rows = location if location is not None else (None, None)
-        if dim == 0 and rows is not None and len(set(rows.tolist())) == len(rows) and rows.min() >= 0:
+        dim, rows = places_of(copy.values, whole.values, _allowed(whole, copy)) or (-1, np.arange(0))
+        if dim == 0 and sorted(rows) == list(range(len(rows))):
             return Way(way.placements, replace(way.weight, values=whole.reordered(rows)), rows)
     return None
 
@@ -200,7 +199,7 @@ def _related(other: OtherWeight, full: Mapping[str, Weight], held: NDArray[np.fl
     if held is None or expected is None or not expected.is_whole or np.ptp(held) == 0:
         return other
     for name, weight in full.items():
-        if name != other.name and weight.values is not None and np.array_equal(weight.values.values, held):
+        if weight.values is not None and np.array_equal(weight.values.values, held):
             return replace(other, holds=name)
     before, after = (np.ascontiguousarray(values + 0.0).view(np.uint64) for values in (expected.values, held))
     for old, new in ((before, after), (after, before)):

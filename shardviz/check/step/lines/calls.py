@@ -188,11 +188,8 @@ class Lines:
         """The calls that read a tensor, by rank and number."""
         calls_by_tensor: dict[tuple[int, int], list[Call]] = {}
         for call in self.calls:
-            for value in call.inputs:
-                for pair in value:
-                    readers = calls_by_tensor.setdefault(pair, [])
-                    if not readers or readers[-1] is not call:
-                        readers.append(call)
+            for pair in dict.fromkeys(pair for value in call.inputs for pair in value):
+                calls_by_tensor.setdefault(pair, []).append(call)
         return calls_by_tensor
 
     def producer(self, value: Value) -> Call | None:

@@ -141,14 +141,14 @@ def _of_parting(first: Parting) -> Departure:
 def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> list[Departure]:
     """Return the first wrong module of one run's sharded step if the other run is right there."""
     first_findings = [next((finding for finding in report.findings if finding.module), None) for report in reports]
-    modules = {finding.module if finding is not None else "" for finding in first_findings}
-    departures = []
-    for run, finding, dump in zip(("first", "second"), first_findings, (before, after), strict=True):
-        if finding is not None and len(modules) > 1:
-            where = f"only in the {run} run, on {dump.files.mesh}: {finding.summary}"
-            departures.append(_departure(finding, where, dump))
-    in_both = first_findings[0] if len(modules) == 1 else None
-    return departures if in_both is None else [_departure(in_both, f"in both runs: {in_both.summary}", before)]
+    first, second = first_findings
+    if first is not None and second is not None and first.module == second.module:
+        return [_departure(first, f"in both runs: {first.summary}", before)]
+    return [
+        _departure(finding, f"only in the {run} run, on {dump.files.mesh}: {finding.summary}", dump)
+        for run, finding, dump in zip(("first", "second"), first_findings, (before, after), strict=True)
+        if finding is not None
+    ]
 
 
 def _departure(finding: Finding, sentence: str, dump: Dump) -> Departure:
