@@ -371,8 +371,8 @@ class KeyOfAWrapper(Disorder):
         "doesn't|name in the model has {words!r} in it, its key doesn't}"
     )
     how = (
-        "{is_longer:?take {words!r} out of the keys, key.replace({words!r}, '')|load before modules are wrapped, or put "
-        "{words!r} into the keys}, and load with strict=True"
+        "{is_longer:?take {words!r} out of the keys by key.replace({words!r}, '')|load before modules are wrapped, or "
+        "put {words!r} into the keys}, and load with strict=True"
     )
 
 
