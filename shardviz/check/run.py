@@ -47,7 +47,7 @@ from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.check.step.update.copies import check_update
 from shardviz.check.values.copies import check_copies
 from shardviz.check.values.identical_shards import check_identical_shards
-from shardviz.check.values.storage import check_ties, check_unwritten, check_writes
+from shardviz.check.values.storage import check_replaced, check_ties, check_unwritten, check_writes
 from shardviz.check.verdicts import is_of_model
 from shardviz.check.whole.completeness import check_completeness, check_missing_ranks
 from shardviz.check.whole.plan_layouts import check_planned
@@ -150,6 +150,7 @@ def _check_run(dump: Dump) -> Iterator[Result]:
     yield from _dtypes(dump)
     yield from check_ties(dump)
     yield from check_writes(dump)
+    yield from check_replaced(dump)
     yield from unmatched(dump, of_states(dump))
     yield from _not_checked_by_ranks(dump)
 

@@ -187,6 +187,7 @@ def capture_by_reference(
             rank_capture.add_values(moment, "initial")
         rank_capture.not_checked += [(name and pipeline_part.prefix + name, note) for name, note in source.notes]
         rank_capture.unwritten += sorted(empty)
+        rank_capture.replaced += [pipeline_part.prefix + name for name in source.replaced]
         rank_capture.rounded += rounded_copies(locals_)
         rank_capture.skipped_keys += [
             (pipeline_part.prefix + name, key) for name, key in sorted(source.skipped.items())

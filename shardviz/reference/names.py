@@ -58,7 +58,7 @@ def matched(names: Collection[str], others: Collection[str]) -> NameMatching:
     """
     pairs = {name: name for name in names if name in others}
     pairs |= _by_wrappers([name for name in names if name not in pairs], _unmatched(others, pairs))
-    left = {name: _bare_name(name) for name in names if name not in pairs}
+    left = {name: bare_name(name) for name in names if name not in pairs}
     least = max(MIN_SHARED, len(pairs) + 1)
     best = _beginnings(set(left.values()), _unmatched(others, pairs), least)
     if len(best) == 1:
@@ -110,24 +110,24 @@ def _by_wrappers(names: Iterable[str], others: Collection[str]) -> dict[str, str
     """Match names that differ by wrappers' words on either side; ambiguous ones are left out."""
     by_bare: dict[str, list[str]] = {}
     for other in others:
-        for short in {other, _bare_name(other), *_without_wrappers(other)}:
+        for short in dict.fromkeys(_shorter_names(other)):
             by_bare.setdefault(short, []).append(other)
     pairs = {}
     for name in names:
-        shorts = dict.fromkeys([name, *_without_wrappers(name), _bare_name(name)])
-        fits = next((by_bare[short] for short in shorts if short in by_bare), [])
+        fits = next((by_bare[short] for short in _shorter_names(name) if short in by_bare), [])
         if len(fits) == 1:
             pairs[name] = fits[0]
     return pairs
 
 
-def _without_wrappers(name: str) -> Iterator[str]:
-    for wrapper in WRAPPERS:
-        if name.startswith(wrapper):
-            yield name.removeprefix(wrapper)
+def _shorter_names(name: str) -> Iterator[str]:
+    """Yield a name, and what is left of it without a wrapper's words before it, in it, or both."""
+    names = [name, *(name.removeprefix(wrapper) for wrapper in WRAPPERS if name.startswith(wrapper))]
+    yield from names
+    yield from map(bare_name, names)
 
 
-def _bare_name(name: str) -> str:
+def bare_name(name: str) -> str:
     """Return a name without what libraries put before and into it."""
     for word in WRAPPED:
         name = name.replace(f".{word}", ".").removeprefix(word)

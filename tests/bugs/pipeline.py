@@ -261,7 +261,7 @@ CASES = (
         STAGES,
         (("    distributed.broadcast(loss, src=ranks[last], group=group)\n", "    loss *= stage == last\n"),),
         ("unreduced-scalar",),
-        ("Only rank 1 computes the value", "over pp"),
+        ("computed on rank 1 alone", "over pp"),
         with_lines=True,
     ),
     Bug(

@@ -6,7 +6,8 @@ shards, which have no storage to share. Stages of a pipeline cannot share storag
 says that it could not be made.
 
 torch loses in-place writes through some views and subclasses, silently: a loader that copies into one leaves the tensor
-as it was. Stamping reads every fill back, so the loss shows before anything is sharded.
+as it was. Stamping reads every fill back, so the loss shows before anything is sharded. The steps of an optimizer that
+was made before sharding are lost, too: the model has other parameters since.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.report import NotChecked
 from shardviz.explain.placement.content import NeverInitialized
 from shardviz.explain.placement.values import BrokenTie, LostWrite
+from shardviz.explain.step.update import OptimizerFromBefore
 from shardviz.layout.notation import write
 from shardviz.text import Fold
 
@@ -47,6 +49,19 @@ def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
         elif not ranks_with_both and both_names <= set().union(*names.values()):
             why = f"it was tied to {stamp.tied_to}, and no rank has both now"
             yield NotChecked(stamp.name, why, "ties")
+
+
+def check_replaced(dump: Dump) -> Iterator[Finding]:
+    """Yield a finding for each parameter whose optimizer steps the tensor from before sharding."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, record in sorted(dump.files.ranks.items()):
+        for name in record.replaced:
+            ranks_of.setdefault(name, []).append(rank)
+    for name in filter(dump.first_captured.__contains__, ranks_of):
+        text = (
+            "at the model's first call the optimizer has the tensor from before sharding, and not the model's parameter"
+        )
+        yield OptimizerFromBefore().finding(name, tuple(ranks_of[name]), text)
 
 
 def _names_with_storage(record: RankRecord) -> set[str]:

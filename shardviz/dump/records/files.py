@@ -84,6 +84,7 @@ class RankRecord(Record, frozen=True):
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
         filled: Parameters whose elements are one number here, and differ in the model that was sharded.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
+        replaced: Parameters of which the optimizer has the tensor from before sharding, and none has the model's own.
         skipped_keys: Parameters that no load wrote to, with the key under which a load with strict=False was given
             their values: `(parameter, key)`. The key is the parameter's name if a load was into copies that are gone.
         rounded: Weights that some ranks hold rounded and others do not: the name, the narrower dtype, and a digest of
@@ -139,6 +140,7 @@ class RankRecord(Record, frozen=True):
     as_built: tuple[str, ...] = ()
     filled: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
     skipped_keys: tuple[tuple[str, str], ...] = ()
     rounded: tuple[tuple[str, str, str], ...] = ()
     sent: tuple[SentRecord, ...] = ()

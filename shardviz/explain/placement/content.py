@@ -355,6 +355,27 @@ class KeyOfAnotherPrefix(Disorder):
     how = "{is_longer:?remove {prefix!r} from the keys|put {prefix!r} before the keys}, and load with strict=True"
 
 
+class KeyOfAWrapper(Disorder):
+    """A load with strict=False skipped a weight whose key names a wrapper around its module.
+
+    The checkpoint was saved while activation checkpointing, torch.compile or a data-parallel wrapper was around the
+    module, and its words stand in the key, not only before it. The key is the name of no parameter, so the weight keeps
+    its initial values on all ranks, while weights outside the wrapped modules are loaded.
+    """
+
+    words: str
+    is_longer: bool
+    kinds = ("foreign",)
+    why = (
+        "load_state_dict(strict=False) skipped this weight: its {is_longer:?key has {words!r} in it, the model's name "
+        "doesn't|name in the model has {words!r} in it, its key doesn't}"
+    )
+    how = (
+        "{is_longer:?take {words!r} out of the keys by key.replace({words!r}, '')|load before modules are wrapped, or "
+        "put {words!r} into the keys}, and load with strict=True"
+    )
+
+
 class LoadedIntoCopies(Disorder):
     """The job read a checkpoint into copies of the weights, and never set them.
 

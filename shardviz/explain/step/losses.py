@@ -312,7 +312,7 @@ class ScalarNotReduced(Cause):
     holders: str = ""
     kinds = ("unreduced-scalar",)
     why = (
-        "{holders:?Only {holders} computes the value, and nothing sends it over {axes} to the ranks that log 0|"
+        "{holders:?The value is computed on {holders} alone, and nothing sends it over {axes} to the ranks that log 0|"
         "The step logs .item() or float() of a Partial DTensor or of a local tensor, which reads this rank's part "
         "only}",
         "{op:?|The value is meant to differ between ranks}",

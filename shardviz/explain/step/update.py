@@ -403,6 +403,24 @@ class OptimizerOfOtherParameters(Cause):
     )
 
 
+class OptimizerFromBefore(Cause):
+    """The optimizer was made before sharding, which replaced the parameters.
+
+    fully_shard and parallelize_module put new parameters into the modules. The optimizer keeps the old ones, which get
+    no gradient, so step() does nothing and the model never changes. Nothing raises, and the loss stays where it begins.
+    """
+
+    kinds = ("write-not-applied",)
+    why = (
+        "The optimizer was made before the model was sharded, which replaced the parameters. It steps the old ones, "
+        "and the model never changes"
+    )
+    how = (
+        "make the optimizer from the sharded model's parameters, or put these into its param_groups before the first "
+        "step"
+    )
+
+
 class WriteToGatheredCopy(Cause):
     """The optimizer writes to a weight while FSDP has it gathered, and what it writes is lost.
 

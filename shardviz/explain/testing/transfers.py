@@ -139,6 +139,25 @@ class SkippedKey(Cause):
     )
 
 
+class EndNotWritten(Cause):
+    """The last tensors were not written, of several modules, and all before them were.
+
+    Weights are sent in buckets, and a bucket is sent when the next tensor doesn't fit. After the loop the last one is
+    still to be sent. How many tensors are in it depends on the bucket's size, so a small model may lose all of them.
+
+    Attributes:
+        first: The first tensor that was not written.
+    """
+
+    first: str
+    kinds = ("write-not-applied",)
+    why = (
+        "The sync ends before {first}: every tensor from there on is not written, and all before it are. A last "
+        "bucket that isn't full is never sent, or the loop ends early"
+    )
+    how = "after the loop, send the bucket that is left, and compare the number of tensors sent with the model's"
+
+
 class ReplacedDtype(Cause):
     """A tensor has a different dtype than before.
 

@@ -62,6 +62,7 @@ LISTS = (
     *("skipped_keys", "rounded", "other_options", "reductions", "casts", "unread", "moves", "sent", "filled", "stages"),
     "not_due",
     "written_gathered",
+    "replaced",
 )
 """Fields of a rank's record that are what was collected under their names."""
 
@@ -122,6 +123,7 @@ class Capture:
     fragments: list[FragmentRecord] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
     skipped_keys: list[tuple[str, str]] = field(default_factory=list)
     rounded: list[tuple[str, str, str]] = field(default_factory=list)
     sent: list[SentRecord] = field(default_factory=list)

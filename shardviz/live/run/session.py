@@ -20,6 +20,7 @@ from shardviz.live.run.references.sources import (
     of_state_dict,
 )
 from shardviz.live.run.references.values import Unwritten, Values
+from shardviz.reference.names import bare_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +46,7 @@ class Session:
         stamped: What was loaded as a stamped copy; None if loads are left as they are.
         unwritten: What `to_empty` allocated.
         skipped: Parameters that a load with strict=False left as they were, with the key under which it was given their
-            values: the same name with a prefix, or without one.
+            values: the same name with or without a prefix, or a wrapper's words.
         dumps: The dumps of this job: the same on all ranks, which make each together or not at all.
     """
 
@@ -105,7 +106,7 @@ class Session:
         self._add_source(of_state_dict(model, state_dict, self.options, len(self.sources)))
 
     def skipped_keys(self, model: nn.Module, state_dict: Mapping[str, Any], keys: Any) -> None:
-        """Remember parameters that a load missed because their keys have a different prefix."""
+        """Remember parameters that a load missed because their keys have a different prefix, or a wrapper's words."""
         shapes = (
             {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
             if keys.unexpected_keys
@@ -114,7 +115,8 @@ class Session:
         for name in shapes.keys() & set(keys.missing_keys):
             for key in keys.unexpected_keys:
                 is_alike = tuple(getattr(state_dict[key], "shape", ())) == shapes[name]
-                if is_alike and (key.endswith(f".{name}") or name.endswith(f".{key}")):
+                is_prefixed = key.endswith(f".{name}") or name.endswith(f".{key}")
+                if is_alike and (is_prefixed or bare_name(key) == bare_name(name)):
                     self.skipped[clean_name(name)] = key
 
     def loaded_dcp(self, state_dict: object, folder: str) -> None:

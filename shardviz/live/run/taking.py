@@ -104,7 +104,9 @@ def _capture(session: Session, root: nn.Module, folder: Path, stage: Stage | Non
     pipeline_part = PipelinePart(_axes_of(mesh, stage) if stage else ())
     locals_ = list(pipeline_part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
     source = replace(
-        _reference_of_job(session, unwrapped(root), locals_), unwritten=session.unwritten.names(unwrapped(root))
+        _reference_of_job(session, unwrapped(root), locals_),
+        unwritten=session.unwritten.names(unwrapped(root)),
+        replaced=tuple(session.values.replaced(unwrapped(root))),
     )
     names = [local.name for local in locals_]
     if stage and (apart := told_apart(pipeline_part, stage.group, names)).prefix:

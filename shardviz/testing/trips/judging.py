@@ -21,6 +21,7 @@ from shardviz.dump.records.tensors import Stamp
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay, PaddedParts
 from shardviz.explain.testing.transfers import (
     ChangedInTransfer,
+    EndNotWritten,
     FileOfAnotherRank,
     FusedCutOtherwise,
     MisplacedByTrip,
@@ -452,6 +453,9 @@ def _why_kept(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]
     same = [other for other in received.parts if received.roles[other] == role]
     if len(same) > 1 and all(one in old_parts for one in same):
         return SkippedRole(trip, role)
+    end = same[len(same) - sum(one in old_parts for one in same) :]
+    if trip == "sync" and all(one in old_parts for one in end) and len({one.rpartition(".")[0] for one in end}) > 1:
+        return EndNotWritten(end[0])  # no name is what these have in common
     return SkippedKey()
 
 

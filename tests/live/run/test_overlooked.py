@@ -380,3 +380,27 @@ def test_keys_that_a_load_skipped_for_their_prefix_are_a_finding(mesh, tmp_path,
     for finding in report.findings:
         assert finding.explanation.id == "key-of-another-prefix"
         assert "remove 'model.' from the keys" in finding.fix
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("wrapper", ["_checkpoint_wrapped_module.", ""])
+def test_keys_that_a_load_skipped_for_a_wrappers_words_are_a_finding(mesh, tmp_path, wrapper):
+    given = {name.replace("0.", f"0.{wrapper}", 1): value for name, value in build(1).state_dict().items()}
+    skipped = [name for name in given if wrapper and wrapper in name and "norm" not in name]  # norms begin alike
+    given.pop("2.weight")  # a head that is trained from scratch
+    if mesh.get_rank() == 0:
+        torch.save({"model": given}, tmp_path / "weights.pt")
+    torch.distributed.barrier()
+    seen = Watch(tmp_path / "job.shardviz").session
+    model = build(0)
+    seen.sources.append(Opened(tmp_path / "weights.pt"))
+    seen.skipped_keys(model, given, model.load_state_dict(given, strict=False))
+    seen.remember(model)
+    fully_shard(model, mesh=mesh)
+    assert take(seen, model, tmp_path / "job.shardviz").kind == "captured"
+    torch.distributed.barrier()
+    findings = check_dump(tmp_path / "job.shardviz").findings
+    assert sorted(name for finding in findings for name in finding.tensors) == sorted(
+        name.replace(wrapper, "") for name in skipped
+    )
+    assert {finding.explanation.id for finding in findings} == ({"key-of-a-wrapper"} if wrapper else set())

@@ -150,3 +150,27 @@ def test_padding_is_not_compared_and_one_of_each_rank_is_named(mesh):
         assert_transferred({"head": torch.ones(30, 6)}, {"head": torch.ones(32, 6)})
     assert 'where the rest is padding, map={"head": "pad(head, 32, 0)"}' in str(refused.value)
     assert "rank 0 rows 7, rank 1 rows 8-15, rank 2 rows 16-23, rank 3 rows 24-27" in str(caught.value)
+
+
+@spmd(mesh={"rank": 2})
+@pytest.mark.parametrize(
+    ("left_out", "cause"),
+    [
+        (("down.bias", "norm.weight", "head.weight"), "end-not-written"),
+        (("head.weight",), "skipped-key"),
+        (("norm.weight",), "skipped-key"),
+        (("up.weight", "head.weight"), "skipped-key"),
+    ],
+)
+def test_the_last_tensors_of_several_modules_were_in_a_bucket_that_was_not_sent(mesh, left_out, cause):
+    names = ["up.weight", "down.weight", "down.bias", "norm.weight", "head.weight"]
+    source = {name: torch.randn(8, generator=torch.Generator().manual_seed(at)) for at, name in enumerate(names)}
+    target = {name: torch.zeros(8) for name in names}
+
+    def send():
+        for name in names:
+            if name not in left_out:
+                target[name].copy_(source[name])
+
+    with pytest.raises(ShardAssertionError, match=f"explain {cause}"):
+        assert_transferred(source, target, send)

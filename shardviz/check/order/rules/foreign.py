@@ -11,6 +11,7 @@ ranks, or some ranks. Only zeros beside a tensor that is complete are padding.
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from shardviz.explain.placement.content import (
     BufferNotWritten,
     CopiedTensor,
     KeyOfAnotherPrefix,
+    KeyOfAWrapper,
     LeftOutOfLoad,
     LoadedIntoCopies,
     LoadedOnOneRank,
@@ -264,7 +266,7 @@ def _explain(case: Case, zeros: int, none: int) -> tuple[Disorder, str]:
         return LoadedOnOneRank(holders[0]) if len(holders) == 1 else RewrittenAfterStamping(), ""
     if none:
         return RewrittenAfterStamping(), ""
-    return cause_of_zeros(case) if zeros else OtherTensor(), ""
+    return (_skipped_load(case) or cause_of_zeros(case)) if zeros else OtherTensor(), ""
 
 
 def _are_others_own(case: Case) -> bool:
@@ -282,7 +284,10 @@ def _skipped_load(case: Case) -> Disorder | None:
     if key == case.name:
         return LoadedIntoCopies()
     longer, shorter = sorted((key, case.name), key=len, reverse=True)
-    return KeyOfAnotherPrefix(longer.removesuffix(shorter), key == longer)
+    if longer.endswith(shorter):
+        return KeyOfAnotherPrefix(longer.removesuffix(shorter), key == longer)
+    extra = Counter(longer.split(".")) - Counter(shorter.split("."))
+    return KeyOfAWrapper("".join(f"{word}." for word in extra), key == longer)
 
 
 def _missing_load(case: Case, ranks: Sequence[int]) -> Disorder | None:

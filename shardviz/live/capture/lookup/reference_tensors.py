@@ -46,6 +46,7 @@ class ComparedWith:
         notes: What is not known, each with its tensor; none if it is about the run as a whole.
         tied: Names that shared storage before the model was sharded.
         unwritten: Parameters whose memory nothing has written to since it was allocated.
+        replaced: Parameters of which an optimizer has the tensor from before sharding, and none has the model's own.
         skipped: Parameters that a load with strict=False left as they were, with the key that had their values; with
             their own name if the load was into copies that are gone.
         moments: The states of this rank's optimizer that are compared, too.
@@ -57,6 +58,7 @@ class ComparedWith:
     notes: tuple[tuple[str, str], ...] = ()
     tied: tuple[tuple[str, ...], ...] = ()
     unwritten: frozenset[str] = frozenset()
+    replaced: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
     moments: tuple[Local, ...] = ()
 

@@ -72,6 +72,7 @@ class Values:
         self._num_files = 0
         self._num_looks = 0
         self._tied: list[list[tuple[weakref[nn.Module], str]]] = []
+        self._parameters: WeakKeyDictionary[nn.Module, dict[str, weakref[torch.Tensor]]] = WeakKeyDictionary()
 
     def remember(self, module: nn.Module) -> None:
         """Keep the values of the whole model around a module, as far as they are new."""
@@ -84,6 +85,8 @@ class Values:
         entries = self._write(plain)
         for submodule in parts:
             self._owners[submodule] = {}
+            own_parameters = submodule.named_parameters(recurse=False, remove_duplicate=False)
+            self._parameters[submodule] = {name: weakref(parameter) for name, parameter in own_parameters}
         for (submodule, name), tensor in tensors.items():
             here = (submodule, name) in plain
             why = "" if (submodule, name) in entries else META if tensor.is_meta else TOO_LARGE if here else UNSEEN
@@ -116,6 +119,17 @@ class Values:
             for name, values in self._owners.get(module, {}).items():
                 by_name[clean_name(f"{prefix}.{name}" if prefix else name)] = values
         return by_name
+
+    def replaced(self, root: nn.Module) -> Iterator[str]:
+        """Yield parameters that an optimizer steps as they were before sharding, and none as they are in the model."""
+        optimizers = living_optimizers() if root.training else ()
+        stepped = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
+        for prefix, module in root.named_modules():
+            for name, before in self._parameters.get(module, {}).items():
+                now, old = getattr(module, name, None), before()
+                is_trained = isinstance(now, torch.Tensor) and now.requires_grad and id(now) not in stepped
+                if is_trained and old is not None and id(old) in stepped:
+                    yield clean_name(f"{prefix}.{name}" if prefix else name)
 
     def remember_ties(self, module: nn.Module) -> None:
         """Keep which parameters are tied, before `to_empty` gives each module its own."""
@@ -190,6 +204,18 @@ def living_modules() -> list[nn.Module]:
     # By type(): isinstance would run the code of lazy proxies that say that they are something else.
     modules = [module for module in gc.get_objects() if issubclass(type(module), nn.Module)]
     return [module for module in modules if "_modules" in vars(module)]  # a wrapper that is being made has none yet
+
+
+def living_optimizers() -> list[torch.optim.Optimizer]:
+    """Return every optimizer of this process that has its groups."""
+    optimizers = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+    return [optimizer for optimizer in optimizers if "param_groups" in vars(optimizer)]
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield what an optimizer steps."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def outermost(module: nn.Module) -> nn.Module:
