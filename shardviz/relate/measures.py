@@ -373,8 +373,9 @@ def has_wanted_numbers(sides: Sides, rank: int) -> bool:
     if not wanted.size:
         return not held.size
     above = np.searchsorted(wanted, held).clip(max=wanted.size - 1)
-    apart = np.minimum(np.abs(wanted[above] - held), np.abs(wanted[above - (above > 0)] - held))
-    return bool(np.all(apart <= sides.tolerance * (1 + EXACT)))
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        apart = np.minimum(np.abs(wanted[above] - held), np.abs(wanted[above - (above > 0)] - held))
+    return bool(np.all((apart <= sides.tolerance * (1 + EXACT)) | (wanted[above] == held)))
 
 
 def moved_slices(sides: Sides, rank: int, dim: int) -> Slices:

@@ -38,6 +38,7 @@ from tests.bugs import (
     sequence_parallel,
     sharded_losses,
     shared_parts,
+    strange_parts,
     taken_apart,
     training_loops,
     untrue_causes,
@@ -51,7 +52,7 @@ AXES = (pipeline, context_parallel, experts, hooks, cut_by_hand)
 
 LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
 LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, canceling)
-OTHERS = (*LOOPS, denominators, lost_on_the_way, untrue_causes, parallel_by_hand, decided, taken_apart)
+OTHERS = (*LOOPS, denominators, lost_on_the_way, untrue_causes, parallel_by_hand, decided, taken_apart, strange_parts)
 
 FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES, *LAYERS, *OTHERS)}
 

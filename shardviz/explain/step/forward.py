@@ -114,6 +114,34 @@ class PositionsStartAgain(Cause):
     )
 
 
+class MisplacedOperand(Cause):
+    """A line takes another rank's part, and a later one combines it with the rank's own.
+
+    A head of keys, or a slope or a position, that is chosen by the wrong arithmetic with the rank's number has the
+    right shape. Its numbers are the unsharded model's, for other heads or tokens.
+
+    Attributes:
+        place: The line that takes the part, as `moe.py:83`.
+        function: What it calls.
+        reader: The line that combines it with the rank's own part.
+        ranks: The ranks that have another rank's part.
+    """
+
+    place: str
+    function: str
+    reader: str
+    ranks: tuple[int, ...]
+    kinds = ("wrong-value",)
+    why = (
+        "{function} in {place} takes the part of a different rank on {ranks:ranks}: the arithmetic with the rank's "
+        "number is wrong"
+    )
+    how = (
+        "compute the part's number in {place} from the rank's coordinate; if several ranks share a part, neighbors do: "
+        "coordinate // (ranks for each part), not the remainder"
+    )
+
+
 class UngatheredKeys(Cause):
     """Attention over a split sequence uses each rank's own keys, or mismatched positions.
 

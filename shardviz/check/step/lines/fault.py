@@ -23,6 +23,7 @@ Way = Literal[
     "exchange",
     "exchange gradient",
     "foreign",
+    "misplaced",
     "given",
     "kept gradient",
     "backward",
@@ -54,6 +55,7 @@ class Fault:
             `averaged term`, it makes a rank's term of the loss, whose terms are averaged instead of summed;
             `summed loss`, it sums ranks' losses before the backward, whose gradients are averaged;
             `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that;
+            `misplaced`, it takes another rank's part on `ranks`, and `reader` combines that with the rank's own;
             `given`, it reads what its module is given, and that is no part of the unsharded model's.
         line: The line.
         function: What it calls.
@@ -61,7 +63,7 @@ class Fault:
         held: What they have of its result, or of the gradient that it hands back.
         before: The line that makes what it is given, or the terms; of `rows`, the exchange whose rows are only viewed.
         axis: The axis of a missing sum; of a `result`, the axes of a missing mean.
-        ranks: The ranks of the collective, of the first rank's group.
+        ranks: The ranks of the collective, of the first rank's group; of a `misplaced` part, those that have it.
         inner: The line in a function that `line` calls, if that makes the call; else the same.
         times: By what its result, or what `reader` hands back, is too large, if that is all that is wrong; else 0.
         reader: The line that hands back the whole gradient on every rank, if backward sums that as if it were terms.

@@ -23,6 +23,7 @@ from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
+from shardviz.check.step.lines.misplaced import misplaced_fault
 from shardviz.check.step.lines.segments import segments_of
 from shardviz.check.step.lines.states import words_of
 from shardviz.explain.step.lines import DRAWS, ELEMENTWISE
@@ -50,7 +51,7 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     for value in lines.values:  # in order, so that none of them has to go back far
         states.placed(value)
     fault = _narrowed(lines, states, forward_fault(lines, states))
-    fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
+    fault = fault or misplaced_fault(lines, states) or exchange_backward(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
 
 
@@ -87,6 +88,7 @@ def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None
             or moved_fault(lines, states)
             or exchange_fault(lines, states)
             or foreign_fault(lines, states)
+            or misplaced_fault(lines, states)
             or fault
         )
     return fault

@@ -16,7 +16,7 @@ from shardviz.check.whole.completeness import no_file_of
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.exchanged_rows import ExchangeNotReversed, ForeignNumbersSummed, RowsNotRestored, StrangeRows
-from shardviz.explain.step.forward import UngatheredKeys
+from shardviz.explain.step.forward import MisplacedOperand, UngatheredKeys
 from shardviz.explain.step.lines import (
     DRAWS,
     CopiesSummedLine,
@@ -159,7 +159,8 @@ def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
     """Return a finding of the module around the one that is given what is wrong."""
     around = lines.module.rpartition(".")[0]
     placed = replace(finding, sentence=sentence_of(fault), details=(finding.sentence,), module=around)
-    return placed.because(UnexplainedInput(lines.module)) if isinstance(finding.explanation, OPEN) else finding
+    is_open = isinstance(finding.explanation, (*OPEN, UngatheredKeys))
+    return placed.because(UnexplainedInput(lines.module)) if is_open else finding
 
 
 def _not_read(dump: Dump) -> Iterator[NotChecked]:
@@ -178,7 +179,7 @@ def with_line(finding: Finding, fault: Fault) -> Finding:
     line_finding = replace(finding, sentence=sentence_of(fault), details=(finding.sentence, *finding.details))
     is_open = isinstance(finding.explanation, OPEN) or _is_exchanged(finding.explanation)
     is_open |= isinstance(finding.explanation, StatisticsOfPart) and _is_no_mean(fault)
-    is_open |= isinstance(finding.explanation, UngatheredKeys) and _mixes_no_tokens(fault)
+    is_open |= isinstance(finding.explanation, UngatheredKeys) and _tells_no_attention(fault)
     is_open |= fault.is_scaled and isinstance(finding.explanation, OF_FACTORS)
     if fault.way == "between" and fault.before is not None:
         cause: Cause = WrongLines(place_of(fault.before), place_of(fault.line), fault.is_own)
@@ -227,9 +228,10 @@ def _is_exchanged(cause: Cause | None) -> bool:
     return isinstance(cause, UngatheredKeys) and bool(cause.exchange)
 
 
-def _mixes_no_tokens(fault: Fault) -> bool:
-    """Whether a line normalizes or draws: no attention is at it."""
-    return fault.way == "result" and (fault.function.endswith("_norm") or fault.function in DRAWS)
+def _tells_no_attention(fault: Fault) -> bool:
+    """Whether a line takes another rank's part, or normalizes or draws: it isn't attention that lacks keys."""
+    is_of_rows = fault.way == "result" and (fault.function.endswith("_norm") or fault.function in DRAWS)
+    return is_of_rows or fault.way == "misplaced" or fault.moved == "rank"
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
@@ -298,6 +300,9 @@ def sentence_of(fault: Fault) -> str:
         where = "" if place_of(before) == place_of(line) else f" by {_at(before, line)}"
         clause = f"{_at(line)} reads at indices that were moved into the rank's part{where}"
         return f"{clause}; {_at(fault.reader, line)} sums what it reads there"
+    if fault.way == "misplaced" and fault.reader is not None:
+        given = f"{_at(line)}{_reached(fault)} gives {named_ranks(fault.ranks)} another rank's part"
+        return f"{given}; {_at(fault.reader, line)} combines it with the rank's own part"
     if fault.way == "exchange gradient":
         place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line"
         return f"{place}: it doesn't send back the reverse exchange of its gradient"
@@ -365,6 +370,8 @@ def cause_of(fault: Fault) -> Cause:
         return RowsNotRestored(place, place_of(fault.before), place_of(fault.reader))
     if fault.way == "foreign" and fault.reader is not None:
         return ForeignNumbersSummed(place, fault.function, place_of(fault.reader))
+    if fault.way == "misplaced" and fault.reader is not None:
+        return MisplacedOperand(place, fault.function, place_of(fault.reader), fault.ranks)
     if fault.way == "exchange gradient" and fault.inner is not None:
         return ExchangeNotReversed(place, fault.function, place_of(fault.inner))
     if fault.way == "collective" and fault.copies:

@@ -1,0 +1,192 @@
+"""Heads, slopes and positions of another rank, which meet the rank's own part in attention."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug
+from tests.bugs.models import BY_HAND
+
+HEADS = (
+    BY_HAND
+    + '''
+SIZE, DIM, WORDS = 4, 16, 6
+
+
+class Attention(nn.Module):
+    """Eight heads of queries, two of keys and values, and a slope of each head for the distance."""
+
+    group, rank, size = None, 0, 1
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(DIM, 8 * SIZE, bias=False)
+        self.key, self.value = (nn.Linear(DIM, 2 * SIZE, bias=False) for _ in range(2))
+        self.out = nn.Linear(8 * SIZE, DIM, bias=False)
+        self.register_buffer("slopes", torch.rand(8))
+
+    def shared_heads(self):
+        if self.size < 2:
+            return slice(0, 2)
+        head = self.rank // (self.size // 2)
+        return slice(head, head + 1)
+
+    def own_slopes(self, number):
+        first = self.rank * number
+        return self.slopes[first : first + number]
+
+    def forward(self, x):
+        if self.group is not None:
+            x = Copy.apply(x, self.group)
+        query = self.query(x).view(WORDS, -1, SIZE).transpose(0, 1)
+        key, value = (part(x).view(WORDS, 2, SIZE).transpose(0, 1) for part in (self.key, self.value))
+        key, value = key[self.shared_heads()], value[self.shared_heads()]
+        times = len(query) // len(key)
+        key, value = key.repeat_interleave(times, 0), value.repeat_interleave(times, 0)
+        distance = torch.arange(WORDS) - torch.arange(WORDS)[:, None]
+        scores = query @ key.transpose(1, 2) / 2 + self.own_slopes(len(query))[:, None, None] * distance
+        made = self.out((scores.softmax(-1) @ value).transpose(0, 1).reshape(WORDS, -1))
+        return made if self.group is None else Sum.apply(made, self.group)
+
+
+def build():
+    return Attention()
+
+
+def parallelize(model, mesh):
+    model.query.weight = own(model.query.weight, mesh)
+    model.out.weight = own(model.out.weight, mesh, 1)
+    model.group, model.rank, model.size = mesh.get_group("tp"), mesh.get_local_rank("tp"), mesh["tp"].size()
+
+
+def batch():
+    return torch.randn(WORDS, DIM)
+
+
+def step(model, batch, mesh):
+    loss = model(batch).square().mean()
+    loss.backward()
+    for part in (model.key, model.value):
+        distributed.all_reduce(part.weight.grad, group=mesh.get_group("tp"))
+    return loss
+
+'''
+)
+
+ROTARY = """
+DIM, WORDS = 16, 12
+
+
+def gathered(part, mesh):
+    return DTensor.from_local(part, mesh, (Shard(0),)).full_tensor(grad_placements=(Partial(),))
+
+
+class Attention(nn.Module):
+    mesh = None
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(DIM, DIM, bias=False) for _ in range(3))
+        self.register_buffer("angles", torch.rand(WORDS, DIM))
+
+    def first(self, number):
+        return 0 if self.mesh is None else self.mesh.get_local_rank() * number
+
+    def turned(self, x, positions):
+        return x * torch.cos(positions[:, None] * 0.3) + x.roll(1, -1) * self.own_angles(len(x))
+
+    def own_angles(self, number):
+        return self.angles[self.first(number) : self.first(number) + number]
+
+    def forward(self, x, positions):
+        query, key = self.turned(self.query(x), positions), self.turned(self.key(x), positions)
+        value = self.value(x)
+        if self.mesh is not None:
+            key, value = gathered(key, self.mesh), gathered(value, self.mesh)
+        return torch.softmax(query @ key.T, -1) @ value
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.out = Attention(), nn.Linear(DIM, 8, bias=False)
+
+    def forward(self, x, positions=None):
+        if positions is None:
+            positions = torch.arange(len(x))
+        return self.out(x + self.attention(x, positions))
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    model.attention.mesh = mesh["cp"]
+
+
+def batch():
+    return torch.randn(WORDS, DIM)
+
+
+def step(model, batch, mesh):
+    rank, size = mesh.get_local_rank("cp"), mesh["cp"].size()
+    x = batch.chunk(size)[rank]
+    loss = model(x, torch.arange(rank * len(x), rank * len(x) + len(x))).square().mean()
+    loss.backward()
+    whole = loss.detach().clone()
+    for number in (whole, *(parameter.grad for parameter in model.parameters())):
+        distributed.all_reduce(number, group=mesh.get_group("cp"))
+        number.div_(size)
+    return whole
+
+
+def whole_output(part, mesh):
+    return gathered(part, mesh["cp"])
+
+"""
+
+
+def _bug(name: str, program: str, edit: tuple[str, str], words: tuple[str, ...], mesh: str = "tp=4") -> Bug:
+    never = ("sizes, offsets and indices", "joins the results of all_gather", "each rank's own keys")
+    return Bug(name, mesh, program, (edit,), ("wrong-value",), words, never, with_lines=True)
+
+
+CASES = (
+    _bug(
+        "heads of keys by the remainder of the rank",
+        HEADS,
+        ("self.rank // (self.size // 2)", "self.rank % 2"),
+        ("ranks 1-2 another rank's part", "shared_heads"),
+    ),
+    _bug(
+        "the first head of keys on every rank",
+        HEADS,
+        ("self.rank // (self.size // 2)", "0"),
+        ("first on all ranks", "shared_heads"),
+    ),
+    _bug(
+        "slopes of the first heads on every rank",
+        HEADS,
+        ("first = self.rank * number", "first = 0"),
+        ("first on all ranks", "slopes"),
+    ),
+    _bug(
+        "slopes in the reverse order of ranks",
+        HEADS,
+        ("first = self.rank * number", "first = (self.size - 1 - self.rank) * number"),
+        ("another rank's part", "slopes"),
+    ),
+    _bug(
+        "positions that a model counts itself",
+        ROTARY,
+        ("model(x, torch.arange(rank * len(x), rank * len(x) + len(x)))", "model(x)"),
+        ("positions = torch.arange", "first on all ranks"),
+        "cp=2",
+    ),
+    _bug(
+        "angles of the first words on every rank",
+        ROTARY,
+        ("self.mesh.get_local_rank() * number", "0"),
+        ("first on all ranks", "angles"),
+        "cp=2",
+    ),
+)
