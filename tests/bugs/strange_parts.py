@@ -144,6 +144,34 @@ def whole_output(part, mesh):
 
 """
 
+PEERS = """
+BATCH_AXES = ("dp",)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.up, self.down = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(self.first(x))))
+
+
+def build():
+    return Model()
+
+
+def parallelize(model, mesh):
+    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+
+
+def batch():
+    return torch.randn(16, 8)
+
+"""
+
 
 def _bug(name: str, program: str, edit: tuple[str, str], words: tuple[str, ...], mesh: str = "tp=4") -> Bug:
     never = ("sizes, offsets and indices", "joins the results of all_gather", "each rank's own keys")
@@ -151,6 +179,13 @@ def _bug(name: str, program: str, edit: tuple[str, str], words: tuple[str, ...],
 
 
 CASES = (
+    _bug(
+        "rows of its own for each tensor-parallel rank",
+        PEERS,
+        ('BATCH_AXES = ("dp",)', 'BATCH_AXES = ("dp", "tp")'),
+        ("Ranks along tp are given different rows", "features of up"),
+        "dp=2,tp=2",
+    ),
     _bug(
         "heads of keys by the remainder of the rank",
         HEADS,

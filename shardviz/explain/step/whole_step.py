@@ -484,6 +484,31 @@ class SharedRows(Cause):
     )
 
 
+class RowsOfPeers(Cause):
+    """Ranks that share a layer's weights are given different rows of the batch.
+
+    Tensor-parallel ranks must be given the same rows: each computes a part of the features, and a later sum joins the
+    parts. With rows of their own the sum adds features of different rows. Shapes fit, and the loss still falls. A
+    DistributedSampler numbers all ranks unless it is told the data-parallel ones.
+
+    Attributes:
+        module: The first module whose weights the ranks share.
+        axis: The axis along which they do.
+    """
+
+    module: str
+    axis: str
+    kinds = ("wrong-value",)
+    why = (
+        "Ranks along {axis} are given different rows of the batch, and {axis} also splits the features of "
+        "{module:called}: the parts that belong together are of different rows"
+    )
+    how = (
+        "give all ranks along {axis} the same rows: number the sampler by the other axes alone, num_replicas=dp.size() "
+        "and rank=dp.get_local_rank()"
+    )
+
+
 class DifferentProgram(Cause):
     """The unsharded models of two runs differ, from the same weights and the same rows.
 

@@ -12,6 +12,8 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.step.comparison import Compared
 from shardviz.check.step.forward.sums import check_sum_beside_a_vector
 from shardviz.check.step.rules.factors import size_in_words
@@ -25,15 +27,20 @@ from shardviz.explain.step.forward import JoinedOutOfOrder
 from shardviz.explain.step.gradients import CutResidual
 from shardviz.explain.step.modules import UnlikeLayers
 from shardviz.explain.step.sums import RepeatedTerm, TermLeftOut
+from shardviz.explain.step.whole_step import RowsOfPeers
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
+from shardviz.layout.region import Region
 from shardviz.relate.sides import Rounding
-from shardviz.relate.tolerance import NOISE, POINT_EPSILON
+from shardviz.relate.tolerance import NOISE, POINT_EPSILON, SINGLE
+from shardviz.relate.values import part_of
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.calls import Call, Calls
@@ -60,7 +67,54 @@ def cause_of(evidence: Evidence, calls: Calls, first: Divergence) -> Finding | N
         )
         if explained is not None:
             return explained
-    return check_added(evidence, first) or check_order_of_weights(evidence, first) or _given_out_of_order(first)
+    return (
+        check_added(evidence, first)
+        or check_order_of_weights(evidence, first)
+        or _given_out_of_order(first)
+        or check_rows_of_peers(evidence, first)
+    )
+
+
+def check_rows_of_peers(evidence: Evidence, first: Divergence) -> Finding | None:
+    """Return the finding if each rank has a right block of an output: its rows, and its part of a second dim.
+
+    Both are split along one axis, along which the model is given different rows too: the other blocks are on no rank.
+    """
+    point, mesh = first.point, evidence.dump.files.mesh
+    if point is None or (first.direction, first.way, point.what) != ("forward", "within", "output"):
+        return None
+    dump, name = evidence.dump, of_point(point.module, point.what, point.call, point.index)
+    tensor, reference = dump.find("step", "activation", name), dump.find("reference", "activation", name)
+    if tensor is None or reference is None:
+        return None
+    expected = dump.values(reference.first, name)
+    values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
+    near = max(point.near, SINGLE * float(np.abs(expected).max(initial=0.0)))
+    rows, model = _axes_of_rows(first.call), evidence.calls.by_module.get("", ())
+    for axis in (axis for axis in rows if model and axis in _axes_of_rows(model[0])):
+        for dim in range(1, expected.ndim):
+            chains = [rows, *((axis,) if at == dim else () for at in range(1, expected.ndim))]
+            dims = [Layout(mesh, (size,), (chain,)) for size, chain in zip(expected.shape, chains, strict=True)]
+            blocks = {rank: Region(tuple(one.region(mesh.coord_of(rank)).dims[0] for one in dims)) for rank in values}
+            if all(_is_near(values[rank], part_of(expected, block), near) for rank, block in blocks.items()):
+                return RowsOfPeers(first.module, axis).finding(
+                    first.module,
+                    tuple(sorted(values)),
+                    f"each rank has its own rows and its part of dim {dim} along {axis}; the other parts of these rows "
+                    "are on no rank",
+                )
+    return None
+
+
+def _axes_of_rows(call: Call) -> tuple[str, ...]:
+    """Return the axes that split the rows of a call's first right input, outermost first."""
+    point = call.point("input", "right")
+    chains = parse(point.layout).chains if point is not None and point.layout else ()
+    return tuple(link for link in chains[0] if isinstance(link, str)) if chains else ()
+
+
+def _is_near(values: NDArray[np.float64], expected: NDArray[np.float64], near: float) -> bool:
+    return values.shape == expected.shape and bool(np.all(np.abs(values - expected) <= near))
 
 
 def _given_out_of_order(first: Divergence) -> Finding | None:
