@@ -158,20 +158,18 @@ def capture_by_reference(
         force: Replace the folder if it is a dump.
         command: The command that the dump is of; the process's own by default.
     """
-    reference, names = source.reference, source.names
+    reference, names, prefix = source.reference, source.names, pipeline_part.prefix
     tensors = pipeline_part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
     locals_ = [local for local in tensors if not local.unknown]
-    moments = [replace(local, name=pipeline_part.prefix + local.name) for local in source.moments]
+    moments = [replace(local, name=prefix + local.name) for local in source.moments]
     locals_ += moments
-    before = [tuple(pipeline_part.prefix + name for name in together) for together in source.tied]
+    before = [tuple(prefix + name for name in together) for together in source.tied]
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
-    lookups = wanted_of(whole, [*tied_names(unwrapped(model), pipeline_part.prefix), *before])
+    lookups = wanted_of(whole, [*tied_names(unwrapped(model), prefix), *before])
     merged = registry.checkpoint(unwrapped(model), reference)
     found_in = known_in(merged, lookups, names, strangers=reference.is_stamped)
-    empty = {pipeline_part.prefix + name for name in source.unwritten}
-    found_in = found_in.without_notes_on(
-        {pipeline_part.prefix + name for name in computed_buffers(unwrapped(model))} | empty
-    )
+    empty = {prefix + name for name in source.unwritten}
+    found_in = found_in.without_notes_on({prefix + name for name in computed_buffers(unwrapped(model))} | empty)
     whole = as_copies(whole, plain_mesh(mesh), pipeline_part.axes)
     if reference.is_stamped:
         found_in = with_merged(replace(found_in, is_stamped=True), merged, lookups, whole)
@@ -185,13 +183,11 @@ def capture_by_reference(
         add_by_reference(rank_capture, whole, found_in, source.sift)
         for moment in moments:
             rank_capture.add_values(moment, "initial")
-        rank_capture.not_checked += [(name and pipeline_part.prefix + name, note) for name, note in source.notes]
+        rank_capture.not_checked += [(name and prefix + name, note) for name, note in source.notes]
         rank_capture.unwritten += sorted(empty)
-        rank_capture.replaced += [pipeline_part.prefix + name for name in source.replaced]
+        rank_capture.replaced += [prefix + name for name in source.replaced]
         rank_capture.rounded += rounded_copies(locals_)
-        rank_capture.skipped_keys += [
-            (pipeline_part.prefix + name, key) for name, key in sorted(source.skipped.items())
-        ]
+        rank_capture.skipped_keys += [(prefix + name, key) for name, key in sorted(source.skipped.items())]
         _add_rest(rank_capture, model, mesh, pipeline_part, step)
     return path
 
