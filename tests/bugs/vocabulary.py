@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug
-from tests.bugs.models import ENTER
+from tests.bugs.models import BY_HAND, ENTER
 
 EMBEDDED = (
     ENTER
@@ -285,7 +285,71 @@ def batch():
 """
 )
 
+IN_MODEL = (
+    BY_HAND
+    + """
+WORDS, PADDED = 13, 16
+
+
+class Net(nn.Module):
+    group, first = None, 0
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, PADDED, bias=False)
+
+    def forward(self, x, labels):
+        x = torch.tanh(self.body(x))
+        if self.group is None:
+            return functional.cross_entropy(self.head(x)[:, :WORDS], labels, reduction="none")
+        logits = self.head(Copy.apply(x, self.group))
+        words = torch.arange(self.first, self.first + logits.shape[-1])
+        logits = logits.masked_fill(words >= WORDS, -1e9)
+        largest = logits.detach().amax(-1)
+        distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=self.group)
+        total = Sum.apply((logits - largest[:, None]).exp().sum(-1), self.group)
+        chosen = Sum.apply(logits.masked_fill(words != labels[:, None], 0.0).sum(-1), self.group)
+        return total.log() + largest - chosen
+
+
+def build():
+    return Net()
+
+
+def parallelize(model, mesh):
+    model.head.weight = own(model.head.weight, mesh)
+    model.group, model.first = mesh.get_group("tp"), mesh.get_local_rank("tp") * (PADDED // mesh["tp"].size())
+
+
+def batch():
+    return torch.randn(12, 8), torch.randint(WORDS, (12,))
+
+
+def loss(model, batch):
+    return model(*batch).mean()
+
+"""
+)
+BY_POWERS = IN_MODEL.replace(
+    "total = Sum.apply((logits - largest[:, None]).exp().sum(-1), self.group)",
+    "total = Sum.apply((torch.logsumexp(logits, -1) - largest).exp(), self.group)",
+)
+
 CASES = (
+    *(
+        Bug(
+            f"padding that a model's own loss counts in {what}",
+            mesh,
+            program,
+            (("        logits = logits.masked_fill(words >= WORDS, -1e9)\n", ""),),
+            ("wrong-value",),
+            ("elements 13 to 15", "counts the padding"),
+            never=("sizes, offsets and indices",),
+            with_lines=True,
+        )
+        for what, mesh, program in (("a sum", "tp=4", IN_MODEL), ("a logarithm of powers", "tp=2", BY_POWERS))
+    ),
     Bug(
         "padding_idx counted in each rank's own rows",
         "tp=2",

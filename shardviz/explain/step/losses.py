@@ -179,6 +179,38 @@ class MiscountedExponentials(Cause):
         return math.log(self.size)
 
 
+class PaddingSummed(Cause):
+    """A line sums over padding that the unsharded model cuts off first.
+
+    A vocabulary is padded so that the number of ranks divides it. One process cuts the padding off the logits. A rank
+    that has a part of them keeps it, and the padding's logits add to the denominator of the softmax.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        function: What it calls.
+        cut: The line in which the unsharded model cuts the padding off.
+        dim: The dim.
+        size: How long it is without padding.
+        padded: How long it is with it.
+    """
+
+    place: str
+    function: str
+    cut: str
+    dim: int
+    size: int
+    padded: int
+    kinds = ("wrong-value",)
+    why = (
+        "{function} in {place} counts the padding: the unsharded model keeps {size} of {padded} elements of dim {dim} "
+        "in {cut}, and the ranks keep all"
+    )
+    how = (
+        "set the elements from {size} on, counted in the whole dim, to a number that adds nothing (float('-inf') for "
+        "logits) before {place}"
+    )
+
+
 class PaddingRead(Cause):
     """The padding of an output's dim is read as if it were part of the result.
 

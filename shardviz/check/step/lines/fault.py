@@ -24,6 +24,7 @@ Way = Literal[
     "exchange gradient",
     "foreign",
     "misplaced",
+    "padding",
     "given",
     "kept gradient",
     "backward",
@@ -56,6 +57,7 @@ class Fault:
             `summed loss`, it sums ranks' losses before the backward, whose gradients are averaged;
             `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that;
             `misplaced`, it takes another rank's part on `ranks`, and `reader` combines that with the rank's own;
+            `padding`, it sums over elements that the unsharded model cuts off in `before`, on `ranks`;
             `given`, it reads what its module is given, and that is no part of the unsharded model's.
         line: The line.
         function: What it calls.
@@ -82,6 +84,7 @@ class Fault:
         caller: In a step around the model, the line that calls the function that `line` stands in.
         times_before: By what a gradient was too large as the backward left it; 0 if it was none.
         count: How many backward passes there were, or how often `line` reduced a gradient that needed it once.
+        padding: The dim of a `padding`, its size without and its size with it.
         segments: The dim that `function` takes apart, and into how many segments; the rank has one stretch of it.
         copies: The axes of a collective whose ranks have the same term of its sum, if that makes `times`.
     """
@@ -112,6 +115,7 @@ class Fault:
     times_before: float = 0
     count: int = 0
     copies: str = ""
+    padding: tuple[int, int, int] | None = None
     segments: tuple[int, int] | None = None
 
     @property

@@ -24,6 +24,7 @@ from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_ba
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
 from shardviz.check.step.lines.misplaced import misplaced_fault
+from shardviz.check.step.lines.padding import padding_fault
 from shardviz.check.step.lines.segments import segments_of
 from shardviz.check.step.lines.states import words_of
 from shardviz.explain.step.lines import DRAWS, ELEMENTWISE
@@ -89,6 +90,7 @@ def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None
             or exchange_fault(lines, states)
             or foreign_fault(lines, states)
             or misplaced_fault(lines, states)
+            or padding_fault(lines, states)
             or fault
         )
     return fault

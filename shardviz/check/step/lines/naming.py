@@ -36,6 +36,7 @@ from shardviz.explain.step.lines import (
     WrongReductionLine,
 )
 from shardviz.explain.step.losses import (
+    PaddingSummed,
     PartialVocabularyLoss,
     ScalarNotReduced,
     TermsAveraged,
@@ -303,6 +304,10 @@ def sentence_of(fault: Fault) -> str:
     if fault.way == "misplaced" and fault.reader is not None:
         given = f"{_at(line)}{_reached(fault)} gives {named_ranks(fault.ranks)} another rank's part"
         return f"{given}; {_at(fault.reader, line)} combines it with the rank's own part"
+    if fault.way == "padding" and fault.padding is not None and before is not None:
+        dim, size, padded = fault.padding
+        summed = f"{_at(line)}{_reached(fault)} sums over dim {dim} with elements {size} to {padded - 1} of it"
+        return f"{summed}, on {named_ranks(fault.ranks)}; the unsharded model cuts these off in {_at(before, line)}"
     if fault.way == "exchange gradient":
         place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line"
         return f"{place}: it doesn't send back the reverse exchange of its gradient"
@@ -372,6 +377,8 @@ def cause_of(fault: Fault) -> Cause:
         return ForeignNumbersSummed(place, fault.function, place_of(fault.reader))
     if fault.way == "misplaced" and fault.reader is not None:
         return MisplacedOperand(place, fault.function, place_of(fault.reader), fault.ranks)
+    if fault.way == "padding" and fault.padding is not None and fault.before is not None:
+        return PaddingSummed(place, fault.function, place_of(fault.before), *fault.padding)
     if fault.way == "exchange gradient" and fault.inner is not None:
         return ExchangeNotReversed(place, fault.function, place_of(fault.inner))
     if fault.way == "collective" and fault.copies:
