@@ -199,7 +199,7 @@ CASES = (
         ("first on all ranks", "shared_heads"),
     ),
     _bug(
-        "slopes of the first heads on every rank",
+        "slopes that begin at the first head on every rank",
         HEADS,
         ("first = self.rank * number", "first = 0"),
         ("first on all ranks", "slopes"),
