@@ -20,19 +20,21 @@ import numpy as np
 from shardviz.check.report import NotChecked
 from shardviz.explain.step.gradients import CutGraph, GradientOnSomeRanks, ReductionSwitchedOff
 from shardviz.explain.step.losses import PaddingRead
-from shardviz.explain.step.whole_step import (
+from shardviz.explain.step.raised import (
     CollectiveOfDtensor,
-    CopiesSideBySide,
-    DifferentOutput,
     MixedDtensor,
-    PartLabeledWhole,
     ShardedModelRaises,
-    SplitTwice,
-    UncheckedLabel,
     UnevenShapes,
     UnlikeSplits,
     UnsupportedSharding,
     ViewOfWhole,
+)
+from shardviz.explain.step.whole_step import (
+    CopiesSideBySide,
+    DifferentOutput,
+    PartLabeledWhole,
+    SplitTwice,
+    UncheckedLabel,
 )
 from shardviz.explain.templates import number
 from shardviz.layout.notation import write
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
 
 MAX_LISTED = 8
+MOST_WEIGHTS = 2
+"""So many tensors of a module are named with their layouts."""
 MOST_ZERO = 4
 """Parameters that are named whose gradient is zero throughout."""
 
@@ -101,10 +105,6 @@ def _weights_of(dump: Dump, error: str) -> str:
         if name.startswith(prefix) and tensor.claimed and tensor.moment == "stamped"
     }
     return listed([f"{name} is {layout}" for name, layout in layouts.items()], MOST_WEIGHTS)
-
-
-MOST_WEIGHTS = 2
-"""So many tensors of a module are named with their layouts."""
 
 
 def check_result_shape(comparison: Compared) -> Finding | None:

@@ -13,11 +13,9 @@ import torch
 from torch import distributed
 
 from shardviz.check.grouping import grouped
-from shardviz.check.run import report_on
 from shardviz.checkpoint.comparing.changes import values_changed
 from shardviz.checkpoint.comparing.outcome import Outcome
 from shardviz.checkpoint.records import MemoryTensor
-from shardviz.dump.records.tensors import Stamp
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay, PaddedParts
 from shardviz.explain.testing.transfers import (
     ChangedInTransfer,
@@ -37,14 +35,10 @@ from shardviz.explain.testing.transfers import (
 )
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.lookup.by_reference import add_by_reference
-from shardviz.live.capture.lookup.reference_tensors import Known
-from shardviz.live.capture.meshes import plain_mesh, without_axes
-from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.reference.lookup import FEW_EQUAL
 from shardviz.relate.values import is_alike, part_of
 from shardviz.testing.assertions.message import in_words
-from shardviz.testing.assertions.subjects import gather
 from shardviz.testing.trips.contents import part_of_entry, region_of, wanted_bits
 from shardviz.text import join_numbers, listed
 
@@ -53,14 +47,11 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from numpy.typing import NDArray
-    from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.dump.records.base import Role
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding, Kind
-    from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
-    from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.pieces import PaddedPart
@@ -74,9 +65,6 @@ NARROWER = {
     "float16": ("bfloat16", "float8_e4m3fn", "float8_e5m2"),
 }
 """The dtypes through which values may have gone on their way, by the type that they have."""
-PLACED = "what was sent"
-"""What ids stand for, in the words of findings."""
-
 MOST = 4
 MOST_ROWS = 12
 """Tensors of one cause whose rows are listed one by one."""
@@ -231,66 +219,6 @@ def _owner(local: Local, targets: Mapping[str, TargetTensor]) -> str:
             if expected is not None and np.array_equal(expected, got):
                 return name
     return ""
-
-
-def places(
-    locals_: Mapping[str, Local],
-    targets: Mapping[str, TargetTensor],
-    names: Sequence[str],
-    mesh: DeviceMesh | None,
-    reference: str = PLACED,
-) -> list[Finding]:
-    """Return findings that locate the wrong elements of some tensors. Every rank calls this.
-
-    Args:
-        locals_: What this rank has.
-        targets: What it should have; the others' elements are looked for in these too.
-        names: The tensors to look at.
-        mesh: The mesh of the job.
-        reference: What was sent, in words.
-    """
-    reference_entries = _reference_of(
-        {name: target for name, target in targets.items() if target.entry.dtype != "bool"}
-    )
-    dropped = _stage_axes(locals_, mesh)
-    rank = distributed.get_rank()
-    tensors = [
-        replace(local, role="param", claim=local.claim and without_axes(local.claim, dropped, rank))
-        for name in names
-        if (local := locals_.get(name)) is not None and name in reference_entries.stamps  # of flags nothing can be said
-    ]
-
-    def add(seen: Capture) -> None:
-        add_by_reference(seen, tensors, reference_entries)
-
-    dump = gather(add, mesh, Stamped(tuple(reference_entries.stamps.values())), reference)
-    report = report_on(dump)
-    each = [placed for finding in report.findings for placed in finding.each]
-    findings = [finding for finding in each if finding.tensor in names and finding.kind not in ("incomplete", "untied")]
-    same = {
-        (finding.tensor, finding.held or finding.kind): finding for finding in reversed(findings)
-    }  # what is twice somewhere is missing too
-    return [finding for finding in findings if same[finding.tensor, finding.held or finding.kind] is finding]
-
-
-def _reference_of(targets: Mapping[str, TargetTensor]) -> Known:
-    stamps: dict[str, Stamp] = {}
-    first = 1
-    for name, target in targets.items():
-        stamps[name] = Stamp(name, first, tuple(target.entry.shape), "param")
-        first += int(np.prod(target.entry.shape))
-    return Known(stamps, {name: target.entry for name, target in targets.items()}, is_stamped=True)
-
-
-def _stage_axes(locals_: Mapping[str, Local], mesh: DeviceMesh | None) -> list[str]:
-    """Return the axes along which ranks have different tensors, as pipeline stages do."""
-    if mesh is None:
-        return []
-    of_all = of_all_ranks(frozenset(locals_))
-    plain: Mesh = plain_mesh(mesh)
-    return [
-        axis for axis in plain.axes if any(len({of_all[rank] for rank in group}) > 1 for group in plain.groups(axis))
-    ]
 
 
 def with_parts(finding: Finding, parts: Sequence[PartOutcome]) -> Finding:
@@ -453,8 +381,9 @@ def _why_kept(received: TransferOutcome, name: str, parts: Sequence[PartOutcome]
     same = [other for other in received.parts if received.roles[other] == role]
     if len(same) > 1 and all(one in old_parts for one in same):
         return SkippedRole(trip, role)
-    end = same[len(same) - sum(one in old_parts for one in same) :]
-    if trip == "sync" and all(one in old_parts for one in end) and len({one.rpartition(".")[0] for one in end}) > 1:
+    end = same[-sum(other in old_parts for other in same) :]
+    modules = {other.rpartition(".")[0] for other in end if other in old_parts}
+    if trip == "sync" and set(end) <= old_parts.keys() and len(modules) > 1:
         return EndNotWritten(end[0])  # no name is what these have in common
     return SkippedKey()
 

@@ -5,22 +5,17 @@ Padding is left out, and fused tensors are judged whole.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import distributed
 
 from shardviz.checkpoint.maps import language
 from shardviz.checkpoint.maps.families import find_map
-from shardviz.checkpoint.maps.functions import views_in
 from shardviz.checkpoint.maps.language import Name, Rule, names_in
 from shardviz.checkpoint.maps.mapped_tensors import (
     PAD,
@@ -34,17 +29,14 @@ from shardviz.checkpoint.maps.mapped_tensors import (
 )
 from shardviz.checkpoint.maps.matching import apply, fill_stars, named_tensors, pattern_of, turn_rules
 from shardviz.errors import NotationError, ShardvizError
-from shardviz.explain.testing.transfers import FusedCutOtherwise
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse
-from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
 from shardviz.reference.names import matched
 from shardviz.relate.values import part_of
-from shardviz.testing.trips.contents import region_of, wanted_bits
-from shardviz.text import listed
+from shardviz.testing.trips.contents import region_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -53,25 +45,13 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.checkpoint.maps.mapped_tensors import Node
-    from shardviz.explain.cause import Cause
-    from shardviz.explain.finding import Finding
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.contents import RankContents
-    from shardviz.testing.trips.judging import PartOutcome
-
-    Fused = tuple[str, Cause] | None
-    """What a rank has in the place of a fused tensor, in words, and why."""
 
 AnyMap = Mapping[str, str] | Iterable[Rule] | Path | str
 """Expressions by pattern over the target's names; a file of such lines, or a family's name; or rules."""
-
-MOST_ORDERED = 4
-"""Parts that are tried in every order."""
-
-MOST_BLOCKS = 256
-MOST_ROWS = 12
 
 
 @dataclass(frozen=True)
@@ -269,7 +249,7 @@ class PieceCuts:
     def dim(self, name: str, local: Local) -> int:
         """Return the dim along which a fused tensor's parts are put one after the other."""
         node = self.made[name]
-        return _dim_of(node, local.values.shape) if isinstance(node, Op) else 0
+        return dim_of_parts(node, local.values.shape) if isinstance(node, Op) else 0
 
     def fused(self, name: str, local: Local) -> Local | None:
         """Return a fused tensor as if it were cut in one piece; None if it does not divide so."""
@@ -319,7 +299,9 @@ class PieceCuts:
         layout = self._layout(text, name, whole.shape)
         node = self.made[name]
         # Put together along a dim that is split, each of its parts is split.
-        is_cut_apart = isinstance(node, Op) and node.function == "cat" and layout.chains[_dim_of(node, layout.shape)]
+        is_cut_apart = (
+            isinstance(node, Op) and node.function == "cat" and layout.chains[dim_of_parts(node, layout.shape)]
+        )
         parts = self._parts(name, local, text) if is_cut_apart else {}
         return parts or {name: TargetPiece(_labeled(local, name, layout), (name, None))}
 
@@ -328,7 +310,7 @@ class PieceCuts:
         node = self.made[name]
         if not isinstance(node, Op):
             return {}
-        pieces, start, dim = {}, 0, _dim_of(node, local.values.shape)
+        pieces, start, dim = {}, 0, dim_of_parts(node, local.values.shape)
         for number, part_node in enumerate(node.parts):
             names = names_of(part_node)
             called = f"{name} ({names[0] if len(names) == 1 else f'part {number}'})"
@@ -361,7 +343,7 @@ def _padding_expression(name: str, shape: tuple[int, ...], node: Node) -> str:
     return f', or, where the rest is padding, map={{"{name}": "{text}"}}'
 
 
-def _dim_of(made: Op, shape: Sequence[int]) -> int:
+def dim_of_parts(made: Op, shape: Sequence[int]) -> int:
     """Return the dim along which tensors are put one after the other."""
     return (made.numbers[0] if made.numbers else 0) % max(1, len(shape))
 
@@ -386,125 +368,3 @@ def why_packed(local: Local, source: Entry) -> str:
     if source_dtype.is_floating_point and (not dtype.is_floating_point or dtype.itemsize == 1):
         return f"it is {dtype_name(dtype)}, a coded form of the source's {source.dtype}"
     return ""
-
-
-def fused_findings(
-    cut: PieceCuts,
-    target_locals: Mapping[str, Local],
-    pieces: Mapping[str, TargetPiece],
-    parts: Mapping[str, Sequence[PartOutcome]],
-) -> tuple[list[Finding], set[str]]:
-    """Return findings of whole fused tensors, and their parts' names. Every rank calls this.
-
-    Args:
-        cut: How the target is cut.
-        target_locals: What this rank has of it.
-        pieces: Its pieces.
-        parts: What became of each piece on every rank.
-    """
-    wrong = {name for name, ranks in parts.items() if any(one.fate in ("other", "swapped") for one in ranks)}
-    groups: dict[str, dict[str, TargetPiece]] = {}
-    own_fused: dict[str, tuple[Fused, tuple[str, ...]]] = {}
-    for name, piece in pieces.items():
-        if piece.of[1] is not None:
-            groups.setdefault(piece.of[0], {})[name] = piece
-        elif name in wrong and isinstance(node := cut.node(*piece.of), Op) and node.function == "interleave":
-            own_fused[name] = _joined_not_interleaved(piece.local, node), (name,)
-    own_fused |= {
-        name: (_name_content(cut, target_locals[name], each), tuple(each))
-        for name, each in groups.items()
-        if wrong & each.keys()
-    }
-    fused: dict[str, dict[int, tuple[Fused, tuple[str, ...]]]] = {}
-    for rank, of_rank in enumerate(of_all_ranks(own_fused)):
-        for name, fused_here in of_rank.items():
-            fused.setdefault(name, {})[rank] = fused_here
-    findings, settled = [], set[str]()
-    for name, ranks in fused.items():
-        names = {one for _, each in ranks.values() for one in each}
-        if (finding := _common_finding(name, names, ranks, parts)) is not None:
-            findings.append(finding)
-            settled |= names
-    return findings, settled
-
-
-def _common_finding(
-    name: str,
-    names: set[str],
-    ranks: Mapping[int, tuple[Fused, tuple[str, ...]]],
-    parts: Mapping[str, Sequence[PartOutcome]],
-) -> Finding | None:
-    """Return the finding of a fused tensor that has one thing on all ranks that have it wrong."""
-    hit = sorted({one.rank for each in names for one in parts[each] if one.fate != "right"})
-    words = {ranks[rank][0] for rank in hit if rank in ranks}
-    if len(words) != 1 or (what := words.pop()) is None:
-        return None
-    held, cause = what
-    total = len({one.rank for each in names for one in parts[each]})
-    where = [f"{_part(each)} {one.text}" for each in sorted(names) for one in parts[each] if one.fate != "right"]
-    text = f"{held}, on {len(hit):,} of {total:,} ranks"
-    details = (f"wrong: {listed(where, MOST_ROWS)}",)
-    return cause.finding(name, tuple(hit), text, kind="misordered", details=details)
-
-
-def _name_content(cut: PieceCuts, local: Local, pieces: Mapping[str, TargetPiece]) -> Fused:
-    """Name what a rank has instead of a fused tensor, and the cause; return None if unknown."""
-    got = bits_of_tensor(local.values)
-    name = next(iter(pieces.values())).of[0]
-    whole = None
-    with suppress(ShardvizError):  # a layout of parts need not be one of the whole
-        whole = cut.fused(name, local)
-    expected = wanted_bits(whole, cut.entry(name, None)) if whole is not None else None
-    if expected is not None and np.array_equal(expected, got):
-        return "the rank's rows are those of the whole, cut in one piece", FusedCutOtherwise("piece")
-    right = [wanted_bits(piece.local, cut.entry(*piece.of)) for piece in pieces.values()]
-    answers = [one for one in right if one is not None]
-    return (
-        next(_name_join(answers, got, cut.dim(name, local), list(pieces)), None) if len(answers) == len(right) else None
-    )
-
-
-def _joined_not_interleaved(local: Local, node: Op) -> Fused:
-    """Name what a rank has if it is parts one after the other, where a map interleaves them; else return None."""
-    got, wanted = bits_of_tensor(local.values), wanted_bits(local, entry_of(node))
-    dim = _dim_of(node, node.shape)
-    of = " and ".join(map(label_of, node.parts)) if len(node.parts) == 2 else "its parts"
-    joined = FusedCutOtherwise("joined")
-    whole = wanted_bits(local, entry_of(replace(node, function="cat", numbers=(dim,))))
-    if whole is not None and np.array_equal(whole, got):
-        return f"{of} stand one after the other", joined
-    shapes = [part.shape for part in node.parts]
-    blocks = node.numbers[1] if len(node.numbers) > 1 else shapes[0][dim]
-    if wanted is None or blocks * wanted.shape[dim] % node.shape[dim]:
-        return None
-    blocks = blocks * wanted.shape[dim] // node.shape[dim]
-    own_shapes = [
-        (*wanted.shape[:dim], size[dim] * wanted.shape[dim] // node.shape[dim], *wanted.shape[dim + 1 :])
-        for size in shapes
-    ]
-    views = views_in(wanted, "interleave", own_shapes, (dim, blocks)) if blocks else []
-    parts = [view.reshape(shape) for view, shape in zip(views, own_shapes, strict=True)] if views else []
-    return (
-        (f"the rank's parts of {of} stand one after the other", joined)
-        if parts and np.array_equal(np.concatenate(parts, dim), got)
-        else None
-    )
-
-
-def _name_join(parts: list[NDArray[Any]], got: NDArray[Any], dim: int, names: list[str]) -> Iterator[tuple[str, Cause]]:
-    """Yield how a rank joined its right parts: interleaved, or in a different order."""
-    sizes = [part.shape[dim] for part in parts]
-    for blocks in [one for one in range(2, math.gcd(*sizes) + 1) if math.gcd(*sizes) % one == 0][:MOST_BLOCKS]:
-        views = views_in(got, "interleave", [part.shape for part in parts], (dim, blocks))
-        if all(np.array_equal(view.reshape(part.shape), part) for view, part in zip(views, parts, strict=True)):
-            rows = " and ".join(dict.fromkeys(f"{size // blocks:,}" for size in sizes))
-            yield f"its parts come in turns, in blocks of {rows} along dim {dim}", FusedCutOtherwise("turns")
-    for order in list(permutations(range(len(parts))))[1:] if len(parts) <= MOST_ORDERED else ():
-        if np.array_equal(np.concatenate([parts[at] for at in order], dim), got):
-            of = ", ".join(_part(names[at]) for at in order)
-            yield f"its parts come in the order {of}", FusedCutOtherwise("order")
-
-
-def _part(name: str) -> str:
-    """Return what a part of a fused tensor is made of: `q` of `qkv (q)`."""
-    return name.rpartition(" (")[2].rstrip(")")

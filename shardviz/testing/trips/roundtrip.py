@@ -40,8 +40,9 @@ from shardviz.testing.trips.contents import (
     sent_by_all,
     settings_times,
 )
-from shardviz.testing.trips.judging import TargetTensor, TransferOutcome, findings_of, message_of, parts_of_all, places
+from shardviz.testing.trips.judging import TargetTensor, TransferOutcome, findings_of, message_of, parts_of_all
 from shardviz.testing.trips.pieces import rename_weights, rules_of
+from shardviz.testing.trips.placing import places
 from shardviz.testing.trips.state_rules import OtherState, check_states, facts_of
 from shardviz.testing.trips.worlds import on_mesh
 from shardviz.text import counted, listed

@@ -28,16 +28,17 @@ from shardviz.testing.trips.contents import (
     salt_of,
     sent_by_all,
 )
-from shardviz.testing.trips.judging import TargetTensor, TransferOutcome, findings_of, message_of, parts_of_all, places
+from shardviz.testing.trips.fused import fused_findings
+from shardviz.testing.trips.judging import TargetTensor, TransferOutcome, findings_of, message_of, parts_of_all
 from shardviz.testing.trips.pieces import (
     PieceCuts,
-    fused_findings,
     made_of,
     names_of,
     padded_by_rank,
     rules_of,
     without_padding,
 )
+from shardviz.testing.trips.placing import places
 from shardviz.testing.trips.roundtrip import RoundTrip, refuse_unchecked
 from shardviz.text import counted, listed
 
