@@ -361,6 +361,10 @@ class KeyOfAWrapper(Disorder):
     The checkpoint was saved while activation checkpointing, torch.compile or a data-parallel wrapper was around the
     module, and its words stand in the key, not only before it. The key is the name of no parameter, so the weight keeps
     its initial values on all ranks, while weights outside the wrapped modules are loaded.
+
+    Attributes:
+        words: The wrapper's words, with their dots, as in the longer of both names.
+        is_longer: Whether the key has them; else the parameter's name has.
     """
 
     words: str

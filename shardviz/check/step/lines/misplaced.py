@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 def misplaced_fault(lines: Lines, states: States) -> Fault | None:
     """Return the line that takes another rank's part; None if no call combines it with the rank's own part."""
-    wrong = [value for value, _ in lines.returned if states.forward(value).is_wrong]
+    wrong = [value for value, _ in lines.returned if states.placed(value).is_wrong]
     for call in lines.calls if wrong else ():
+        if not call.outputs or not all(states.placed(value).is_wrong for value in call.outputs):
+            continue
         given = {value: states.forward(value) for value in call.inputs}
         moved = next((value for value, state in given.items() if state.moved == "rank"), None)
         is_mixed = moved is not None and any(state.split_layout for state in given.values())
@@ -36,11 +38,11 @@ def misplaced_fault(lines: Lines, states: States) -> Fault | None:
 def _spoils(lines: Lines, states: States, call: Call, wrong: list[Value]) -> bool:
     """Whether nothing right comes of a call's result, and what the module returns does."""
     derived = set(call.outputs)
-    if not derived or any(states.forward(value).kind != "none" for value in derived):
+    if any(states.forward(value).kind != "none" for value in derived):
         return False
     for later in lines.calls[call.order + 1 :]:
         if derived & {*later.inputs}:
-            if any(states.forward(value).is_known for value in later.outputs):
+            if any(states.placed(value).is_known for value in later.outputs):
                 return False
             derived |= {*later.outputs}
     return any(value in derived for value in wrong)

@@ -71,7 +71,7 @@ def _descended(calls: Calls) -> Divergence | None:
         pending = [innermost, *(outer for outer in around if outer.state(OUTPUT) == "pending")]
         unsummed = next((place for outer in reversed(pending) if (place := _unsummed(calls, outer)) is not None), None)
         left = unsummed or _left_pending(calls, around[0] if around else innermost)
-        return left or _joined(innermost, around) or _within(calls, innermost)
+        return left or _joined(calls, innermost) or _within(calls, innermost)
     return _left_pending(calls, innermost) or _within(calls, innermost)
 
 
@@ -111,12 +111,17 @@ def _left_pending(calls: Calls, call: Call) -> Divergence | None:
     return Divergence("backward", "unsummed", call, point, before=inner[0].module, axis=pending_axis(point))
 
 
-def _joined(call: Call, around: Sequence[Call]) -> Divergence | None:
-    """Return that a call is given terms, if the module around it reads the same tensor and gets its gradient whole."""
-    if not around or not call.tensors(INPUT, *BAD) & around[0].tensors(INPUT):
+def _joined(calls: Calls, call: Call) -> Divergence | None:
+    """Blame the module around a call that is given terms if it reads the same tensor: there they meet its own gradient.
+
+    Where other layers are given terms, too, and are right, something sums what the call sends back.
+    """
+    outer = next(calls.around(call), None)
+    is_habit = any(other.state(OUTPUT) == "pending" for other in calls.alike(call))
+    if outer is None or is_habit or not call.tensors(INPUT, *BAD) & outer.tensors(INPUT):
         return None
     point = call.point(OUTPUT, "pending")
-    return Divergence("backward", "unsummed", around[0], point, before=call.module, axis=pending_axis(point))
+    return Divergence("backward", "unsummed", outer, point, before=call.module, axis=pending_axis(point))
 
 
 def is_left_pending(calls: Calls, call: Call) -> bool:

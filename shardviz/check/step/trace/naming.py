@@ -287,8 +287,8 @@ def cause_at(evidence: Evidence, first: Divergence) -> Cause:
 
 
 def _unused_weight(evidence: Evidence, first: Divergence) -> str:
-    """Return a weight of the first wrong module to which no gradient comes on any rank; empty without one."""
-    names = evidence.without_gradient if first.way == "within" else ()
+    """Return a weight of the first wrong module to which no gradient comes, though some weights get theirs."""
+    names = evidence.without_gradient if first.way == "within" and evidence.gradients else ()
     of_module = (name for name in names if name.rpartition(".")[0] == first.module and name not in evidence.held_back)
     return next((name for name in of_module if is_due(evidence.dump, name)), "")
 

@@ -59,12 +59,7 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
     comparisons, arrived = [], _arrived(dump)
     stills = {_still(comparison) for comparison in compared(dump, ("param",)) if not comparison.incomparable}
     for comparison in compared(dump, ("param",)):
-        idle = tuple(
-            rank
-            for rank, values in comparison.values.items()
-            if comparison.name in dump.files.ranks[rank].not_stepped
-            and np.array_equal(values, comparison.wanted_of(rank))
-        )
+        idle = tuple(rank for rank in _still(comparison) if comparison.name in dump.files.ranks[rank].not_stepped)
         if comparison.incomparable:
             why = f"its value after the optimizer's step: {comparison.incomparable}"
             yield NotChecked(comparison.name, why, "step")
@@ -133,9 +128,8 @@ def _not_written(comparison: Compared, idle: tuple[int, ...]) -> Finding:
 
 def _still(comparison: Compared) -> tuple[int, ...]:
     """Return the ranks on which a weight is what it was before the step."""
-    return tuple(
-        rank for rank, values in comparison.values.items() if np.array_equal(values, comparison.wanted_of(rank))
-    )
+    by_rank = comparison.values.items()
+    return tuple(rank for rank, values in by_rank if np.array_equal(values, comparison.wanted_of(rank)))
 
 
 def _differing(dump: Dump, comparison: Compared, stills: Collection[tuple[int, ...]]) -> Finding:
@@ -193,10 +187,7 @@ def _apart(comparison: Compared, cause: Cause, clause: str = "") -> Finding:
 def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
     """Yield weights that did not change on ranks whose part of the gradient is not zero; one finding if all are."""
     trained = [(result, ranks) for result in weights if (ranks := _with_gradient(dump, result))]
-    stills = [
-        tuple(rank for rank in ranks if np.array_equal(result.values[rank], result.wanted_of(rank)))
-        for result, ranks in trained
-    ]
+    stills = [tuple(rank for rank in _still(result) if rank in ranks) for result, ranks in trained]
     if len(trained) > 1 and all(still == ranks for (_, ranks), still in zip(trained, stills, strict=True)):
         text = f"the optimizer's step changed none of the {len(trained)} weights, whose gradients are not zero"
         yield OptimizerOfOtherParameters().finding("", tuple(sorted(set().union(*stills))), text)
