@@ -106,7 +106,7 @@ def _axes_of(layout: str) -> list[str]:
 
 def _sizes_hint(layout: str) -> str:
     sizes = ",".join(f"{axis}=2" for axis in _axes_of(layout) or ("fsdp", "tp"))
-    return f"name the axes, outermost first, with their sizes: --mesh {sizes}"
+    return f"name the axes in the order of the mesh, with their sizes, such as --mesh {sizes}"
 
 
 def _print_page(args: argparse.Namespace) -> int:
