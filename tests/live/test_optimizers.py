@@ -37,7 +37,7 @@ class Dealt(torch.optim.SGD):
     def step(self):
         params = [param for group in self.param_groups for param in group["params"]]
         for number, param in enumerate(params):
-            if number % 2 == distributed.get_rank(): param.data.sub_(param.grad, alpha=0.1)
+            if number % distributed.get_world_size() == distributed.get_rank(): param.data.sub_(param.grad, alpha=0.1)
         for number, param in enumerate(params):
             if SENT(number): distributed.broadcast(param.data, src=OWNER(number))
 def optimizer(model, mesh): return Dealt(model.parameters(), lr=0.1)
@@ -99,6 +99,15 @@ def optimizer(model, mesh):
             {""},
         ),
         (
+            DEALT.replace("distributed.get_world_size() == distributed.get_rank()", "2 == RANK").replace(
+                "return Distributed", "global RANK; RANK = distributed.get_rank(); return Distributed"
+            ),
+            "RANK, SENT, OWNER = 0, lambda number: True, lambda number: 0",
+            "RANK, SENT, OWNER = 0, lambda number: True, lambda number: number % 2",
+            "write-not-applied",
+            {"0.bias", "2.bias"},
+        ),
+        (
             STATES,
             "SEED = lambda rank: rank",
             "SEED = lambda rank: 0",
@@ -117,6 +126,7 @@ def optimizer(model, mesh):
         "not sent",
         "sent by one rank only",
         "sent by the wrong rank",
+        "dealt out before the optimizer is made",
         "a state of its own",
         "clipped by its own norm",
     ],

@@ -213,14 +213,16 @@ def _skipping(trained: Sequence[tuple[int, ...]], stills: Sequence[tuple[int, ..
 
 
 def _with_gradient(dump: Dump, comparison: Compared) -> tuple[int, ...]:
-    """Return the ranks whose part has a gradient, unless the unsharded model's optimizer leaves the weight as it is."""
+    """Return the ranks whose part has a gradient, unless the unsharded model's optimizer leaves the weight as it is.
+
+    It does if it leaves it on every rank: an optimizer that deals weights out may know which rank it is on.
+    """
     gradient = dump.find("reference", "grad", comparison.name)
-    if gradient is None:
+    if gradient is None or all(comparison.name in dump.files.ranks[rank].not_due for rank in comparison.values):
         return ()
     sizes = np.abs(dump.values(gradient.first, comparison.name))
     least = SINGLE * comparison.rounding.size
-    due = [rank for rank in comparison.values if comparison.name not in dump.files.ranks[rank].not_due]
-    return tuple(rank for rank in due if np.max(comparison.part(sizes, rank), initial=0.0) > least)
+    return tuple(rank for rank in comparison.values if np.max(comparison.part(sizes, rank), initial=0.0) > least)
 
 
 def _where(result: Compared, ranks: Sequence[int]) -> str:
