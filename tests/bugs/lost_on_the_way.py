@@ -242,7 +242,7 @@ CASES = (
         (("x.to_local(grad_placements=[Partial()])", "x.to_local()"),),
         ("unreduced-gradient",),
         ("local", "grad_placements"),
-        ("outside what FSDP",),
+        ("No FSDP, DDP or tensor-parallel style wraps",),
     ),
     Bug(
         "parts of tokens joined along the rows",

@@ -160,7 +160,7 @@ CASES = (
         WITHOUT_SYNC,
         (("last = number == MICRO - 1", "last = number == MICRO"),),
         ("unreduced-gradient",),
-        ("over dp", "no_sync"),
+        ("along dp", "no_sync"),
     ),
     Bug(
         "a tied weight on two stages whose gradients are not summed",

@@ -235,7 +235,7 @@ CASES = (
         (("loss = model(x)", "loss = model.module(x)"),),
         ("unreduced-gradient",),
         ("model.module",),
-        ("outside what FSDP",),
+        ("No FSDP, DDP or tensor-parallel style wraps",),
     ),
     Bug(
         "a weight that was put in after DDP had its weights",
@@ -248,7 +248,7 @@ CASES = (
             ),
         ),
         ("unreduced-gradient",),
-        ("replaced after DDP was made", "outside what FSDP"),
+        ("replaced after DDP was made", "No FSDP, DDP or tensor-parallel style wraps"),
     ),
     Bug(
         "buffers that go through float16",

@@ -74,7 +74,7 @@ def wrapped() -> Iterator[tuple[str, Step]]:
 
 def unreduced() -> Iterator[tuple[str, Step]]:
     """Yield gradients that each rank has a term of, or whole, and the wrapper that has their parameters."""
-    kinds: tuple[Wrapper, ...] = ("ddp", "bypassed", "unfrozen")
+    kinds: tuple[Wrapper, ...] = ("ddp", "bypassed", "unfrozen", "no_sync")
     for kind, change in product(kinds, ("a term each along dp", "right")):
         changed = each(times(1)) if change == "right" else CHANGES_OF_FIRST[change]
         scene = Scene(MESH, "grad", (R, R), changed, "right outputs", of_step=False)

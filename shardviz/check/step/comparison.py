@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from shardviz.check.order.rules.intent import order_of
 from shardviz.dump.records.lines import is_value
+from shardviz.dump.records.step import Wrapper
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region
 from shardviz.relate.sides import Elements, Rounding, Sides
@@ -58,7 +59,7 @@ class Compared(Sides):
     wrappers: Mapping[str, WrapperRecord] | None = None
     other_divisors: frozenset[float] = frozenset()
 
-    def wrapped_over(self, axes: Sequence[str]) -> Literal["", "ddp", "fsdp", "bypassed", "unfrozen", "none", "alone"]:
+    def wrapped_over(self, axes: Sequence[str]) -> Wrapper | Literal["", "none", "alone"]:
         """Return the wrapper that reduces its gradient along some axes; empty if unknown."""
         if self.wrappers is None:
             return ""
@@ -67,9 +68,7 @@ class Compared(Sides):
         wrappers = self.wrappers.items() if groups else ()
         over = [kind for kind, wrapper in wrappers if all(group <= {*wrapper.ranks} for group in groups)]
         is_alone = any(len(wrapper.ranks) == 1 for wrapper in self.wrappers.values())
-        return next(
-            (kind for kind in ("bypassed", "unfrozen", "ddp", "fsdp") if kind in over), "alone" if is_alone else "none"
-        )
+        return next((kind for kind in get_args(Wrapper) if kind in over), "alone" if is_alone else "none")
 
     @property
     def is_dtensor(self) -> bool:

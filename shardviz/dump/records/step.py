@@ -190,7 +190,7 @@ class MaskRecord(Record, frozen=True):
     whole: Count
 
 
-Wrapper = Literal["ddp", "fsdp", "bypassed", "unfrozen"]
+Wrapper = Literal["bypassed", "unfrozen", "no_sync", "ddp", "fsdp"]
 
 
 class WrapperRecord(Record, frozen=True):
@@ -198,7 +198,8 @@ class WrapperRecord(Record, frozen=True):
 
     Attributes:
         kind: DistributedDataParallel, or FSDP of either version; `bypassed` if the forward of DistributedDataParallel,
-            which arms its reduction, was not called in the step; `unfrozen` if it reduces fewer parameters than require
+            which arms its reduction, was not called in the step; `no_sync` if its last forward ran under no_sync();
+            `unfrozen` if it reduces fewer parameters than require
             gradients now.
         ranks: The ranks of its group.
         names: The parameters.

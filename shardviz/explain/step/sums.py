@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
 WRAPPER_OFF: Mapping[str, tuple[str, str]] = {
     "ddp": (
-        "DDP has this parameter and did not reduce it: the last forward ran under no_sync(), the step called "
-        "model.module(...) instead of the DDP module, torch.autograd.grad made the gradient, which runs no hook of "
-        "DDP, or a parameter was replaced after DDP was made",
-        "run the last forward outside no_sync(), call the DDP module itself and backward() on the loss, and replace "
-        "parameters before it is made",
+        "DDP has this parameter and did not reduce it: the step called model.module(...) instead of the DDP module, "
+        "torch.autograd.grad made the gradient, which runs no hook of DDP, or a parameter was replaced after DDP was "
+        "made",
+        "call the DDP module itself and backward() on the loss, and replace parameters before it is made",
+    ),
+    "no_sync": (
+        "The last forward of DDP ran under no_sync(), so the backward after it did not reduce this gradient",
+        "run the forward and the backward of the last micro-batch outside no_sync()",
     ),
     "bypassed": (
         "DDP has this parameter, and the step never called the DDP module: it called the module inside of it "
@@ -62,7 +65,7 @@ class GradientNotReduced(Cause):
     other_axis: str = ""
     ratio: Fraction = Fraction(1)
     rest: Cause | None = None
-    wrapper: Literal["", "ddp", "fsdp", "bypassed", "unfrozen", "none", "alone"] = ""
+    wrapper: Literal["", "ddp", "no_sync", "fsdp", "bypassed", "unfrozen", "none", "alone"] = ""
     style: str = ""
     part: Literal["", ".to_local()"] = ""
     kinds = ("unreduced-gradient",)

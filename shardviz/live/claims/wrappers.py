@@ -9,7 +9,14 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from shardviz.dump.records.step import WrapperRecord
-from shardviz.live.compat import clean_name, flat_params, lacks_parameters, params_of_ddp, params_of_fsdp
+from shardviz.live.compat import (
+    clean_name,
+    flat_params,
+    lacks_parameters,
+    params_of_ddp,
+    params_of_fsdp,
+    ran_without_sync,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -58,7 +65,7 @@ def reducing(model: nn.Module, prefix: str = "") -> list[WrapperRecord]:
     """
     names = {id(param): prefix + clean_name(name) for name, param in _innermost(model).named_parameters()}
     wrapped: dict[tuple[Wrapper, tuple[int, ...], float | None], list[str]] = {}
-    of_ddp: Wrapper = "unfrozen" if lacks_parameters(model) else "ddp"
+    of_ddp: Wrapper = "unfrozen" if lacks_parameters(model) else "no_sync" if ran_without_sync(model) else "ddp"
     for param, ranks in params_of_ddp(model):
         wrapped.setdefault((of_ddp, ranks, None), []).append(names.get(id(param), ""))
     for param, ranks, divides_by in params_of_fsdp(model):

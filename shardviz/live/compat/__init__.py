@@ -14,6 +14,8 @@ from shardviz.live.compat.ddp import (
     looks_for_unused,
     only_in_first_step,
     params_of_ddp,
+    ran_without_sync,
+    running_ddp,
 )
 from shardviz.live.compat.fakes import (
     UnwrappedMode,
@@ -141,10 +143,12 @@ __all__ = [
     "placement_of",
     "plain_tensors",
     "quiet_redistribution",
+    "ran_without_sync",
     "ranks_of_operator",
     "real_tensors",
     "replaced",
     "root_mesh",
+    "running_ddp",
     "split_alike",
     "stages_of",
     "storages_resized",

@@ -133,6 +133,24 @@ def params_of_ddp(model: nn.Module) -> Iterator[tuple[torch.Tensor, tuple[int, .
             yield param, ranks
 
 
+def running_ddp() -> Any:
+    """Return the DDP whose forward runs now; None outside of one.
+
+    `_get_active_ddp_module`, in torch 2.6.0 to 2.13.0.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+
+
+def ran_without_sync(model: nn.Module) -> bool:
+    """Whether the last forward of a DDP ran under `no_sync()`, which leaves what backward reduces to a later one.
+
+    `require_forward_param_sync`, which a forward sets for the next one, in torch 2.6.0 to 2.13.0.
+    """
+    return any(not ddp.require_forward_param_sync for ddp in _ddps(model))
+
+
 def lacks_parameters(model: nn.Module) -> bool:
     """Whether a DDP's reducer has fewer parameters than require gradients: some did not when it was made.
 

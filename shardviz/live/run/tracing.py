@@ -107,7 +107,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     capture.wrappers = [*reducing(step.root), *step.outside.wrappers()]
     if step.trace.uncalled:
         capture.wrappers = [
-            structs.replace(wrapper, kind="bypassed") if wrapper.kind in ("ddp", "unfrozen") else wrapper
+            structs.replace(wrapper, kind="bypassed") if wrapper.kind != "fsdp" else wrapper
             for wrapper in capture.wrappers
         ]
     for local in (*step.weights, *(() if step.broke_off else _gradients(step))):

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from shardviz.dump.records.step import StageRecord
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
-from shardviz.live.compat import asks_for_shapes, clean_name, flat_params, quiet_redistribution, unit_of
+from shardviz.live.compat import asks_for_shapes, clean_name, flat_params, quiet_redistribution, running_ddp, unit_of
 from shardviz.live.step.comms import Comms
 from shardviz.live.step.return_values import Returned, is_array
 from shardviz.live.step.running import tensors_in
@@ -35,6 +35,7 @@ class Observed:
         schedule: The runs of a pipeline's stages, in order.
         trace: What went in and out of every module, and the gradients of that.
         asking: Whether a stage is running only so that torch can infer shapes, on meaningless values.
+        around: The DDP that ran the model, which the step may have made; None if none did.
     """
 
     comms: Comms
@@ -43,6 +44,7 @@ class Observed:
     schedule: list[StageRecord] = field(default_factory=list)
     trace: Trace = field(default_factory=Trace)
     asking: bool = False
+    around: nn.Module | None = None
 
 
 @contextmanager
@@ -84,6 +86,7 @@ def _keep_values(seen: Observed, inner: nn.Module, last: nn.Module, followed: Fo
 
 def _keep_output(observation: Observed) -> Any:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
+        observation.around = running_ddp() or observation.around
         if not observation.asking:
             observation.returned.append(Returned.safely(output))
         if torch.is_tensor(output) and not observation.asking and is_array(output):

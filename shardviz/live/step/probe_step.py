@@ -401,7 +401,7 @@ class ProbeStep:
         tensors = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
         without = {id(param) for param in held_back(unwrapped(model))}
         named = unwrapped(model).named_parameters()
-        self.on.capture.wrappers = reducing(model, self.on.part.prefix)
+        self.on.capture.wrappers = reducing(step.observation.around or model, self.on.part.prefix)
         self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in without]
         locals_, of_optimizer = updated_shards(self.on, model, tensors, step, updated)
         if step.output is not None and step.runs != reference.runs:

@@ -208,7 +208,7 @@ def _not_reduced(comparison: Compared, op: str, axes: Sequence[str]) -> Finding:
 def is_read_by_forward(dump: Dump, buffer: str) -> bool:
     """Whether the forward reads a buffer in training, and nothing makes the copies equal before the next forward."""
     records = dump.files.ranks.values()
-    is_sent_again = any(one.kind in ("ddp", "unfrozen") for record in records for one in record.wrappers or ())
+    is_sent_again = any(one.kind not in ("fsdp", "bypassed") for record in records for one in record.wrappers or ())
     return not is_sent_again and any(buffer in record.read_buffers for record in records)
 
 
