@@ -298,7 +298,7 @@ CASES = (
             ("                own = distribute_tensor(whole, weight.device_mesh, weight.placements).to_local()\n", ""),
         ),
         ("wrong-value",),
-        ("whole matrices",),
+        ("whole matrix",),
         ("learning rate", "clipping"),
     ),
     Healthy(
