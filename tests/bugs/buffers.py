@@ -306,7 +306,7 @@ CASES = (
         STEERED,
         (('model.group = mesh.get_group("dp")', "model.group = None"),),
         ("unreplicated",),
-        ("forward reads it", "over dp"),
+        ("forward reads this buffer", "over dp"),
     ),
     Healthy(
         "a correction by a rank's own rows that forward only keeps",

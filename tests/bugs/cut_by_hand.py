@@ -149,7 +149,7 @@ CASES = (
         HEADS,
         ((".permute(1, 2, 0, 3)", ".permute(1, 2, 3, 0)"),),
         ("misordered",),
-        ("another order",),
+        ("a different order",),
     ),
     Bug(
         "a residual within the sum of a hand-cut block under FSDP",

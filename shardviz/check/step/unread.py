@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.naming import place_of
+from shardviz.check.step.lines.fault import place_of
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.lines import UnsummedLine
 from shardviz.explain.step.modules import UnsummedModule

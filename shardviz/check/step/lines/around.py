@@ -8,21 +8,24 @@ it stops being the unsharded model's, times a number, whole or in terms of a sum
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.comparison import Compared
 from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.calls import Lines
-from shardviz.check.step.lines.fault import Fault, fault_at
+from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
 from shardviz.check.step.lines.faults import fault_of, fault_of_mean
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.lines.unreduced import unreduced_fault
+from shardviz.explain.step.lines import WrongLines, WrongReductionLine
+from shardviz.explain.step.step_lines import BackwardLine, GradientLine, SummedLossAveraged
 from shardviz.explain.step.sums import GradientNotReduced
 from shardviz.explain.step.update import StepSkippedByRank
 from shardviz.relate.measures import ratio_of
 from shardviz.relate.tolerance import SINGLE
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.states import State
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.lines import LineRecord
+    from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
 
 ROLES = ("scalar", "grad", "param", "optim")
@@ -103,8 +107,8 @@ class Around:
         if not finding.tensor and not any(faults):
             faults = [self._of_summed_loss(result) for result in results]
         known = [fault for fault in faults if fault is not None]
-        is_one = len({(fault.line, fault.way) for fault in known}) == 1 and len(known) == len(faults)
-        return known[0] if is_one and known[0].way != "between" else None
+        is_one = len({(fault.line, type(fault.cause)) for fault in known}) == 1 and len(known) == len(faults)
+        return known[0] if is_one and not isinstance(known[0].cause, WrongLines) else None
 
     def _fault(self, result: Compared) -> Fault | None:
         if result.role == "grad":
@@ -149,7 +153,9 @@ class Around:
             made = [value for value in call.outputs if self.lines.wanted.get(value) == wanted]
             is_whole = bool(made) and self.states.placed(made[0]).kind == "right"
             if is_whole and ratio and ratio * math.prod(map(self.states.mesh.axis_size, terms.axes)) == 1:
-                return fault_at("summed loss", call, terms.text, terms, axis=" and ".join(terms.axes))
+                axis = " and ".join(terms.axes)
+                sentence = f"{reached(call)} sums the ranks' losses over {axis} before the backward"
+                return fault_at(call, sentence, SummedLossAveraged(place_of(call.line), axis))
         return None
 
     def _of_stage(self, result: Compared) -> Fault | None:
@@ -201,8 +207,8 @@ class Around:
         scaling = [call for call in changing if not call.first.is_collective]
         if changing and not math.isclose(times[0], final, rel_tol=SINGLE):
             last = (scaling or changing)[-1]
-            fault = self._written_by(last, times[0], self.states.forward(value), final)
-            return replace(fault, count=self._num_runs(last, versions)) if fault is not None else None
+            count = self._num_runs(last, versions)
+            return self._written_by(last, times[0], self.states.forward(value), final, count)
         return self._backward_of(final)
 
     def _num_runs(self, last: Call, versions: list[tuple[Value, Call | None]]) -> int:
@@ -212,7 +218,7 @@ class Around:
         num_runs = sum(call is not None and call.place == last.place for call in calls)
         return num_runs if last.first.is_collective and num_runs > 1 and before.kind == "right" else 0
 
-    def _written_by(self, call: Call, before: float, held: State, times: float) -> Fault | None:
+    def _written_by(self, call: Call, before: float, held: State, times: float, count: int = 0) -> Fault | None:
         """Return the fault of a call that writes into a gradient; None if anything else that it reads is not known.
 
         What is copied into a gradient, or what that is multiplied by, may be wrong itself.
@@ -226,8 +232,20 @@ class Around:
         ranks = call.first.ranks if call.first.is_collective else ()
         terms = self.states.forward(call.inputs[0]) if ranks else None
         axis = " and ".join(terms.axes) if terms is not None and terms.kind == "terms" and not terms.op else ""
-        fault = fault_at("kept gradient", call, "", held, axis=axis, ranks=ranks)
-        return replace(fault, times=times, times_before=before)
+        made = f"{call.first.function}{f' over {named_ranks(ranks)}' if ranks else ''} leaves"
+        place, function = place_of(call.line), call.first.function
+        first = f"{reached(call)} is the first wrong line: {made}"
+        if not times and axis:
+            cause: Cause = WrongReductionLine(place, function, ranks, axis)
+        else:
+            cause = GradientLine(place, function, ranks, times, before, str(count) if count else "")
+        if not times:
+            return fault_at(call, f"{first} {held.text} in the gradient", cause)
+        left = f"{times:.5g} times the unsharded model's gradient"
+        if before == 1:
+            return fault_at(call, f"{first} {left}", cause)
+        runs = f" the last time it runs, of {count} times" if count else ""
+        return fault_at(call, f"{reached(call)} leaves {left}{runs}; the backward left {before:.5g} times", cause)
 
     def _times(self, state: State) -> float | None:
         """Return by what a gradient is too large, or the mean of its terms; None if it is something else."""
@@ -253,7 +271,11 @@ class Around:
         if not math.isclose(mean, times * float(wanted), rel_tol=SINGLE) or not last.frames:
             return None
         frames, own = last.frames, last.own
-        return Fault("backward", frames[own], "backward", "", "", inner=frames[-1], times=times, count=len(having[0]))
+        line, count = frames[own], len(having[0])
+        terms = f"{count} losses that add up to " if count > 1 else ""
+        of_ranks = ", in the mean over ranks" if times < 1 else ""
+        sentence = f"{at(line)} runs on {terms}{times:.5g} times the unsharded model's loss{of_ranks}"
+        return Fault(line, "backward", sentence, BackwardLine(place_of(line), times, count))
 
     def _losses(self, rank: int) -> Iterator[tuple[LineRecord, float]]:
         """Yield a rank's calls of backward on one number, with the number."""

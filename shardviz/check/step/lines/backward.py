@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.calls import SELECTS
-from shardviz.check.step.lines.fault import Fault, fault_at
+from shardviz.check.step.lines.fault import Fault, after, fault_at, place_of, reached
 from shardviz.check.step.lines.states import State, words_of
+from shardviz.explain.step.lines import UnsummedLineBackward, WholeGradientSummedAgain, WrongLineBackward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
+    from shardviz.explain.cause import Cause
 
 
 def backward_fault(lines: Lines, states: States) -> Fault | None:
@@ -42,8 +43,7 @@ class _Backward:
         readers = self.lines.readers(value)
         passing = [call for call in readers if self._is_given_terms(call)]
         if len({call.place for call in passing}) == 1 and (axis := self._terms_beside_whole(value, passing[-1])):
-            call = self._begin_of_terms(passing[-1])
-            return fault_at("unsummed gradient", call, "", State("none", axes=(axis,)), self.lines.line_of(value), axis)
+            return self._terms(self._begin_of_terms(passing[-1]), value, axis)
         if len({call.place for call in readers}) > 1:
             readers = [call for call in readers if not self._hands_back_right(value, call)]
         if len({call.place for call in readers}) > 1:
@@ -54,8 +54,7 @@ class _Backward:
         unsummed = [fault for reader in readers if (fault := self._unsummed_part(value, reader)) is not None]
         call = readers[-1]
         if axis := self._terms_beside_whole(value, call):
-            held = State("none", axes=(axis,))
-            return fault_at("unsummed gradient", call, "", held, self.lines.line_of(value), axis)
+            return self._terms(call, value, axis)
         gradients = [self.states.gradient(one) for one in self._made_of(call)]
         if any(state.is_wrong for state in gradients):
             return None  # it is given a wrong gradient
@@ -64,28 +63,40 @@ class _Backward:
         words = words_of([state for state in gradients if state.kind != "unknown"])
         held = self.states.gradient(value)
         if held.kind == "none" and held.axes:
-            return fault_at("gradient", call, words, held, self.lines.line_of(value), held.axes[0])
-        fault = fault_at("gradient", call, words, held, self.lines.line_of(value))
-        return self._summed_again(value, call, fault) or fault
+            return self._wrong(value, call, words, held.axes[0])
+        return self._summed_again(value, call, words) or self._wrong(value, call, words)
+
+    def _terms(self, call: Call, value: Value, axis: str) -> Fault:
+        """Return that a call hands back terms of a tensor's gradient beside what another hands back whole."""
+        cause = UnsummedLineBackward(place_of(call.line), axis)
+        return self._hands_back(call, value, "", cause, State("none", axes=(axis,)))
+
+    def _wrong(self, value: Value, call: Call, given: str, axis: str = "", operand: str = "") -> Fault:
+        """Return that a call, given something for its gradient, hands back a wrong gradient of a tensor."""
+        cause = WrongLineBackward(place_of(call.line), call.first.function, axis, operand)
+        return self._hands_back(call, value, given, cause, self.states.gradient(value))
+
+    def _hands_back(self, call: Call, value: Value, given: str, cause: Cause, held: State) -> Fault:
+        gets = f"gets {given} of its gradient, and " if given else ""
+        place = f"in backward {reached(call)} is the first wrong line{after(self.lines.line_of(value), call.line)}"
+        return fault_at(call, f"{place}: it {gets}sends back {held.text}", cause)
 
     def _unsummed_part(self, value: Value, call: Call) -> Fault | None:
         """Return the fault of a part whose gradient needs a sum before it joins the gradients of other parts."""
         states = [self.states.gradient(one) for one in call.outputs]
-        terms = [at for at, state in enumerate(states) if state.kind == "terms" and not state.op]
+        terms = [index for index, state in enumerate(states) if state.kind == "terms" and not state.op]
         axes = {state.axes for state in states if state.kind == "terms"}
-        others = [state for at, state in enumerate(states) if at not in terms]
+        others = [state for index, state in enumerate(states) if index not in terms]
         is_beside = others or len(self.lines.readers(value)) > 1
         if call.first.function not in SELECTS or call.first.is_collective or not terms or not is_beside:
             return None
         if len(axes) != 1 or any(state.kind != "right" for state in others):
             return None
-        numbers = ", ".join(f"result[{at}]" for at in terms)
-        sides = self.states.gradient(value), self.lines.line_of(value), " and ".join(axes.pop())
-        return replace(
-            fault_at("gradient", call, words_of(states), *sides), operand=numbers if others else "the result"
-        )
+        numbers = ", ".join(f"result[{index}]" for index in terms) if others else "the result"
+        axis = " and ".join(axes.pop())
+        return self._wrong(value, call, words_of(states), axis, numbers)
 
-    def _summed_again(self, value: Value, call: Call, fault: Fault) -> Fault | None:
+    def _summed_again(self, value: Value, call: Call, given: str) -> Fault | None:
         """Return the fault of a backward that sums terms together with what a line hands back whole on every rank."""
         pairs = [(made, reader) for made in call.outputs for reader in self.lines.readers(made)]
         whole = [reader for made, reader in pairs if self._hands_back_right(made, reader)]
@@ -93,7 +104,9 @@ class _Backward:
         for axis in self.states.mesh.axes if whole and call.whole is None else ():
             is_used_apart = any(self.states.differs_along(tensor, axis) for tensor in outputs)
             if is_used_apart and not self.states.differs_along(value, axis, gradient=True):
-                return replace(fault, axis=axis, times=self.states.mesh.axis_size(axis), reader=whole[0].line)
+                places = place_of(call.line), place_of(whole[0].line)
+                cause = WholeGradientSummedAgain(*places, axis, self.states.mesh.axis_size(axis))
+                return self._hands_back(call, value, given, cause, self.states.gradient(value))
         return None
 
     def _hands_back_right(self, value: Value, call: Call) -> bool:

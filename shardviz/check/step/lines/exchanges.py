@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.fault import Fault
+from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
+from shardviz.explain.step.exchanged_rows import ExchangeNotReversed, RowsNotRestored, StrangeRows
 from shardviz.relate.tolerance import ELEMENT, EXACT
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ VIEWS = ("view", "reshape")
 
 ROOM = frozenset(("new_empty", "empty_like", "empty", "zeros", "zeros_like", "new_zeros"))
 """Functions that make room for numbers."""
+
+PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm")
+"""Functions by which rows meet a weight."""
 
 
 def exchange_fault(lines: Lines, states: States) -> Fault | None:
@@ -109,8 +113,8 @@ def places_of(rows: NDArray[np.float64], pool: NDArray[np.float64]) -> NDArray[n
 def _not_restored(lines: Lines, rows: Rows) -> Fault | None:
     """Return the line that leaves rows in another order than an exchange brought them, before they are sent back."""
     exchanges = [(call, moved) for call in lines.calls if _is_exchange(call) and (moved := _moved(call, rows))]
-    for at, (there, (exchanged, came)) in enumerate(exchanges):
-        for back, (sent, returned) in exchanges[at + 1 :]:
+    for index, (there, (exchanged, came)) in enumerate(exchanges):
+        for back, (sent, returned) in exchanges[index + 1 :]:
             first, last = (_wanted_rows(lines, rows, value) for value in (exchanged, returned))
             maker = lines.producer(sent)
             while maker is not None and maker.first.function in COPIES and lines.producer(maker.inputs[0]) is not None:
@@ -118,7 +122,10 @@ def _not_restored(lines: Lines, rows: Rows) -> Fault | None:
             if first is None or last is None or maker is None:
                 continue
             if is_reordered(rows.of(came), rows.of(sent), first, last):
-                return Fault("exchange", maker.line, maker.first.function, "", "", there.line, reader=back.line)
+                places = [place_of(one.line) for one in (maker, there, back)]
+                end = f"{at(back.line, there.line)} sends them back"
+                sentence = f"{at(there.line)} brings rows; {at(maker.line, there.line)} reorders them; {end}"
+                return fault_at(maker, sentence, RowsNotRestored(*places))
     return None
 
 
@@ -179,7 +186,11 @@ def _first_strange(lines: Lines, rows: Rows) -> Fault | None:
     guilty = [call for call in returned if call.order not in innocent]
     if not guilty:
         return None
-    return Fault("rows", guilty[0].line, guilty[0].first.function, "", "", _exchange_viewed(lines, guilty[0]))
+    first, function, viewed = guilty[0], guilty[0].first.function, _exchange_viewed(lines, guilty[0])
+    sentence = f"{at(first.line)} makes rows that the unsharded model doesn't have; {function} gets rows that it has"
+    is_product = function in PRODUCTS
+    came = place_of(viewed) if viewed is not None and is_product else ""
+    return fault_at(first, sentence, StrangeRows(place_of(first.line), function, is_product, came))
 
 
 def _exchange_viewed(lines: Lines, call: Call) -> FrameRecord | None:
@@ -206,8 +217,9 @@ def exchange_backward(lines: Lines, states: States) -> Fault | None:
     """
     for call in reversed(lines.calls if states.is_right else ()):
         if _is_exchange(call) and len(call.first.frames) > call.first.own + 1 and not _is_reversed(lines, states, call):
-            inner = call.first.frames[-1]
-            return Fault("exchange gradient", call.line, call.first.function, "", "", inner=inner)
+            sentence = f"in backward {reached(call)} is the first wrong line: it doesn't send back the reverse exchange"
+            places = place_of(call.line), call.first.function, place_of(call.first.frames[-1])
+            return fault_at(call, f"{sentence} of its gradient", ExchangeNotReversed(*places))
     return None
 
 

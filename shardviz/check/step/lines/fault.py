@@ -1,40 +1,17 @@
-"""What is known of a first wrong line."""
+"""What is known of a first wrong line: what stands there, in a sentence, and the cause that it is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.calls import ENTRIES
+from shardviz.explain.step.lines import WrongLine
 
 if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call
-    from shardviz.check.step.lines.states import Moved, State
     from shardviz.dump.records.lines import FrameRecord
-
-Way = Literal[
-    "result",
-    "unsummed",
-    "collective",
-    "gradient",
-    "unsummed gradient",
-    "between",
-    "rows",
-    "exchange",
-    "exchange gradient",
-    "foreign",
-    "misplaced",
-    "padding",
-    "given",
-    "kept gradient",
-    "backward",
-    "left out",
-    "narrow reduction",
-    "not stored",
-    "local weight",
-    "averaged term",
-    "summed loss",
-]
+    from shardviz.explain.cause import Cause
 
 
 @dataclass(frozen=True)
@@ -42,91 +19,31 @@ class Fault:
     """A first wrong line.
 
     Attributes:
-        way: `result`, a call gives something else; `unsummed`, it reads terms of a sum as the whole; `collective`, a
-            reduction gives something else; `gradient`, it hands back another gradient; `unsummed gradient`, it hands
-            back terms of a sum beside what another line hands back whole; `between`, it is one of the lines from
-            `before` to `line`; `rows`, it makes rows that the unsharded model has nowhere, of rows that it has;
-            `exchange`, it leaves rows in another order than `before` brought them, and `reader` sends them back;
-            `exchange gradient`, its backward does not reverse what its forward exchanges;
-            `kept gradient`, it writes something else into a gradient after the backward;
-            `backward`, it runs backward on a number that is not the loss;
-            `left out`, it reduces other gradients; `narrow reduction`, it reduces a gradient over other ranks alone;
-            `not stored`, it writes into a copy what `before` reduces, or does that if nothing writes it (`reader`);
-            `local weight`, it takes a weight's part and names no placements of its gradient;
-            `averaged term`, it makes a rank's term of the loss, whose terms are averaged instead of summed;
-            `summed loss`, it sums ranks' losses before the backward, whose gradients are averaged;
-            `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that;
-            `misplaced`, it takes another rank's part on `ranks`, and `reader` combines that with the rank's own;
-            `padding`, it sums over elements that the unsharded model cuts off in `before`, on `ranks`;
-            `given`, it reads what its module is given, and that is no part of the unsharded model's.
         line: The line.
         function: What it calls.
-        input_text: What ranks have of what it is given, or of the gradient that it is given.
-        held: What they have of its result, or of the gradient that it hands back.
-        before: The line that makes what it is given, or the terms; of `rows`, the exchange whose rows are only viewed.
-        axis: The axis of a missing sum; of a `result`, the axes of a missing mean.
-        ranks: The ranks of the collective, of the first rank's group; of a `misplaced` part, those that have it.
-        inner: The line in a function that `line` calls, if that makes the call; else the same.
-        times: By what its result, or what `reader` hands back, is too large, if that is all that is wrong; else 0.
-        reader: The line that hands back the whole gradient on every rank, if backward sums that as if it were terms.
-        is_own: Whether ranks compute with numbers of their own between the lines, and call no collective.
-        operand: What gives the terms to `function`, if one line does both.
-        is_beside_whole: Whether `function` also takes what every rank has whole, or its part of.
-        moved: Where the numbers of its result stand, if that is all that is wrong with them.
-        reads: The function that is given `given`, if `function` is given what that makes: the collective among the
-            calls between, or the first of them.
-        unlike: The dim along which two inputs have different slices of one size on a rank; empty if there is none.
-        split: The axis that splits what `function` is given and whose size, or its root, makes `times`.
-        is_root: Whether the root makes it.
-        summed: The collective that sums what `function` makes of the terms; empty if nothing does.
-        is_mean: Whether the terms are those of a mean.
-        numbers: The one plain number that `function` is given and that is not the unsharded model's, and that one.
-        caller: In a step around the model, the line that calls the function that `line` stands in.
-        times_before: By what a gradient was too large as the backward left it; 0 if it was none.
-        count: How many backward passes there were, or how often `line` reduced a gradient that needed it once.
-        padding: The dim of a `padding`, its size without and its size with it.
-        segments: The dim that `function` takes apart, and into how many segments; the rank has one stretch of it.
-        copies: The axes of a collective whose ranks have the same term of its sum, if that makes `times`.
+        sentence: What is wrong there, with each rank's values and the line before.
+        cause: The cause that it is.
+        is_forward: Whether the call makes something wrong of what is right, before any backward.
+        is_scaled: Whether it is given what is right, sums nothing, and returns it times a number.
+        summed: The collective that sums what it makes; empty if nothing does.
+        reads: The function that gets what is right, if `function` is given what that makes of it.
+        is_given: Whether it reads what its module is given, and that is no part of the unsharded model's.
     """
 
-    way: Way
     line: FrameRecord
     function: str
-    input_text: str
-    held: str
-    before: FrameRecord | None = None
-    axis: str = ""
-    ranks: tuple[int, ...] = ()
-    inner: FrameRecord | None = None
-    times: float = 0
-    moved: Moved = ""
-    is_own: bool = False
-    reader: FrameRecord | None = None
-    operand: str = ""
-    is_beside_whole: bool = False
-    reads: str = ""
+    sentence: str
+    cause: Cause
+    is_forward: bool = False
+    is_scaled: bool = False
     summed: str = ""
-    unlike: str = ""
-    split: str = ""
-    is_root: bool = False
-    is_mean: bool = False
-    numbers: tuple[float, float] | None = None
-    caller: FrameRecord | None = None
-    times_before: float = 0
-    count: int = 0
-    copies: str = ""
-    padding: tuple[int, int, int] | None = None
-    segments: tuple[int, int] | None = None
+    reads: str = ""
+    is_given: bool = False
 
     @property
-    def is_scaled(self) -> bool:
-        """Whether a call is given what is right, sums nothing, and returns it times a number."""
-        return self.way == "result" and bool(self.times) and not (self.reads or self.axis or self.moved)
-
-    @property
-    def is_forward(self) -> bool:
-        """Whether a number that the loss is made of goes wrong, before any backward."""
-        return self.way in ("result", "unsummed", "collective")
+    def place(self) -> str:
+        """The line as `moe.py:83`."""
+        return place_of(self.line)
 
     @property
     def is_torchs(self) -> bool:
@@ -134,17 +51,48 @@ class Fault:
         return self.line.file.startswith("torch/")
 
 
-def fault_at(
-    way: Way,
-    call: Call,
-    input_text: str,
-    held: State,
-    before: FrameRecord | None = None,
-    axis: str = "",
-    ranks: tuple[int, ...] = (),
-) -> Fault:
-    """Return the fault that a call is."""
+def fault_at(call: Call, sentence: str, cause: Cause) -> Fault:
+    """Return the fault of a call."""
+    return Fault(call.line, call.first.function, sentence, cause)
+
+
+def given_fault(call: Call) -> Fault:
+    """Return the fault of a call that reads what its module is given wrong."""
+    sentence = f"{at(call.line)} reads what its module is given and what is no part of the unsharded model's"
+    return replace(fault_at(call, sentence, WrongLine(place_of(call.line), call.first.function)), is_given=True)
+
+
+def place_of(line: FrameRecord) -> str:
+    """Return a line as `moe.py:83`."""
+    return f"{line.file}:{line.line}"
+
+
+def at(line: FrameRecord, previous: FrameRecord | None = None) -> str:
+    """Return a line with its text; without the file's name behind a line of the same file."""
+    place = f"line {line.line}" if previous is not None and previous.file == line.file else place_of(line)
+    return f"{place} `{line.source}`" if line.source else place
+
+
+def called(call: Call, previous: FrameRecord | None = None) -> str:
+    """Return a call's line, and the line that calls the function in which it stands, in a step around the model."""
+    caller = _caller(call)
+    return f"{at(call.line, previous)}{f', called in {at(caller, call.line)},' if caller is not None else ''}"
+
+
+def reached(call: Call, previous: FrameRecord | None = None) -> str:
+    """Return a call's line, the line in a function of the user's that makes the call, and the line that calls it."""
+    caller, inner = _caller(call), call.first.frames[-1]
+    parts = [f"in {at(inner, call.line)}"] if place_of(inner) != place_of(call.line) else []
+    parts += [f"called in {at(caller, call.line)}"] if caller is not None else []
+    between = f", {', '.join(parts)}," if parts else ""
+    return f"{at(call.line, previous)}{between}"
+
+
+def after(before: FrameRecord | None, line: FrameRecord) -> str:
+    """Say after which line another is the first wrong line; nothing without one."""
+    return f", after {at(before, line)}" if before not in (None, line) and before is not None else ""
+
+
+def _caller(call: Call) -> FrameRecord | None:
     frames, own = call.first.frames, call.first.own
-    caller = frames[own - 1] if call.is_around and own and frames[own].function not in ENTRIES else None
-    sides = input_text, held.text, before, axis, ranks
-    return Fault(way, call.line, call.first.function, *sides, inner=frames[-1], caller=caller)
+    return frames[own - 1] if call.is_around and own and frames[own].function not in ENTRIES else None

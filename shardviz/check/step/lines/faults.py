@@ -14,20 +14,26 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
-from shardviz.check.step.lines.fault import Fault, fault_at
+from shardviz.check.step.lines.fault import Fault, at, called, fault_at, given_fault, place_of
 from shardviz.check.step.lines.foreign import foreign_fault
+from shardviz.check.step.lines.forward import Act, unsummed, wrong_number, wrong_reduction, wrong_result
 from shardviz.check.step.lines.misplaced import misplaced_fault
 from shardviz.check.step.lines.padding import padding_fault
 from shardviz.check.step.lines.segments import segments_of
 from shardviz.check.step.lines.states import words_of
-from shardviz.explain.step.lines import DRAWS, ELEMENTWISE
+from shardviz.explain.step.lines import (
+    DRAWS,
+    ELEMENTWISE,
+    MisplacedLine,
+    WrongLines,
+)
+from shardviz.explain.step.losses import UnsummedValue
 from shardviz.relate.tolerance import EXACT, SINGLE
 
 if TYPE_CHECKING:
@@ -75,15 +81,17 @@ def fault_of_mean(lines: Lines, states: States, value: Value) -> Fault | None:
     wrong = next((made for made in sums if states.placed(made).is_wrong), None)
     if wrong is not None or not makers:
         return None if wrong is None else _Forward(lines, states).blame(wrong)
-    state = states.forward(value)
-    return fault_at("averaged term", makers[0], "", state, axis=" and ".join(state.axes))
+    axis = " and ".join(states.forward(value).axes)
+    return fault_at(
+        makers[0], f"{called(makers[0])} gives each rank one term of a sum over {axis}", UnsummedValue(axis)
+    )
 
 
 def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None:
     """Return the line that a fault comes from, if what its calls read or exchange tells that."""
-    if fault is not None and fault.way == "result" and fault.reads and not fault.moved:
+    if fault is not None and fault.reads and not isinstance(fault.cause, MisplacedLine):
         return moved_fault(lines, states) or fault
-    if fault is not None and fault.way == "between":
+    if fault is not None and isinstance(fault.cause, WrongLines):
         return (
             _counted_fault(lines, states)
             or moved_fault(lines, states)
@@ -239,7 +247,7 @@ class _Forward:
             unlike = [leaf for leaf in unlike if not self.states.placed(leaf).is_known]
             if unlike:  # it arrives wrong, or is each rank's own
                 is_wrong = all(self._is_no_index(leaf) and self.states.placed(leaf).is_wrong for leaf in unlike)
-                return Fault("given", call.line, call.first.function, "", "") if is_wrong else None
+                return given_fault(call) if is_wrong else None
             bad = [tensor for tensor in inputs if self.is_bad(tensor)]
             if not bad:
                 return self._reads_another(call) or self._fault_of(value, call, inputs, through)
@@ -256,31 +264,29 @@ class _Forward:
                 one.first.since or one.line for one in (call, *through) if one.line.function == first.line.function
             ]
             begin = min(begins, key=lambda line: line.line)
-            return Fault("between", last.line, last.first.function, "", "", begin, is_own=is_own)
+            return _between(begin, last, is_own=is_own)
         state, terms = self.states.forward(value), [one for one in inputs if self.states.placed(one).kind == "terms"]
         if call.first.ranks and call.first.is_collective:
-            inner = self.states.forward(inputs[0]) if inputs else None
-            text, is_whole = (inner.text, inner.kind == "right") if inner is not None else ("", False)
-            axis = inner.axes[0] if inner is not None and inner.kind == "terms" else ""
-            fault = fault_at("collective", call, text, state, self._before(inputs), axis, call.first.ranks)
-            times = len(call.first.ranks)
-            is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
-            if is_repeated or inner is None or inner.kind != "terms":
-                return replace(fault, times=times) if is_repeated else fault
-            return self._with_copies(fault, inner, state)
+            return self._fault_of_reduction(state, call, inputs)
         if terms and not (state.axes and self._is_summed(value)):
             is_ratio = call.first.function in DIVISIONS and len(terms) == len(inputs)
             return self._unsummed(terms[-1] if is_ratio else terms[0], call, state)
         return self._fault_of_result(state, call, inputs, through)
 
-    def _with_copies(self, fault: Fault, inner: State, state: State) -> Fault:
-        """Return the fault of a sum of terms, with the axes along which its group has copies of them."""
-        mesh, ranks = self.states.mesh, set(fault.ranks)
+    def _fault_of_reduction(self, state: State, call: Call, inputs: Sequence[Value]) -> Fault:
+        """Return what is wrong with a reduction: it sums copies, or what is whole already, or over the wrong ranks."""
+        inner = self.states.forward(inputs[0]) if inputs else None
+        act = Act(call, inner.text if inner is not None else "", state, self._before(inputs))
+        if inner is None or inner.kind != "terms":
+            times, is_whole = len(call.first.ranks), inner is not None and inner.kind == "right"
+            is_repeated = is_whole and not state.axes and math.isclose(state.factor, times, rel_tol=EXACT)
+            return wrong_reduction(act, "", times if is_repeated else 0)
+        mesh, ranks = self.states.mesh, set(call.first.ranks)
         others = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and axis not in inner.axes]
         copies = [axis for axis in others if ranks >= set(mesh.group_of(min(ranks), axis))]
         times = math.prod(map(mesh.axis_size, copies))
         is_of_copies = not (state.axes or inner.op) and times > 1 and math.isclose(state.factor, times, rel_tol=EXACT)
-        return replace(fault, times=times, copies=" and ".join(copies)) if is_of_copies else fault
+        return wrong_reduction(act, inner.axes[0], *((times, " and ".join(copies)) if is_of_copies else ()))
 
     def fault_of_moved(self, value: Value, call: Call) -> Fault:
         """Return what is wrong with a call that puts right numbers in another order."""
@@ -293,20 +299,19 @@ class _Forward:
         of_axes = math.prod(map(self.states.mesh.axis_size, state.axes))
         is_mean = state.op == "avg" or math.isclose(state.factor, of_axes, rel_tol=EXACT)
         is_mean = is_mean and all(one.kind != "terms" for one in given)
-        axis = " and ".join(state.axes) if is_mean else ""
-        fault = fault_at("result", call, words, state, self._before(inputs), axis)
+        axes = " and ".join(state.axes) if is_mean else ""
         between = sorted(through, key=lambda one: one.order)
         reader = next((one for one in between if one.first.is_collective), next(iter(between), None))
         reads = reader.first.function if reader is not None else ""
         unlike = "" if reads else self._unlike_dim(inputs, call.first.function)
         times = state.factor if state.factor != 1 else 0
-        split, is_root = self._split_by(given, times)
-        is_open = not (times or state.moved or reads)
-        numbers = _other_number(call) if is_open else None
-        segments = segments_of(self.lines, call, given) if is_open else None
-        fault = replace(fault, split=split, is_root=is_root, numbers=numbers, segments=segments)
-        fault = replace(fault, summed=self._sum_behind(call))
-        return replace(fault, times=times, moved=state.moved, reads=reads, unlike=unlike)
+        act = Act(call, words, state, self._before(inputs), self._sum_behind(call))
+        segments = None
+        if not (times or state.moved or reads):
+            if not unlike and (numbers := _other_number(call)) is not None:
+                return wrong_number(act, *numbers)
+            segments = segments_of(self.lines, call, given)
+        return wrong_result(act, axes, times, reads, unlike, self._split_by(given, times), segments)
 
     def _draws(self, call: Call) -> str:
         """Say what ranks draw random numbers from, if they draw as many as the unsharded model; else nothing."""
@@ -388,7 +393,7 @@ class _Forward:
             maker = self.lines.producer(value)
             is_other = self.lines.wanted.get(value, whole) != whole and maker is not None
             if is_other and maker is not None and not self.states.related(value, whole).is_known:
-                return Fault("between", call.line, call.first.function, "", "", maker.line)
+                return _between(maker.line, call)
         return None
 
     def _before(self, given: Sequence[Value]) -> FrameRecord | None:
@@ -410,12 +415,12 @@ class _Forward:
     def _unsummed(self, terms: Value, call: Call, state: State) -> Fault:
         maker, state_of_terms = self.maker_of_terms(terms), self.states.forward(terms)
         before, last = maker.line if maker is not None else None, self.lines.producer(terms)
-        fault = fault_at("unsummed", call, state_of_terms.text, state, before, axis=state_of_terms.axes[0])
-        fault = replace(fault, summed=self._sum_behind(call), is_mean=state_of_terms.op == "avg")
+        act = Act(call, state_of_terms.text, state, before, self._sum_behind(call))
+        axis, is_mean = state_of_terms.axes[0], state_of_terms.op == "avg"
         if last is None or before != call.line or last.line != call.line:
-            return fault
-        others = [self.states.forward(one).kind for one in call.inputs if one != terms]
-        return replace(fault, operand=last.first.function, is_beside_whole="right" in others)
+            return unsummed(act, axis, is_mean=is_mean)
+        is_beside_whole = any(self.states.forward(one).kind == "right" for one in call.inputs if one != terms)
+        return unsummed(act, axis, last.first.function, is_beside_whole=is_beside_whole, is_mean=is_mean)
 
     def _sum_behind(self, call: Call) -> str:
         """Return the collective that sums what a call makes, or a copy of it; empty if none does."""
@@ -433,7 +438,13 @@ class _Forward:
     def never_summed(self, value: Value) -> Fault | None:
         """Return the line that makes terms of a sum which the module returns as they are."""
         maker, state = self.maker_of_terms(value), self.states.forward(value)
-        return None if maker is None else fault_at("unsummed", maker, "", state, maker.line, axis=state.axes[0])
+        return None if maker is None else unsummed(Act(maker, "", state, maker.line), state.axes[0])
+
+
+def _between(before: FrameRecord, last: Call, *, is_own: bool = False) -> Fault:
+    """Return that one of the lines from one to another is wrong."""
+    sentence = f"it goes wrong between {at(before)} and {at(last.line, before)}"
+    return fault_at(last, sentence, WrongLines(place_of(before), place_of(last.line), is_own))
 
 
 def _other_number(call: Call) -> tuple[float, float] | None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.lines.fault import Fault
+from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of
+from shardviz.explain.step.exchanged_rows import ForeignNumbersSummed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,8 +35,17 @@ def foreign_fault(lines: Lines, states: States) -> Fault | None:
         held = states.held(summed.inputs[0])
         rows = [_rows_at(held.get(rank), mask) for rank, mask in moved.items() if mask.any()]
         if all(row is not None for row in rows) and any(np.any(row) for row in rows if row is not None):
-            return Fault("foreign", read.line, read.first.function, "", "", call.line, reader=summed.line)
+            return _fault_of(call, read, summed)
     return None
+
+
+def _fault_of(moving: Call, reading: Call, summing: Call) -> Fault:
+    """Return the fault of a line that reads at indices which another moved, and whose result is summed."""
+    line, place = reading.line, place_of(reading.line)
+    where = "" if place_of(moving.line) == place else f" by {at(moving.line, line)}"
+    clause = f"{at(line)} reads at indices that were moved into the rank's part{where}"
+    cause = ForeignNumbersSummed(place, reading.first.function, place_of(summing.line))
+    return fault_at(reading, f"{clause}; {at(summing.line, line)} sums what it reads there", cause)
 
 
 def _moved(call: Call, states: States) -> Mapping[int, NDArray[np.bool_]]:

@@ -7,12 +7,13 @@ partner it may be meant: an index into the rank's own part starts at 0, too.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.fault import Fault, fault_at
+from shardviz.check.step.lines.fault import Fault, at, fault_at, given_fault, place_of, reached
+from shardviz.explain.step.forward import MisplacedOperand
 from shardviz.relate.tolerance import SINGLE
 from shardviz.relate.values import error_of, part_of
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,9 +57,11 @@ def _fault_of(lines: Lines, states: States, moved: Value, call: Call) -> Fault:
         earlier = next((value for value in maker.inputs if states.forward(value).moved == "rank"), None)
         maker = maker if earlier is None else lines.producer(earlier)
     if maker is None:
-        return Fault("given", call.line, call.first.function, "", "")
+        return given_fault(call)
     ranks = tuple(_strangers(lines, states, moved))
-    return replace(fault_at("misplaced", maker, "", states.forward(maker.outputs[0]), ranks=ranks), reader=call.line)
+    given = f"{reached(maker)} gives {named_ranks(ranks)} another rank's part"
+    cause = MisplacedOperand(place_of(maker.line), maker.first.function, place_of(call.line), ranks)
+    return fault_at(maker, f"{given}; {at(call.line, maker.line)} combines it with the rank's own part", cause)
 
 
 def _strangers(lines: Lines, states: States, moved: Value) -> Iterator[int]:

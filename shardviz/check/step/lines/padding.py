@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.lines.calls import SELECTS
-from shardviz.check.step.lines.fault import Fault
+from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
+from shardviz.explain.step.losses import PaddingSummed
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,11 +42,19 @@ def padding_fault(lines: Lines, states: States) -> Fault | None:
             layout = states.forward(value).layout if states.forward(value).kind == "right" else None
             call = _sum_over(lines, states, value, layout, dim, size) if layout is not None else None
             if call is not None and layout is not None:
-                ranks = tuple(rank for rank, region in layout.regions() if region.dims[dim][-1][1] > size)
-                padding = dim, size, layout.shape[dim]
-                before = cut.frames[cut.own]
-                return Fault("padding", call.line, call.first.function, "", "", before, ranks=ranks, padding=padding)
+                return _fault_of(call, cut, layout, dim, size)
     return None
+
+
+def _fault_of(call: Call, cut: LineRecord, layout: Layout, dim: int, size: int) -> Fault:
+    """Return the fault of a call that sums over a dim behind its size, which the unsharded model cuts off."""
+    ranks = tuple(rank for rank, region in layout.regions() if region.dims[dim][-1][1] > size)
+    cutting, padded = cut.frames[cut.own], layout.shape[dim]
+    elements = f"elements {size} to {padded - 1} of it, on {named_ranks(ranks)}"
+    summed = f"{reached(call)} sums over dim {dim} with {elements}"
+    sentence = f"{summed}; the unsharded model cuts these off in {at(cutting, call.line)}"
+    places = place_of(call.line), call.first.function, place_of(cutting)
+    return fault_at(call, sentence, PaddingSummed(*places, dim, size, padded))
 
 
 def _cuts(lines: Lines, states: States) -> Iterator[tuple[LineRecord, int, int]]:

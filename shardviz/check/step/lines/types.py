@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardviz.check.step.lines.calls import Lines
+from shardviz.check.step.lines.fault import place_of
 from shardviz.check.step.lines.faults import fault_in
-from shardviz.check.step.lines.naming import place_of
 from shardviz.check.step.lines.states import States
+from shardviz.explain.step.lines import WrongLines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,7 +93,7 @@ def table_of(dump: Dump) -> Table | None:
         return None
     states, rows = States(dump, lines), []
     fault = fault_in(lines, states)
-    wrong = place_of(fault.line) if fault is not None and fault.way != "between" else ""
+    wrong = fault.place if fault is not None and not isinstance(fault.cause, WrongLines) else ""
     for call in lines.calls:
         for value in call.outputs[:1]:
             place = place_of(call.line)

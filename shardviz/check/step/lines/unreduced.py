@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.lines.fault import Fault, fault_at
-from shardviz.check.step.lines.states import State
+from shardviz.check.step.lines.fault import Fault, at, called, fault_at, place_of
 from shardviz.dump.records.lines import TO_LOCAL
+from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,21 +34,30 @@ def unreduced_fault(lines: Lines, states: States, cause: GradientNotReduced, nam
         places = dict(_local_reads(lines, name))
         if len(places) == 1:
             frames, own = next(iter(places.items()))
-            return Fault("local weight", frames[own], "to_local", "", "", axis=axis, inner=frames[-1])
+            line = frames[own]
+            sentence = f"{at(line)} takes this rank's part of the weight without grad_placements"
+            return Fault(line, "to_local", sentence, LocalWeight(place_of(line), axis))
     reduced = list(_reductions(lines))
     own_calls = [call for call, names in reduced if name in names]
     if own_calls:
-        fault = fault_at("narrow reduction", own_calls[-1], "", states.forward(own_calls[-1].outputs[0]), axis=axis)
         ranks = own_calls[-1].first.ranks
         is_over_axis = any(set(group) <= set(ranks) for group in states.mesh.groups(axis))
         if is_over_axis:
             return _not_stored(lines, own_calls[-1], name, axis)
-        return replace(fault, ranks=ranks) if len(ranks) > 1 else None
+        return _narrow(own_calls[-1], axis) if len(ranks) > 1 else None
     group = next(iter(states.mesh.groups(axis)))
     others = [call for call, names in reduced if names and sorted(call.first.ranks) == sorted(group)]
     if len({call.place for call in others}) != 1:
         return None
-    return fault_at("left out", others[0], "", states.forward(others[0].outputs[0]), axis=axis)
+    sentence = f"{called(others[0])} reduces other gradients over {axis} and never gets this gradient"
+    return fault_at(others[0], sentence, LeftOutOfReduction(place_of(others[0].line), axis))
+
+
+def _narrow(call: Call, axis: str) -> Fault:
+    """Return that a call reduces a gradient over other ranks alone."""
+    ranks, place = call.first.ranks, place_of(call.line)
+    sentence = f"{called(call)} reduces the gradient over {named_ranks(ranks)}, and nothing reduces it over {axis}"
+    return fault_at(call, sentence, NarrowReduction(place, call.first.function, ranks, axis))
 
 
 def _not_stored(lines: Lines, reduction: Call, name: str, axis: str) -> Fault | None:
@@ -67,8 +76,13 @@ def _not_stored(lines: Lines, reduction: Call, name: str, axis: str) -> Fault | 
     into_copy = [
         call for call in writes if names.get(call.inputs[0]) == {name} and lines.memory(call.inputs[0]) != gradient
     ]
-    fault = fault_at("not stored", (into_copy or [reduction])[-1], "", State("unknown"), reduction.line, axis)
-    return replace(fault, reader=fault.line if into_copy else None)
+    result, place = f"reduces a copy of this gradient over {axis}", place_of(reduction.line)
+    if not into_copy:
+        sentence = f"{called(reduction)} {result}, and nothing writes the result into the gradient"
+        return fault_at(reduction, sentence, ReductionNotStored(place, axis, ""))
+    writing = called(into_copy[-1], reduction.line)
+    sentence = f"{at(reduction.line)} {result}; {writing} writes the result into a copy, not into the gradient"
+    return fault_at(into_copy[-1], sentence, ReductionNotStored(place, axis, place_of(into_copy[-1].line)))
 
 
 def _local_reads(lines: Lines, name: str) -> Iterator[tuple[tuple[FrameRecord, ...], int]]:

@@ -1,0 +1,160 @@
+"""What a call of the forward does wrong: a result, a reduction, or terms of a sum that it reads as the whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.lines.fault import Fault, after, at, fault_at, place_of, reached
+from shardviz.explain.step.lines import (
+    CopiesSummedLine,
+    MisplacedLine,
+    OtherNumber,
+    RepeatedReductionLine,
+    ScaledLine,
+    SegmentsOfPart,
+    UnaveragedLine,
+    UnlikeOperands,
+    UnsummedLine,
+    WrongLine,
+    WrongReductionLine,
+)
+from shardviz.explain.templates import number
+from shardviz.text import named_ranks
+
+if TYPE_CHECKING:
+    from shardviz.check.step.lines.calls import Call
+    from shardviz.check.step.lines.states import State
+    from shardviz.dump.records.lines import FrameRecord
+    from shardviz.explain.cause import Cause
+
+
+@dataclass(frozen=True)
+class Act:
+    """A call that makes something wrong of what is right.
+
+    Attributes:
+        call: The call.
+        given: What ranks have of what it is given; empty if it is given no tensor, or its module returns it.
+        held: What they have of its result.
+        before: The line that makes what it is given, or the terms.
+        summed: The collective that sums what it makes; empty if nothing does.
+    """
+
+    call: Call
+    given: str
+    held: State
+    before: FrameRecord | None
+    summed: str = ""
+
+    @property
+    def place(self) -> str:
+        """Its line as `moe.py:83`."""
+        return place_of(self.call.line)
+
+    @property
+    def function(self) -> str:
+        """What it calls."""
+        return self.call.first.function
+
+    @property
+    def inner(self) -> str:
+        """The line in a function that its line calls, if that makes the call."""
+        return place_of(self.call.first.frames[-1])
+
+    def fault(self, cause: Cause, clause: str = "", *, over: str = "") -> Fault:
+        """Return the fault with a cause; the clause says what the call gets, if that isn't `given` over some ranks."""
+        gets = f"{self.function}{over} gets {self.given}, and returns" if self.given else f"{self.function} returns"
+        is_first = f"{reached(self.call)} is the first wrong line{after(self.before, self.call.line)}"
+        return self.said(f"{is_first}: {clause or gets} {self.held.text}", cause)
+
+    def said(self, sentence: str, cause: Cause) -> Fault:
+        """Return the fault with a sentence of its own."""
+        return replace(fault_at(self.call, sentence, cause), is_forward=True, summed=self.summed)
+
+
+def wrong_number(act: Act, held: float, wanted: float) -> Fault:
+    """Return the fault of a call that is given another plain number than the unsharded model's."""
+    clause = f"{act.function} gets the number {number(held)}, in the unsharded model {number(wanted)}, and returns"
+    return act.fault(OtherNumber(act.inner, act.function, held, wanted), clause)
+
+
+def wrong_result(
+    act: Act, axes: str, times: float, reads: str, unlike: str, root: tuple[str, bool], segments: tuple[int, int] | None
+) -> Fault:
+    """Return the fault of a call whose result is wrong.
+
+    Args:
+        act: The call.
+        axes: The axes of a missing mean.
+        times: By what its result is too large, if that is all that is wrong; else 0.
+        reads: The function that is given `given`, if the call is given what that makes: the collective among the calls
+            between, or the first of them.
+        unlike: The dim along which two inputs have different slices of one size on a rank; empty if there is none.
+        root: The axis that splits what it is given and whose size makes `times`, and whether the root of the size does.
+        segments: The dim that it takes apart, and into how many segments; the rank has one stretch of it.
+    """
+    moved, place, function = act.held.moved, act.place, act.function
+    if moved:
+        cause: Cause = MisplacedLine(act.inner, function, is_of_rank=moved == "rank")
+    elif unlike:
+        cause = UnlikeOperands(place, function, act.given, int(unlike))
+    elif segments is not None:
+        cause = SegmentsOfPart(place, function, act.given, *segments)
+    elif axes:
+        cause = UnaveragedLine(place, function, axes)
+    elif times:
+        cause = ScaledLine(place, times, root[0], is_root=root[1])
+    else:
+        cause = WrongLine(place, function, act.given, reads)
+    clause = f"{reads} gets {act.given}, and {function} makes of its result" if act.given and reads else ""
+    is_scaled = bool(times) and not (reads or axes or moved)
+    return replace(act.fault(cause, clause), is_scaled=is_scaled, reads=reads)
+
+
+def wrong_reduction(act: Act, axis: str, times: int = 0, copies: str = "") -> Fault:
+    """Return the fault of a reduction that gives something else.
+
+    Args:
+        act: The call.
+        axis: The axis of the terms that it is given; empty if it is given none.
+        times: By what its result is too large, if that is all that is wrong; else 0.
+        copies: The axes whose ranks have the same term of its sum, if that makes `times`.
+    """
+    place, function, ranks = act.place, act.function, act.call.first.ranks
+    if copies:
+        cause: Cause = CopiesSummedLine(place, function, ranks, axis, copies, times)
+    elif times:
+        cause = RepeatedReductionLine(place, function, times, ranks)
+    else:
+        cause = WrongReductionLine(place, function, ranks, axis)
+    return act.fault(cause, over=f" over {named_ranks(ranks)}")
+
+
+def unsummed(act: Act, axis: str, operand: str = "", *, is_beside_whole: bool = False, is_mean: bool = False) -> Fault:
+    """Return the fault of a call that reads terms, which the line before makes, as the whole.
+
+    Args:
+        act: The call.
+        axis: The axis of the missing sum.
+        operand: What gives it the terms, if one line does both.
+        is_beside_whole: Whether it also takes what every rank has whole, or its part of.
+        is_mean: Whether the terms are those of a mean.
+    """
+    line, before = act.call.line, act.before
+    if before is None:
+        return act.fault(WrongLine(act.place, act.function, act.given))
+    kind, verb = ("mean", "averages") if is_mean else ("sum", "sums")
+    terms = f"{at(before)} gives each rank one term of a {kind} over {axis}"
+    if before == line and operand:
+        start = f"{at(before)} makes one term of a {kind} over {axis}, by {operand}"
+        sentence = f"{start}, and {act.function} takes it before anything {verb} it"
+    elif before == line:
+        sentence = f"{terms}{'' if act.given else ', and the module returns it'}; nothing {verb} it"
+    elif act.summed:
+        sentence = f"{terms}; {reached(act.call, before)} uses it before {act.summed} {verb} it"
+    else:
+        sentence = f"{terms}; {reached(act.call, before)} uses it as the whole; nothing {verb} it between"
+    inside = (act.function, operand, "a tensor that needs no sum" if is_beside_whole else "") if operand else ("",) * 3
+    reader, mean = act.place if act.given else "", "mean" if is_mean and not operand else ""
+    return act.said(sentence, UnsummedLine(place_of(before), reader, axis, *inside, mean))
