@@ -25,6 +25,7 @@ Way = Literal[
     "foreign",
     "misplaced",
     "padding",
+    "unwritten",
     "given",
     "kept gradient",
     "backward",
@@ -58,6 +59,7 @@ class Fault:
             `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that;
             `misplaced`, it takes another rank's part on `ranks`, and `reader` combines that with the rank's own;
             `padding`, it sums over elements that the unsharded model cuts off in `before`, on `ranks`;
+            `unwritten`, it reads what `before` made room for and nothing wrote to;
             `given`, it reads what its module is given, and that is no part of the unsharded model's.
         line: The line.
         function: What it calls.

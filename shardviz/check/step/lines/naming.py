@@ -29,6 +29,7 @@ from shardviz.explain.step.lines import (
     UnlikeOperands,
     UnsummedLine,
     UnsummedLineBackward,
+    UnwrittenMemory,
     WholeGradientSummedAgain,
     WrongLine,
     WrongLineBackward,
@@ -232,7 +233,7 @@ def _is_exchanged(cause: Cause | None) -> bool:
 def _tells_no_attention(fault: Fault) -> bool:
     """Whether a line takes another rank's part, or normalizes or draws: it isn't attention that lacks keys."""
     is_of_rows = fault.way == "result" and (fault.function.endswith("_norm") or fault.function in DRAWS)
-    return is_of_rows or fault.way == "misplaced" or fault.moved == "rank"
+    return is_of_rows or fault.way in ("misplaced", "unwritten") or fault.moved == "rank"
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
@@ -308,6 +309,8 @@ def sentence_of(fault: Fault) -> str:
         dim, size, padded = fault.padding
         summed = f"{_at(line)}{_reached(fault)} sums over dim {dim} with elements {size} to {padded - 1} of it"
         return f"{summed}, on {named_ranks(fault.ranks)}; the unsharded model cuts these off in {_at(before, line)}"
+    if fault.way == "unwritten" and before is not None:
+        return f"{_at(before)} makes room that nothing writes to; {_at(line, before)}{_reached(fault)} reads it"
     if fault.way == "exchange gradient":
         place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line"
         return f"{place}: it doesn't send back the reverse exchange of its gradient"
@@ -379,6 +382,8 @@ def cause_of(fault: Fault) -> Cause:
         return MisplacedOperand(place, fault.function, place_of(fault.reader), fault.ranks)
     if fault.way == "padding" and fault.padding is not None and fault.before is not None:
         return PaddingSummed(place, fault.function, place_of(fault.before), *fault.padding)
+    if fault.way == "unwritten" and fault.before is not None:
+        return UnwrittenMemory(place_of(fault.before), fault.operand, place)
     if fault.way == "exchange gradient" and fault.inner is not None:
         return ExchangeNotReversed(place, fault.function, place_of(fault.inner))
     if fault.way == "collective" and fault.copies:
