@@ -18,7 +18,15 @@ import numpy as np
 from shardviz.layout.region import Region, indices
 from shardviz.relate.factors import common_factor, factor_of, factors_of_rows, ratio_near, whole_multiple
 from shardviz.relate.relations import Permuted
-from shardviz.relate.tolerance import EXACT, EXPLAINED, EXPLAINED_BY_LINE, LEAST_STATISTIC, least_factor, near_ratio
+from shardviz.relate.tolerance import (
+    EXACT,
+    EXPLAINED,
+    EXPLAINED_BY_LINE,
+    LEAST_FACTOR,
+    LEAST_STATISTIC,
+    least_factor,
+    near_ratio,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -93,7 +101,7 @@ def factors_of_ranks(sides: Sides) -> dict[int, float]:
         if np.count_nonzero(expected) < 2:
             continue
         factor = factor_of(got, expected)
-        if not factor or not sides.near(got, expected * factor, scale=abs(factor)):
+        if not factor or abs(factor) < LEAST_FACTOR or not sides.near(got, expected * factor, scale=abs(factor)):
             return {}
         factors[rank] = factor
         off += float(np.sum(np.square(got - expected)))

@@ -23,6 +23,7 @@ from tests.bugs import (
     losses,
     lost_on_the_way,
     norms,
+    one_change,
     optimizer,
     order,
     outputs,
@@ -52,9 +53,11 @@ AXES = (pipeline, context_parallel, experts, hooks, cut_by_hand)
 
 LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
 LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, canceling)
-OTHERS = (*LOOPS, denominators, lost_on_the_way, untrue_causes, parallel_by_hand, decided, taken_apart, strange_parts)
+OTHERS = (*LOOPS, denominators, lost_on_the_way, untrue_causes, parallel_by_hand, decided, taken_apart)
+NEWEST = (strange_parts, one_change)
 
-FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES, *LAYERS, *OTHERS)}
+_ALL = (*WEIGHTS, *STEPS, *AXES, *LAYERS, *OTHERS, *NEWEST)
+FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in _ALL}
 
 BUGS = [case for cases in FAMILIES.values() for case in cases if isinstance(case, Bug)]
 HEALTHY = [case for cases in FAMILIES.values() for case in cases if isinstance(case, Healthy)]

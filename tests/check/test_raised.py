@@ -58,3 +58,26 @@ def test_shapes_that_do_not_fit_are_named_by_what_is_known_of_them(
     finding = only(check_dump(tmp_path / "made.shardviz"))
     assert finding.cause_id == cause
     assert text in f"{finding.summary} {finding.cause}".replace(",024", "024")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("The size of tensor a (8) must match the size of tensor b (16) at non-singleton dimension 1", "unlike-sizes"),
+        ("The size of tensor a (8) must match the size of tensor b (10) at non-singleton dimension 1", "uneven-shapes"),
+        ("mat1 and mat2 shapes cannot be multiplied (9x16 and 8x16)", "unlike-sizes"),
+        ("mat1 and mat2 shapes cannot be multiplied (9x16 and 64x16)", "uneven-shapes"),
+        ("Expected size for first two dimensions of batch2 tensor to be: [2, 8] but got: [2, 16].", "unlike-sizes"),
+        ("Expected size for first two dimensions of batch2 tensor to be: [4, 8] but got: [2, 16].", "uneven-shapes"),
+        ("Sizes of tensors must match except in dimension 1. Expected size 4 but got size 8 for", "uneven-shapes"),
+        ("Expected input batch_size (6) to match target batch_size (12).", "unlike-sizes"),
+    ],
+)
+def test_two_sizes_of_which_one_is_an_axis_times_the_other_are_those_of_a_part_and_a_whole(
+    tmp_path: Path, error: str, cause: str
+) -> None:
+    check_made(tmp_path, "tp=2", {"o.weight": "[8/tp, 8]"})
+    raised = (("step", f"rank 0 raised RuntimeError in forward (m.py:3), in module block: {error}"),)
+    for rank in range(2):
+        change_rank(tmp_path / "made.shardviz", rank, raised=raised)
+    assert only(check_dump(tmp_path / "made.shardviz")).cause_id == cause

@@ -25,6 +25,7 @@ from shardviz.explain.step.raised import (
     MixedDtensor,
     ShardedModelRaises,
     UnevenShapes,
+    UnlikeSizes,
     UnlikeSplits,
     UnsupportedSharding,
     ViewOfWhole,
@@ -65,11 +66,11 @@ def check_raised(dump: Dump) -> Iterator[Finding]:
         for pair in record.raised:
             ranks_by_error.setdefault(pair, []).append(rank)
     for (what, error), ranks in ranks_by_error.items():
-        cause = next((cause() for words, cause in CAUSES if words.search(error)), ShardedModelRaises())
+        cause = _cause_of_sizes(dump, error) or _cause_of_words(dump, error)
         sentence = f"the sharded model's {what} raises, and the unsharded model's does not: {error}"
         layouts = _weights_of(dump, error)
         text = f"{sentence.rstrip('.')}; {layouts}" if layouts else sentence
-        yield (_cause_of_view(dump, error) or cause).finding("", tuple(ranks), text)
+        yield cause.finding("", tuple(ranks), text)
 
 
 OF_SIZES = "sizes?|shapes?|divisible|divide|dimensions?|mat1 and mat2|out of (range|bounds)"
@@ -78,31 +79,65 @@ CAUSES: tuple[tuple[re.Pattern[str], type[ShardedModelRaises]], ...] = (
     (re.compile(r"mixed torch\.Tensor and DTensor"), MixedDtensor),
     (re.compile(r"Operator _?c10d[\w.]* does not have a sharding"), CollectiveOfDtensor),
     (re.compile(r"sharding (strategy|rule|prop)", re.IGNORECASE), UnsupportedSharding),
-    (re.compile(r", in module .*(same reduction dim|mat1 and mat2)"), UnlikeSplits),
     (re.compile(rf"\b({OF_SIZES})\b", re.IGNORECASE), UnevenShapes),
 )
 """The cause by what an exception speaks of; the first that fits counts."""
 
+UNLIKE_SPLITS = re.compile(r", in module .*(same reduction dim|mat1 and mat2)")
 
-def _cause_of_view(dump: Dump, error: str) -> ViewOfWhole | None:
-    """Return the cause of a view whose sizes are a mesh axis times what a rank has."""
-    match = re.search(r"shape '\[([\d, ]+)\]' is invalid for input of size ([1-9]\d*)", error)
-    if match is None:
+
+UNLIKE_SIZES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"size of tensor a \((?P<first>\d+)\) must match the size of tensor b \((?P<second>\d+)\)",
+        r"mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<first>\d+) and (?P<second>\d+)x\d+\)",
+        r"same reduction dim, but got \[.*?(?P<first>\d+)\] X \[(?P<second>\d+), \d+\]",
+        r"batch2 tensor to be: \[(?P<first>\d+), (\d+)\] but got: \[(?P<second>\d+), \2\]",
+        r"batch2 tensor to be: \[(\d+), (?P<first>\d+)\] but got: \[\1, (?P<second>\d+)\]",
+        r"expanded size of the tensor \((?P<first>\d+)\) must match the existing size \((?P<second>\d+)\)",
+        r"Expected size (?P<first>\d+) but got size (?P<second>\d+) for tensor number",
+        r"Expected input batch_size \((?P<first>\d+)\) to match target batch_size \((?P<second>\d+)\)",
+    )
+)
+"""How torch says that two sizes differ."""
+
+
+def _cause_of_sizes(dump: Dump, error: str) -> ViewOfWhole | UnlikeSizes | None:
+    """Return the cause of sizes of which one is a mesh axis times the other; that of a module's own weight is known."""
+    view = re.search(r"shape '\[([\d, ]+)\]' is invalid for input of size (\d+)", error)
+    match = next(filter(None, (words.search(error) for words in UNLIKE_SIZES)), None)
+    if view is not None:
+        less, more = int(view[2]), math.prod(map(int, view[1].split(", ")))
+    elif match is not None and not _is_of_weight(dump, error):
+        less, more = sorted((int(match["first"]), int(match["second"])))
+    else:
         return None
-    whole, held = math.prod(map(int, match[1].split(", "))), int(match[2])
-    axes = [axis for axis in dump.files.mesh.axes if held * dump.files.mesh.axis_size(axis) == whole != held]
-    return ViewOfWhole(held, whole, whole // held, " or ".join(axes)) if axes else None
+    mesh = dump.files.mesh
+    axes = " or ".join(axis for axis in mesh.axes if 0 < less < more == less * mesh.axis_size(axis))
+    cause = ViewOfWhole if view is not None else UnlikeSizes
+    return cause(less, more, more // less, axes) if axes else None
+
+
+def _is_of_weight(dump: Dump, error: str) -> bool:
+    """Whether a module's product with a weight of its own was raised in."""
+    return UNLIKE_SPLITS.search(error) is not None and bool(_weights_of(dump, error))
+
+
+def _cause_of_words(dump: Dump, error: str) -> ShardedModelRaises:
+    if _is_of_weight(dump, error):
+        return UnlikeSplits()
+    return next((cause() for words, cause in CAUSES if words.search(error)), ShardedModelRaises())
 
 
 def _weights_of(dump: Dump, error: str) -> str:
-    """Say how the tensors of the module are split in whose forward the error was raised."""
+    """Say how the module's own tensors are split in whose forward the error was raised."""
     match = re.search(r", in module ([\w.]+): ", error)
-    prefix = f"{match[1]}." if match else "no module"
+    own = re.compile(rf"{re.escape(match[1])}\.\w+") if match else None
     layouts = {
         name: write(tensor.claimed)
         for tensor in dump.tensors
         for name in tensor.names
-        if name.startswith(prefix) and tensor.claimed and tensor.moment == "stamped"
+        if own is not None and own.fullmatch(name) and tensor.claimed and tensor.moment == "stamped"
     }
     return listed([f"{name} is {layout}" for name, layout in layouts.items()], MOST_WEIGHTS)
 

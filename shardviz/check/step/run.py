@@ -22,7 +22,7 @@ from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
 from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
 from shardviz.check.step.rules.factors import check_scale
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
-from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, scale_of_part
+from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, other_scale
 from shardviz.check.step.rules.order import check_order, check_zero_slices
 from shardviz.check.step.rules.reductions import check_unreduced
 from shardviz.check.step.rules.several_weights import check_other_layers, check_tied
@@ -150,9 +150,9 @@ def _within_eight_bits(evidence: Evidence) -> Iterator[Finding | NotChecked]:
         if dtype is None or far <= SINGLE * float(np.max(np.abs(output.wanted), initial=0.0)):
             continue
         why = f"differs by up to {number(far)}, and rounding to {dtype} allows {number(output.tolerance)}"
-        if cause := scale_of_part(evidence):
-            scaled = f"before the cast the largest number of every rank's part is {number(cause.largest)}"
-            text = f"the {output.role} {why}; {scaled}, as that of the whole"
+        if seen := other_scale(evidence):
+            cause, scaled = seen
+            text = f"the {output.role} {why}; before the cast {scaled}"
             yield output.finding(cause, text, tuple(sorted(output.reduced))).seen_in(output)
         else:
             text = f"the {output.role}: it {why}: a wrong scale may be within that"

@@ -83,6 +83,36 @@ class ScaleOfPart(Cause):
     how = "all_reduce the largest magnitude (amax) over {axes} with ReduceOp.MAX before it becomes a scale"
 
 
+class UnlikeScale(Cause):
+    """Ranks cast a tensor to float8 with another scale than the unsharded model's.
+
+    The largest magnitude of the whole is the maximum of the ranks' largest. A sum of them, which `all_reduce` takes
+    unless it is told otherwise, is larger, so that the scale leaves most numbers of float8 unused.
+
+    Attributes:
+        modules: The modules that cast so.
+        dtype: The dtype.
+        held: What the scale makes of the largest number.
+        wanted: What that of the unsharded model makes of it.
+        op: With which op the ranks' largest magnitudes make this scale; empty if none of them does.
+        axes: The axes that split what is cast.
+    """
+
+    modules: tuple[str, ...]
+    dtype: str
+    held: float
+    wanted: float
+    op: str
+    axes: str
+    kinds = ("wrong-value",)
+    why = (
+        "{op:?The ranks' largest magnitudes (amax) are reduced over {axes} with {op}, not with MAX. }The scale brings "
+        "the largest number that {modules:3} {modules:1?casts|cast} to {dtype} to {held:.5g}, and that of the "
+        "unsharded model to {wanted:.5g}"
+    )
+    how = "make the scale from the whole tensor's largest magnitude (amax): all_reduce that of each part with MAX"
+
+
 class TransposedResult(Cause):
     """A result has its dims exchanged.
 

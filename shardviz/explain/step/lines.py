@@ -122,6 +122,26 @@ class OtherNumber(Cause):
     how = "make the number for {place} of the whole tensor's size: multiply by the number of parts, or all_reduce it"
 
 
+class UnwrittenMemory(Cause):
+    """A line reads room that was made for a result and that nothing wrote to.
+
+    `torch.empty_like(x)` makes room for what a collective receives. If the collective does not run, or the code does
+    not wait for it, the room has whatever its memory held. Shapes are right, and each run has other numbers.
+
+    Attributes:
+        place: The line that makes the room, as `moe.py:18`.
+        function: The function that makes it.
+        reader: The line that reads it.
+    """
+
+    place: str
+    function: str
+    reader: str
+    kinds = ("wrong-value",)
+    why = "Nothing writes to what {function} in {place} makes before {reader} reads it: it has what its memory held"
+    how = "call the collective that fills what {place} makes, on all ranks and before {reader}, and wait for it"
+
+
 class UnlikeOperands(Cause):
     """A line combines two tensors of which a rank has different slices along one dim.
 

@@ -13,7 +13,7 @@ class ShardedModelRaises(Cause):
     """
 
     kinds = ("raised",)
-    why = "The model or torch can't run this sharding. A training step on this mesh would raise too"
+    why = "Code that only the sharded step runs, or torch with this sharding, raises. Training on this mesh would, too"
     how = "read the exception and its line"
 
 
@@ -84,6 +84,33 @@ class ViewOfWhole(ShardedModelRaises):
     axes: str
     why = "The view has the whole tensor's sizes, {whole} elements; a rank has 1/{ratio} of them, {held}, over {axes}"
     how = "write -1 for the size that is split, such as the number of heads, or divide it by the size of {axes}"
+
+
+class UnlikeSizes(ShardedModelRaises):
+    """The sharded model raises because it combines two tensors of which an axis splits only one.
+
+    One is the rank's own part and the other the whole, or one is split along a dim and the other along a different
+    one. If the axis splits the whole once for the first and twice for the second, sizes have the same ratio.
+
+    Attributes:
+        less: The smaller size that the exception speaks of.
+        more: The larger one.
+        ratio: How many times as much it is.
+        axes: The axes of that size: `dp or tp`.
+    """
+
+    less: int
+    more: int
+    ratio: int
+    axes: str
+    why = (
+        "One tensor has {less} where another has {more}, {ratio} times as many, and {axes} has {ratio} ranks: most "
+        "likely {axes} splits that dim of one and not of the other, or once more"
+    )
+    how = (
+        "print both shapes before the line that raises: take the rank's part of the larger there, or gather the "
+        "smaller over {axes} along that dim"
+    )
 
 
 class UnlikeSplits(ShardedModelRaises):

@@ -201,10 +201,10 @@ def in_a_line(error: BaseException) -> str:
 
 
 def _module_text(error: BaseException) -> str:
-    """Name the innermost module with parameters in whose forward an error was raised; empty if it was in none."""
+    """Name the innermost module, with parameters in it, in whose forward an error was raised; empty if in none."""
     callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     modules = [caller for caller in callers if isinstance(caller, nn.Module)]
     names = {module: name for name, module in modules[0].named_modules()} if modules else {}
-    inner = (names.get(module) for module in reversed(modules) if any(True for _ in module.parameters(recurse=False)))
+    inner = (names.get(module) for module in reversed(modules) if any(True for _ in module.parameters()))
     name = next(inner, None)
     return f", in module {name}" if name else ""

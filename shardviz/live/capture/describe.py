@@ -84,8 +84,9 @@ def _json_value(value: Any) -> Any:
 
 
 def as_numpy(values: torch.Tensor) -> NDArray[np.generic]:
-    """Return values as a numpy array; bfloat16 becomes float32, which holds it exactly."""
-    wide = values.float() if values.dtype == torch.bfloat16 else values
+    """Return values as a numpy array; bfloat16 and float8 become float32, which holds them exactly."""
+    is_unknown = values.dtype == torch.bfloat16 or (values.is_floating_point() and values.dtype.itemsize == 1)
+    wide = values.float() if is_unknown else values
     array: NDArray[np.generic] = wide.detach().cpu().numpy()
     return array
 

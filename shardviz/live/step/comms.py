@@ -159,7 +159,8 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
     def _note_casts(self, taken: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
         """Record a cast to float8, with the largest number that it was given."""
         for tensor in given if len(self.casts) < _MAX_CASTS else ():
-            if tensor.dtype.itemsize == 1 and taken and taken[-1].shape == tensor.shape and tensor.numel():
+            is_cast = tensor.dtype.itemsize == 1 and bool(taken) and taken[-1].dtype.itemsize > 1
+            if is_cast and taken[-1].shape == tensor.shape and tensor.numel():
                 largest = float(taken[-1].detach().abs().amax())
                 dtype = dtype_name(tensor.dtype)
                 self.casts.append(CastRecord(self._running.name, dtype, tensor.numel(), largest))

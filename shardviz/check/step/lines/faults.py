@@ -27,6 +27,7 @@ from shardviz.check.step.lines.misplaced import misplaced_fault
 from shardviz.check.step.lines.padding import padding_fault
 from shardviz.check.step.lines.segments import segments_of
 from shardviz.check.step.lines.states import words_of
+from shardviz.check.step.lines.unwritten import unwritten_fault
 from shardviz.explain.step.lines import (
     DRAWS,
     ELEMENTWISE,
@@ -90,10 +91,11 @@ def fault_of_mean(lines: Lines, states: States, value: Value) -> Fault | None:
 def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None:
     """Return the line that a fault comes from, if what its calls read or exchange tells that."""
     if fault is not None and fault.reads and not isinstance(fault.cause, MisplacedLine):
-        return moved_fault(lines, states) or fault
+        return unwritten_fault(lines) or moved_fault(lines, states) or fault
     if fault is not None and isinstance(fault.cause, WrongLines):
         return (
-            _counted_fault(lines, states)
+            unwritten_fault(lines)
+            or _counted_fault(lines, states)
             or moved_fault(lines, states)
             or exchange_fault(lines, states)
             or foreign_fault(lines, states)

@@ -23,6 +23,7 @@ from shardviz.explain.step.lines import (
     RepeatedReductionLine,
     UnaveragedLine,
     UnsummedLine,
+    UnwrittenMemory,
     WrongLines,
     WrongReductionLine,
 )
@@ -206,9 +207,10 @@ def _is_exchanged(cause: Cause | None) -> bool:
 
 def _tells_no_attention(fault: Fault) -> bool:
     """Whether a line takes another rank's part, or normalizes or draws: it isn't attention that lacks keys."""
-    if isinstance(fault.cause, MisplacedOperand) or (isinstance(fault.cause, MisplacedLine) and fault.cause.is_of_rank):
-        return True
-    return _is_of_result(fault) and (fault.function.endswith("_norm") or fault.function in DRAWS)
+    if isinstance(fault.cause, MisplacedLine):
+        return fault.cause.is_of_rank
+    is_of_rows = _is_of_result(fault) and (fault.function.endswith("_norm") or fault.function in DRAWS)
+    return is_of_rows or isinstance(fault.cause, MisplacedOperand | UnwrittenMemory)
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:

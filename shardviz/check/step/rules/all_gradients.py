@@ -69,7 +69,7 @@ CLIP_EPSILON = 1e-6
 def of_all_gradients(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[Found], list[Finding | NotChecked]]:
     """Return the findings left of a step, and one for all gradients together in place of the others."""
     all_alike = multiplied(evidence)
-    if all_alike is None:
+    if all_alike is None or _follows_output(evidence, pairs):
         return list(pairs), []
     of_results = [(result, finding) for result, finding in pairs if result.role != "grad"]
     if not all_alike.clipped_to:
@@ -82,6 +82,13 @@ def of_all_gradients(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[F
     )
     remaining = [pair for pair in of_results if not _is_clipped(pair[0], all_alike.factor)]
     return remaining, [NotChecked("", why, "step")]
+
+
+def _follows_output(evidence: Evidence, pairs: Sequence[Found]) -> bool:
+    """Whether an output is wrong and the loss with it, if only by what rounding to eight bits allows."""
+    loss = evidence.loss
+    is_off = loss is not None and loss.farthest > SINGLE * float(np.max(np.abs(loss.wanted), initial=0.0))
+    return is_off and any(result.role == "output" for result, _ in pairs)
 
 
 def _is_clipped(comparison: Compared, factor: float) -> bool:

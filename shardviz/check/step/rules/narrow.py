@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.dump.records.step import of_replay
-from shardviz.explain.step.changed import ScaleOfPart
+from shardviz.explain.step.changed import ScaleOfPart, UnlikeScale
 from shardviz.explain.step.scales import SmallFactor
 from shardviz.explain.step.sums import NarrowSum
 from shardviz.explain.templates import number
 from shardviz.layout.dtypes import itemsize
 from shardviz.relate.casts import rounded
 from shardviz.relate.factors import factor_of
-from shardviz.relate.tolerance import EXPLAINED_BY_LINE, MANY, STEP, SURE
+from shardviz.relate.tolerance import EPSILON, EXPLAINED_BY_LINE, MANY, STEP, SURE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -104,11 +104,12 @@ def _measured(evidence: Evidence, comparison: Compared) -> tuple[float, float, f
     return factor, unexplained / math.sqrt(max(effective, 1.0)), unexplained
 
 
-def scale_of_part(evidence: Evidence) -> ScaleOfPart | None:
-    """Return that ranks cast parts to float8 which the same scale rule brings to one largest number; None if not.
+def other_scale(evidence: Evidence) -> tuple[ScaleOfPart | UnlikeScale, str] | None:
+    """Return how ranks cast parts to float8 with other scales than the unsharded model's, and what shows it.
 
-    With one scale only the rank that has the largest number of the whole reaches it. An axis that splits the batch is
-    unexplained out: numbers of each rank's own rows often have a scale of their own on purpose.
+    Either the same rule brings each part to one largest number: with one scale only the rank that has the largest
+    number of the whole reaches it. Or no rank's numbers reach it. An axis that splits the batch is left out: numbers of
+    each rank's own rows often have a scale of their own on purpose.
     """
     records, mesh = evidence.dump.files.ranks, evidence.dump.files.mesh
     sizes = {axis: mesh.axis_size(axis) for axis in mesh.axes if mesh.axis_size(axis) > 1}
@@ -118,14 +119,46 @@ def scale_of_part(evidence: Evidence) -> ScaleOfPart | None:
     of_ranks = [[cast for cast in record.casts if not cast.unsharded] for record in records.values()]
     if not axes or not whole or any(len(casts) != len(whole) for casts in of_ranks):
         return None
-    rows = zip(whole, *of_ranks, strict=True)
-    scaled = [cast for cast, *parts in rows if all(_is_own(part, cast, of_batch) for part in parts)]
-    modules = tuple(dict.fromkeys(cast.module or "the model itself" for cast in scaled))
-    return ScaleOfPart(modules, scaled[0].dtype, scaled[0].largest, " and ".join(axes)) if scaled else None
+    rows = [
+        (cast, parts)
+        for cast, *parts in zip(whole, *of_ranks, strict=True)
+        if all(_is_part(part, cast, of_batch) for part in parts)
+    ]
+    over = " and ".join(axes)
+    scaled = [cast for cast, parts in rows if all(_is_like(part.largest, cast) for part in parts)]
+    if scaled:
+        text = f"the largest number of every rank's part is {number(scaled[0].largest)}, as that of the whole"
+        return ScaleOfPart(_modules_of(scaled), scaled[0].dtype, scaled[0].largest, over), text
+    unlike = [(cast, parts) for cast, parts in rows if _is_unlike(max(part.largest for part in parts), cast)]
+    if not unlike:
+        return None
+    first, parts = unlike[0]
+    held, op = max(part.largest for part in parts), "" if of_batch else _op_of(first, parts)
+    text = f"the largest number of all ranks is {number(held)}, that of the whole {number(first.largest)}"
+    return UnlikeScale(_modules_of([cast for cast, _ in unlike]), first.dtype, held, first.largest, op, over), text
 
 
-def _is_own(part: CastRecord, whole: CastRecord, of_batch: Sequence[int]) -> bool:
-    """Whether a rank casts a part, not of the batch, and its scale makes the largest number of the whole of it."""
+def _is_part(part: CastRecord, whole: CastRecord, of_batch: Sequence[int]) -> bool:
+    """Whether what a rank casts is a part of what the unsharded model casts, and not of the batch."""
     is_part = (part.module, part.dtype) == (whole.module, whole.dtype) and part.size < whole.size
-    is_of_batch = any(whole.size // part.size % size == 0 for size in of_batch)
-    return is_part and not is_of_batch and math.isclose(part.largest, whole.largest, rel_tol=STEP)
+    return is_part and not any(whole.size // part.size % size == 0 for size in of_batch)
+
+
+def _is_like(largest: float, whole: CastRecord) -> bool:
+    return math.isclose(largest, whole.largest, rel_tol=STEP)
+
+
+def _is_unlike(largest: float, whole: CastRecord) -> bool:
+    """Whether a largest number is further from the unsharded model's than rounding of what is cast makes it."""
+    return not math.isclose(largest, whole.largest, rel_tol=EPSILON.get(whole.dtype, 1.0))
+
+
+def _op_of(whole: CastRecord, parts: Sequence[CastRecord]) -> str:
+    """Return the op by which a scale was made of the largest magnitudes of ranks; empty if none makes it."""
+    largest = [part.largest for part in parts]
+    made = {"SUM": sum(largest), "AVG": sum(largest) / len(largest), "MIN": min(largest)}
+    return next((op for op, value in made.items() if _is_like(value, whole)), "")
+
+
+def _modules_of(casts: Sequence[CastRecord]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(cast.module or "the model itself" for cast in casts))

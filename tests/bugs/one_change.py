@@ -1,0 +1,131 @@
+"""Bugs that are one change of a right program: another op, a missing collective, another dim."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug
+
+EIGHT_BITS_IN = """
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        distributed.all_reduce(x, group=group)
+        return x
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+class MLP(nn.Module):
+    group = None
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16, bias=False)
+    def forward(self, x):
+        h = torch.relu(self.up(x))
+        amax = h.detach().abs().max()
+        if self.group is not None:
+            distributed.all_reduce(amax, op=distributed.ReduceOp.MAX, group=self.group)
+        scale = 448 / amax
+        rounded = (h.detach() * scale).to(torch.float8_e4m3fn).to(h.dtype) / scale
+        out = self.down(h + (rounded - h.detach()))
+        if self.group is not None:
+            out = Sum.apply(out, self.group)
+        return out
+def build(): return MLP()
+def parallelize(model, mesh):
+    rank, ranks = mesh.get_local_rank(), mesh.size()
+    for weight, dim in ((model.up.weight, 0), (model.up.bias, 0), (model.down.weight, 1)):
+        weight.data = weight.data.chunk(ranks, dim)[rank].clone()
+    model.group = mesh.get_group()
+def batch(): return torch.randn(6, 16)
+"""
+
+GATHERED = """
+MESH = (2,)
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group, ctx.rows = group, x.shape[1]
+        parts = [torch.empty_like(x) for _ in range(group.size())]
+        distributed.all_gather(parts, x.contiguous(), group=group)
+        scale = torch.empty_like(x[0])
+        torch.mul(x[0], 0, out=scale)
+        return torch.cat(parts, 1) + scale.sum()
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        distributed.all_reduce(grad, group=ctx.group)
+        return grad.chunk(ctx.group.size(), 1)[ctx.group.rank()].contiguous(), None
+class Mixing(nn.Module):
+    group = None
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.out = nn.Linear(8, 8, bias=False)
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.group is not None:
+            k, v = Gather.apply(k, self.group), Gather.apply(v, self.group)
+        return self.out((q @ k.transpose(1, 2)).softmax(-1) @ v)
+def build(): return Mixing()
+def parallelize(model, mesh): model.group = mesh.get_group()
+def batch(): return torch.randn(2, 12, 8)
+def step(model, x, mesh):
+    size = mesh.size()
+    loss = model(x.chunk(size, 1)[mesh.get_local_rank()]).square().mean()
+    loss.backward()
+    whole = loss.detach().clone()
+    for number in (whole, *(weight.grad for weight in model.parameters())):
+        distributed.all_reduce(number, group=mesh.get_group())
+        number.div_(size)
+    return whole
+def whole_output(part, mesh): return DTensor.from_local(part, mesh, [Shard(1)]).full_tensor()
+"""
+
+CASES = (
+    Bug(
+        "room for all ranks' keys that nothing writes to",
+        "cp=2",
+        GATHERED,
+        (("distributed.all_gather(parts, x.contiguous(), group=group)", "pass"),),
+        ("wrong-value",),
+        ("empty_like", "its memory held"),
+        ("multiplies by a number",),
+        with_lines=True,
+    ),
+    Bug(
+        "keys and values of all ranks are joined along the rows of the batch",
+        "cp=2",
+        GATHERED,
+        (("torch.cat(parts, 1)", "torch.cat(parts, 0).chunk(2)[0].repeat(1, 2, 1)"),),
+        ("wrong-value", "misordered"),
+        (),
+        ("its memory held",),
+        with_lines=True,
+    ),
+    Bug(
+        "a float8 scale from the sum of the ranks' largest",
+        "tp=2",
+        EIGHT_BITS_IN,
+        (("op=distributed.ReduceOp.MAX, ", ""),),
+        ("wrong-value",),
+        ("amax", "with SUM, not with MAX"),
+        ("scale of their own",),
+    ),
+    Bug(
+        "a float8 scale from the smallest of the ranks' largest",
+        "tp=4",
+        EIGHT_BITS_IN,
+        (("ReduceOp.MAX", "ReduceOp.MIN"),),
+        ("wrong-value",),
+        ("amax", "with MIN, not with MAX"),
+    ),
+    Bug(
+        "a sum left out behind a cast to float8",
+        "tp=2",
+        EIGHT_BITS_IN,
+        (("out = Sum.apply(out, self.group)", "pass"),),
+        ("unreduced-output",),
+        ("sum over tp",),
+        with_lines=True,
+    ),
+)
