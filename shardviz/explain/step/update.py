@@ -81,7 +81,7 @@ class AnotherLearningRate(Cause):
     why = (
         "{is_seen:?|The optimizer scales or clips gradients by a different number, such as a norm that isn't the whole "
         "model's}",
-        "The learning rate differs once the model is sharded",
+        "The learning rate differs once the model is sharded, such as a rate that is divided by a local size",
     )
     how = (
         "{is_seen:?|clip by the norm of all gradients: torch.nn.utils.clip_grad_norm_ on the DTensors}",

@@ -332,11 +332,16 @@ def _why(evidence: Evidence, comparison: Compared, ranks: tuple[int, ...]) -> Wh
 
 
 def _of_another_group(dump: Dump, comparison: Compared) -> AnotherGroup | None:
-    """Return the cause if a weight is stepped with other options, and not all weights are with the same ones."""
+    """Return the cause if a weight is stepped with other options, and not all weights are with the same ones.
+
+    The groups themselves have the unsharded optimizer's options then.
+    """
+    settings = {setting for record in dump.files.ranks.values() for setting in record.other_settings}
     by_name: dict[str, dict[tuple[str, str, str], None]] = {}
     for record in dump.files.ranks.values():
         for name, option, value, wanted in record.other_options:
-            if comparison.role == "param" or option not in OF_WEIGHTS:
+            is_of_group = any(setting.startswith(f"{option} of group") for setting in settings)
+            if not is_of_group and (comparison.role == "param" or option not in OF_WEIGHTS):
                 by_name.setdefault(name, {})[option, value, wanted] = None
     options = by_name.get(weight_of(comparison.role, comparison.name), {})
     if not options or all(by_name.get(name) == options for name in dump.by_name("updated", "param")):
