@@ -81,7 +81,114 @@ def step(model, x, mesh):
 def whole_output(part, mesh): return DTensor.from_local(part, mesh, [Shard(1)]).full_tensor()
 """
 
+POSITIONS = """
+MESH = (2,)
+class Model(nn.Module):
+    mesh = None
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(12, 8))
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+    def forward(self, x):
+        n = x.shape[1]
+        first = 0 if self.mesh is None else self.mesh.get_local_rank() * n
+        angles = (first + torch.arange(n, dtype=x.dtype))[:, None] * torch.arange(1, 9)
+        x = x + self.table[first : first + n]
+        bias = torch.arange(12, dtype=x.dtype).square().narrow(0, first, n)
+        return self.down(torch.tanh(self.up(x * angles.cos() + bias[:, None])))
+def build(): return Model()
+def parallelize(model, mesh): model.mesh = mesh
+def batch(): return torch.randn(2, 12, 8)
+def step(model, x, mesh):
+    size = mesh.size()
+    loss = model(x.chunk(size, 1)[mesh.get_local_rank()]).square().mean()
+    loss.backward()
+    whole = loss.detach().clone()
+    for number in (whole, *(weight.grad for weight in model.parameters())):
+        distributed.all_reduce(number, group=mesh.get_group())
+        number.div_(size)
+    return whole
+def whole_output(part, mesh): return DTensor.from_local(part, mesh, [Shard(1)]).full_tensor()
+"""
+
+CONTRASTIVE = """
+AXES = BATCH_AXES = ("fsdp",)
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group, ctx.rows = group, len(x)
+        parts = [torch.empty_like(x) for _ in range(group.size())]
+        distributed.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts)
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        distributed.all_reduce(grad, group=ctx.group)
+        start = ctx.group.rank() * ctx.rows
+        return grad[start : start + ctx.rows], None
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 16), nn.Linear(8, 16)
+    def forward(self, a, b):
+        return functional.normalize(self.left(a), dim=-1), functional.normalize(self.right(b), dim=-1)
+def build(): return Towers()
+def parallelize(model, mesh): fully_shard(model, mesh=mesh)
+def batch():
+    a = torch.randn(12, 8)
+    return a, a + 0.3 * torch.randn(12, 8)
+def loss(model, batch):
+    left, right = model(*batch)
+    return functional.cross_entropy(left @ right.T / 0.1, torch.arange(len(left)))
+def step(model, batch, mesh):
+    group = mesh.get_group()
+    left, right = model(*batch)
+    everyone = Gather.apply(right, group)
+    labels = group.rank() * len(left) + torch.arange(len(left))
+    value = functional.cross_entropy(left @ everyone.T / 0.1, labels)
+    value.backward()
+    return value
+"""
+
+OFFSET = ("the offset is wrong", "elements 1 to 6", "elements 6 to 11")
+
 CASES = (
+    *(
+        Bug(
+            f"a rank's offset is its number alone: {what}",
+            "cp=2",
+            POSITIONS,
+            ((right, right.replace("first", "first // n" if right.count("first") == 1 else "(first // n)")),),
+            ("wrong-value",),
+            OFFSET,
+            with_lines=True,
+        )
+        for what, right in (
+            ("angles", "(first + torch.arange(n"),
+            ("rows of a table", "self.table[first : first + n]"),
+            ("a bias", ".narrow(0, first, n)"),
+        )
+    ),
+    Bug(
+        "a rank's offset is its number alone: labels",
+        "fsdp=2",
+        CONTRASTIVE,
+        (("group.rank() * len(left) +", "group.rank() +"),),
+        ("wrong-value",),
+        OFFSET,
+        ("unequal numbers",),
+        with_lines=True,
+    ),
+    Bug(
+        "labels of the last rows on every rank",
+        "fsdp=2",
+        CONTRASTIVE,
+        (("group.rank() * len(left) +", "(group.size() - 1) * len(left) +"),),
+        ("wrong-value",),
+        ("rank 0",),
+        ("unequal numbers",),
+        with_lines=True,
+    ),
     Bug(
         "room for all ranks' keys that nothing writes to",
         "cp=2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from shardviz.check.step.lines.calls import ENTRIES
+from shardviz.check.step.lines.calls import ENTRIES, SELECTS
 
 if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call
@@ -24,6 +24,7 @@ Way = Literal[
     "exchange gradient",
     "foreign",
     "misplaced",
+    "shifted",
     "padding",
     "unwritten",
     "given",
@@ -58,6 +59,7 @@ class Fault:
             `summed loss`, it sums ranks' losses before the backward, whose gradients are averaged;
             `foreign`, it reads at indices that `before` moved into the rank's part, and `reader` sums that;
             `misplaced`, it takes another rank's part on `ranks`, and `reader` combines that with the rank's own;
+            `shifted`, it takes another stretch of a dim than the part of `ranks`, and `reader` combines it with that;
             `padding`, it sums over elements that the unsharded model cuts off in `before`, on `ranks`;
             `unwritten`, it reads what `before` made room for and nothing wrote to;
             `given`, it reads what its module is given, and that is no part of the unsharded model's.
@@ -86,6 +88,7 @@ class Fault:
         caller: In a step around the model, the line that calls the function that `line` stands in.
         times_before: By what a gradient was too large as the backward left it; 0 if it was none.
         count: How many backward passes there were, or how often `line` reduced a gradient that needed it once.
+        stretch: The dim of a `shifted` stretch, where it begins, where the rank's part begins, and its length.
         padding: The dim of a `padding`, its size without and its size with it.
         segments: The dim that `function` takes apart, and into how many segments; the rank has one stretch of it.
         copies: The axes of a collective whose ranks have the same term of its sum, if that makes `times`.
@@ -117,6 +120,7 @@ class Fault:
     times_before: float = 0
     count: int = 0
     copies: str = ""
+    stretch: tuple[int, int, int, int] | None = None
     padding: tuple[int, int, int] | None = None
     segments: tuple[int, int] | None = None
 
@@ -124,6 +128,11 @@ class Fault:
     def is_scaled(self) -> bool:
         """Whether a call is given what is right, sums nothing, and returns it times a number."""
         return self.way == "result" and bool(self.times) and not (self.reads or self.axis or self.moved)
+
+    @property
+    def is_selection(self) -> bool:
+        """Whether a call selects slices of what is right, and no other part of it that is known."""
+        return self.way == "result" and self.function in SELECTS and not (self.moved or self.times or self.axis)
 
     @property
     def is_forward(self) -> bool:

@@ -23,9 +23,10 @@ from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
 from shardviz.check.step.lines.fault import Fault, fault_at
 from shardviz.check.step.lines.foreign import foreign_fault
-from shardviz.check.step.lines.misplaced import misplaced_fault
+from shardviz.check.step.lines.misplaced import misplaced_fault, wrong_results
 from shardviz.check.step.lines.padding import padding_fault
 from shardviz.check.step.lines.segments import segments_of
+from shardviz.check.step.lines.shifted import shifted_fault
 from shardviz.check.step.lines.states import words_of
 from shardviz.check.step.lines.unwritten import unwritten_fault
 from shardviz.explain.step.lines import DRAWS, ELEMENTWISE
@@ -84,18 +85,28 @@ def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None
     """Return the line that a fault comes from, if what its calls read or exchange tells that."""
     if fault is not None and fault.way == "result" and fault.reads and not fault.moved:
         return unwritten_fault(lines) or moved_fault(lines, states) or fault
+    if fault is not None and fault.way == "result" and (fault.moved or fault.is_selection):
+        return _shifted(lines, states) or fault
     if fault is not None and fault.way == "between":
         return (
             unwritten_fault(lines)
             or _counted_fault(lines, states)
+            or _shifted(lines, states)
             or moved_fault(lines, states)
             or exchange_fault(lines, states)
             or foreign_fault(lines, states)
             or misplaced_fault(lines, states)
+            or shifted_fault(lines, states, wrong_results(lines, states))
             or padding_fault(lines, states)
             or fault
         )
     return fault
+
+
+def _shifted(lines: Lines, states: States) -> Fault | None:
+    """Return the line that takes a stretch at a wrong offset; the first part on all ranks is no offset at all."""
+    fault = shifted_fault(lines, states, wrong_results(lines, states))
+    return fault if fault is not None and fault.stretch is not None and fault.stretch[1] else None
 
 
 def forward_fault(lines: Lines, states: States) -> Fault | None:

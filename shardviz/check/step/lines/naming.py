@@ -16,7 +16,7 @@ from shardviz.check.whole.completeness import no_file_of
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.exchanged_rows import ExchangeNotReversed, ForeignNumbersSummed, RowsNotRestored, StrangeRows
-from shardviz.explain.step.forward import MisplacedOperand, UngatheredKeys
+from shardviz.explain.step.forward import MisplacedOperand, ShiftedPart, UngatheredKeys
 from shardviz.explain.step.lines import (
     DRAWS,
     CopiesSummedLine,
@@ -233,7 +233,7 @@ def _is_exchanged(cause: Cause | None) -> bool:
 def _tells_no_attention(fault: Fault) -> bool:
     """Whether a line takes another rank's part, or normalizes or draws: it isn't attention that lacks keys."""
     is_of_rows = fault.way == "result" and (fault.function.endswith("_norm") or fault.function in DRAWS)
-    return is_of_rows or fault.way in ("misplaced", "unwritten") or fault.moved == "rank"
+    return is_of_rows or fault.way in ("misplaced", "shifted", "unwritten") or fault.moved == "rank"
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
@@ -305,6 +305,13 @@ def sentence_of(fault: Fault) -> str:
     if fault.way == "misplaced" and fault.reader is not None:
         given = f"{_at(line)}{_reached(fault)} gives {named_ranks(fault.ranks)} another rank's part"
         return f"{given}; {_at(fault.reader, line)} combines it with the rank's own part"
+    if fault.way == "shifted" and fault.stretch is not None and fault.reader is not None:
+        dim, first, due, length = fault.stretch
+        given = (
+            f"{_at(line)}{_reached(fault)} gives {named_ranks(fault.ranks)} elements {first} to {first + length - 1}"
+        )
+        combined = f"{_at(fault.reader, line)} combines them with its part, {due} to {due + length - 1}"
+        return f"{given} of dim {dim}; {combined}"
     if fault.way == "padding" and fault.padding is not None and before is not None:
         dim, size, padded = fault.padding
         summed = f"{_at(line)}{_reached(fault)} sums over dim {dim} with elements {size} to {padded - 1} of it"
@@ -380,6 +387,8 @@ def cause_of(fault: Fault) -> Cause:
         return ForeignNumbersSummed(place, fault.function, place_of(fault.reader))
     if fault.way == "misplaced" and fault.reader is not None:
         return MisplacedOperand(place, fault.function, place_of(fault.reader), fault.ranks)
+    if fault.way == "shifted" and fault.stretch is not None and fault.reader is not None:
+        return ShiftedPart(place, fault.function, place_of(fault.reader), fault.ranks[0], *fault.stretch)
     if fault.way == "padding" and fault.padding is not None and fault.before is not None:
         return PaddingSummed(place, fault.function, place_of(fault.before), *fault.padding)
     if fault.way == "unwritten" and fault.before is not None:
