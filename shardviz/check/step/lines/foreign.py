@@ -59,10 +59,13 @@ def _made_of(lines: Lines, call: Call) -> Iterator[Call]:
 
 
 def _rows_at(held: NDArray[np.float64] | None, mask: NDArray[np.bool_]) -> NDArray[np.float64] | None:
-    """Return a tensor's rows for some indices; None if it has not one for each."""
+    """Return a tensor's rows for some indices; None if it has not one for each, or for several."""
     if held is None:
         return None
     if held.shape[: mask.ndim] == mask.shape:
         rows: NDArray[np.float64] = held[mask]
         return rows
-    return held[mask.ravel()] if held.shape[:1] == (mask.size,) else None
+    if held.shape[:1] == (mask.size,):
+        return held[mask.ravel()]
+    of_others = mask.reshape(len(mask), -1).all(axis=1)  # several indices make a row: it is empty if all are others'
+    return held[of_others] if held.shape[:1] == of_others.shape else None

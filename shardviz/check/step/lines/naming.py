@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,9 @@ NOT_REDUCED = {
     "local weight": "takes this rank's part of the weight without grad_placements",
 }
 """What a line does that leaves a gradient unreduced."""
+
+APPLIED = re.compile(r"\w+\.apply(?=\()")
+"""How code calls an autograd.Function."""
 
 PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm")
 """Functions by which rows meet a weight."""
@@ -300,8 +304,8 @@ def sentence_of(fault: Fault) -> str:
         )
     if fault.way == "foreign" and before is not None and fault.reader is not None:
         where = "" if place_of(before) == place_of(line) else f" by {_at(before, line)}"
-        clause = f"{_at(line)} reads at indices that were moved into the rank's part{where}"
-        return f"{clause}; {_at(fault.reader, line)} sums what it reads there"
+        clause = f"{_at(line)} uses indices that were moved into the rank's part{where}"
+        return f"{clause}; {_at(fault.reader, line)} sums what comes of them"
     if fault.way == "misplaced" and fault.reader is not None:
         given = f"{_at(line)}{_reached(fault)} gives {named_ranks(fault.ranks)} another rank's part"
         return f"{given}; {_at(fault.reader, line)} combines it with the rank's own part"
@@ -406,7 +410,7 @@ def cause_of(fault: Fault) -> Cause:
     if fault.reader is not None:
         return WholeGradientSummedAgain(place, place_of(fault.reader), fault.axis, int(fault.times))
     if fault.way == "gradient":
-        return WrongLineBackward(place, fault.function, fault.axis, fault.operand)
+        return WrongLineBackward(place, _with_backward(fault), fault.axis, fault.operand)
     if fault.moved:
         inner = place_of(fault.inner) if fault.inner is not None else place
         return MisplacedLine(inner, fault.function, is_of_rank=fault.moved == "rank")
@@ -421,6 +425,12 @@ def cause_of(fault: Fault) -> Cause:
     if fault.times:
         return ScaledLine(place, fault.times, fault.split, is_root=fault.is_root)
     return WrongLine(place, fault.function, fault.input_text, fault.reads)
+
+
+def _with_backward(fault: Fault) -> str:
+    """Return the function whose backward is wrong: one that the line applies, for torch's own match their forward."""
+    applied = APPLIED.findall(fault.line.source)
+    return applied[0] if len(applied) == 1 and not fault.operand else fault.function
 
 
 def _cause_around(fault: Fault) -> Cause | None:
