@@ -302,6 +302,31 @@ def sentence_of(fault: Fault) -> str:
         return (
             f"{_at(before)} brings rows; {_at(line, before)} reorders them; {_at(fault.reader, before)} sends them back"
         )
+    if reading := _of_reading(fault, before):
+        return reading
+    if fault.way == "exchange gradient":
+        place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line"
+        return f"{place}: it doesn't send back the reverse exchange of its gradient"
+    is_new = before is not None and before != line
+    after = f", after {_at(before, line)}" if is_new and before is not None else ""
+    if fault.way in ("gradient", "unsummed gradient"):
+        clause = f"gets {fault.input_text} of its gradient, and " if fault.input_text else ""
+        place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line{after}"
+        return f"{place}: it {clause}sends back {fault.held}"
+    over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
+    clause = f"{fault.function}{over} gets {fault.input_text}, and returns" if fault.input_text else ""
+    if fault.input_text and fault.reads:
+        clause = f"{fault.reads} gets {fault.input_text}, and {fault.function} makes of its result"
+    clause = clause or f"{fault.function} returns"
+    if fault.numbers is not None:
+        held, wanted = map(number, fault.numbers)
+        clause = f"{fault.function} gets the number {held}, in the unsharded model {wanted}, and returns"
+    return f"{_at(line)}{_reached(fault)} is the first wrong line{after}: {clause} {fault.held}"
+
+
+def _of_reading(fault: Fault, before: FrameRecord | None) -> str:
+    """Say which line reads what is not the rank's own part, or not part of anything; empty if that isn't the fault."""
+    line = fault.line
     if fault.way == "foreign" and before is not None and fault.reader is not None:
         where = "" if place_of(before) == place_of(line) else f" by {_at(before, line)}"
         clause = f"{_at(line)} uses indices that were moved into the rank's part{where}"
@@ -322,24 +347,7 @@ def sentence_of(fault: Fault) -> str:
         return f"{summed}, on {named_ranks(fault.ranks)}; the unsharded model cuts these off in {_at(before, line)}"
     if fault.way == "unwritten" and before is not None:
         return f"{_at(before)} makes room that nothing writes to; {_at(line, before)}{_reached(fault)} reads it"
-    if fault.way == "exchange gradient":
-        place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line"
-        return f"{place}: it doesn't send back the reverse exchange of its gradient"
-    is_new = before is not None and before != line
-    after = f", after {_at(before, line)}" if is_new and before is not None else ""
-    if fault.way in ("gradient", "unsummed gradient"):
-        clause = f"gets {fault.input_text} of its gradient, and " if fault.input_text else ""
-        place = f"in backward {_at(line)}{_reached(fault)} is the first wrong line{after}"
-        return f"{place}: it {clause}sends back {fault.held}"
-    over = f" over {named_ranks(fault.ranks)}" if fault.ranks else ""
-    clause = f"{fault.function}{over} gets {fault.input_text}, and returns" if fault.input_text else ""
-    if fault.input_text and fault.reads:
-        clause = f"{fault.reads} gets {fault.input_text}, and {fault.function} makes of its result"
-    clause = clause or f"{fault.function} returns"
-    if fault.numbers is not None:
-        held, wanted = map(number, fault.numbers)
-        clause = f"{fault.function} gets the number {held}, in the unsharded model {wanted}, and returns"
-    return f"{_at(line)}{_reached(fault)} is the first wrong line{after}: {clause} {fault.held}"
+    return ""
 
 
 def _of_unsummed(fault: Fault, before: FrameRecord) -> str:
@@ -387,16 +395,8 @@ def cause_of(fault: Fault) -> Cause:
         return StrangeRows(place, fault.function, is_product, came)
     if fault.way == "exchange" and fault.before is not None and fault.reader is not None:
         return RowsNotRestored(place, place_of(fault.before), place_of(fault.reader))
-    if fault.way == "foreign" and fault.reader is not None:
-        return ForeignNumbersSummed(place, fault.function, place_of(fault.reader))
-    if fault.way == "misplaced" and fault.reader is not None:
-        return MisplacedOperand(place, fault.function, place_of(fault.reader), fault.ranks)
-    if fault.way == "shifted" and fault.stretch is not None and fault.reader is not None:
-        return ShiftedPart(place, fault.function, place_of(fault.reader), fault.ranks[0], *fault.stretch)
-    if fault.way == "padding" and fault.padding is not None and fault.before is not None:
-        return PaddingSummed(place, fault.function, place_of(fault.before), *fault.padding)
-    if fault.way == "unwritten" and fault.before is not None:
-        return UnwrittenMemory(place_of(fault.before), fault.operand, place)
+    if (reading := _cause_of_reading(fault, place)) is not None:
+        return reading
     if fault.way == "exchange gradient" and fault.inner is not None:
         return ExchangeNotReversed(place, fault.function, place_of(fault.inner))
     if fault.way == "collective" and fault.copies:
@@ -425,6 +425,21 @@ def cause_of(fault: Fault) -> Cause:
     if fault.times:
         return ScaledLine(place, fault.times, fault.split, is_root=fault.is_root)
     return WrongLine(place, fault.function, fault.input_text, fault.reads)
+
+
+def _cause_of_reading(fault: Fault, place: str) -> Cause | None:
+    """Return the cause that a line is which reads what is not the rank's own part; None if it reads that."""
+    if fault.way == "foreign" and fault.reader is not None:
+        return ForeignNumbersSummed(place, fault.function, place_of(fault.reader))
+    if fault.way == "misplaced" and fault.reader is not None:
+        return MisplacedOperand(place, fault.function, place_of(fault.reader), fault.ranks)
+    if fault.way == "shifted" and fault.stretch is not None and fault.reader is not None:
+        return ShiftedPart(place, fault.function, place_of(fault.reader), fault.ranks[0], *fault.stretch)
+    if fault.way == "padding" and fault.padding is not None and fault.before is not None:
+        return PaddingSummed(place, fault.function, place_of(fault.before), *fault.padding)
+    if fault.way == "unwritten" and fault.before is not None:
+        return UnwrittenMemory(place_of(fault.before), fault.operand, place)
+    return None
 
 
 def _with_backward(fault: Fault) -> str:
