@@ -22,8 +22,8 @@ from shardviz.relate.tolerance import (
     EXACT,
     EXPLAINED,
     EXPLAINED_BY_LINE,
-    LEAST_FACTOR,
     LEAST_STATISTIC,
+    SMALLEST_FACTOR,
     least_factor,
     near_ratio,
 )
@@ -101,7 +101,7 @@ def factors_of_ranks(sides: Sides) -> dict[int, float]:
         if np.count_nonzero(expected) < 2:
             continue
         factor = factor_of(got, expected)
-        if not factor or abs(factor) < LEAST_FACTOR or not sides.near(got, expected * factor, scale=abs(factor)):
+        if not factor or abs(factor) < SMALLEST_FACTOR or not sides.near(got, expected * factor, scale=abs(factor)):
             return {}
         factors[rank] = factor
         off += float(np.sum(np.square(got - expected)))

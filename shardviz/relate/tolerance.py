@@ -56,8 +56,8 @@ STEP = 1e-5
 """Float32 results of a whole step, relative to the largest, and numbers that ranks log. For a single operation torch's
 `assert_close` has 1.3e-6."""
 
-LEAST_FACTOR = 2.0**-64
-"""No code multiplies by less, not even to take out a loss scale; memory that nothing wrote to has such numbers."""
+SMALLEST_FACTOR = 2.0**-126
+"""The smallest normal number of float32. No code multiplies by less; memory that nothing wrote to has such numbers."""
 
 LEAST_SINGULAR = 0.5
 """The smallest singular value of a matrix that an iteration made orthogonal, relative to the largest: Muon's five steps

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from shardviz.dump.records.step import WrapperRecord
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
+    from shardviz.layout.mesh import Mesh
     from shardviz.relate.pair import Related
 
+    Wrapped = Wrapper | Literal["", "none", "alone"]
 
 WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
 """What a step computes, as sentences call it."""
@@ -59,16 +61,9 @@ class Compared(Sides):
     wrappers: Mapping[str, WrapperRecord] | None = None
     other_divisors: frozenset[float] = frozenset()
 
-    def wrapped_over(self, axes: Sequence[str]) -> Wrapper | Literal["", "none", "alone"]:
+    def wrapped_over(self, axes: Sequence[str]) -> Wrapped:
         """Return the wrapper that reduces its gradient along some axes; empty if unknown."""
-        if self.wrappers is None:
-            return ""
-        rank = min(self.values)
-        groups = [set(group) for axis in axes for group in self.mesh.groups(axis) if rank in group]
-        wrappers = self.wrappers.items() if groups else ()
-        over = [kind for kind, wrapper in wrappers if all(group <= {*wrapper.ranks} for group in groups)]
-        is_alone = any(len(wrapper.ranks) == 1 for wrapper in self.wrappers.values())
-        return next((kind for kind in get_args(Wrapper) if kind in over), "alone" if is_alone else "none")
+        return wrapped_over(self.wrappers, self.mesh, min(self.values), axes)
 
     @property
     def is_dtensor(self) -> bool:
@@ -195,7 +190,7 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
     mesh = claimed.mesh if claimed else dump.files.mesh
     noise = dump.noises.get((tensor.role, name))
     largest, typical = (noise.largest, noise.typical) if noise is not None else (0.0, 0.0)
-    wrappers = _wrappers_of(dump, min(tensor.shards), name) if tensor.role == "grad" else None
+    wrappers = wrappers_of(dump, min(tensor.shards), name) if tensor.role == "grad" else None
     return Compared(
         name=name,
         role=tensor.role,
@@ -213,7 +208,18 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, expected: NDArray[np.float64
     )
 
 
-def _wrappers_of(dump: Dump, rank: int, name: str) -> dict[str, WrapperRecord] | None:
+def wrapped_over(wrappers: Mapping[str, WrapperRecord] | None, mesh: Mesh, rank: int, axes: Sequence[str]) -> Wrapped:
+    """Return which of a gradient's wrappers reduces it along some axes; empty if they are unknown."""
+    if wrappers is None:
+        return ""
+    groups = [set(group) for axis in axes for group in mesh.groups(axis) if rank in group]
+    candidates = wrappers.items() if groups else ()
+    over = [kind for kind, wrapper in candidates if all(group <= {*wrapper.ranks} for group in groups)]
+    is_alone = any(len(wrapper.ranks) == 1 for wrapper in wrappers.values())
+    return next((kind for kind in get_args(Wrapper) if kind in over), "alone" if is_alone else "none")
+
+
+def wrappers_of(dump: Dump, rank: int, name: str) -> dict[str, WrapperRecord] | None:
     """Return the wrappers that reduce a parameter's gradient on a rank; None if unrecorded."""
     record = dump.files.ranks.get(rank)
     if record is None or record.wrappers is None:

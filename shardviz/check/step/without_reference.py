@@ -19,7 +19,7 @@ import numpy as np
 
 from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import compared
+from shardviz.check.step.comparison import compared, wrapped_over, wrappers_of
 from shardviz.check.step.contradictions import check_absent_gradients
 from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of, with_copies
@@ -124,7 +124,10 @@ def _differing(dump: Dump, tensor: Tensor, name: str, values: Values, pair: tupl
         summary = f"ranks log {listed(logged, MAX_LISTED)}"
     elif tensor.role == "grad":
         summary = f"the gradient differs along {axes}: {apart}"
-    finding = CAUSES[tensor.role](differing).finding(
+    cause = CAUSES[tensor.role](differing)
+    if tensor.role == "grad" and dump.files.run.probe:  # kept when the step had ended
+        cause = GradientNotReduced(differing, wrapper=wrapped_over(wrappers_of(dump, low, name), mesh, low, differing))
+    finding = cause.finding(
         name,
         tuple(sorted(values)),
         summary,

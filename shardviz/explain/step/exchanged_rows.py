@@ -103,7 +103,16 @@ class ForeignNumbersSummed(Cause):
     summed: str
     kinds = WRONG
     why = (
-        "{function} in {place} reads a wrong number for each index that the rank doesn't have, and {summed} adds it "
-        "to the number from the rank that has the index"
+        "{function} in {place} {writes:?puts a number of its own where the rank doesn't have the index|reads a wrong "
+        "number for each index that the rank doesn't have}, and {summed} adds it to the number from the rank that has "
+        "the index"
     )
-    how = "set what {function} reads for indices of other ranks to 0 before {summed}: masked_fill(~inside, 0)"
+    how = (
+        "set what {function} {writes:?is given for indices of other ranks to 0 in {place}|reads for indices of other "
+        "ranks to 0 before {summed}}: masked_fill(~inside, 0)"
+    )
+
+    @property
+    def writes(self) -> bool:
+        """Whether the function writes at the indices."""
+        return self.function.startswith(("scatter", "index_add", "index_copy", "index_put", "setitem"))

@@ -142,6 +142,53 @@ class MisplacedOperand(Cause):
     )
 
 
+class ShiftedPart(Cause):
+    """A line takes a stretch of a dim at another offset than the rank's part.
+
+    Labels, positions and slices of a rank's part begin at the rank's coordinate times the part's size. If the offset
+    is the coordinate alone, or that of another group, shapes are right, and a later line combines the stretch with the
+    rank's own part.
+
+    Attributes:
+        place: The line that takes the stretch, as `loss.py:68`.
+        function: What it calls.
+        reader: The line that combines it with the rank's own part.
+        rank: A rank that has another stretch than its part's.
+        dim: The dim.
+        first: The first index of the stretch.
+        due: The first index of the rank's part.
+        length: How many indices both have.
+    """
+
+    place: str
+    function: str
+    reader: str
+    rank: int
+    dim: int
+    first: int
+    due: int
+    length: int
+    kinds = ("wrong-value",)
+    why = (
+        "{function} in {place} gives rank {rank} elements {first} to {last} of dim {dim}, and {reader} combines them "
+        "with the rank's own part, elements {due} to {last_due}: the offset is wrong"
+    )
+    how = (
+        "begin at the rank's own offset in {place}: its coordinate along the axis that splits the dim times {length}, "
+        "the size of its part"
+    )
+
+    @property
+    def last(self) -> int:
+        """The last index of the stretch."""
+        return self.first + self.length - 1
+
+    @property
+    def last_due(self) -> int:
+        """The last index of the rank's part."""
+        return self.due + self.length - 1
+
+
 class UngatheredKeys(Cause):
     """Attention over a split sequence uses each rank's own keys, or mismatched positions.
 

@@ -16,6 +16,9 @@ INDEXING = ("getitem", "index_select", "gather", "take_along_dim", "index_copy",
 """Functions that take or write slices at the places of an index."""
 
 
+SELECTING = (*INDEXING[:4], "select", "narrow", "split", "chunk", "unbind", "embedding")
+"""Functions that return some slices of what they are given."""
+
 DRAWS = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial")
 """Functions that draw random numbers."""
 
@@ -52,9 +55,16 @@ class WrongLine(Cause):
         "{is_drawn:?what all ranks have needs equal draws: seed the generator that {place} uses alike on all ranks, "
         "without the rank's coordinate, and draw from it as often as the unsharded model|{has_groups:?divide the "
         "groups of {function} in {place} by the number of ranks, as the channels|{reads:?check in {place} what {reads} "
-        "runs over, and the sizes, offsets and order of what is made of its result up to {function}|gather or reduce "
-        "the input of {function} before {place}, or use the whole tensor's sizes and the rank's own offset there}}}"
+        "runs over, and the sizes, offsets and order of what is made of its result up to {function}|{selects:?take in "
+        "{place} the rank's own part: check the dim, the offset and the size of what {function} selects|gather or "
+        "reduce the input of {function} before {place}, or use the whole tensor's sizes and the rank's own offset "
+        "there}}}}"
     )
+
+    @property
+    def selects(self) -> bool:
+        """Whether the function selects slices of what it is given."""
+        return self.function in SELECTING
 
     @property
     def is_drawn(self) -> bool:

@@ -16,13 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+def give_cpu_streams_events() -> None:
+    """Let FSDP2 run on a CPU: torch 2.6.0 lacks what its streams need there, and newer ones do nothing in it."""
+    for method in ("record_event", "wait_event"):
+        if not hasattr(torch.cpu.Stream, method):
+            setattr(torch.cpu.Stream, method, lambda _stream, _event=None: None)
+
+
 @contextmanager
 def dividing_float64_once() -> Iterator[None]:
     """Make FSDP2 divide float64 gradients as it divides float32 gradients: once.
 
     Over a group of one rank, as for experts, `foreach_reduce` divides by `set_gradient_divide_factor` in its copy, and
     for float16 and float64 a second time, by the result of `_get_gradient_divide_factors`. Tried on torch 2.13.0
-    and 2.15.0. Torch 2.6.0 has no such factor, and its FSDP2 runs no step on a CPU.
+    and 2.15.0. Torch 2.6.0 has no such factor.
     """
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 

@@ -15,7 +15,15 @@ from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, attempted, in_a_line
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.claims.wrappers import reducing
-from shardviz.live.compat import clean_name, computed_buffers, held_back, mesh_of_one_rank, one_process, wide_reductions
+from shardviz.live.compat import (
+    clean_name,
+    computed_buffers,
+    give_cpu_streams_events,
+    held_back,
+    mesh_of_one_rank,
+    one_process,
+    wide_reductions,
+)
 from shardviz.live.lines.differences import differ
 from shardviz.live.lines.rerun import Again, Side
 from shardviz.live.step.batch import (
@@ -115,6 +123,7 @@ class ProbeStep:
         Both in float64, where rounding hides nothing; where that raises, as it does for kernels that want bfloat16,
         both again in their own dtypes.
         """
+        give_cpu_streams_events()
         failed = self._step(double=True)
         if failed is None:
             return

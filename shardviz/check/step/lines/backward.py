@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.calls import SELECTS
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
     from shardviz.explain.cause import Cause
+
+
+APPLIED = re.compile(r"\w+\.apply(?=\()")
+"""How code calls an autograd.Function."""
 
 
 def backward_fault(lines: Lines, states: States) -> Fault | None:
@@ -73,7 +78,9 @@ class _Backward:
 
     def _wrong(self, value: Value, call: Call, given: str, axis: str = "", operand: str = "") -> Fault:
         """Return that a call, given something for its gradient, hands back a wrong gradient of a tensor."""
-        cause = WrongLineBackward(place_of(call.line), call.first.function, axis, operand)
+        applied = APPLIED.findall(call.line.source) if not operand else []
+        function = applied[0] if len(applied) == 1 else call.first.function  # torch's own match their forward
+        cause = WrongLineBackward(place_of(call.line), function, axis, operand)
         return self._hands_back(call, value, given, cause, self.states.gradient(value))
 
     def _hands_back(self, call: Call, value: Value, given: str, cause: Cause, held: State) -> Fault:

@@ -23,15 +23,21 @@ from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_ba
 from shardviz.check.step.lines.fault import Fault, at, called, fault_at, given_fault, place_of
 from shardviz.check.step.lines.foreign import foreign_fault
 from shardviz.check.step.lines.forward import Act, unsummed, wrong_number, wrong_reduction, wrong_result
-from shardviz.check.step.lines.misplaced import misplaced_fault
+from shardviz.check.step.lines.misplaced import misplaced_fault, wrong_results
 from shardviz.check.step.lines.padding import padding_fault
 from shardviz.check.step.lines.segments import segments_of
+from shardviz.check.step.lines.shifted import shifted_fault
 from shardviz.check.step.lines.states import words_of
 from shardviz.check.step.lines.unwritten import unwritten_fault
+from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (
     DRAWS,
     ELEMENTWISE,
     MisplacedLine,
+    OtherNumber,
+    SegmentsOfPart,
+    UnlikeOperands,
+    WrongLine,
     WrongLines,
 )
 from shardviz.explain.step.losses import UnsummedValue
@@ -92,18 +98,34 @@ def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None
     """Return the line that a fault comes from, if what its calls read or exchange tells that."""
     if fault is not None and fault.reads and not isinstance(fault.cause, MisplacedLine):
         return unwritten_fault(lines) or moved_fault(lines, states) or fault
+    if fault is not None and _may_be_shifted(fault):
+        return _shifted(lines, states) or fault
     if fault is not None and isinstance(fault.cause, WrongLines):
         return (
             unwritten_fault(lines)
             or _counted_fault(lines, states)
+            or _shifted(lines, states)
             or moved_fault(lines, states)
             or exchange_fault(lines, states)
             or foreign_fault(lines, states)
             or misplaced_fault(lines, states)
+            or shifted_fault(lines, states, wrong_results(lines, states))
             or padding_fault(lines, states)
             or fault
         )
     return fault
+
+
+def _may_be_shifted(fault: Fault) -> bool:
+    """Whether a call moves what is right, or selects slices of it and no other part of it that is known."""
+    is_open = isinstance(fault.cause, WrongLine | OtherNumber | SegmentsOfPart | UnlikeOperands)
+    return isinstance(fault.cause, MisplacedLine) or (fault.function in SELECTS and is_open)
+
+
+def _shifted(lines: Lines, states: States) -> Fault | None:
+    """Return the line that takes a stretch at a wrong offset; the first part on all ranks is no offset at all."""
+    fault = shifted_fault(lines, states, wrong_results(lines, states))
+    return fault if fault is not None and isinstance(fault.cause, ShiftedPart) and fault.cause.first else None
 
 
 def forward_fault(lines: Lines, states: States) -> Fault | None:

@@ -43,9 +43,9 @@ def _fault_of(moving: Call, reading: Call, summing: Call) -> Fault:
     """Return the fault of a line that reads at indices which another moved, and whose result is summed."""
     line, place = reading.line, place_of(reading.line)
     where = "" if place_of(moving.line) == place else f" by {at(moving.line, line)}"
-    clause = f"{at(line)} reads at indices that were moved into the rank's part{where}"
+    clause = f"{at(line)} uses indices that were moved into the rank's part{where}"
     cause = ForeignNumbersSummed(place, reading.first.function, place_of(summing.line))
-    return fault_at(reading, f"{clause}; {at(summing.line, line)} sums what it reads there", cause)
+    return fault_at(reading, f"{clause}; {at(summing.line, line)} sums what comes of them", cause)
 
 
 def _moved(call: Call, states: States) -> Mapping[int, NDArray[np.bool_]]:
@@ -69,10 +69,13 @@ def _made_of(lines: Lines, call: Call) -> Iterator[Call]:
 
 
 def _rows_at(held: NDArray[np.float64] | None, mask: NDArray[np.bool_]) -> NDArray[np.float64] | None:
-    """Return a tensor's rows for some indices; None if it has not one for each."""
+    """Return a tensor's rows for some indices; None if it has not one for each, or for several."""
     if held is None:
         return None
     if held.shape[: mask.ndim] == mask.shape:
         rows: NDArray[np.float64] = held[mask]
         return rows
-    return held[mask.ravel()] if held.shape[:1] == (mask.size,) else None
+    if held.shape[:1] == (mask.size,):
+        return held[mask.ravel()]
+    of_others = mask.reshape(len(mask), -1).all(axis=1)  # several indices make a row: it is empty if all are others'
+    return held[of_others] if held.shape[:1] == of_others.shape else None

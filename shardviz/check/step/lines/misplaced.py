@@ -22,21 +22,27 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.states import States
 
 
+def wrong_results(lines: Lines, states: States) -> list[Value]:
+    """Return what a module returns wrong, or the loss of a step around the model."""
+    loss = [lines.results["loss"]] if lines.is_step and "loss" in lines.results else []
+    return [value for value, _ in (*lines.returned, *loss) if states.placed(value).is_wrong]
+
+
 def misplaced_fault(lines: Lines, states: States) -> Fault | None:
     """Return the line that takes another rank's part; None if no call combines it with the rank's own part."""
-    wrong = [value for value, _ in lines.returned if states.placed(value).is_wrong]
+    wrong = wrong_results(lines, states)
     for call in lines.calls if wrong else ():
         if not call.outputs or not all(states.placed(value).is_wrong for value in call.outputs):
             continue
         given = {value: states.forward(value) for value in call.inputs}
         moved = next((value for value, state in given.items() if state.moved == "rank"), None)
         is_mixed = moved is not None and any(state.split_layout for state in given.values())
-        if moved is not None and is_mixed and _spoils(lines, states, call, wrong):
+        if moved is not None and is_mixed and spoils(lines, states, call, wrong):
             return _fault_of(lines, states, moved, call)
     return None
 
 
-def _spoils(lines: Lines, states: States, call: Call, wrong: list[Value]) -> bool:
+def spoils(lines: Lines, states: States, call: Call, wrong: list[Value]) -> bool:
     """Whether nothing right comes of a call's result, and what the module returns does."""
     derived = set(call.outputs)
     if any(states.forward(value).kind != "none" for value in derived):

@@ -15,7 +15,7 @@ from shardviz.check.step.rules.losses import mean_of_means
 from shardviz.check.whole.completeness import no_file_of
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.finding import Finding
-from shardviz.explain.step.forward import MisplacedOperand, UngatheredKeys
+from shardviz.explain.step.forward import MisplacedOperand, ShiftedPart, UngatheredKeys
 from shardviz.explain.step.lines import (
     DRAWS,
     CopiesSummedLine,
@@ -210,7 +210,7 @@ def _tells_no_attention(fault: Fault) -> bool:
     if isinstance(fault.cause, MisplacedLine):
         return fault.cause.is_of_rank
     is_of_rows = _is_of_result(fault) and (fault.function.endswith("_norm") or fault.function in DRAWS)
-    return is_of_rows or isinstance(fault.cause, MisplacedOperand | UnwrittenMemory)
+    return is_of_rows or isinstance(fault.cause, MisplacedOperand | ShiftedPart | UnwrittenMemory)
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:

@@ -56,7 +56,14 @@ def _is_expected(calls: Calls, call: Call, what: What) -> bool:
 
 def _goes_wrong(calls: Calls, call: Call) -> bool:
     """Whether a call is given the right gradient and gives back a wrong one, which gets out of the calls around it."""
-    return call.is_good(OUTPUT) and call.is_bad(INPUT) and not _is_expected(calls, call, INPUT)
+    is_wrong = call.is_bad(INPUT) and not _is_incomparable(call)
+    return call.is_good(OUTPUT) and is_wrong and not _is_expected(calls, call, INPUT)
+
+
+def _is_incomparable(call: Call) -> bool:
+    """Whether all that has a wrong gradient is no part of the unsharded model's tensor, as a part with its halo."""
+    wrong = call.tensors(INPUT, *BAD)
+    return bool(wrong) and wrong <= call.tensors("input", "odd") and call.is_good("output")
 
 
 def _descended(calls: Calls) -> Divergence | None:

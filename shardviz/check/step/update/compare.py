@@ -230,6 +230,8 @@ def _beyond(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.f
     before = _before(evidence.dump, comparison)
     if comparison.role == "buffer":
         allowed = max(allowed, _noise_of_buffer(evidence.dump, comparison))
+    if comparison.role == "optim":  # as that of a weight's step: a norm to clip by has its own small constant
+        allowed += STEP * float(np.max(np.abs(comparison.wanted), initial=0.0))
     if before is not None:
         moved = float(np.max(np.abs(expected - comparison.part(before, rank)), initial=0.0))
         rounded = ROUNDINGS_OF_STEP * comparison.rounding.epsilon
@@ -395,12 +397,15 @@ def _from_others(comparison: Compared, parts: Mapping[int, NDArray[np.float64]])
 
 
 def _is_from(comparison: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int, source: int) -> bool:
-    """Whether a rank's state is another's, but for what the two ranks' own gradients add to it."""
+    """Whether a rank's state is another's, but for what the two ranks' own gradients add to it.
+
+    States that began as zeros differ by nothing else, so they tell nothing.
+    """
     got, expected = comparison.reduced[rank], comparison.wanted_of(source)
     if comparison.regions[rank] == comparison.regions[source] or got.shape != expected.shape or got.size < FEW:
         return False
-    off, added = got - expected, parts[rank] - parts[source]
-    return bool(np.any(added)) and factor_to(off, added) is not None
+    off, added, due = got - expected, parts[rank] - parts[source], comparison.wanted_of(rank) - expected
+    return bool(np.any(added)) and factor_to(off, added) is not None and factor_to(due, added) is None
 
 
 def _of_another_order(comparison: Compared, ranks: Sequence[int]) -> Why | None:
