@@ -6,6 +6,14 @@ from tests.lanes import recorded
 from tests.live.probing import checked
 
 
+NEARLY = """
+def optimizer(model, mesh):
+    for param in model.parameters():
+        param.grad.mul_({factor} if hasattr(param, "placements") else 1)
+    return torch.optim.AdamW(model.parameters())
+"""
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -21,8 +29,9 @@ class Zeroing(torch.optim.AdamW):
         self.zero_grad(set_to_none=False)
 def optimizer(model, mesh): return Zeroing(model.parameters())
 """,
+        NEARLY.format(factor=1 - 1e-6),
     ],
-    ids=["it clips them", "it zeroes them"],
+    ids=["it clips them", "it zeroes them", "a norm with another small constant"],
 )
 def test_gradients_are_those_that_backward_left_whatever_the_optimizer_makes_of_them(text, tmp_path):
     report = checked(text, "dp=2", tmp_path)
@@ -202,3 +211,9 @@ def test_weights_that_an_optimizer_does_not_step_and_those_that_it_does_otherwis
     report = checked(text, "dp=2", tmp_path)
     assert report.findings == ()
     assert [entry.why for entry in report.not_checked] == unchecked
+
+
+def test_states_that_began_as_zeros_are_not_said_to_be_of_another_rank(tmp_path):
+    report = checked(NEARLY.format(factor=1 - 1e-4), "dp=2", tmp_path)
+    assert {finding.kind for finding in report.findings} == {"wrong-value"}
+    assert "state-of-another-rank" not in {finding.explanation.name for finding in report.findings}

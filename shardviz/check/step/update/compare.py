@@ -217,6 +217,8 @@ def _distance(evidence: Evidence, comparison: Compared, rank: int) -> tuple[floa
     values, expected, off = comparison.reduced[rank], comparison.wanted_of(rank), _beyond(evidence, comparison, rank)
     if comparison.role != "buffer":
         off = np.where(_telling(evidence, comparison, rank), off, -1.0)
+    if comparison.role == "optim":  # as a weight's step: what gradients are clipped by has a small constant in it
+        off = np.where(off > STEP * float(np.max(np.abs(comparison.wanted), initial=0.0)), off, -1.0)
     if not (off > 0).any():
         return None
     at = np.unravel_index(np.argmax(off), off.shape)
@@ -230,8 +232,6 @@ def _beyond(evidence: Evidence, comparison: Compared, rank: int) -> NDArray[np.f
     before = _before(evidence.dump, comparison)
     if comparison.role == "buffer":
         allowed = max(allowed, _noise_of_buffer(evidence.dump, comparison))
-    if comparison.role == "optim":  # as that of a weight's step: a norm to clip by has its own small constant
-        allowed += STEP * float(np.max(np.abs(comparison.wanted), initial=0.0))
     if before is not None:
         moved = float(np.max(np.abs(expected - comparison.part(before, rank)), initial=0.0))
         rounded = ROUNDINGS_OF_STEP * comparison.rounding.epsilon
