@@ -171,5 +171,5 @@ def _cause_of(tensor: Tensor, layout: Layout | None, local: Sequence[int], patte
     if layout is None:
         return UnexpectedPlainTensor(actual, is_param=tensor.role == "param")
     expected = pattern.layout(layout.mesh, None if pattern.flat else tensor.shape)
-    has_same_axes = [*map(sorted, expected.chains)] == [*map(sorted, layout.chains)]
+    has_same_axes = [*map(set, expected.chains)] == [*map(set, layout.chains)]
     return UnexpectedPlacement(right_label(expected), actual, has_same_axes and "_StridedShard" in right_label(layout))
