@@ -436,7 +436,7 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
         return "nothing was captured"
     if any(note.kind == "not-loaded" for note in notes):
         return (
-            "nothing was captured: models were called, and no load of a checkpoint was seen before\n"
+            "nothing was captured: models were called, but no load of a checkpoint was seen before that\n"
             "Hint: --stamp sees safetensors (from_pretrained too), torch.distributed.checkpoint and torch.load; "
             "without it, give the checkpoint by --reference CKPT"
         )
