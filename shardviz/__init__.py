@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardviz.live.api import capture, capture_sharding
     from shardviz.live.capture.stamp import stamp
     from shardviz.live.run.watching import watch
+    from shardviz.notebook.differences import diff
     from shardviz.notebook.load import load
     from shardviz.versions import __version__ as __version__
 
@@ -28,6 +29,7 @@ _HOMES = {
     "capture": "shardviz.live.api",
     "capture_sharding": "shardviz.live.api",
     "check_dump": "shardviz.check.run",
+    "diff": "shardviz.notebook.differences",
     "load": "shardviz.notebook.load",
     "run_probe": "shardviz.commands.python",
     "show": "shardviz.commands.python",
@@ -41,6 +43,7 @@ __all__ = [
     "capture",
     "capture_sharding",
     "check_dump",
+    "diff",
     "load",
     "run_probe",
     "show",
@@ -57,4 +60,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted(_HOMES)

@@ -129,6 +129,7 @@ class Viewer(App[None], Generic[Opened]):
         self.numbers = {view.NAME: str(at) for at, view in enumerate(self.VIEWS, 1) if without != view.NAME}
         self.view_name = first
         self._stamps: Stamps = {}
+        self.seconds = 0.0
         gc.set_threshold(*COLLECT)
         self.animation_level = "none"  # a page down would be painted a dozen times, and over ssh be late
         self._plain = PlainCharacters(enabled=not shows_unicode())
@@ -256,7 +257,10 @@ class Viewer(App[None], Generic[Opened]):
         return [*filters, self._on_dark_16] if self.console.color_system == "standard" else filters
 
     async def _look_again(self) -> None:
-        """Read again if any file is new, gone, longer, shorter or written again."""
+        """Count the seconds of a check; read again if any file is new, gone, longer, shorter or written again."""
+        if self._is_checking:
+            self.seconds += LOOK_AGAIN
+            self.note = f"{self.seconds:.0f} s"
         if any(not worker.is_finished for worker in self.workers if worker.group.startswith("load")):
             return
         stamps = await asyncio.to_thread(stamps_of, self.watched)
@@ -330,7 +334,7 @@ class Viewer(App[None], Generic[Opened]):
         if document is not None and action == "copy_fix":
             is_about = document.is_about(selection.finding, selection.entry)
             return bool(document.findings) if self.view_name == "findings" else is_about
-        if document is not None and action == "next_finding":
+        if document is not None and action == "next_finding" and not self._is_checking:
             only = document.by_finding.get(0)  # another finding, or the only one from a tensor that does not have it
             return len(document.findings) > 1 or (only is not None and only != selection.entry)
         if action == "show_view" and parameters not in [(name,) for name in self.numbers]:
@@ -363,9 +367,16 @@ class Viewer(App[None], Generic[Opened]):
             finding = self.document.findings[self.selection.finding]
             self.copy(finding.fix or finding.summary, "Copied the fix")
 
+    @property
+    def _is_checking(self) -> bool:
+        """Whether what is read is still being checked."""
+        return self.document is not None and not (self.document.is_partial or self.document.is_judged)
+
     def action_next_finding(self, step: int) -> None:
         """Go to another finding and its place on the map."""
-        if self.document is not None:
+        if self._is_checking:
+            self.notify("The check is still running")
+        elif self.document is not None:
             self.selection = next_finding(self.document, self.selection, step)
 
     def copy(self, text: str, title: str = "Copied") -> None:

@@ -22,14 +22,16 @@ from shardviz.dump.whole_tensors import values_and_places
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of
-from shardviz.text import named_ranks
+from shardviz.text import named_ranks, printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.dump.tensor import Shard
     from shardviz.explain.finding import Finding
+    from shardviz.layout.layout import Layout
     from shardviz.plan.alternatives import PlanSizes, Size
 
 Aspect = Literal["presence", "shape", "dtype", "claimed", "held", "values"]
@@ -46,7 +48,7 @@ class Change:
     Attributes:
         tensor: The tensor's name.
         aspect: What about it changed.
-        before: What it was, in the notation or in words.
+        before: What it was, in the notation or in words; empty if only hashes show that the values differ.
         after: What it is.
     """
 
@@ -281,8 +283,7 @@ def _value_changes(name: str, first: tuple[Dump, Tensor], second: tuple[Dump, Te
     try:
         (was, is_known), (now, known_now) = values_and_places(*first, name), values_and_places(*second, name)
     except ShardvizError as error:
-        why = f"its values differ or are laid out differently, and cannot be compared as a whole: {error.message}"
-        yield NotChecked(name, why, "values")
+        yield _compared_by_hash(name, first[1], second[1], error)
         return
     if was.shape != now.shape:
         return
@@ -299,11 +300,28 @@ def _value_changes(name: str, first: tuple[Dump, Tensor], second: tuple[Dump, Te
 
 
 def _same_digests(name: str, before: Tensor, after: Tensor, unread: Collection[int]) -> bool:
-    """Whether all ranks hold the same bytes, those apart that were not read in one of the dumps."""
+    """Whether all ranks hold the same bytes, except those that were not read in one of the dumps."""
+    first, second = _digests(name, before), _digests(name, after)
+    ranks = {*first, *second}.difference(unread)
+    return bool(ranks) and all(first.get(rank) and first.get(rank) == second.get(rank) for rank in ranks)
 
-    def digests(tensor: Tensor) -> dict[int, str]:
-        index = tensor.index(name)
-        return {rank: shard.digest(index) for rank, shard in tensor.shards.items() if rank not in unread}
 
-    first = digests(before)
-    return bool(first) and all(first.values()) and first == digests(after)
+def _digests(name: str, tensor: Tensor) -> dict[int, str]:
+    index = tensor.index(name)
+    return {rank: shard.digest(index) for rank, shard in tensor.shards.items()}
+
+
+def _form(shard: Shard) -> tuple[Layout | None, str, tuple[int, ...]]:
+    return shard.layout, shard.body.dtype, shard.body.local_shape
+
+
+def _compared_by_hash(name: str, before: Tensor, after: Tensor, error: ShardvizError) -> Change | NotChecked:
+    """Compare the shards of a tensor whose hashes differ and whose values a dump lacks."""
+    first, second = _digests(name, before), _digests(name, after)
+    in_both = sorted(first.keys() & second.keys())
+    is_hashed = all(first.values()) and all(second.values())
+    if not is_hashed or any(_form(before.shards[rank]) != _form(after.shards[rank]) for rank in in_both):
+        why = error.message.removeprefix(f"{printable(name)}: ")
+        return NotChecked(name, f"its values can't be compared: {why}", "values")
+    different = [rank for rank in in_both if first[rank] != second[rank]]
+    return Change(name, "values", "", f"different values on {named_ranks(different)}, as their hashes show")

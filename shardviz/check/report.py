@@ -97,10 +97,7 @@ class Report:
     @cached_property
     def reasons(self) -> list[str]:
         """Why something could not be looked at, each reason once, after the names of its tensors."""
-        by_why: dict[tuple[str, bool], list[Fold]] = {}
-        for folded, why in fold((unchecked.tensor, unchecked.why) for unchecked in self.not_checked):
-            by_why.setdefault((why, bool(str(folded))), []).append(folded)
-        return [f"{_names_of(folds)}: {why}" if is_named else why for (why, is_named), folds in by_why.items()]
+        return reasons_of(self.not_checked)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz check --format json` prints."""
@@ -113,7 +110,15 @@ class Report:
         }
 
 
-def _names_of(folds: Sequence[Fold]) -> str:
+def reasons_of(not_checked: Iterable[NotChecked]) -> list[str]:
+    """Return each reason once, after the names of its tensors."""
+    by_why: dict[tuple[str, bool], list[Fold]] = {}
+    for folded, why in fold((unchecked.tensor, unchecked.why) for unchecked in not_checked):
+        by_why.setdefault((why, bool(str(folded))), []).append(folded)
+    return [f"{names_of(folds)}: {why}" if is_named else why for (why, is_named), folds in by_why.items()]
+
+
+def names_of(folds: Sequence[Fold]) -> str:
     """Return the names of folds, with the number of tensors if there is no room for all of them."""
     names = listed(folds, MOST_NAMES)
     tensors = sum(1 for fold in folds for _ in fold.names())

@@ -48,7 +48,7 @@ from shardviz.check.step.update.copies import check_update
 from shardviz.check.values.copies import check_copies
 from shardviz.check.values.identical_shards import check_identical_shards
 from shardviz.check.values.storage import check_replaced, check_ties, check_unwritten, check_writes
-from shardviz.check.verdicts import is_of_model
+from shardviz.check.verdicts import num_of_model
 from shardviz.check.whole.completeness import check_completeness, check_missing_ranks
 from shardviz.check.whole.plan_layouts import check_planned
 from shardviz.check.whole.rank_order import check_rank_order
@@ -119,7 +119,7 @@ def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:
         unchecked |= set(check_missing_ranks(dump, {result.tensor for result in unchecked}))
     return Report(
         num_ranks=dump.files.run.num_ranks,
-        num_tensors=len({name for tensor in dump.tensors if is_of_model(tensor) for name in tensor.names}),
+        num_tensors=num_of_model(dump),
         findings=tuple(grouped(findings, ranks_by_name(dump) if findings else {})),
         not_checked=tuple(sorted(unchecked, key=lambda result: (_place(result.tensor, order), result.why))),
         laid_out=laid_out,

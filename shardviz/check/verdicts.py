@@ -104,6 +104,11 @@ def is_of_model(tensor: Tensor) -> bool:
     return tensor.role in WEIGHTS or (tensor.role == "optim" and tensor.moment == "stamped")
 
 
+def num_of_model(dump: Dump) -> int:
+    """Return how many tensors a report counts: those of the model, each once."""
+    return len({name for tensor in dump.tensors if is_of_model(tensor) for name in tensor.names})
+
+
 def not_compared(dump: Dump) -> list[str]:
     """Say which parts of a training run were not compared, which is no reason to fail.
 

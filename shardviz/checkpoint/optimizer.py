@@ -378,7 +378,7 @@ def _beside_steps(parameters: list[_ParameterState]) -> Iterator[Finding | NotCh
     zero = [squares.name for _, squares, is_some in trained if not is_some and _is_zero(squares)]
     steps = f"after up to {max((step for step, _, _ in trained), default=0):g} steps"
     if zero and len(zero) == len(trained) >= FEWEST:
-        text = f"the squares of all {len(zero):,} parameters are zero, {steps}"
+        text = f"the squares of all {len(zero):,} parameters are zero {steps}"
         yield EmptyMoments().finding(zero[0], (), text, severity="warning")
         return
     empty = {squares.name for _, _, squares, _, has_mean in with_both if not has_mean}

@@ -34,7 +34,7 @@ def check_second_set(checkpoint: Checkpoint) -> Finding | NotChecked | None:
     names = sorted({*tensors, *checkpoint.tensors})
     odd = [one for one in names if not _are_alike(tensors.get(one), checkpoint.tensors.get(one))]
     if not odd:
-        why = f"whether {name}, which transformers reads before the index, equals the index's files: a sample does"
+        why = f"{name}, which transformers reads before the index: only a sample, which equals the index's files"
         return NotChecked("", why, "run")
     some = listed(map(printable, odd), MAX_NAMES)
     differ = f"{counted(len(odd), 'tensor')} of {len(names):,} {'differs' if len(odd) == 1 else 'differ'} there: {some}"

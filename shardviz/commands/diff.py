@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("before", type=Path, metavar="DUMP", help="the dump or checkpoint to compare with")
-    parser.add_argument("after", type=Path, metavar="DUMP", help="the dump or checkpoint that may have changed")
+    parser.add_argument("before", type=Path, metavar="FIRST", help="the dump or checkpoint to compare with")
+    parser.add_argument("after", type=Path, metavar="SECOND", help="the dump or checkpoint that may have changed")
     parser.add_argument("tensor", nargs="?", metavar="TENSOR", help="for an SVG of a job and a checkpoint: its name")
     from shardviz.checkpoint.maps.families import families
     from shardviz.checkpoint.maps.language import LANGUAGE, functions_text

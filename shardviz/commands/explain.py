@@ -255,5 +255,5 @@ def _gathering(layout: Layout, dtype: str) -> list[Text]:
             f"{leg.collective} over {leg.axis}{op}: each rank receives up to {elements_text(leg.received, dtype)}"
         )
     if len(legs) > 1:
-        texts.append(f"in this order, up to {elements_text(total(legs), dtype)} per rank together")
+        texts.append(f"in this order; together each rank receives up to {elements_text(total(legs), dtype)}")
     return _entries("gathering", texts)

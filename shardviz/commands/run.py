@@ -54,6 +54,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.commands.common.parser import count, seconds
 from shardviz.commands.common.streams import talk
+from shardviz.dump.origin import is_earlier_job
 from shardviz.dump.trace_dump import write_around
 from shardviz.dump.write import SUFFIX, TRACE_FOLDER, check_folder, prepare_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE, DumpError, ShardvizError
@@ -139,8 +140,11 @@ def run(args: argparse.Namespace) -> int:
     from shardviz.checkpoint.maps.language import mapping_of
 
     _refuse_contradictions(args)
+    if shutil.which(args.job[0]) is None and not Path(args.job[0]).exists():
+        raise ShardvizError(f"cannot start {args.job[0]}: No such file or directory", _how_to_start(args.job[0]))
     output = Path(os.path.abspath(args.output or _named_for(args.job)))
-    check_folder(output, force=args.force)
+    force = args.force or (args.output is None and is_earlier_job(output, args.job))
+    check_folder(output, force=force)
     names = mapping_of(find_map(args.map)) if args.map else {}
     reference = str(_reference(args.reference)) if args.reference else ""
     with _session(output) as session:
@@ -150,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
             reference,
             names,
             args.steps,
-            args.force,
+            force,
             args.patience,
             tuple(args.job),
             args.stamp,
@@ -162,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
         code = run_job(args.job, options)
         notes = read(session)
         is_captured = any(note.kind == "captured" and note.text == str(output) for note in notes)
-        is_traced = args.trace != "off" and keep_trace(session, output, is_captured=is_captured, force=args.force)
+        is_traced = args.trace != "off" and keep_trace(session, output, is_captured=is_captured, force=force)
     return report_job(args, notes, code, is_traced=is_traced)
 
 
@@ -350,6 +354,8 @@ def _report_failure(job: Sequence[str], notes: Sequence[Note], code: int) -> int
         return 128 - code
     ranks = "".join(f"{named_ranks(ranks, 4)} {_ended_with(how)}, and " for how, ranks in _first_deaths(notes).items())
     talk(f"shardviz: error: the job failed: {ranks}{program} {_ended_with(code)}")
+    if any(note.kind == "captured" for note in notes):
+        talk("  The report above still holds: it is of the weights at the first forward")
     return EXIT_RANK_FAILED
 
 
@@ -430,7 +436,7 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
         return "nothing was captured"
     if any(note.kind == "not-loaded" for note in notes):
         return (
-            "nothing was captured: models were called, and no load of a checkpoint was seen before\n"
+            "nothing was captured: models were called, but no load of a checkpoint was seen before that\n"
             "Hint: --stamp sees safetensors (from_pretrained too), torch.distributed.checkpoint and torch.load; "
             "without it, give the checkpoint by --reference CKPT"
         )
@@ -489,5 +495,5 @@ def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -
         talk(f"shardviz: the trace of the step could not be kept: {error}")
         return False
     shown = os.path.relpath(output)
-    talk(f"traced a step into {shown}; compare it with a second job's: shardviz diff ONE OTHER")
+    talk(f"traced a step into {shown}; compare it with a second job's: shardviz diff {shown} OTHER")
     return True

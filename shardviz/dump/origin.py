@@ -1,4 +1,4 @@
-"""Where a dump is from: the probe and the mesh that its `run.json` names."""
+"""Where a dump is from: the probe and the mesh, or the job's command, that its `run.json` names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from shardviz.text import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from shardviz.layout.mesh import Mesh
@@ -28,6 +29,7 @@ class _Origin(msgspec.Struct):
     """The fields of `run.json` that say where a dump is from."""
 
     probe: str = ""
+    command: tuple[str, ...] = ()
     mesh: _Sizes | None = None
 
 
@@ -43,6 +45,11 @@ def is_earlier_run(path: Path, probe: str, mesh: Mesh) -> bool:
     """Whether a folder is `shardviz probe`'s dump of the same probe on the same mesh."""
     origin = _origin(path)
     return origin.probe == probe and origin.mesh == _Sizes(mesh.axes, mesh.shape)
+
+
+def is_earlier_job(path: Path, command: Sequence[str]) -> bool:
+    """Whether a folder is `shardviz run`'s dump of the same command."""
+    return _origin(path).command == tuple(command)
 
 
 def _origin(path: Path) -> _Origin:

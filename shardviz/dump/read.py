@@ -243,8 +243,12 @@ def _check_folder(folder: Path) -> None:
     if not stat.S_ISDIR(mode) and suggestions.is_dump(folder.parent):
         raise DumpError(f"{folder} is one file of a dump", f"give its folder: {folder.parent}")
     if not stat.S_ISDIR(mode):
-        hint = f"shardviz probe {folder} writes one" if folder.suffix == ".py" else suggestions.WRITES_ONE
-        raise DumpError(f"dump {folder} is not a folder", hint)
+        if folder.suffix == ".py":
+            raise DumpError(
+                f"{folder} is a Python file, not a dump",
+                f"shardviz probe {folder} writes one if it has build(), shardviz run -- python {folder} if it is a job",
+            )
+        raise DumpError(f"dump {folder} is not a folder", suggestions.WRITES_ONE)
 
 
 def _short_name(folder: Path) -> str:

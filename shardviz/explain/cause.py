@@ -121,7 +121,12 @@ class Cause:
     @property
     def advice(self) -> str:
         """The cause and the fix, as sentences of a paragraph."""
-        return f"{self.cause}. {self.fix[:1].upper()}{self.fix[1:]}" if self.fix else self.cause
+        return f"{self.cause}. Fix: {self.fix}" if self.fix else self.cause
+
+    @property
+    def page_command(self) -> str:
+        """The command that prints its page."""
+        return f"shardviz explain {self.name}"
 
     @property
     def refs(self) -> tuple[str, ...]:

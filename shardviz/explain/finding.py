@@ -41,7 +41,7 @@ Severity = Literal["error", "warning"]
 
 FOR_MACHINES = (
     *("kind", "severity", "tensor", "tensors", "ranks", "summary", "claimed", "held", "intended", "cause", "fix"),
-    *("also", "refs", "module", "line", "cause_id"),
+    *("also", "refs", "module", "line", "cause_id", "causes"),
 )
 """What of a finding is printed as JSON, in this order."""
 
@@ -104,7 +104,7 @@ class Finding:
     @property
     def page_command(self) -> str:
         """The command that prints the page of its cause."""
-        return f"shardviz explain {self.explanation.name}"
+        return self.explanation.page_command
 
     @property
     def cause(self) -> str:
@@ -115,6 +115,11 @@ class Finding:
     def fix(self) -> str:
         """What to change, in torch's own words, in a line."""
         return self.explanation.fix
+
+    @property
+    def causes(self) -> list[dict[str, str]]:
+        """Every cause that fits with its fix, the likeliest first."""
+        return [{"cause": cause, "fix": fix} for cause, fix in self.explanation.ways]
 
     def because(self, cause: Cause) -> Finding:
         """Return the finding with another cause, and with that one's fix and references."""
@@ -159,7 +164,8 @@ class Finding:
     def layouts(self) -> list[tuple[str, str]]:
         """Claimed, held and intended layouts as titled rows; none repeats the summary."""
         held = self.held if "[" in self.held.partition(" ")[0] or self.held not in self.summary else ""
-        sides = (("claimed", self.claimed), ("held", held), ("intended", self.intended))
+        claimed = "read as" if self.kind == "wrong-segment" else "claimed"
+        sides = ((claimed, self.claimed), ("held", held), ("intended", self.intended))
         others = [("tensors", ", ".join(map(str, self.folds)))] if len(self.folds) > MOST_NAMES else []
         return [*others, *((title, text) for title, text in sides if text), *self._other_layouts]
 

@@ -27,6 +27,9 @@ WORDS = {
     "plain": "the tensor is not a DTensor: nothing says which part of the whole a rank holds",
     "output": "a result of the training step, in float64: what the model returns, compared with the unsharded model's",
     "not-checked": "shardviz couldn't look at this, so it is neither right nor wrong; the line says why",
+    "not-compared": "shardviz had nothing to compare this with, or no need to: activations only show where a wrong "
+    "output begins; the optimizer's state is compared if the probe has optimizer(); a job's step is compared with a "
+    "second job's by `shardviz run --trace` and `shardviz diff`",
     "=axis": "the ranks along the axis hold equal copies; this holds for every axis that isn't named",
     "+axis": "each rank along the axis holds one term, and the tensor is their sum (`Partial()`)",
     "+axis:avg": "each rank along the axis holds one term, and the tensor is their mean; `:max` and others likewise",

@@ -158,7 +158,7 @@ class TensorOfRun(Drawable):
         return ByRank(
             record.shards,
             lambda rank: read_only(_values_of(self._dump, record.shards[rank], self.name)),
-            lambda rank: f"{record.dtype}{list(record.shards[rank].body.local_shape)}",
+            lambda rank: _shard_text(record.shards[rank], record.dtype),
         )
 
     @property
@@ -296,13 +296,19 @@ def _values_of(dump: Dump, shard: Shard, name: str) -> Array:
         return dump.values(shard, name)
 
 
+def _shard_text(shard: Shard, dtype: str) -> str:
+    """Write a shard in a few characters."""
+    is_kept = shard.body.values is not None or (shard.body.dense and shard.body.moment != "stamped")
+    return f"{dtype}{list(shard.body.local_shape)}{'' if is_kept else ' not kept'}"
+
+
 def _no_values(dump: Dump, shard: Shard, name: str) -> tuple[str, str]:
     """Say why a shard has no values, and what there is instead."""
     if dump.files.planned is not None:
         return f"{printable(name)}: a plan has no values", "`shardviz probe` runs the same file on ranks"
     if shard.body.moment == "stamped":
         return f"{printable(name)}: the dump has the ids of rank {shard.rank}, but no values", "`.ids` has them"
-    what = f"{printable(name)}: the dump has a digest of rank {shard.rank}'s values, but not the values"
+    what = f"{printable(name)}: the dump has only a hash of rank {shard.rank}'s values"
     if not dump.files.run.probe:
         return what, "a job's dump keeps values of small tensors only; `shardviz.load` reads a checkpoint of the job"
     return what, "`shardviz probe --values N` writes those of shards of up to N elements"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.order.cases import LaidOut
 from shardviz.check.run import report_on
-from shardviz.check.verdicts import captured, nothing_checked
+from shardviz.check.verdicts import captured, nothing_checked, num_of_model
 from shardviz.notebook.dump_tensors import TensorOfRun
 from shardviz.notebook.runs import Run, Tensors
 from shardviz.notebook.verdicts import ReportOfRun
@@ -101,5 +101,4 @@ class DumpRun(Run[TensorOfRun]):
     @property
     def _num_tensors(self) -> int:
         """The tensors of the model."""
-        stamps = self.dump.stamps
-        return len(stamps) or sum(record.moment == "initial" for record in self._records.values()) or len(self.tensors)
+        return num_of_model(self.dump) or len(self.tensors)

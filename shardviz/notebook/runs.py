@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
-    from shardviz.notebook.verdicts import ReportOfRun
+    from shardviz.notebook.verdicts import FindingOfRun, ReportOfRun
     from shardviz.picture.text.terminal import Terminal
 
 T = TypeVar("T", bound=Drawable)
@@ -129,6 +129,11 @@ class Run(Drawable, Generic[T]):
     def check(self) -> ReportOfRun:
         """Check it as `shardviz check` does; the result is kept."""
         return self._report
+
+    @property
+    def findings(self) -> tuple[FindingOfRun, ...]:
+        """What is wrong, worst first: the findings of `check()`."""
+        return self._report.findings
 
     def part(self, name: str) -> Drawable:
         """Return the tensor of a name.

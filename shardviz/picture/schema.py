@@ -3,44 +3,83 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
+from shardviz.check.diff import Difference
 from shardviz.check.report import NotChecked
+from shardviz.check.step.runs.departure import Departure, StepDifference
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.plan import PlanRecord
 from shardviz.explain.finding import FOR_MACHINES, Finding
+from shardviz.plan.alternatives import Size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 TITLES = {
     "run": f"run.json of a shardviz dump, version {SCHEMA}",
     "rank": f"rank_NNNNN.json of a shardviz dump, version {SCHEMA}",
     "plan": f"plan.json of a shardviz plan, version {SCHEMA}",
     "check": "what shardviz check --format json prints, version 1",
+    "diff": "what shardviz diff --format json prints of two dumps, version 1",
 }
 
-COMPUTED = {"summary": str, "tensors": tuple[str, ...], "cause": str, "fix": str, "cause_id": str}
+PRINTED = {"Finding": Finding, "NotChecked": NotChecked, "Size": Size}
+"""Types that a module names only for type checkers."""
+
+COMPUTED = {
+    "summary": str,
+    "tensors": tuple[str, ...],
+    "cause": str,
+    "fix": str,
+    "cause_id": str,
+    "causes": list[dict[str, str]],
+}
 """What a finding works out from its fields."""
 
 
 def type_of(what: str) -> Any:
-    """Return the type of one of the things that have a schema: `run`, `rank`, `plan` or `check`."""
-    return {"run": RunRecord, "rank": RankRecord, "plan": PlanRecord}.get(what) or _answer()
+    """Return the type of one of the things that have a schema, which `TITLES` has."""
+    files = {"run": RunRecord, "rank": RankRecord, "plan": PlanRecord}
+    return files.get(what) or (_difference() if what == "diff" else _report())
 
 
-def _answer() -> Any:
-    hints = get_type_hints(Finding, localns={"Cause": object, "RankPair": object})
-    fields = [(name, hints.get(name, COMPUTED.get(name))) for name in FOR_MACHINES]
-    finding = msgspec.defstruct("Finding", fields, forbid_unknown_fields=True)
-    answer = [
-        ("schema", int),
-        ("num_ranks", int),
-        ("num_tensors", int),
-        ("findings", list[finding]),  # type: ignore[valid-type]
-        ("not_checked", list[NotChecked]),
-    ]
-    return msgspec.defstruct("Report", answer, forbid_unknown_fields=True)
+def _finding() -> Any:
+    hints = _hints(Finding) | COMPUTED
+    return _struct("Finding", {name: hints[name] for name in FOR_MACHINES})
+
+
+def _hints(of: type) -> dict[str, Any]:
+    """Return the types of a class's fields; what isn't printed is any object."""
+    unprinted = ("Cause", "RankPair", "Beside")
+    return get_type_hints(of, localns={**dict.fromkeys(unprinted, object), **PRINTED})
+
+
+def _report() -> Any:
+    numbers = dict.fromkeys(("schema", "num_ranks", "num_tensors"), int)
+    return _struct("Report", {**numbers, "findings": _list_of(_finding()), "not_checked": list[NotChecked]})
+
+
+def _difference() -> Any:
+    departure = {**_hints(Departure), "cause_id": str}
+    step = {**_hints(StepDifference), "departures": _list_of(_struct("Departure", departure, "explanation"))}
+    pictures: list[Any] = [(name, list[dict[str, Any]], []) for name in ("calls", "heat")]
+    fields = {"schema": int, **_hints(Difference), "step": _struct("Step", step, "beside", optional=pictures)}
+    fields |= dict.fromkeys(("gained", "lost"), _list_of(_finding()))
+    return _struct("Difference", fields, "num_compared", "unread")
+
+
+def _struct(name: str, fields: Mapping[str, Any], *left_out: str, optional: Sequence[Any] = ()) -> Any:
+    required = [(field, kind) for field, kind in fields.items() if field not in left_out]
+    return msgspec.defstruct(name, [*required, *optional], forbid_unknown_fields=True)
+
+
+def _list_of(item: Any) -> Any:
+    """Return the type of a list of structs that are made here, which a type checker doesn't know."""
+    return list[item]
 
 
 def schema_text(what: str) -> str:

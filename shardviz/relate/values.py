@@ -140,7 +140,10 @@ def error_of(actual: NDArray[Any], expected: NDArray[Any], size: float = 0.0, en
         return error_of(np.where(finite, actual, 0), np.where(finite, expected, 0), size, enough)
     if not total:  # all zeros, or so small that their squares are
         largest = float(np.max(np.abs(expected)))
-        return error_of(actual / largest, expected / largest, size / largest, enough) if largest else math.inf
+        if not largest:
+            return math.inf
+        with np.errstate(over="ignore"):
+            return error_of(actual / largest, expected / largest, size / largest, enough)
     worst = off / total
     if math.sqrt(worst) > enough:
         return math.sqrt(worst)

@@ -67,6 +67,27 @@ def test_a_tensor_whose_ids_one_dump_lacks_is_in_both(tmp_path):
     )
 
 
+def test_layers_whose_values_differ_are_folded_and_hashes_are_compared(tmp_path):
+    paths = [make_dump(tmp_path / name, MESH, {}) for name in "ab"]
+    for path, number in zip(paths, (1.0, 2.0), strict=True):
+        for layer in range(3):
+            small = dict.fromkeys(range(8), np.full(2, number + layer))
+            add_values(path, f"layers.{layer}.b", "[2]", small)
+            large = {rank: np.arange(3.0) + number * (rank < 2) for rank in range(8)}
+            add_values(path, f"layers.{layer}.w", "[24/fsdp/tp]", large, written=False)
+    difference = compare(*(dump_of(read_files(path)) for path in paths))
+    assert [line.plain for line in difference_lines(difference, Terminal())] == [
+        "≠ values  layers.[0-2].b",
+        "  first   1 in layers.0.b",
+        "  second  2 (2 of 2 elements differ, the first at [0])",
+        "",
+        "≠ values  layers.[0-2].w",
+        "  second  different values on ranks 0-1, as their hashes show",
+        "",
+        "≠ 6 changes",
+    ]
+
+
 def test_layouts_of_two_jobs_whose_steps_agree_are_shown_and_change_nothing():
     change = Change("w", "claimed", "[8/tp] on (tp=2)", "[8/tp] on (tp=4)")
     others = [replace(change, tensor=name, before="[8] on (tp=2)") for name in ("layers.0.b", "layers.1.b")]
@@ -86,8 +107,8 @@ def test_layouts_of_two_jobs_whose_steps_agree_are_shown_and_change_nothing():
     [
         ((None, None), (12, 6), (4, 4), 0, "layouts differ, as two jobs' may: w [12] and [6]"),
         (("[48/tp]", None), (12, 12), (4, 4), 0, "layouts differ, as two jobs' may: w [48] and [12], and 1 other"),
-        (("[48/tp]", "[24/fsdp]"), (12, 12), (4, 4), 1, "shape  w\n  before  [48]\n  after   [24]"),
-        (("[48/tp]", "[24/fsdp/tp]"), (12, 3), (4, 4), 1, "shape  w\n  before  [48]\n  after   [24]"),
+        (("[48/tp]", "[24/fsdp]"), (12, 12), (4, 4), 1, "shape  w\n  first   [48]\n  second  [24]"),
+        (("[48/tp]", "[24/fsdp/tp]"), (12, 3), (4, 4), 1, "shape  w\n  first   [48]\n  second  [24]"),
         (("[48/tp]", "[48/fsdp/tp]"), (12, 6), (4, 4), 0, "layouts differ, as two jobs' may: w [48/tp] on"),
         ((None, None), (12, 6), (4, 8), 1, "dtype"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from itertools import product
 
 import numpy as np
 import pytest
@@ -52,6 +53,21 @@ def test_a_map_renames(tmp_path, capsys):
     assert "h.1.q" in out
     assert "as layers.*.wq: dim 0 is reversed" in out
     assert "1 equal, 1 permuted" in out
+
+
+def test_the_same_exchange_within_every_module_is_told_once(tmp_path, capsys):
+    names = [f"{module}.weight" for module in ("embed", "layers.0.up", "layers.1.up", "layers.1.down")]
+    moments = {f"{name}.{moment}": weight(4, 8, seed=at) for at, (name, moment) in enumerate(product(names, "mv"))}
+    exchanged = {f"{name}.{moment}": moments[f"{name}.{other}"] for name in names for moment, other in ("mv", "vm")}
+    assert main(["diff", *map(str, files(tmp_path, moments, exchanged))]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "≠ moved  embed.weight.m, layers.[0-1].up.weight.m, layers.1.down.weight.m",
+        "  the second has here the first's *.v",
+        "≠ moved  embed.weight.v, layers.[0-1].up.weight.v, layers.1.down.weight.v",
+        "  the second has here the first's *.m",
+        "",
+        "≠ 8 moved",
+    ]
 
 
 def test_a_folder_that_is_neither_a_dump_nor_a_checkpoint_is_refused(saved, tmp_path, capsys):

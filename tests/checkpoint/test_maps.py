@@ -131,7 +131,7 @@ def test_fewer_stars_drop_the_last_of_the_pattern():
         ),
         ("norm.weight = cat(a, a, 2)", r"line 1: .*there is no dim 2 in \[4, 8\]", "the line is"),
         ("norm.weight = split(a, 3, 0, 1)", r"dim 1 of \[4, 8\] has no part 0 of 3 equal ones", "the line is"),
-        ("norm.weight = rotary(a, head_dim)", r"head_dim stands for no number here", "the line is"),
+        ("norm.weight = rotary(a, head_dim)", r"head_dim has no value here", "the line is"),
     ],
 )
 def test_a_line_that_does_not_fit_is_named(text, told, hint):

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardviz.cli import main
+from shardviz.layout.mesh import Mesh
+from tests.check.records import change_run
+from tests.dumps import make_dump
 
 WAITS = "import time; print('ready', flush=True); time.sleep(60)"
 ENDS_WELL = (
@@ -39,6 +42,19 @@ def test_a_wrong_use_is_one_line_and_a_hint(tmp_path, monkeypatch, capfd, words,
     assert message in error
     assert advice.startswith("Hint: ")
     assert hint in advice
+
+
+def test_a_dump_of_the_same_command_is_replaced_and_a_missing_program_is_told_first(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    make_dump(tmp_path / "a.shardviz", Mesh(("tp",), (2,)), {"w": "[4/tp]"})
+    change_run(tmp_path / "a.shardviz", command=("true", "a.py"))
+    told = []
+    for job in (["true", "a.py"], ["true", "a.py", "--other"], ["no-such-program", "a.py"]):
+        assert main(["run", "--", *job]) == 2
+        told.append(capfd.readouterr().err)
+    assert "no sharding call was seen" in told[0]
+    assert f"{tmp_path}/a.shardviz exists" in told[1]
+    assert "cannot start no-such-program" in told[2]
 
 
 @pytest.mark.parametrize(

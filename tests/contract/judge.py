@@ -33,6 +33,7 @@ Verdicts = dict[str, Rows]
 SENTENCES = frozenset(
     {
         "summary",
+        "causes",
         "cause",
         "fix",
         "why",

@@ -91,7 +91,11 @@ def test_files_that_are_no_part_of_a_dump_are_left_alone(sample: Path):
             "shardviz probe tp_fsdp --mesh 2,4 writes one",
         ),
         ("file", "dump {path} is not a folder", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
-        ("mine.py", "dump {path} is not a folder", "shardviz probe {path} writes one"),
+        (
+            "mine.py",
+            "{path} is a Python file, not a dump",
+            "shardviz probe {path} writes one if it has build(), shardviz run -- python {path} if it is a job",
+        ),
         ("empty", "{path} is not a dump: it has no run.json", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
         ("file/run.json", "cannot read dump {path}: Not a directory", ""),
         ("x" * 5000, "cannot read dump {path:.300}...: File name too long", ""),

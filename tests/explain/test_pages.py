@@ -81,6 +81,7 @@ def test_what_cannot_be_explained_gets_one_line(args, words, capsys):
         ("plain", "not a DTensor"),
         ("output", "training step"),
         ("not-checked", "neither right nor wrong"),
+        ("not-compared", "activations only show where a wrong"),
         ("=tp", "equal copies"),
         ("+tp", "their sum"),
         ("+dp_2:avg", "their mean"),

@@ -9,7 +9,7 @@ from shardviz.check.run import check_dump
 from tests.frameworks.test_jobs import TORCHRUN, started
 
 PROGRAMS = Path(__file__).with_name("programs.py")
-ALIKE = "all of its values are alike"
+ALIKE = "all of its values are equal"
 REASONS = {
     "checkpointed_and_tied": {ALIKE},
     "mixed_precision": {ALIKE},

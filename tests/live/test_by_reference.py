@@ -101,7 +101,7 @@ def test_constant_weights_and_names_that_the_reference_lacks_are_not_checked(mes
     fully_shard(model[0], mesh=mesh)
     shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
     why = {one.tensor: one.why for one in check_dump(shard_dump).not_checked}
-    assert "all of its values are alike" in why["0.weight"]
+    assert "all of its values are equal" in why["0.weight"]
     assert "checkpoint.safetensors has no tensor of this name" in why["1.weight"]
 
 

@@ -31,7 +31,7 @@ def test_left_to_right_labels_say_fsdp_first_where_the_data_is_tp_first(tmp_path
     held = parse("[12/tp/fsdp, 12]").layout(model.files.mesh)
     assert {rank: shard.held for rank, shard in weight.shards.items()} == dict(held.regions())
     assert model.files.ranks[0].not_checked == (
-        ("weight", "full_tensor was not run: rank 3 has a shard of [2, 12], but its placements give [0, 12]"),
+        ("weight", "full_tensor was not run: rank 3's shard is [2, 12], and its placements claim [0, 12]"),
     )
 
 

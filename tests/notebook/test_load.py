@@ -110,6 +110,9 @@ def test_shards_are_read_when_they_are_asked_for_and_cannot_be_written_to(tmp_pa
         part[0, 0] = 0
     with pytest.raises(KeyError):
         run["layers.0.w"].shards[4]
+    assert run.findings == run.check().findings
+    assert {"diff", "load", "show"} <= {*dir(shardviz)}
+    assert "TYPE_CHECKING" not in dir(shardviz)
 
 
 def test_without_a_rank_the_error_counts_what_is_missing_and_names_the_rank(tmp_path: Path) -> None:
@@ -139,6 +142,14 @@ def test_copies_with_nan_in_the_same_place_agree(tmp_path: Path) -> None:
     whole[1, 1] = np.nan
     full = made(tmp_path, "[8, 3]", "[8, 3]", whole)["layers.0.w"].full()
     assert np.array_equal(full, whole, equal_nan=True)
+
+
+def test_shards_that_are_hashed_only_are_not_kept(tmp_path: Path) -> None:
+    add_values(make_dump(tmp_path, MESH, {}), "w", "[8/tp, 3]", {0: np.ones((4, 3), "f4")}, written=False)
+    shards = shardviz.load(tmp_path)["w"].shards
+    assert repr(shards) == "{0: float32[4, 3] not kept}"
+    with pytest.raises(DumpError, match="only a hash of rank 0's values"):
+        _ = shards[0]
 
 
 def test_ids_without_values_are_said_to_be_so(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def whole(tensor: TensorOfRun) -> NDArray[Any] | None:
     try:
         return tensor.full()
     except DumpError as error:
-        if "digest" in error.message:
+        if "hash" in error.message:
             return None
         raise
 

@@ -105,7 +105,7 @@ def test_a_plan_says_what_it_spread_evenly(
     assert main(["plan", "routed.py", "--mesh", "2"]) == 0
     text = " ".join(capfd.readouterr().out.split())
     assert "the step reads what topk() (routed.py, line 22: _, chosen = " in text
-    assert "planned as if it chose all equally often" in text
+    assert "the plan counts every choice equally often" in text
     # 16 rows choose 2 experts each: 32 rows of 16 features of 4 bytes go each way, and 8 counts of 8 bytes
     assert "all_to_all along ep forward 3 4.06 KiB" in text
 

@@ -187,7 +187,7 @@ def test_looking_for_unused_parameters_is_planned_where_there_are_none(
     assert main(["plan", "large.py", "--mesh", "2"]) == 0
     text = " ".join(capfd.readouterr().out.split())
     if unused:
-        assert "planned without activations and collectives: a step without values cannot be had of Distr" in text
+        assert "planned without activations and collectives: a step without values cannot run in Distr" in text
     else:
         assert "it does the same with 0 (integers 0), 1 (integers 100), inf (integers 1), -1 (integers 2)" in text
         assert "all_reduce along dp backward 9 512 MiB 512 MiB" in text  # 8 buckets, and what was used

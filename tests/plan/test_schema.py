@@ -63,6 +63,24 @@ def test_the_answer_of_a_check_fits_its_schema(tmp_path: Path, capsys: pytest.Ca
         jsonschema.validate({**content, "findings": [{"kind": "odd"}]}, schema_of("check", capsys))
 
 
+def test_the_answer_of_a_diff_fits_its_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_sample(tmp_path / "a.shardviz")
+    (write_sample(tmp_path / "b.shardviz") / "rank_00001.json").unlink()
+    assert main(["diff", str(folder), str(tmp_path / "b.shardviz"), "--format", "json"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["gained"]
+    assert content["gained"][0]["causes"][0].keys() == {"cause", "fix"}
+    jsonschema.validate(content, schema_of("diff", capsys))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**content, "changes": [{"tensor": "w"}]}, schema_of("diff", capsys))
+
+
+def test_without_a_name_the_things_that_have_a_schema_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    listed = capsys.readouterr().out
+    assert [line.split()[0] for line in listed.splitlines()] == ["run", "rank", "plan", "check", "diff"]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

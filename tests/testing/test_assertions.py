@@ -87,7 +87,7 @@ def test_a_bfloat16_model_is_checked_and_one_that_is_cast_afterwards_gets_no_ver
 
 @spmd(mesh={"tp": 2})
 def test_a_model_that_was_not_stamped_is_a_mistake_of_the_test(mesh):
-    with pytest.raises(ShardvizError, match="the MLP was not stamped"):
+    with pytest.raises(ShardvizError, match="the model was not stamped"):
         assert_ordered(MLP())
 
 
@@ -111,7 +111,9 @@ def test_another_layout_shows_what_is_claimed_and_what_is_intended(mesh):
         "  claimed   float32[24/tp/fsdp, 12]\n"
         "  intended  [*/fsdp/tp, *]\n\n"
     )
-    assert "  fix       place it by (Shard(0), Shard(0)), or expect [24/tp/fsdp, 12]\n" in text
+    assert "  fix       expect [24/tp/fsdp, 12]: fully_shard cuts the shards of tensor parallel again, " in text
+    text = text_of(assert_layout, parallelize(MLP(), mesh), {"down.weight": "[*/fsdp, *]"})
+    assert "  fix       place it by (Shard(0), Replicate()), or expect [12/fsdp, 24/tp]\n" in text
 
 
 @spmd(mesh=FSDP_TP)

@@ -92,7 +92,7 @@ def test_a_number_alone_is_an_element_of_a_tensor_with_one_dim() -> None:
         ("1 2 3", "enter 2 numbers for shape [4, 5]"),
         ("norm[9]", "dim 0 has indices 0 to 8"),
         ("nrom", "no tensor has nrom in its name; did you mean norm?"),
-        ("", "rank 3"),
+        ("", "rank 7 · fsdp=1 tp=3 · a name"),
     ],
 )
 def test_what_is_nowhere_is_answered_with_what_there_is(text: str, answer: str) -> None:

@@ -295,7 +295,7 @@ def test_a_model_that_was_stamped_in_float64_is_shown_in_its_own_type_and_counte
         "output": [],
     }
     assert sum(memory_table(doc.dump).by_rank[1]) == 64
-    assert "holds 64 B in 2 tensors" in rank_text(doc, 1).plain
+    assert "64 B: 1 tensor, grads" in rank_text(doc, 1).plain
 
 
 def test_in_tmux_a_copy_goes_through_tmux_which_swallows_what_programs_ask_of_the_terminal(

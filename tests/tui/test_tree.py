@@ -29,6 +29,10 @@ class Entry:
     short_layout: str = ""
     facts: str = ""
 
+    @property
+    def listed(self) -> bool:
+        return self.role == "param"
+
     def verdict_of(self, name: str) -> Verdict:
         return self.verdicts.get(name, "good")
 
@@ -80,6 +84,16 @@ def test_a_layer_that_is_wrong_alone_stands_alone_though_its_records_are_like_th
         ("layers.[0,2-3]", "good"),
         ("layers.1", "error"),
     ]
+
+
+def test_a_state_that_was_not_compared_leaves_its_module_as_its_weights_are() -> None:
+    state = Entry(("up.weight.exp_avg",), {"up.weight.exp_avg": "unknown"}, "optim")
+    output = Entry(("loss",), {"loss": "unknown"}, "output")
+    verdicts = {"/".join(line.path): line.verdict for line in shown([Entry(("up.weight",)), state, output])}
+    assert verdicts["up"] == "good"
+    assert verdicts["up/weight.exp_avg (optim)"] == verdicts["loss (output)"] == "unknown"
+    wrong = Entry(("up.weight.exp_avg",), {"up.weight.exp_avg": "error"}, "optim")
+    assert shown([Entry(("up.weight",)), wrong])[0].verdict == "error"
 
 
 def test_layers_stand_apart_when_asked_one_or_all_in_the_order_of_their_numbers() -> None:

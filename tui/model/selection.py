@@ -37,9 +37,6 @@ Opened = TypeVar("Opened", bound="AnyDocument")
 
 Place = tuple[int, ...]
 
-HOW = "rank 3 · fsdp=0 tp=1 · a name · 6, 0 or #72 · name[6, 0]"
-"""What can be asked for, in a line."""
-
 _RANK = re.compile(r"r(?:ank)?\s*(\d{1,9})", re.IGNORECASE)
 _FLAT = re.compile(r"#\s*(\d{1,18})")
 _NUMBERS = re.compile(r"\[?\s*-?\d{1,18}(?:\s*[,\s]\s*-?\d{1,18})*\s*,?\s*\]?")
@@ -66,6 +63,13 @@ class Target:
     others: int = 0
 
 
+def how_to_ask(document: AnyDocument) -> str:
+    """Return what can be asked for, in a line."""
+    mesh = document.mesh
+    ranks = f"rank {mesh.ranks[-1]} · {mesh.label(mesh.ranks[-1]).replace(',', '')} · " if mesh is not None else ""
+    return f"{ranks}a name · 6, 0 or #72 · name[6, 0]"
+
+
 def parse_target(text: str, document: AnyDocument, entry: int = 0, name: str = "") -> Target | str:
     """Read where to go, from an entry and one of its names.
 
@@ -74,7 +78,7 @@ def parse_target(text: str, document: AnyDocument, entry: int = 0, name: str = "
     """
     text = text.strip()
     if not text:
-        return HOW
+        return how_to_ask(document)
     entries: Sequence[Entry] = document.entries
     for index, known in enumerate(entries):
         if text in known.names:

@@ -113,6 +113,7 @@ class Node:
         entry: Of a tensor, the index of its entry.
         names: Of a tensor, its names: several where identical layers are one.
         verdict: The worst in it.
+        counts: Whether it counts in the verdict of its module: what is unknown of a result or a state does not.
         kind: A number that modules have in common which are alike all through: in parts, entries and verdicts.
     """
 
@@ -120,6 +121,7 @@ class Node:
     entry: int | None = None
     names: list[str] = field(default_factory=list)
     verdict: Verdict = "good"
+    counts: bool = True
     kind: int = -1
 
 
@@ -159,7 +161,9 @@ def tree_of(entries: Sequence[Entry | UsageEntry], shown: Mapping[int, Sequence[
         role, verdict_of = entry.role, entry.verdict_of
         for name in names:
             path, part = place_of(name, role)
-            module, tensor = modules.get(path) or _module(modules, path), Node({}, index, [name], verdict_of(name))
+            verdict = verdict_of(name)
+            counts = verdict != "unknown" or entry.listed
+            module, tensor = modules.get(path) or _module(modules, path), Node({}, index, [name], verdict, counts)
             if module.parts.setdefault(part, tensor) is not tensor:
                 _put(module, part, tensor)
     _align([root])
@@ -214,7 +218,8 @@ def _settle(node: Node, alike: dict[object, int]) -> None:
         else:
             inside.kind = alike.setdefault((inside.entry, inside.verdict), len(alike))
     if node.entry is None:
-        verdicts = {inside.verdict for inside in node.parts.values()}
+        node.counts = any(inside.counts for inside in node.parts.values())
+        verdicts = {inside.verdict for inside in node.parts.values() if inside.counts or not node.counts}
         node.verdict = verdicts.pop() if len(verdicts) == 1 else worst(verdicts)
     content = (node.entry, node.verdict, tuple(node.parts), tuple([inside.kind for inside in node.parts.values()]))
     node.kind = alike.setdefault(content, len(alike))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -69,6 +69,8 @@ class UsageEntry:
     role: str
     taken: dict[str, Bytes] = field(compare=False, repr=False)
     has: NDArray[np.bool_] = field(compare=False, repr=False)
+
+    listed: ClassVar[bool] = True
 
     def verdict_of(self, name: str) -> Verdict:
         """Return no verdict: layers differ in bytes alone here."""

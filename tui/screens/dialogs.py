@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Markdown, Static
 
 from ..keys import keys
-from ..model.selection import HOW, Target
+from ..model.selection import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ class GotoScreen(ModalScreen[Target | None]):
         with Vertical(classes="dialog") as box:
             box.border_title, box.border_subtitle = "Go to", "enter goes there, esc closes"
             yield Input(id="goto")
-            yield Static(HOW, id="goto-note", markup=False)
+            yield Static(str(self._target("")), id="goto-note", markup=False)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Say where the text leads."""

@@ -92,10 +92,10 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
         numbers = f"{each:>7} {most:<9} {mean:>9} {spread.imbalance:>9.2f}  "
         return Text.assemble(gap, numbers, (bar(share, self._bar), "dim"))
 
-    def room_for_name(self, column: int) -> int:
+    def room_for_name(self, row: TreeLine, column: int) -> int:
         """Return the columns before the numbers, so that these stay under their heads."""
         room = self.size.width - NUMBERS - self._behind_numbers - column - 1
-        return max(min(super().room_for_name(column), room), LEAST_NAME)
+        return max(min(super().room_for_name(row, column), room), LEAST_NAME)
 
     @property
     def _bar(self) -> int:

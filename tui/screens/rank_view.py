@@ -14,6 +14,7 @@ from textual.geometry import Size
 from textual.reactive import var
 from textual.widgets import Static
 
+from shardviz.dump.records.base import WEIGHTS
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.palette import VERMILLION, WRONG
@@ -156,6 +157,10 @@ differs, if any does.
         return [*segments, Segment(" " * room, self.base)]
 
 
+BESIDE_WEIGHTS = {"grad": "grads", "optim": "states", "activation": "activations"}
+"""What else a rank's memory has, by role."""
+
+
 def rank_text(document: Document, rank: int) -> Text:
     """Write the lines of a rank."""
     files = document.dump.files
@@ -163,10 +168,12 @@ def rank_text(document: Document, rank: int) -> Text:
     text = Text.assemble((f"rank {rank}", "bold"), f" of {files.run.num_ranks:,}")
     if rank in files.ranks:
         held = [item for item in document.counted if rank in item.tensor.shards]
-        count, taken = sum(len(item.widths) for item in held), sum(item.on(rank) for item in held)
+        count = sum(len(item.widths) for item in held if item.tensor.role in WEIGHTS)
+        roles = {item.tensor.role for item in held}
+        parts = [counted(count, "tensor"), *(words for role, words in BESIDE_WEIGHTS.items() if role in roles)]
         host = printable(files.ranks[rank].hostname)
         text.append(f" on {host}" if host else "")
-        text.append(f"\nholds {bytes_text(taken)} in {counted(count, 'tensor')}")
+        text.append(f"\n{bytes_text(sum(item.on(rank) for item in held))}: {', '.join(parts)}")
     elif document.is_partial:
         text.append("\n… not read yet", "dim")
     else:
@@ -244,10 +251,6 @@ class MeshView(View["Document"]):
             self.show_again()
 
 
-SIZE = 16
-"""Columns behind a name that are kept free for its bytes."""
-
-
 class RankTree(TensorTree):
     """The modules with the tensors that a rank holds, each with its bytes there and the rank's part of it."""
 
@@ -278,16 +281,18 @@ is a result of the step, or is counted with the tensor that it shares storage wi
 
     def about(self, row: TreeLine, column: int) -> Text:
         """Return the bytes of a line, and a tensor's part of the whole where there is room."""
-        sizes = [sum(sizes) for node in row.nodes if (sizes := self._sizes(node))]
-        text = f"  {size_text(sizes)}"
+        text = self._size_text(row)
         if row.entry is not None and self._document is not None:
             part = f"  {part_text(self._document.entries[row.entry].tensor.shards[self._rank])}"
             text += part * (column + len(text + part) <= self.text_width)
         return Text(text, "dim")
 
-    def room_for_name(self, column: int) -> int:
+    def _size_text(self, row: TreeLine) -> str:
+        return f"  {size_text([sum(sizes) for node in row.nodes if (sizes := self._sizes(node))])}"
+
+    def room_for_name(self, row: TreeLine, column: int) -> int:
         """Return the columns that leave room for the bytes."""
-        return max(self.text_width - column - SIZE, LEAST_NAME)
+        return max(self.text_width - column - len(self._size_text(row)), LEAST_NAME)
 
     def _largest_first(self, alike: Sequence[Node]) -> float:
         return -sum(sum(self._sizes(node)) for node in alike)

@@ -122,10 +122,10 @@ class ModuleTree(Lines):
         is_nested = any(line.entry is None for line in self._every)
         mark = "  " * (is_nested and not depth) if row.entry is not None else "▾ " if self._is_open(row) else "▸ "
         line = Text.assemble(("│ " * depth, "dim"), mark, self.sign(row), no_wrap=True)
-        line.append(fitted(row.path[-1].rstrip(), self.room_for_name(line.cell_len)))
+        line.append(fitted(row.path[-1].rstrip(), self.room_for_name(row, line.cell_len)))
         return line.append_text(self.about(row, line.cell_len))
 
-    def room_for_name(self, column: int) -> int:
+    def room_for_name(self, row: TreeLine, column: int) -> int:
         """Return the columns that a name from a column on may take."""
         return MOST_NAME
 
@@ -214,7 +214,7 @@ them, and so does one that you search for or go to.
             return Text()
         return Text(layout + facts * (len(layout) + len(facts) <= room), "dim")
 
-    def room_for_name(self, column: int) -> int:
+    def room_for_name(self, row: TreeLine, column: int) -> int:
         """Return the columns to the edge: a layout comes behind a name that leaves room for it."""
         return max(self.text_width - column, LEAST_NAME)
 

@@ -411,8 +411,8 @@ def _compared_object(name: str, before: Checkpoint, after: Checkpoint) -> Outcom
     except DumpError as error:
         return outcome.became("not-compared", f"an object whose bytes differ: {error.message}")
     if _has_types(old) or _has_types(new):
-        differs = "whose bytes differ, and " if name in before.objects and name in after.objects else ""
-        return outcome.became("not-compared", f"an object {differs}that has more than plain values")
+        differs = ", whose bytes differ" if name in before.objects and name in after.objects else ""
+        return outcome.became("not-compared", f"an object with more than plain values{differs}")
     if old == new or repr(old) == repr(new):
         return None
     if _with_sorted_names(name, old, before) == _with_sorted_names(name, new, after):

@@ -249,7 +249,8 @@ def _by_names(
     """Match names; the words that are before all names may be on either side."""
     there = matched(list(known_as.values()), others)
     pairs = {name: there.names[known] for name, known in known_as.items() if known in there.names}
-    return pairs, (f"names: {second.path.name} has {there.before}*, and the other has *",) if there.before else ()
+    note = f"names: {second.path.name} has {there.before} before every name, the other doesn't"
+    return pairs, (note,) if there.before else ()
 
 
 def padding_notes(pairs: Iterable[Pair], padded: Collection[str] = ()) -> list[str]:

@@ -218,7 +218,7 @@ def _add_chunks(chunks_by_name: dict[str, list[Chunk]], path: Path, size: int | 
         DumpError: The file is missing or damaged.
     """
     if size is None:
-        raise DumpError(f"{path} does not exist", "give a safetensors file, or a folder of them")
+        raise DumpError(f"{path} does not exist", "give a checkpoint: a safetensors or .pt file, or a folder of one")
     try:
         with open(path, "rb", buffering=0) as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")

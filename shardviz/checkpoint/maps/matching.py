@@ -186,7 +186,7 @@ def _value(number: int | str, groups: Sequence[str], numbers: Numbers) -> int:
         return numbers[number]
     if number == "*" and groups and re.fullmatch("[0-9]{1,15}", groups[0]):
         return int(groups[0])
-    raise MapArgumentError(f"{number} stands for no number here")
+    raise MapArgumentError(f"{number} has no value here")
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,9 @@ def _warn_of(damaged: list[str]) -> None:
 def checked(dump: Dump) -> Report:
     """Check all that a dump has."""
     from shardviz.check.run import report_on
+    from shardviz.check.verdicts import num_of_model
 
-    names = sum(len(tensor.names) for tensor in dump.tensors)
-    words = f"checking {names:,} tensors on {len(dump.files.ranks):,} ranks"
+    words = f"checking {counted(num_of_model(dump), 'tensor')} on {counted(len(dump.files.ranks), 'rank')}"
     with progress(lambda: words):
         return report_on(dump)
 

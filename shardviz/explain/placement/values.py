@@ -20,7 +20,7 @@ class RankDependentSeed(Cause):
     why = "Each replica draws from a seed that depends on the rank, or loads its own file"
     how = (
         "set one seed on all ranks{axes:? along {axes}} before you draw the weights, or torch.distributed.broadcast "
-        "them from one rank"
+        "them from one rank, as DDP does unless init_sync=False"
     )
     references = OF_REPLICAS
 

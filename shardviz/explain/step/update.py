@@ -50,8 +50,8 @@ class RepeatedStep(Cause):
 class StepOfPart(Cause):
     """An optimizer that works on whole matrices runs on each rank's part of one.
 
-    Muon makes the step orthogonal; others divide it by its norm or, like Adafactor, by means of its rows and
-    columns. All of these are defined for a part too, and shapes fit, so nothing raises. But the steps of the parts
+    Muon makes the step orthogonal; others divide it by its norm or, like Adafactor, by the means of its rows
+    and columns. All of these are defined for a part too, and shapes fit, so nothing raises. But the steps of the parts
     do not make up the step of the whole matrix.
     """
 

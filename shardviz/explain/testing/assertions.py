@@ -99,12 +99,17 @@ class UnexpectedPlacement(Cause):
     Attributes:
         placements: The code that makes the expected placements.
         held: The tensor's own layout.
+        is_cut_again: Whether it has the expected axes in the order in which fully_shard cuts what is sharded already.
     """
 
     placements: str
     held: str
+    is_cut_again: bool = False
     kinds = ("wrong-placement",)
-    how = "place it by {placements}, or expect {held}"
+    how = (
+        "{is_cut_again:?expect {held}: fully_shard cuts the shards of tensor parallel again, so its axis comes last"
+        "|place it by {placements}, or expect {held}}"
+    )
 
 
 class OddGradients(Cause):

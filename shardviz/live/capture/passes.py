@@ -258,5 +258,5 @@ def _reason(tensor: DTensor) -> str:
     claimed = Layout.from_placements(mesh, tuple(tensor.shape), [placement_of(p) for p in tensor.placements])
     expected, local = claimed.region(mesh.coord_of(rank)).shape, tuple(tensor.to_local().shape)
     if expected != local:
-        return f"rank {rank} has a shard of {list(local)}, but its placements give {list(expected)}"
+        return f"rank {rank}'s shard is {list(local)}, and its placements claim {list(expected)}"
     return ""

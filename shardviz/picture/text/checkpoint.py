@@ -206,15 +206,17 @@ def why_all(first: Outcome, group: list[Outcome]) -> str:
 
 
 def relative_numbers(why: str, name: str) -> str:
-    """Return words with numbers of names counted from those of a tensor's own name.
+    """Return words with names counted from a tensor's own name: their numbers, and all before the last dot.
 
     Example:
         >>> relative_numbers("the second has here the first's layers.3.w", "layers.4.w")
         "the second has here the first's layers.(*-1).w"
+        >>> relative_numbers("the second has here the first's up.w.exp_avg_sq", "up.w.exp_avg")
+        "the second has here the first's *.exp_avg_sq"
     """
     own = [int(number) for number in _OF_NAMES.findall(name)]
-    words = why.split(" ")
-    return " ".join(_relative(word, own) for word in words)
+    beside = re.compile(rf"(?<!\S){re.escape(starred(name).rpartition('.')[0])}(?=\.[^.\s]+(\s|$))")
+    return beside.sub("*", " ".join(_relative(word, own) for word in why.split(" ")))
 
 
 def _relative(word: str, name_numbers: list[int]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from shardviz.check.report import names_of, reasons_of
 from shardviz.picture.model.step import step_of
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.step import heat_lines, tree_lines
@@ -22,32 +23,58 @@ if TYPE_CHECKING:
     from shardviz.check.step.runs.departure import StepDifference
     from shardviz.picture.text.terminal import Terminal
     from shardviz.plan.alternatives import Size
+    from shardviz.text import Fold
 
 
 def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
     """Return the bytes of two plans, every change, findings lost and gained, and the verdict."""
     lines = _size_lines(difference.sizes)
-    for folded, change in fold((change.tensor, replace(change, tensor="")) for change in difference.changes):
-        lines.append(line((f"{terminal.glyphs.differs} {change.aspect}", BAD), (f"  {printable(str(folded))}", "bold")))
-        lines += wrapped(printable(change.before), terminal.width, line(("  before  ", DIM)), 10)
-        lines += [*wrapped(printable(change.after), terminal.width, line(("  after   ", DIM)), 10), line("")]
+    lines += _change_lines(difference.changes, terminal)
     lines += _step_lines(difference.step, terminal)
     if difference.relaid:
         lines += wrapped(printable(_relaid_text(difference.relaid)), terminal.width, line(("  ", DIM)), 2)
     for title, findings in (("findings lost", difference.lost), ("findings gained", difference.gained)):
         if findings:
             lines += [line((title, "bold")), *findings_lines(findings, terminal), line("")]
-    for one in difference.not_compared:
-        text = f"not compared: {f'{one.tensor}: ' if one.tensor else ''}{one.why}"
-        lines += wrapped(printable(text), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
+    for reason in reasons_of(difference.not_compared):
+        text = printable(f"not compared: {reason}")
+        lines += wrapped(text, terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     return [*lines, _verdict(difference, terminal)]
+
+
+def _change_lines(changes: Sequence[Change], terminal: Terminal) -> list[Text]:
+    """Return every change; layers whose values differ are folded, with the numbers of the first."""
+    lines: list[Text] = []
+    by_tensor = {(change.tensor, change.aspect): change for change in changes}
+    groups: dict[Change, list[Fold]] = {}
+    for names, shared in fold((change.tensor, _shared_by_layers(change)) for change in changes):
+        has_numbers = shared.aspect == "values" and not shared.after
+        groups.setdefault(replace(shared, tensor=str(names) if has_numbers else ""), []).append(names)
+    for shared, folds in groups.items():
+        change = by_tensor[folds[0].names()[0], shared.aspect]
+        such_as = f" in {change.tensor}" if shared.tensor and len(folds[0]) > 1 else ""
+        title = printable(names_of(folds))
+        lines += wrapped(title, terminal.width, line((f"{terminal.glyphs.differs} {change.aspect}  ", BAD)), 4)
+        lines += _row("first", f"{change.before}{such_as}", terminal) if change.before else []
+        lines += [*_row("second", change.after, terminal), line("")]
+    return lines
+
+
+def _shared_by_layers(change: Change) -> Change:
+    """Return what layers share that are printed as one: not the numbers of values."""
+    is_numbers = change.aspect == "values" and bool(change.before)
+    return replace(change, tensor="", before="", after="") if is_numbers else replace(change, tensor="")
+
+
+def _row(title: str, text: str, terminal: Terminal) -> list[Text]:
+    return wrapped(printable(text), terminal.width, line((f"  {title:8}", DIM)), 10)
 
 
 def _size_lines(sizes: Sequence[Size]) -> list[Text]:
     """Return a table of the bytes of two plans, with what has changed."""
     rows: list[list[str]] = []
     for title, own in groupby(sizes, key=lambda size: size.title):
-        rows += [[title, *(("", "", "") if rows else ("before", "after", "change"))], *(size.cells() for size in own)]
+        rows += [[title, *(("", "", "") if rows else ("first", "second", "change"))], *(size.cells() for size in own)]
     return [*table(rows), line("")] if rows else []
 
 
@@ -58,15 +85,17 @@ def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
         sign = (terminal.glyphs.unknown, WARNING) if departure.is_expected else (terminal.glyphs.differs, BAD)
         where = ", ".join(filter(None, (departure.direction, departure.module or "the model itself")))
         lines.append(line((f"{sign[0]} step", sign[1]), (f"  {printable(where)}", "bold")))
-        lines += wrapped(printable(departure.sentence), terminal.width, line(("  differs ", DIM)), 10)
-        lines += wrapped(printable(departure.why), terminal.width, line(("  why     ", DIM)), 10)
+        lines += _row("differs", departure.sentence, terminal)
+        lines += _row("why", departure.why, terminal)
+        if departure.explanation is not None:
+            lines += _row("see", departure.explanation.page_command, terminal)
         if departure.following > 0:
-            text = (
-                f"{counted(departure.following, 'call')} of other modules differ too: they contain it or follow from it"
+            calls = counted(departure.following, "call")
+            lines += _row(
+                "follows", f"{calls} of other modules differ too: they contain it or use its results", terminal
             )
-            lines += wrapped(text, terminal.width, line(("  follows ", DIM)), 10)
         if departure.look:
-            lines += wrapped(printable(departure.look), terminal.width, line(("  look    ", DIM)), 10)
+            lines += _row("look", departure.look, terminal)
         lines.append(line(""))
     lines += _picture_lines(step, terminal)
     if step.num_compared:
@@ -91,7 +120,8 @@ def agreement(step: StepDifference) -> str:
     text = f"step: {step.agreement} at {counted(step.num_compared, 'place')}{dtypes}"
     if not step.farthest:
         return f"{text}, exactly"
-    return f"{text}: off by at most {step.farthest:.2g} of the size (rounding allows {step.allowed:.2g})"
+    size = "largest value" if step.is_of_jobs else "norm"
+    return f"{text}: off by at most {step.farthest:.2g} of the {size} (rounding allows {step.allowed:.2g})"
 
 
 def _relaid_text(changes: Sequence[Change]) -> str:

@@ -294,7 +294,7 @@ def _gather_ids(
     stamps = stamps or stamps_of(model)
     if stamps is None:
         raise ShardvizError(
-            f"the {type(model).__name__} was not stamped, so its elements cannot be traced",
+            "the model was not stamped, so its elements cannot be traced",
             "call stamps = shardviz.testing.stamp(model) before it is sharded; if its weights are loaded into another "
             "model, call assert_ordered(other, stamps=stamps)",
         )

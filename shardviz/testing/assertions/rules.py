@@ -55,22 +55,25 @@ def check_rules(dump: Dump, layouts: Mapping[str, str | None]) -> list[Finding]:
         layouts: Layouts in the notation by pattern over names; None for any.
 
     Raises:
-        ShardAssertionError: A parameter matches no rule, or a rule matches no tensor.
+        ShardAssertionError: A parameter matches no rule, or a rule matches no tensor, and no layout is wrong.
         ShardvizError: A layout cannot be read, or does not fit the mesh or the tensor.
     """
     __tracebackhide__ = True
     rules = {pattern: ANY if text is None else text for pattern, text in layouts.items()}
     patterns = {text: _parsed(rule, text) for rule, text in rules.items() if text != ANY}
     tensors = dump.at("stamped") or dump.at("initial")
-    used = _check_complete(tensors, rules)
-    return [
+    of_params = {_rule_of(rules, name) for tensor in tensors if tensor.role != "buffer" for name in tensor.names}
+    findings = [
         finding
         for tensor in tensors
         for name in tensor.names
-        if tensor.role != "buffer" or _rule_of(rules, name) not in used
+        if tensor.role != "buffer" or _rule_of(rules, name) not in of_params
         if (text := intended_text(rules, name)) in patterns
         for finding in _compare_by(rules, tensor, name, patterns[text], text)
     ]
+    if not findings:
+        _check_complete(tensors, rules)
+    return findings
 
 
 def _parsed(rule: str, text: str) -> Pattern:
@@ -92,8 +95,8 @@ def _compare_by(rules: Mapping[str, str], tensor: Tensor, name: str, pattern: Pa
         raise type(error)(f"{what}: {error.message}", error.hint) from None
 
 
-def _check_complete(tensors: Sequence[Tensor], rules: Mapping[str, str]) -> set[str]:
-    """Check that each parameter has a rule and each rule a tensor; return the used rules."""
+def _check_complete(tensors: Sequence[Tensor], rules: Mapping[str, str]) -> None:
+    """Check that each parameter has a rule and each rule a tensor."""
     __tracebackhide__ = True
     names = {name: tensor.role for tensor in tensors for name in tensor.names}
     by_name = {name: _rule_of(rules, name) for name in names}
@@ -123,7 +126,6 @@ def _check_complete(tensors: Sequence[Tensor], rules: Mapping[str, str]) -> set[
             f"{rule!r} is never used: earlier rules match all that it does: {earlier}\n"
             "  fix       put it before them, or remove it"
         )
-    return {rule for name, rule in by_name.items() if rule is not None and names[name] != "buffer"}
 
 
 def _counted_names(names: Sequence[str]) -> str:
@@ -169,4 +171,5 @@ def _cause_of(tensor: Tensor, layout: Layout | None, local: Sequence[int], patte
     if layout is None:
         return UnexpectedPlainTensor(actual, is_param=tensor.role == "param")
     expected = pattern.layout(layout.mesh, None if pattern.flat else tensor.shape)
-    return UnexpectedPlacement(right_label(expected), actual)
+    has_same_axes = [*map(set, expected.chains)] == [*map(set, layout.chains)]
+    return UnexpectedPlacement(right_label(expected), actual, has_same_axes and "_StridedShard" in right_label(layout))

@@ -82,7 +82,7 @@ def _mesh(argument: Any) -> Mesh:
     if isinstance(argument, str):
         return parse_mesh(argument)
     if not isinstance(argument, Mapping) or not all(isinstance(size, int) for size in argument.values()):
-        raise MeshError(f"{argument!r} is not a mesh", 'write {"fsdp": 2, "tp": 4} or "fsdp=2,tp=4"')
+        raise MeshError(f"the mesh {argument!r} names no axes", 'write {"fsdp": 2, "tp": 4} or "fsdp=2,tp=4"')
     return Mesh(tuple(argument), tuple(argument.values()))
 
 

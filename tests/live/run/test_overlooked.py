@@ -101,7 +101,7 @@ def test_a_load_that_left_out_some_tensors_marks_them_whatever_values_they_have(
     (why,) = set(marks_of(drawn).values())
     assert why.startswith("these values are not in it: they were not loaded, or were drawn again; 6 tensors of")
     (why,) = set(marks_of(trained).values())
-    assert why.startswith("these values are near its values, and not equal (off by ")
+    assert why.startswith("these values are near the file's but not equal (off by ")
     assert not notes_of(drawn)
 
 
@@ -194,7 +194,7 @@ def test_two_checkpoints_that_are_mixed_both_ways_are_noted_and_one_over_the_oth
     mixed = captured(tmp_path, mesh, lambda old, new: new | {"1.wk.weight": old["1.wk.weight"]}, files)
     assert not mixed.findings
     (note,) = notes_of(mixed)
-    assert "whether new.safetensors and old.safetensors were to be mixed" in note
+    assert "whether new.safetensors and old.safetensors are mixed on purpose" in note
     assert "1.wk.weight of the second" in note
 
 

@@ -215,7 +215,7 @@ def _foreign_values(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Find
     zeros = sum(int(np.count_nonzero(ids == 0)) for ids in foreign.values())
     none = sum(int(np.count_nonzero(ids == -1)) for ids in foreign.values())
     num_others = sum(int(np.count_nonzero(ids < -1)) for ids in foreign.values())
-    place = f"in {reference}" if reference else "an id" if none == 1 else "ids"
+    place = f"in {reference}" if reference else "an id" if none in (1, case.num_held) else "ids"
     parts = [f"{zeros:,} {'is' if zeros == 1 else 'are'} zero"] if zeros else []
     if none:
         parts.append(f"{none:,} {'is' if none == 1 else 'are'} not {place}")
@@ -230,12 +230,15 @@ def _foreign_values(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Find
     first = index_of(int(np.argmax(ids <= 0)), ids.shape)
     cause, clause = _explain(case, zeros, none)
     where = "lost" if counts.copies == 1 or not counts.least else "not in every copy"
-    details = (f"{lost:,} of the tensor's {case.numel:,} elements are {where}{clause}",) if lost else ()
+    how_many = "all" if lost == case.numel and where == "lost" else f"{lost:,}"
+    details = (f"{how_many} of the tensor's {case.numel:,} elements are {where}{clause}",) if lost else ()
+    of_all = {none: f"none of the elements held is {place}", zeros: "every element held is zero"}
+    which = f"of the {case.num_held:,} elements held, {' and '.join(parts)}, the first at {first} of rank "
+    which += f"{case.rank(coord)}'s shard"
     return case.finding(
         cause,
         map(case.rank, foreign),
-        f"of the {case.num_held:,} elements held, {' and '.join(parts)}, the first at {first} of rank "
-        f"{case.rank(coord)}'s shard{'' if lost else clause}",
+        f"{of_all.get(case.num_held, which)}{'' if lost else clause}",
         kind="foreign",
         details=details,
         generic=all(np.all(ids == -1) for ids in foreign.values()) or _is_unrelated(case.dump),

@@ -79,7 +79,7 @@ def _in_forward(
         return check_masks(judging, call.module, call.number) or NotChecked(call.module, why, "step")
     ranks = tuple(sorted(call.points))
     name = first.module or "the model itself"
-    base = UnexplainedJobStep().finding(name, ranks, f"its step is not that of {reference_name}", generic=True)
+    base = UnexplainedJobStep().finding(name, ranks, f"its step differs from that of {reference_name}", generic=True)
     return of_output(evidence, first, base)
 
 

@@ -124,7 +124,7 @@ def _apart(pair: Pair) -> str:
     times = pair.factor
     if times is not None and abs(times - 1) > pair.allowed:
         return f"the second run's is {number(times)} times the first's"
-    return f"off by {pair.apart:.2g} of its size (rounding allows {pair.allowed:.2g})"
+    return f"off by {pair.apart:.2g} of its norm (rounding allows {pair.allowed:.2g})"
 
 
 def _of_parting(first: Parting) -> Departure:

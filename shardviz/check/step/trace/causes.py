@@ -8,6 +8,7 @@ as a job may keep a weight permuted, and use it so.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -133,7 +134,9 @@ def _given_out_of_order(first: Divergence) -> Finding | None:
 
 def _beside_a_vector(evidence: Evidence, result: Compared) -> Finding | None:
     reason = check_sum_beside_a_vector(evidence, result) if result.role == "output" and result.wanted.ndim else None
-    return reason.finding(result, f"the output is not {result.whose}") if reason is not None else None
+    if reason is None:
+        return None
+    return replace(reason.finding(result, ""), sentence=reason.clause, details=())
 
 
 def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator[Compared]:

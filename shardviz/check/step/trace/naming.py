@@ -103,8 +103,7 @@ def _is_loss(pair: Found) -> bool:
 def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
     """Add to a wrong output's finding where it begins, and a cause if it has none."""
     if not finding.generic:
-        is_named = bool(finding.module) or finding.tensor not in ("output", "loss")
-        return finding if is_named else replace(finding, module=first.module)
+        return finding if finding.module else replace(finding, module=first.module)
     cause = _explained(evidence, first)
     if cause is None:
         kind = "unreduced-output" if first.way == "unsummed" else finding.kind

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.lookup.reference_tensors import Known, Sift
     from shardviz.reference.files import Entry
 
-ALIKE = "where its elements are: all of its values are alike"
+ALIKE = "all of its values are equal, as in a new LayerNorm, so any order of its elements looks right"
 """Why the order of a constant tensor is not checked, unless every rank has all of it."""
 
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from shardviz.live.step.batch import Batch
     from shardviz.live.step.comms import Comms
 
-EVENLY = "the step reads what {} chose: planned as if it chose all equally often, on every rank"
+EVENLY = "the step reads what {} chose: the plan counts every choice equally often, on every rank"
 LAZY = (
     "the first step also compares and broadcasts the parameters, not counted: in it replicate() makes a "
     "DistributedDataParallel"
@@ -65,7 +65,7 @@ STATIC = (
     "the first step reduces {:,} bytes more, not counted: which parameters were used, for DistributedDataParallel with "
     "static_graph=True"
 )
-UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
+UNUSED = "find_unused_parameters=True, which reads from a tensor which parameters the step has used"
 
 
 @dataclass
@@ -155,7 +155,7 @@ def _failed(built: Built, error: BaseException) -> PlannedStep:
     how = "with values" if built.means == "values" else "without values"
     if type(error).__name__ in OF_VALUES:
         reads = f"the step reads a value, and a plan has none{where(error)}"
-        unused = f"a step {how} cannot be had of DistributedDataParallel with {UNUSED}"
+        unused = f"a step {how} cannot run in DistributedDataParallel with {UNUSED}"
         return PlannedStep(unused if looks_for_unused(built.model) else reads, reads_values=True)
     why = NO_GPU if "cuda" in str(error).lower() else ""
     fails: StepFails = "no" if why else "yes" if built.means == "values" else "perhaps"

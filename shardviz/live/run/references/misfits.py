@@ -223,7 +223,7 @@ def _what_of(misfit: Misfit, apart: str) -> str:
     """Return what a tensor is of an opened file's, as a clause."""
     if misfit.state == "similar":
         return (
-            f"these values are near its values, and not equal (off by {apart} of their size): they were not loaded, "
+            f"these values are near the file's but not equal (off by {apart} of their size): they were not loaded, "
             "or were trained or averaged since"
         )
     if misfit.state == "unlike":
@@ -268,8 +268,8 @@ def notes_on_mixtures(
         for pair in product(files, alternatives - files):
             instead[pair].append(name)
     return [
-        f"whether {printable(first.name)} and {printable(second.name)} were to be mixed: both have these tensors, and "
-        f"the model holds {_names(names)} of the first, {_names(instead[second, first])} of the second"
+        f"whether {printable(first.name)} and {printable(second.name)} are mixed on purpose: both have these tensors, "
+        f"and the model holds {_names(names)} of the first, {_names(instead[second, first])} of the second"
         for (first, second), names in instead.items()
         if first < second and (second, first) in instead
     ]

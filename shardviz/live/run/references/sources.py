@@ -176,8 +176,8 @@ def _has_memory(model: nn.Module, path: Path) -> bool:
     if free is None or size <= free // 2:
         return True
     report(
-        f"{path.name} is not loaded whole to know what its library makes of it: the model takes {size:,} bytes, and "
-        f"{free:,} bytes of memory are free: tensors that it merges are not compared"
+        f"{path.name} is not loaded whole, so tensors that its library merges are not compared: the model takes "
+        f"{size:,} bytes, and {free:,} bytes of memory are free"
     )
     return False
 
