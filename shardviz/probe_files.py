@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,7 +74,12 @@ class Probe:
 
 def shipped() -> list[Probe]:
     """Return shardviz's own probes by name, the bugs last."""
-    return [read(name, path) for name, path in shipped_files().items()]
+    return list(_shipped())
+
+
+@cache
+def _shipped() -> tuple[Probe, ...]:
+    return tuple(read(name, path) for name, path in shipped_files().items())
 
 
 def shipped_files() -> dict[str, Path]:

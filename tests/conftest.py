@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing import get_context
 from pathlib import Path
@@ -55,6 +56,8 @@ ON_RANKS = (
     "torch.utils.serialization.config",
 )
 """Modules that most tests need on their ranks: imported once for all of them, and not by each rank of each world."""
+HUGE_PAGES = "tests.huge_pages"
+"""What it does once takes half a second, and a worker's tests fork hundreds of ranks."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,7 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.shardviz_timeout = config.option.shardviz_timeout or PATIENCE
     for name in (*UNSET, *variables(0, 1, 1)):
         os.environ.pop(name, None)
-    world.prepare("spawn", also=ON_RANKS)  # heeded by the fork server that the first test for ranks starts
+    also = (*ON_RANKS, HUGE_PAGES) if hasattr(config, "workerinput") else ON_RANKS
+    world.prepare("spawn", also=also)  # heeded by the fork server that the first test for ranks starts
 
 
 def _heed_signals() -> None:
@@ -128,6 +132,8 @@ def _compile(file: Path) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Let no collection walk through the modules that stay until the end, and collect garbage seldom."""
     sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
+    if hasattr(session.config, "workerinput"):
+        import_module(HUGE_PAGES)
     gc.freeze()
     gc.set_threshold(20_000)
     gc.enable()

@@ -9,6 +9,7 @@ import math
 import struct
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.pickle_reader import Global, PickledObject, read_pickle
@@ -80,6 +81,14 @@ def find_tensor(path: Path, start: int, size: int, name: str) -> FileTensor:
     Raises:
         DumpError: It is not an archive of one tensor, or its numbers contradict each other.
     """
+    with _reading(path):
+        status = path.stat()
+    return _find_tensor(path, start, size, name, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=1 << 14)
+def _find_tensor(path: Path, start: int, size: int, name: str, version: tuple[int, ...]) -> FileTensor:
+    """Locate a saved tensor once in each version of a file: a comparison reads it ten times."""
     where = f"{path}: {printable(name)}"
     with _open_file(path) as file:
         members, root = _zip_members(file, _FileSlice(start, size), where)
@@ -152,10 +161,15 @@ def open_archive(path: Path) -> Archive:
 
 @contextmanager
 def _open_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, and say in one line why that, or reading it, cannot be done."""
+    with _reading(path), path.open("rb") as file:
+        yield file
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Say in one line why a file cannot be opened or read."""
     try:
-        with path.open("rb") as file:
-            yield file
+        yield
     except OSError as error:
         raise DumpError(f"cannot read {path}: {error.strerror or error}", "copy the checkpoint again") from error
 

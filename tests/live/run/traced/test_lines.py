@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.lanes import nightly
+from tests.live.run import ranks
 from tests.live.run.jobs import environment
 
 SCRIPT = """
@@ -37,7 +39,7 @@ class Mixer(nn.Module):
             hidden = hidden - hidden.mean(0)
         return self.down(hidden)
 
-@torch.compile
+@torch.compile(backend="eager")
 def loss_of(output, weights):
     return (output.square().mean(1) * weights).mean()
 
@@ -60,7 +62,7 @@ torch.save(whole.state_dict(), f"{does}-{rank}.pt")
 if size > 1:
     dist.destroy_process_group()
 """
-RANKS = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+RANKS = (sys.executable, str(Path(ranks.__file__)), "2")
 
 
 def run(folder, name, *job, traced=("--trace", "lines=1")):
