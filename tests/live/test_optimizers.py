@@ -5,7 +5,6 @@ import pytest
 from tests.lanes import recorded
 from tests.live.probing import checked
 
-
 NEARLY = """
 def optimizer(model, mesh):
     for param in model.parameters():
