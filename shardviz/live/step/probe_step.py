@@ -79,6 +79,7 @@ MACHINE = (
     "No CUDA GPUs are available",
     "Torch not compiled with CUDA enabled",
     "Cannot access accelerator device when none is available",
+    "Cannot use ReduceOp.AVG with Gloo",
     "out of memory",
 )
 """What exceptions say that are of the machine: the model's code is not at fault."""
