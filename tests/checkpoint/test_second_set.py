@@ -45,7 +45,7 @@ def test_a_second_set_of_other_weights_is_a_finding(tmp_path, capsys, case, stem
     if odd:
         assert f"{odd} tensor{'s' if odd > 1 else ''} of {num} differ{'' if odd > 1 else 's'} there" in out
     else:
-        assert f"? not checked: whether {stem}.safetensors, which transformers reads before the index" in out
+        assert f"? not checked: {stem}.safetensors, which transformers reads before the index" in out
     assert main(["diff", str(plain), str(folder)]) == bool(odd)
     assert main(["diff", str(folder), str(plain)]) == bool(odd)
     assert (
