@@ -13,7 +13,7 @@ import secrets
 import sys
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -37,6 +37,7 @@ from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.outside import outside
 from shardviz.live.run.references.values import outermost
 from shardviz.live.run.references.writing import is_first_here, rank_here
+from shardviz.live.step.optimizer_settings import options_of, options_records
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.trace.points import add_points
 from shardviz.live.step.trace.recorder import MAX_ELEMENTS, Trace
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.run.options import Options
     from shardviz.live.run.outside import Outside
+    from shardviz.live.step.optimizer_settings import Options as Settings
     from shardviz.live.step.trace.recorder import Seen
 
 
@@ -67,6 +69,7 @@ class Step:
         outside: What is stepped with the model and is not in it.
         broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
         lines: What was recorded line by line; None if nothing was asked for.
+        options: The numbers with which optimizers step its parameters.
     """
 
     root: nn.Module
@@ -77,6 +80,7 @@ class Step:
     outside: Outside
     broke_off: bool = False
     lines: JobLines | None = None
+    options: Settings = field(default_factory=dict)
 
     @property
     def is_compiled(self) -> bool:
@@ -113,6 +117,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     for local in (*step.weights, *(() if step.broke_off else _gradients(step))):
         capture.add_values(local, "step")
     add_points(capture, step.trace)
+    capture.options = options_records(step.options)
     if step.lines is not None:
         quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):
@@ -393,7 +398,13 @@ class Follower:
         if self._step is not None and (self._step.trace.order or self._step.is_compiled):
             parameter_ids = {id(parameter) for parameter in self._step.root.parameters()}
             if parameter_ids & _parameters(optimizer):
+                quietly(WHAT, self._keep_options, self._step)
                 self._finish("")
+
+    def _keep_options(self, step: Step) -> None:
+        model = unwrapped(step.root)
+        options = [options_of(optimizer, model) for optimizer in (*self._optimizers, *self._taken)]
+        self._step = replace(step, options={name: values for of_each in options for name, values in of_each.items()})
 
     def _end_with_process(self) -> None:
         if self._is_of_many and not distributed.is_initialized():
