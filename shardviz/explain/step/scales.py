@@ -29,12 +29,13 @@ class ScaledBackward(Cause):
     kinds = ("wrong-scale",)
     why = (
         (
-            "{elements:?The loss has the factor, too: it is {is_larger:?a sum where the other job's is a mean|a mean "
-            "where the other job's is a sum}, over {elements} elements|}"
+            "{is_of_micro_batches:?The step runs {runs} micro-batches, and {is_larger:?nothing divides their losses "
+            "by {runs}|the loss is divided by {runs} twice{loss:?, as by the code and by a library "
+            "(gradient_accumulation_steps)|}}|}"
         ),
         (
-            "{is_of_micro_batches:?The step runs {runs} micro-batches, and {is_larger:?nothing divides their losses "
-            "by {runs}|the code divides the loss by {runs} twice}|}"
+            "{elements:?The loss has the factor, too: it is {is_larger:?a sum where the other job's is a mean|a mean "
+            "where the other job's is a sum}, over {elements} elements|}"
         ),
         (
             "Backward runs on {factor:times} the returned loss: {runs:?a weight{is_larger:? or a loss scale}|"
@@ -43,8 +44,8 @@ class ScaledBackward(Cause):
         ),
     )
     how = (
-        "{elements:?compare the losses that both jobs print, and what each divides by (reduction=)|}",
         "{is_of_micro_batches:?divide each micro-batch's loss by {runs}{is_larger:?|, once}|}",
+        "{elements:?compare the losses that both jobs print, and what each divides by (reduction=)|}",
         "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "
         "returned loss}",
     )
