@@ -142,6 +142,18 @@ class OptionsRecord(Record, frozen=True):
     names: tuple[str, ...]
 
 
+class ClipRecord(Record, frozen=True):
+    """A call of `clip_grad_norm_` in a job's step.
+
+    Attributes:
+        norm: The norm that it found.
+        limit: The most that it leaves.
+    """
+
+    norm: float
+    limit: float
+
+
 class CallRecord(Record, frozen=True):
     """A collective that a module called once, to be compared with its definition.
 

@@ -121,6 +121,33 @@ class ClippedByParts(Cause):
     references = KNOWN
 
 
+class ClippedByOwnNorms(Cause):
+    """Each rank clips its gradients by a norm of its own, in a call that was seen.
+
+    Clipping before the gradients are reduced scales each rank's term by another number, and the mean of clipped terms
+    is not the clipped mean. Shards that are plain tensors have a norm of their own, too.
+
+    Attributes:
+        norms: The norm by which each rank clipped, as text.
+        limit: What it was clipped to.
+        is_reduced: Whether all ranks have equal gradients in the end: they were reduced after clipping.
+    """
+
+    norms: tuple[str, ...]
+    limit: float
+    is_reduced: bool
+    kinds = ("wrong-value", "wrong-scale")
+    why = (
+        "clip_grad_norm_ to {limit:g} ran on each rank with the norm of its own gradients ({norms:4})"
+        "{is_reduced:?, before they were reduced: the mean of clipped gradients is not the clipped mean|}"
+    )
+    how = (
+        "{is_reduced:?reduce the gradients first, then clip them|clip by the norm of all gradients: all_reduce the sum "
+        "of squares, with each shard counted once, before the square root}"
+    )
+    references = KNOWN
+
+
 class ScaledByOwnCount(Cause):
     """Each rank multiplies or divides a result by a number that it counted in its own part.
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.step import (
         CallRecord,
         CastRecord,
+        ClipRecord,
         CollectiveRecord,
         MaskRecord,
         MoveRecord,
@@ -63,6 +64,7 @@ LISTS = (
     *("skipped_keys", "rounded", "other_options", "reductions", "casts", "unread", "moves", "sent", "filled", "stages"),
     "not_due",
     "options",
+    "clips",
     "written_gathered",
     "replaced",
 )
@@ -120,6 +122,7 @@ class Capture:
     other_settings: list[str] = field(default_factory=list)
     other_options: list[tuple[str, str, str, str]] = field(default_factory=list)
     options: list[OptionsRecord] = field(default_factory=list)
+    clips: list[ClipRecord] = field(default_factory=list)
     as_built: list[str] = field(default_factory=list)
     not_due: list[str] = field(default_factory=list)
     written_gathered: list[str] = field(default_factory=list)

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardviz.dump.arrays.sample import kept_indices, strides_for
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RunRecord
+from shardviz.dump.records.step import ClipRecord
 from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
@@ -70,6 +71,7 @@ class Step:
         broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
         lines: What was recorded line by line; None if nothing was asked for.
         options: The numbers with which optimizers step its parameters.
+        clips: The norms by which its gradients were clipped.
     """
 
     root: nn.Module
@@ -81,6 +83,7 @@ class Step:
     broke_off: bool = False
     lines: JobLines | None = None
     options: Settings = field(default_factory=dict)
+    clips: list[ClipRecord] = field(default_factory=list)
 
     @property
     def is_compiled(self) -> bool:
@@ -117,7 +120,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     for local in (*step.weights, *(() if step.broke_off else _gradients(step))):
         capture.add_values(local, "step")
     add_points(capture, step.trace)
-    capture.options = options_records(step.options)
+    capture.options, capture.clips = options_records(step.options), step.clips
     if step.lines is not None:
         quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):
@@ -305,6 +308,14 @@ class Follower:
             self.begin()
             self._begin_lines(0)
         self._optimizers.add(optimizer)
+
+    def clipped(self, norm: Any, limit: Any) -> None:
+        """Keep the norm by which `clip_grad_norm_` clipped gradients of the step, and what it was given as the most.
+
+        A DTensor's is that of all ranks, and to read it takes a collective.
+        """
+        if self._step is not None and os.getpid() == self._process and type(norm) is torch.Tensor:
+            self._step.clips.append(ClipRecord(float(norm), float(limit)))
 
     def _begin_lines(self, num_taken: int) -> None:
         """Record the script's lines from the end of the step before on."""

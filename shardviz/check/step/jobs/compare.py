@@ -12,6 +12,7 @@ from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled
 from shardviz.check.step.jobs.choosing import chosen
+from shardviz.check.step.jobs.clips import with_own_clips
 from shardviz.check.step.jobs.findings import findings_on
 from shardviz.check.step.jobs.grid import mesh_of_job
 from shardviz.check.step.jobs.settings import cause_of_steps, dtypes_of
@@ -222,7 +223,7 @@ def _beside(
     results = list(findings_on(evidence, judging, reference_name))
     findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
     placed = [result for result in with_lines(dump, findings) if isinstance(result, Finding)]
-    findings = sorted(placed, key=lambda finding: not finding.module)
+    findings = with_own_clips(sorted(placed, key=lambda finding: not finding.module), job)
     look = _look_at_lines(findings, dump, reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
