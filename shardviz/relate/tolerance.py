@@ -251,3 +251,16 @@ def least_factor(epsilon: float) -> float:
 def near_ratio(epsilon: float) -> float:
     """Return how near a factor must be to a simple ratio to count as that ratio."""
     return max(SINGLE, epsilon)
+
+
+LEAST_DECAY, MOST_DECAY = 3e-3, 0.5
+"""How far from 1 a factor of matrices must be, and may be, that weight decay made in some steps."""
+
+ALIKE_RATIOS = 0.3
+"""How much such factors may vary among matrices, relative to how far they are from 1: training moves them too."""
+
+LEAST_SHARE = 0.25
+"""How much of the squared difference of each matrix such a factor explains."""
+
+ALIKE_STEPS, UNLIKE_SIZES = 2.0, 4.0
+"""By which ratio differences may vary among tensors that optimizer steps made, and sizes of these tensors must."""

@@ -185,6 +185,71 @@ def of_steps() -> Iterator[tuple[str, tuple[Model, Model, Model]]]:
     yield "two experts of no step", (old, held, new)
 
 
+def trained(seed: int = 5) -> Model:
+    """Return the tensors of a small model: matrices, biases and norms."""
+    random = np.random.default_rng(seed)
+    made: Model = {}
+    for layer in range(2):
+        made |= {f"layers.{layer}.{name}.weight": random.standard_normal((16, 8)) / 4 for name in ("up", "down")}
+        made |= {f"layers.{layer}.up.bias": random.standard_normal(16) / 50}
+        made |= {f"layers.{layer}.norm.weight": 1 + random.standard_normal(8) / 100}
+        made |= {f"layers.{layer}.norm.bias": random.standard_normal(8) / 100}
+    return made | {"head.weight": random.standard_normal((8, 8)) / 4, "counts": random.standard_normal(4)}
+
+
+def of_training() -> Iterator[tuple[str, tuple[Model, Model]]]:
+    """Yield two models of which all tensors differ in a way that training, a rank or a transfer makes, or none does."""
+    made, random = trained(), np.random.default_rng(6)
+    noise = {name: random.uniform(-1, 1, one.shape) for name, one in made.items()}
+    made_again = {name: np.full(one.shape, float("norm.weight" in name)) for name, one in made.items()}
+    moved = {name: one + 0.01 * noise[name] for name, one in made.items()}
+
+    def half(one: Array, two: Array, at: int, of: int = 2) -> Array:
+        """Return a tensor with one of several parts of its rows from another."""
+        parts, others = np.array_split(one, of), np.array_split(two, of)
+        return np.concatenate([others[number] if number == at else part for number, part in enumerate(parts)])
+
+    def scaled(name: str, one: Array, factor: float, by: float = 0.001) -> Array:
+        return one * (factor if one.ndim > 1 else 1) + by * noise[name]
+
+    yield "one optimizer step", (made, moved)
+    yield "changes in proportion", (made, {name: one * (1 + 0.01 * noise[name]) for name, one in made.items()})
+    yield "steps of some", (made, {name: moved[name] if "up" in name else one for name, one in made.items()})
+    yield "no decay", (made, {name: scaled(name, one, 1.02) for name, one in made.items()})
+    yield "less decay of all", (made, {name: one * 1.05 + 0.001 * noise[name] for name, one in made.items()})
+    yield (
+        "decay of some",
+        (made, {name: scaled(name, one, 1.02 if "up" in name else 1.0) for name, one in made.items()}),
+    )
+    for at, of in ((1, 2), (0, 2), (3, 4)):
+        fresh = {name: half(one, made_again[name], at, of) for name, one in made.items()}
+        yield f"shard {at} of {of} as made", (moved, {name: half(moved[name], fresh[name], at, of) for name in made})
+    yield "shard 1 of 2 moved", (made, {name: half(one, moved[name], 1) for name, one in made.items()})
+    yield "halves that differ", (made, {name: half(one, moved[name], "up" in name) for name, one in made.items()})
+    gates = {name: half(one, moved[name], 1) if "up" in name else one for name, one in made.items()}
+    yield "half of a fused weight", (made, gates)
+    for number in (0.0, 1.0, 0.5):
+        yield f"counts of {number}", (made, made | {"counts": np.full(4, number)})
+    yield "zeros among others that differ", (made, moved | {"counts": np.zeros(4)})
+
+
+def of_adapters() -> Iterator[tuple[str, tuple[Model, Model, Model]]]:
+    """Yield a base and two models with adapters of low rank: other ones, several, or a change of full rank."""
+    random = np.random.default_rng(7)
+    base = {name: random.standard_normal((24, 16)) for name in ("q.weight", "v.weight")}
+
+    def plus(*changes: Model) -> Model:
+        return {name: one + sum(change[name] for change in changes) for name, one in base.items()}
+
+    def adapter(rank: int) -> Model:
+        return {name: random.standard_normal((24, rank)) @ random.standard_normal((rank, 16)) / 8 for name in base}
+
+    last, before, full = adapter(3), adapter(3), {name: random.standard_normal((24, 16)) / 8 for name in base}
+    other = {name: one["embed.weight"] for name, one in {"embed.weight": model()}.items()}
+    for way, second in (("two", plus(last, before)), ("another", plus(before)), ("a change of all", plus(last, full))):
+        yield f"adapters: {way}", tuple(made | other for made in (plus(last), second, base))  # type: ignore[misc]
+
+
 def _beside(made: Model, other: Model) -> Iterator[tuple[tuple[str, Array], Array]]:
     yield from (((name, one), other[name]) for name, one in made.items())
 
@@ -270,6 +335,12 @@ def main() -> None:
         command = ("diff", "{0}.safetensors", "{1}.safetensors", "--also", "{2}.safetensors")
         room.add_content(name, command, [new, held, old])
         room.add_content(name, command, [held, new, old])
+    for at, (name, sides) in enumerate(of_training()):
+        inputs = [{"": saved(side)} for side in (sides[::-1] if at % 2 else sides)]
+        room.add_content(f"training: {name}", ("diff", "{0}.safetensors", "{1}.safetensors"), inputs)
+    for name, models in of_adapters():
+        command = ("diff", "{0}.safetensors", "{1}.safetensors", "--also", "{2}.safetensors")
+        room.add_content(name, command, [{"": saved(each)} for each in models])
     record(room)
 
 

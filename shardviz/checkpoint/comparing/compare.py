@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.checkpoint.by_content.families import REPRESENTATIVES, lines_of, rules_from
 from shardviz.checkpoint.by_content.inferring import pair_by_content, with_groups_of_heads
 from shardviz.checkpoint.comparing.changes import change_of, overflown
+from shardviz.checkpoint.comparing.common import with_common_cause
 from shardviz.checkpoint.comparing.equality import ContentIndex, agree, can_cast, narrower
 from shardviz.checkpoint.comparing.lengths import with_parts
 from shardviz.checkpoint.comparing.lonely import lonely_outcomes
@@ -109,7 +110,7 @@ def compare_checkpoints(
     pairs = pairs if rules else with_map(pairs, before, after)
     refuse_strangers(pairs, before, after, "name or its values")
     judged = with_lost_states(with_parts(_compared(pairs, (before, after), progress)))
-    results = with_renamed(with_summed_replicas(with_left_over(judged, before, after, also)))
+    results = with_common_cause(with_renamed(with_summed_replicas(with_left_over(judged, before, after, also))))
     outcomes = (*(outcome for outcome, _ in results), *pairs.open)
     objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes or pairs.is_mapped))
     more = () if rules or (pairs.is_mapped and not pairs.lines) else hint(before, after, outcomes)

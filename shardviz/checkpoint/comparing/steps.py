@@ -16,11 +16,12 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.changes import factor_text
 from shardviz.checkpoint.comparing.equality import equal, narrower, readable_bits
+from shardviz.checkpoint.comparing.low_rank import ranks_of_changes
 from shardviz.checkpoint.comparing.outcome import NOT_COMPARED, SIDES
 from shardviz.checkpoint.comparing.series import has_values_of, number_of, open_steps, siblings, steps_with, tensor_in
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
-from shardviz.explain.checkpoints.conversion import AdapterMergedAgain, AveragedWeights
+from shardviz.explain.checkpoints.conversion import AdapterMergedAgain, AdaptersPiledUp, AveragedWeights
 from shardviz.explain.checkpoints.files import (
     FileOfAnotherSave,
     FileOnEitherSide,
@@ -215,7 +216,20 @@ def _explain_merge(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> 
         third = tensor_in(step, pair.both[0])
         if third is not None and (times := _merge_factor([*pair.both, third])) is not None:
             return _name_merge(outcome, times, printable(step.path.name))
+        if third is not None and (added := ranks_of_changes(*pair.both, third)) is not None:
+            return _name_adapters(outcome, added, printable(step.path.name))
     return outcome
+
+
+def _name_adapters(outcome: Outcome, ranks: tuple[int, int], third: str) -> Outcome:
+    """Explain a tensor as one side's with further changes of low rank."""
+    at = int(ranks[1] > ranks[0])
+    low, high = sorted(ranks)
+    why = (
+        f"{outcome.why}; from {third} the {SIDES[1 - at]} differs by a matrix of rank {low}, the {SIDES[at]} by one of "
+        f"rank {high}, and the two by one of rank {high - low}"
+    )
+    return outcome.became("other", why, AdaptersPiledUp(SIDES[at], low, high, third))
 
 
 def _name_merge(outcome: Outcome, times: float, third: str) -> Outcome:

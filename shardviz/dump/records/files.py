@@ -11,10 +11,12 @@ from shardviz.dump.records.lines import LinesRecord
 from shardviz.dump.records.step import (
     CallRecord,
     CastRecord,
+    ClipRecord,
     CollectiveRecord,
     MaskRecord,
     MoveRecord,
     NoiseRecord,
+    OptionsRecord,
     ReductionRecord,
     StageRecord,
     UnreadRecord,
@@ -81,6 +83,8 @@ class RankRecord(Record, frozen=True):
             `lr of group 1 of 2`.
         other_options: Parameters that the probe's own optimizer steps with another option than the unsharded model's:
             `(parameter, option, value, the unsharded model's value)`.
+        options: With which numbers the optimizers of a job step its parameters, at the end of the traced step.
+        clips: By which norms `clip_grad_norm_` clipped gradients of a job's step.
         as_built: Tensors of which parts were equal before sharding, and whose part here is as it was built.
         filled: Parameters whose elements are one number here, and differ in the model that was sharded.
         unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
@@ -137,6 +141,8 @@ class RankRecord(Record, frozen=True):
     read_buffers: tuple[str, ...] = ()
     other_settings: tuple[str, ...] = ()
     other_options: tuple[tuple[str, str, str, str], ...] = ()
+    options: tuple[OptionsRecord, ...] = ()
+    clips: tuple[ClipRecord, ...] = ()
     as_built: tuple[str, ...] = ()
     filled: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()

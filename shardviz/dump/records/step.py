@@ -130,6 +130,30 @@ class UnreadRecord(Record, frozen=True):
     is_in_place: bool = False
 
 
+class OptionsRecord(Record, frozen=True):
+    """Numbers with which the job's optimizers step some parameters.
+
+    Attributes:
+        options: Each option with its number as text, such as `("lr", "0.1")`.
+        names: The parameters.
+    """
+
+    options: tuple[tuple[str, str], ...]
+    names: tuple[str, ...]
+
+
+class ClipRecord(Record, frozen=True):
+    """A call of `clip_grad_norm_` in a job's step.
+
+    Attributes:
+        norm: The norm that it found.
+        limit: The most that it leaves.
+    """
+
+    norm: float
+    limit: float
+
+
 class CallRecord(Record, frozen=True):
     """A collective that a module called once, to be compared with its definition.
 

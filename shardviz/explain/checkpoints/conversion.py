@@ -311,6 +311,31 @@ class AdapterMergedAgain(Cause):
     )
 
 
+class AdaptersPiledUp(Cause):
+    """A tensor has more than the base and the other side's adapter: further changes of low rank.
+
+    An engine that adds each new adapter to weights that still have the earlier ones piles them up. Each sum has the
+    right shape.
+
+    Attributes:
+        side: Which side has more.
+        low: The rank of the other side's change from the base.
+        high: That of this side's.
+        base: The name of the base's checkpoint.
+    """
+
+    side: str
+    low: int
+    high: int
+    base: str
+    kinds = ("wrong-value",)
+    why = (
+        "The {side} has the other side's adapter and other adapters besides: those that were merged before are still "
+        "in its weights"
+    )
+    how = "merge each adapter into the weights of {base}, or take the earlier adapter out before the next is merged"
+
+
 class RenumberedLayers(Cause):
     """Layers or experts have different numbers in the second checkpoint than in the first.
 

@@ -246,6 +246,26 @@ class AveragedNotSummed(FactorOfAxes):
     references = KNOWN
 
 
+class DdpAveragesShares(FactorOfAxes):
+    """DistributedDataParallel averages gradients of losses that add up to the whole loss.
+
+    A loss that is divided by a count of all ranks, such as of all words, is its rows' share of the whole loss, and so
+    is a sum over rows. DistributedDataParallel always averages, so the loss has to be multiplied by its size.
+    """
+
+    size: int
+    kinds = ("wrong-scale",)
+    why = (
+        "DistributedDataParallel averages over {over}, and each rank's loss is its rows' share of the whole loss: a "
+        "sum over its rows, or a sum or mean that is divided by a count of all ranks"
+    )
+    how = (
+        "multiply the loss that backward runs on by {size}, or divide it by the rank's own count if all ranks have "
+        "equally many"
+    )
+    references = KNOWN
+
+
 class SummedContributions(Cause):
     """A gradient is a whole number of times too large, and no axis has that size.
 

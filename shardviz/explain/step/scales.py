@@ -29,12 +29,13 @@ class ScaledBackward(Cause):
     kinds = ("wrong-scale",)
     why = (
         (
-            "{elements:?The loss has the factor, too: it is {is_larger:?a sum where the other job's is a mean|a mean "
-            "where the other job's is a sum}, over {elements} elements|}"
+            "{is_of_micro_batches:?The step runs {runs} micro-batches, and {is_larger:?nothing divides their losses "
+            "by {runs}|the loss is divided by {runs} twice{loss:?, as by the code and by a library "
+            "(gradient_accumulation_steps)|}}|}"
         ),
         (
-            "{is_of_micro_batches:?The step runs {runs} micro-batches, and {is_larger:?nothing divides their losses "
-            "by {runs}|the code divides the loss by {runs} twice}|}"
+            "{elements:?The loss has the factor, too: it is {is_larger:?a sum where the other job's is a mean|a mean "
+            "where the other job's is a sum}, over {elements} elements|}"
         ),
         (
             "Backward runs on {factor:times} the returned loss: {runs:?a weight{is_larger:? or a loss scale}|"
@@ -43,8 +44,8 @@ class ScaledBackward(Cause):
         ),
     )
     how = (
-        "{elements:?compare the losses that both jobs print, and what each divides by (reduction=)|}",
         "{is_of_micro_batches:?divide each micro-batch's loss by {runs}{is_larger:?|, once}|}",
+        "{elements:?compare the losses that both jobs print, and what each divides by (reduction=)|}",
         "{is_larger:?unscale the gradients, or divide each micro-batch's loss by their number|call backward() on the "
         "returned loss}",
     )
@@ -116,6 +117,33 @@ class ClippedByParts(Cause):
     how = (
         "call torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares, with each shard "
         "counted once, before the square root"
+    )
+    references = KNOWN
+
+
+class ClippedByOwnNorms(Cause):
+    """Each rank clips its gradients by a norm of its own, in a call that was seen.
+
+    Clipping before the gradients are reduced scales each rank's term by another number, and the mean of clipped terms
+    is not the clipped mean. Shards that are plain tensors have a norm of their own, too.
+
+    Attributes:
+        norms: The norm by which each rank clipped, as text.
+        limit: What it was clipped to.
+        is_reduced: Whether all ranks have equal gradients in the end: they were reduced after clipping.
+    """
+
+    norms: tuple[str, ...]
+    limit: float
+    is_reduced: bool
+    kinds = ("wrong-value", "wrong-scale")
+    why = (
+        "clip_grad_norm_ to {limit:g} ran on each rank with the norm of its own gradients ({norms:4})"
+        "{is_reduced:?, before they were reduced: the mean of clipped gradients is not the clipped mean|}"
+    )
+    how = (
+        "{is_reduced:?reduce the gradients first, then clip them|clip by the norm of all gradients: all_reduce the sum "
+        "of squares, with each shard counted once, before the square root}"
     )
     references = KNOWN
 

@@ -301,19 +301,77 @@ class EarlierStepsDiffer(Cause):
 
     Attributes:
         steps: How many optimizer steps the jobs made before the traced one.
+        rate: The learning rate of both at the traced step; empty if it is not known, or differs by parameter.
     """
 
     steps: int
+    rate: str = ""
     kinds = ("wrong-value",)
     why = (
         "{steps:1?The optimizer step|The {steps} optimizer steps} before the traced one moved the weights differently "
-        "in the two jobs: by other gradients, or by another learning rate, as of a scheduler that is stepped once "
-        "for each process"
+        "in the two jobs: by other gradients, or by another learning rate{rate:? in those steps (in the traced one it "
+        "is {rate} in both)|, as of a scheduler that is stepped once for each process}"
     )
     how = (
         "trace the first step, which --trace-step 1 does: if the jobs agree there, compare the learning rate and the "
         "other settings that their optimizers step with"
     )
+
+
+class DifferentSettings(Cause):
+    """The optimizers of two jobs step with different settings, such as a learning rate.
+
+    A schedule whose length is counted in a rank's own batches is longer on more ranks, and a scheduler that every
+    process steps runs ahead. A learning rate that is multiplied by the number of ranks differs from the first step on.
+    Parameter groups that are chosen by a parameter's shape or name differ once it is sharded or wrapped.
+
+    Attributes:
+        settings: Each setting with its number in either job, at the traced step.
+    """
+
+    settings: tuple[str, ...]
+    kinds = ("wrong-value",)
+    why = "The optimizers of the two jobs step with different settings at the traced step: {settings:3}"
+    how = (
+        "make them equal: count a schedule's length and its steps in batches of all ranks, and choose parameter groups "
+        "before the model is sharded; if weights still differ then, trace the first step (--trace-step 1)"
+    )
+
+
+class StepsInNarrowDtype(Cause):
+    """The optimizer of one job steps weights in a narrower dtype than that of the other.
+
+    Each step rounds the weights. A step that is smaller than half the distance to the next number of the narrow dtype
+    changes nothing. A model that is cast before its optimizer is made has this, and mixed precision that keeps float32
+    weights has not.
+
+    Attributes:
+        narrow: The narrow dtype.
+        wide: The dtype of the other job's weights.
+        job: Which job has narrow weights.
+        steps: How many optimizer steps the jobs made before the traced one.
+        or_else: What else moved weights differently, if they differ by more than the steps' roundings.
+    """
+
+    narrow: str
+    wide: str
+    job: str
+    steps: int
+    or_else: Cause | None = None
+    kinds = ("wrong-value",)
+    why = (
+        "The optimizer of {job} steps {narrow} weights, the other job's steps {wide}: {steps:1?the step|each of the "
+        "{steps} steps} before the traced one was rounded to {narrow}, which loses small updates"
+    )
+    how = (
+        "keep the weights that the optimizer steps in {wide}, and compute in {narrow} by autocast or "
+        "MixedPrecisionPolicy(param_dtype=...)"
+    )
+
+    @property
+    def rivals(self) -> tuple[Cause, ...]:
+        """What else moved the weights differently."""
+        return () if self.or_else is None else (self.or_else,)
 
 
 class MisplacedWeights(Cause):

@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from shardviz.dump.records.step import (
         CallRecord,
         CastRecord,
+        ClipRecord,
         CollectiveRecord,
         MaskRecord,
         MoveRecord,
         NoiseRecord,
+        OptionsRecord,
         ReductionRecord,
         StageRecord,
         UnreadRecord,
@@ -61,6 +63,8 @@ LISTS = (
     *("kept", "lines", "not_stepped", "not_saved", "read_buffers", "other_settings", "as_built", "unwritten"),
     *("skipped_keys", "rounded", "other_options", "reductions", "casts", "unread", "moves", "sent", "filled", "stages"),
     "not_due",
+    "options",
+    "clips",
     "written_gathered",
     "replaced",
 )
@@ -117,6 +121,8 @@ class Capture:
     read_buffers: list[str] = field(default_factory=list)
     other_settings: list[str] = field(default_factory=list)
     other_options: list[tuple[str, str, str, str]] = field(default_factory=list)
+    options: list[OptionsRecord] = field(default_factory=list)
+    clips: list[ClipRecord] = field(default_factory=list)
     as_built: list[str] = field(default_factory=list)
     not_due: list[str] = field(default_factory=list)
     written_gathered: list[str] = field(default_factory=list)

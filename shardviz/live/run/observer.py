@@ -82,6 +82,11 @@ class Observer:
             self._follower = Follower(self.session.options, lambda step, why: write_step(step, folder, command, why))
         self._follower.optimizing(optimizer)
 
+    def clipped(self, norm: Any, limit: Any) -> None:
+        """Note in a followed step that gradients were clipped. Called under `--trace` only."""
+        if self._follower is not None:
+            self._follower.clipped(norm, limit)
+
     def sharded(self, module: object) -> None:
         """Note that a module was sharded: it is captured when it, or what contains it, is called."""
         if isinstance(module, nn.Module):

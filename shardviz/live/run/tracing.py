@@ -13,7 +13,7 @@ import secrets
 import sys
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardviz.dump.arrays.sample import kept_indices, strides_for
 from shardviz.dump.records.base import SCHEMA
 from shardviz.dump.records.files import RunRecord
+from shardviz.dump.records.step import ClipRecord
 from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
@@ -37,6 +38,7 @@ from shardviz.live.run.hooks.observing import nested, quietly, report
 from shardviz.live.run.outside import outside
 from shardviz.live.run.references.values import outermost
 from shardviz.live.run.references.writing import is_first_here, rank_here
+from shardviz.live.step.optimizer_settings import options_of, options_records
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.trace.points import add_points
 from shardviz.live.step.trace.recorder import MAX_ELEMENTS, Trace
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.run.options import Options
     from shardviz.live.run.outside import Outside
+    from shardviz.live.step.optimizer_settings import Options as Settings
     from shardviz.live.step.trace.recorder import Seen
 
 
@@ -67,6 +70,8 @@ class Step:
         outside: What is stepped with the model and is not in it.
         broke_off: Whether the job raised in it: what backward left in gradients may not be reduced yet.
         lines: What was recorded line by line; None if nothing was asked for.
+        options: The numbers with which optimizers step its parameters.
+        clips: The norms by which its gradients were clipped.
     """
 
     root: nn.Module
@@ -77,6 +82,8 @@ class Step:
     outside: Outside
     broke_off: bool = False
     lines: JobLines | None = None
+    options: Settings = field(default_factory=dict)
+    clips: list[ClipRecord] = field(default_factory=list)
 
     @property
     def is_compiled(self) -> bool:
@@ -113,6 +120,7 @@ def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str 
     for local in (*step.weights, *(() if step.broke_off else _gradients(step))):
         capture.add_values(local, "step")
     add_points(capture, step.trace)
+    capture.options, capture.clips = options_records(step.options), step.clips
     if step.lines is not None:
         quietly(WHAT, step.lines.add_to, capture)
     for name, ranks in groups_of(num_ranks):
@@ -301,6 +309,14 @@ class Follower:
             self._begin_lines(0)
         self._optimizers.add(optimizer)
 
+    def clipped(self, norm: Any, limit: Any) -> None:
+        """Keep the norm by which `clip_grad_norm_` clipped gradients of the step, and what it was given as the most.
+
+        A DTensor's is that of all ranks, and to read it takes a collective.
+        """
+        if self._step is not None and os.getpid() == self._process and type(norm) is torch.Tensor:
+            self._step.clips.append(ClipRecord(float(norm), float(limit)))
+
     def _begin_lines(self, num_taken: int) -> None:
         """Record the script's lines from the end of the step before on."""
         if self._lines is not None and not self._is_over and num_taken == self.options.trace_step - 1:
@@ -393,7 +409,13 @@ class Follower:
         if self._step is not None and (self._step.trace.order or self._step.is_compiled):
             parameter_ids = {id(parameter) for parameter in self._step.root.parameters()}
             if parameter_ids & _parameters(optimizer):
+                quietly(WHAT, self._keep_options, self._step)
                 self._finish("")
+
+    def _keep_options(self, step: Step) -> None:
+        model = unwrapped(step.root)
+        options = [options_of(optimizer, model) for optimizer in (*self._optimizers, *self._taken)]
+        self._step = replace(step, options={name: values for of_each in options for name, values in of_each.items()})
 
     def _end_with_process(self) -> None:
         if self._is_of_many and not distributed.is_initialized():

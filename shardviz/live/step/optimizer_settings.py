@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shardviz.dump.records.step import OptionsRecord
 from shardviz.live.compat import clean_name
 from shardviz.live.step.return_values import Returned, numbers_of
 from shardviz.relate.tolerance import SINGLE
@@ -55,6 +56,14 @@ def options_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Options:
         values = {key: text for key, value in group.items() if key != "params" and (text := _option(value))}
         options |= {names[id(param)]: values for param in group["params"] if id(param) in names}
     return options
+
+
+def options_records(options: Options) -> list[OptionsRecord]:
+    """Return options for a rank's record, parameters with equal ones together."""
+    names: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, values in options.items():
+        names.setdefault(tuple(values.items()), []).append(name)
+    return [OptionsRecord(values, tuple(of_values)) for values, of_values in names.items()]
 
 
 def _option(value: object) -> str:

@@ -72,6 +72,7 @@ class Assembling:
         ranks: What is known of each rank.
         arrays: Values, by rank and name.
         narrowed_to: What rounds as much as the multiplications of a GPU may.
+        runs: How many micro-batches the job runs for each of the other job's; 0 if it has no more than that.
         lines: The calls of lines that each rank recorded; the first rank also has those of the other job.
     """
 
@@ -80,6 +81,7 @@ class Assembling:
     ranks: dict[int, _Rank] = field(default_factory=dict)
     arrays: dict[tuple[int, str], NDArray[np.float64]] = field(default_factory=dict)
     narrowed_to: tuple[str, ...] = ()
+    runs: int = 0
     lines: dict[int, tuple[LinesRecord, ...]] = field(default_factory=dict)
 
     def add(
@@ -124,6 +126,7 @@ class Assembling:
                 tensors=tuple(tables.tensors),
                 trace=tuple(judging.records(rank)),
                 narrowed_to=self.narrowed_to,
+                runs=self.runs,
                 wrappers=record.wrappers,
                 tied=record.tied,
                 lines=self.lines.get(rank, ()),
@@ -192,6 +195,7 @@ def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobT
         reference: The job that it is compared with.
     """
     assembling = Assembling(job, judging.mesh)
+    assembling.runs = _micro_batches(job, reference)
     sampled = _add_gradients(assembling, job, weights)
     _add_vectors(assembling, weights.params)
     for place in judging.wrong:
@@ -199,6 +203,15 @@ def assembled(job: JobTrace, judging: Judging, weights: Weights, reference: JobT
     if reference.is_of_one and weights.order is None:
         _add_lines(assembling, reference, job)
     return assembling.dump(judging), sampled
+
+
+def _micro_batches(job: JobTrace, reference: JobTrace) -> int:
+    """Return how often a job's ranks call the model for each of another job's calls; 0 if it is once, or uneven."""
+    counts, counts_there = ({own.counts.get("", 0) for own in each.ranks.values()} for each in (job, reference))
+    if len(counts) > 1 or len(counts_there) > 1 or 0 in counts | counts_there:
+        return 0
+    runs, rest = divmod(counts.pop(), counts_there.pop())
+    return runs if runs > 1 and not rest else 0
 
 
 def _add_lines(assembling: Assembling, reference: JobTrace, job: JobTrace) -> None:

@@ -12,9 +12,11 @@ from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled
 from shardviz.check.step.jobs.choosing import chosen
+from shardviz.check.step.jobs.clips import with_own_clips
 from shardviz.check.step.jobs.findings import findings_on
 from shardviz.check.step.jobs.grid import mesh_of_job
-from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, other_weights, rows_of
+from shardviz.check.step.jobs.settings import cause_of_steps, dtypes_of
+from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
 from shardviz.check.step.jobs.whole_job import WholeJob
 from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
@@ -24,7 +26,7 @@ from shardviz.check.unread_ranks import without_trace
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding
-from shardviz.explain.step.whole_step import DifferentWeights, EarlierStepsDiffer, MisplacedWeights
+from shardviz.explain.step.whole_step import DifferentWeights, MisplacedWeights
 from shardviz.relate.tolerance import NEAR_STARTS
 from shardviz.text import counted, fold, listed, named_ranks
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.starts import OtherWeight
-    from shardviz.check.step.trace.traces import Point
+    from shardviz.check.step.trace.traces import Point, Weight
     from shardviz.dump.dump import Dump
     from shardviz.dump.records.trace import Place
     from shardviz.explain.cause import Cause
@@ -120,8 +122,11 @@ def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
     belongings = belongings_of(params, parts, job.mesh)
     others, num_weights = other_weights(params, parts, belongings)
     if others:
-        departure = _of_weights(others, num_weights, [params[weight.name].shape for weight in others], job)
-        return Attempt(StepDifference((departure,), num_weights - len(others), agreement=WEIGHTS, is_of_jobs=True))
+        departure = _of_weights(others, num_weights, params, parts, (reference, job))
+        farthest, allowed = farthest_weights(params, parts, belongings)
+        dtypes = dtypes_of(params, parts) if farthest else ()
+        num_equal = num_weights - len(others)
+        return Attempt(StepDifference((departure,), num_equal, farthest, allowed, dtypes, (), WEIGHTS, is_of_jobs=True))
     rows = _rows_of(reference, job)
     if rows.problem:
         departure = departure_for(rows.cause, "batch", "", f"{job.name}: {rows.problem}")
@@ -144,19 +149,23 @@ def _rows_of(reference: WholeJob, job: WholeJob) -> Rows:
 
 
 def _of_weights(
-    others: Sequence[OtherWeight], total: int, shapes: Sequence[tuple[int, ...]], job: WholeJob
+    others: Sequence[OtherWeight],
+    total: int,
+    params: Mapping[str, Weight],
+    parts: Mapping[str, Mapping[int, Weight]],
+    jobs: tuple[WholeJob, WholeJob],
 ) -> Departure:
     """Return the difference of the weights; if matrices are near and steps were made before, those made it."""
     first = others[0]
     names = listed([str(fold) for fold, _ in fold((weight.name, None) for weight in others)], MAX_LISTED)
     what, cause = _relation_of(first)
-    steps = max(record.steps_before for record in job.job.dump.files.ranks.values())
-    is_near = all(weight.apart <= NEAR_STARTS for weight, shape in zip(others, shapes, strict=True) if len(shape) > 1)
+    steps = max(record.steps_before for record in jobs[1].job.dump.files.ranks.values())
+    is_near = all(weight.apart <= NEAR_STARTS for weight in others if len(params[weight.name].shape) > 1)
     if steps and is_near and isinstance(cause, DifferentWeights):
-        cause = EarlierStepsDiffer(steps)
+        cause = cause_of_steps(others, params, parts, jobs)
     sentence = (
         f"weights differ already before the step, {len(others)} of {total}: {names}; on rank {first.rank} of "
-        f"{job.name} {first.name} {what}"
+        f"{jobs[1].name} {first.name} {what}"
     )
     return departure_for(cause, "weights", first.name, sentence)
 
@@ -214,7 +223,7 @@ def _beside(
     results = list(findings_on(evidence, judging, reference_name))
     findings = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
     placed = [result for result in with_lines(dump, findings) if isinstance(result, Finding)]
-    findings = sorted(placed, key=lambda finding: not finding.module)
+    findings = with_own_clips(sorted(placed, key=lambda finding: not finding.module), job)
     look = _look_at_lines(findings, dump, reference, job)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]

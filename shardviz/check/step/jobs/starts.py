@@ -187,6 +187,21 @@ def other_weights(
     return others, len(shared_names)
 
 
+def farthest_weights(
+    full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]], belongings: Mapping[str, Belonging]
+) -> tuple[float, float]:
+    """Return how far weights that agree are apart at most, relative to their largest elements, and may be."""
+    farthest = allowed = 0.0
+    for name, whole in full.items():
+        for rank, part in parts.get(name, {}).items():
+            if whole.values is None or part.values is None:
+                continue
+            near, apart = _allowed(whole.values, part.values), _apart_on(rank, whole.values, part, belongings.get(name))
+            if 0 < apart <= near:
+                farthest, allowed = max(farthest, apart), max(allowed, near)
+    return farthest, allowed
+
+
 def _related(other: OtherWeight, full: Mapping[str, Weight], held: NDArray[np.float64] | None) -> OtherWeight:
     """Say what a weight that differs is of the first job's, given all of it.
 
@@ -239,12 +254,18 @@ def _other(name: str, whole: Weight, parts: Mapping[int, Weight], belonging: Bel
     for rank, rank_weight in parts.items():
         if whole.values is None or rank_weight.values is None:
             continue
-        region = _region_of(rank, rank_weight, belonging, whole.values.shape)
-        is_flat = rank_weight.layout is not None and rank_weight.layout.flat
-        apart = _apart(_flat(whole.values) if is_flat else whole.values, rank_weight.values, region)
+        apart = _apart_on(rank, whole.values, rank_weight, belonging)
         if apart > _allowed(whole.values, rank_weight.values):
             return OtherWeight(name, rank, apart, _is_permuted(whole.values, parts.values()))
     return None
+
+
+def _apart_on(rank: int, whole: Kept, part: Weight, belonging: Belonging | None) -> float:
+    """Return how far a rank's part is off, relative to the largest element."""
+    assert part.values is not None
+    region = _region_of(rank, part, belonging, whole.shape)
+    is_flat = part.layout is not None and part.layout.flat
+    return _apart(_flat(whole) if is_flat else whole, part.values, region)
 
 
 def _is_permuted(whole: Kept, parts: Iterable[Weight]) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.explain.step.factors import (
     AveragedNotSummed,
+    DdpAveragesShares,
     DividedByWorldSize,
     DividedShardGradient,
     DivideFactorOfSome,
@@ -65,6 +66,7 @@ class Over:
         splits: Whether one of them splits a gradient that has the factor.
         labeled: Whether that gradient is a DTensor, as FSDP's are, and FSDP may reduce it over these axes.
         averaged: Whether FSDP was seen to divide it by the number of ranks, so that no other factor was set.
+        by_ddp: Whether DistributedDataParallel reduces it over these axes.
     """
 
     axes: tuple[str, ...]
@@ -73,6 +75,7 @@ class Over:
     splits: bool
     labeled: bool
     averaged: bool
+    by_ddp: bool = False
 
     @property
     def text(self) -> str:
@@ -180,6 +183,7 @@ def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -
                 for gradient in gradients
             ),
             all(gradient.is_averaged_by_fsdp for gradient in gradients),
+            all(gradient.wrapped_over(axes) == "ddp" for gradient in gradients),
         )
         for axes in _products(mesh, ratio)
         if set(axes) <= spread
@@ -221,7 +225,9 @@ def _too_small(over: Over, *, of_all: bool) -> FactorOfAxes:
         return DividedByWorldSize(axes)
     if over.splits and over.labeled and over.batch is not False:
         return FsdpDividedAgain(axes, size, of_all, axes if over.averaged else "")
-    return DividedShardGradient(axes, size) if over.splits else AveragedNotSummed(axes)
+    if over.splits:
+        return DividedShardGradient(axes, size)
+    return DdpAveragesShares(axes, size) if over.by_ddp else AveragedNotSummed(axes)
 
 
 def _by_numbers(comparison: Compared, gradients_alike: Part | None) -> Finding | None:

@@ -173,11 +173,19 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.optim.optimizer": (
         Hook("Optimizer.__init__", None, lambda seen, call, result: seen.optimizing(call[0][0]), _always, hides=False),
     ),
+    "torch.nn.utils.clip_grad": (
+        Hook(
+            "clip_grad_norm_",
+            None,
+            lambda seen, call, result: seen.clipped(result, argument(call, 1, "max_norm")),
+            hides=False,
+        ),
+    ),
 }
 
 
-TRACED = "torch.optim.optimizer"
-"""The module that is hooked under `--trace` only: an optimizer says which model is trained."""
+TRACED = ("torch.optim.optimizer", "torch.nn.utils.clip_grad")
+"""The modules that are hooked under `--trace` only: an optimizer says which model is trained."""
 
 
 @cache
@@ -186,7 +194,7 @@ def hooked() -> dict[str, tuple[Around, ...]]:
     options = Options.of_environment()
     hooks: dict[str, tuple[Around, ...]] = dict(HOOKS)
     if options.trace == "off":
-        del hooks[TRACED]
+        hooks = {name: hook for name, hook in hooks.items() if name not in TRACED}
     for name, changed in STAMPED.items() if options.stamp else ():
         hooks[name] = (*hooks.get(name, ()), *changed)
     return hooks
