@@ -48,6 +48,7 @@ from shardviz.explain.step.modules import (
     UnexplainedModuleBackward,
     UngatheredInput,
 )
+from shardviz.explain.step.own_rows import CausalMaskOfPart
 from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
 from shardviz.explain.step.sums import RepeatedTerm, UnreducedBesideVector
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedCopies, UnexplainedForward
@@ -225,7 +226,7 @@ def _tells_no_attention(fault: Fault) -> bool:
     if isinstance(fault.cause, MisplacedLine):
         return fault.cause.is_of_rank
     is_of_rows = _is_of_result(fault) and (fault.function.endswith("_norm") or fault.function in DRAWS)
-    return is_of_rows or isinstance(fault.cause, MisplacedOperand | UnwrittenMemory)
+    return is_of_rows or isinstance(fault.cause, CausalMaskOfPart | MisplacedOperand | UnwrittenMemory)
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:
