@@ -61,9 +61,10 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     for value in lines.values:  # in order, so that none of them has to go back far
         states.placed(value)
     fault = _narrowed(lines, states, forward_fault(lines, states))
+    fault = fault or misplaced_fault(lines, states)
     if fault is None or isinstance(fault.cause, WrongLine | WrongLines):
         fault = own_rows_fault(lines, states) or fault
-    fault = fault or misplaced_fault(lines, states) or exchange_backward(lines, states) or backward_fault(lines, states)
+    fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
 
 
