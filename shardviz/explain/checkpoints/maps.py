@@ -47,7 +47,7 @@ class WrongMapNumber(Cause):
         "The conversion calls {function} with a different number than the map{rows:?: it takes the {rows} rows for "
         "{heads_held} heads of {held} rows, and they are {heads} heads of {wanted} rows}"
     )
-    how = "use the numbers of the map{rows:?: {wanted} if the code takes the rows of a head, {heads} if it takes heads}"
+    how = "use the numbers of the map{rows:?: {heads} heads of {wanted} rows}"
 
     @property
     def heads_held(self) -> int:
