@@ -155,7 +155,8 @@ CASES = (
             ),
         ),
         ("wrong-value", "wrong-scale"),
-        ("micro-batch|more than once|several times",),
+        ("micro-batch|more than once|several times", "after each of"),
+        with_lines=True,
     ),
     Bug(
         "the last micro-batch not reduced",

@@ -15,6 +15,7 @@ from tests.bugs import (
     decided,
     denominators,
     experts,
+    first_rows,
     gradients,
     hooks,
     loads,
@@ -49,7 +50,7 @@ from tests.bugs.case import Bug, Healthy
 
 WEIGHTS = (order, permutations, loads, buffers, random_numbers)
 STEPS = (gradients, accumulation, backward, losses, logs, norms, outputs, optimizer, own_part)
-AXES = (pipeline, context_parallel, experts, hooks, cut_by_hand)
+AXES = (pipeline, context_parallel, experts, first_rows, hooks, cut_by_hand)
 
 LAYERS = (residual, sequence_parallel, shared_parts, adapters, branches, vocabulary, attention_parts)
 LOOPS = (loss_terms, sharded_losses, scaled_steps, training_loops, right_sums, own_numbers, canceling)

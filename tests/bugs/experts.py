@@ -241,8 +241,9 @@ CASES = (
         EXPERTS,
         (('    model.weight.grad /= mesh["ep"].size()\n', ""),),
         ("wrong-scale",),
-        ("4 times", "ep", "divide"),
+        ("4 times", "ep", "divide", "divides other gradients by 4 and never gets this gradient"),
         ("over ep with ReduceOp.AVG",),
+        with_lines=True,
     ),
     Bug(
         "gradients of experts averaged over ep",
@@ -297,7 +298,8 @@ CASES = (
             ),
         ),
         ("wrong-value",),
-        ("splits", "ep"),
+        ("splits", "ep", "all_reduce(model.weight.grad)`", "is the first wrong line"),
+        with_lines=True,
     ),
     Healthy("experts named by their global number", "ep=2", LIST),
 )

@@ -37,6 +37,18 @@ def finish(model, mesh):
 '''
 )
 
+REPLICATED_BY_HAND = (
+    SUMMED_BY_HAND.replace('BATCH_AXES = ("dp",)', 'BATCH_AXES = ("node", "local")')
+    .replace('mesh=mesh["dp"]', 'mesh=mesh["local"]')
+    .replace(
+        '"""FSDP2 has reduced the gradients."""',
+        """for parameter in model.parameters():
+        grad = parameter.grad.to_local()
+        distributed.all_reduce(grad, group=mesh.get_group("node"))
+        grad /= 2""",
+    )
+)
+
 FACTOR = (
     FSDP
     + """
@@ -169,6 +181,14 @@ CASES = (
         ("wrong-value",),
         ("splits", "dp"),
         ("ReduceOp.AVG", "AVG over dp"),
+    ),
+    Bug(
+        "gradients of FSDP averaged over its own axis in place of the replicas'",
+        "node=2,local=2",
+        REPLICATED_BY_HAND,
+        (('mesh.get_group("node")', 'mesh.get_group("local")'),),
+        ("wrong-value",),
+        ("over node instead of local", "mixes the shards"),
     ),
     Bug(
         "gradients of FSDP divided once more",

@@ -184,7 +184,8 @@ def _own_slips(node: Op) -> Iterator[tuple[Node, Cause]]:
     if is_single:
         yield Op(name, (node,), node.numbers), MisappliedFunction(name, 2)
     for numbers in _other_numbers(node):
-        yield Op(name, node.parts, numbers), WrongMapNumber(name)
+        of_heads = (node.shape[0], numbers[0], node.numbers[0]) if name in INVERSE else ()
+        yield Op(name, node.parts, numbers), WrongMapNumber(name, *of_heads)
     yield from _other_joins(node)
     yield from _by_shards(node)
 

@@ -30,12 +30,34 @@ class WrongMapNumber(Cause):
 
     The size of a head, the number of parts or an index comes from a different model's settings. Any number that divides
     the rows gives the right shape.
+
+    Attributes:
+        function: The function's name in the map.
+        rows: How many rows it reorders; 0 if its number isn't the rows of a head.
+        held: The rows of a head that it was called with.
+        wanted: Those of the map.
     """
 
     function: str
+    rows: int = 0
+    held: int = 0
+    wanted: int = 0
     kinds = ("misordered",)
-    why = "The conversion calls {function} with a different number than the map"
-    how = "use the numbers of the map"
+    why = (
+        "The conversion calls {function} with a different number than the map{rows:?: it takes the {rows} rows for "
+        "{heads_held} heads of {held} rows, and they are {heads} heads of {wanted} rows}"
+    )
+    how = "use the numbers of the map{rows:?: {heads} heads of {wanted} rows}"
+
+    @property
+    def heads_held(self) -> int:
+        """How many heads the conversion takes the rows for."""
+        return self.rows // self.held
+
+    @property
+    def heads(self) -> int:
+        """How many heads they are."""
+        return self.rows // self.wanted
 
 
 class PartsJoinedOtherwise(Cause):

@@ -156,7 +156,8 @@ class UnlikeOperands(Cause):
     """A line combines two tensors of which a rank has different slices along one dim.
 
     Both are split over the same axis, one in a single stretch and one segment by segment. A rank's query heads meet the
-    key heads of others, as when key heads are repeated on each rank instead of in the whole. Shapes agree.
+    key heads of others, as when key heads are repeated on each rank instead of in the whole. Or a rank has tokens from
+    the front and the back of the sequence, and the positions of a single stretch. Shapes agree.
 
     Attributes:
         place: The line, as `attention.py:25`.

@@ -123,6 +123,29 @@ class UnexplainedInput(Cause):
     how = "look at the code that calls {module:called}: at the order of rows, micro-batches and stages"
 
 
+class LayerOnTwoStages(Cause):
+    """Two stages of a pipeline both run a layer.
+
+    The ranges of layers that the stages keep overlap by one: an end that is meant to be left out is kept. The layer's
+    weights are right on both stages, and shapes agree. The later stage runs it once more, on its own output.
+
+    Attributes:
+        module: The layer.
+        first: A rank that runs it on the right input.
+        second: A rank of another stage, which runs it again.
+    """
+
+    module: str
+    first: int
+    second: int
+    kinds = ("wrong-value",)
+    why = "Two stages run {module:called}: rank {first} on the right input, and rank {second} once more behind it"
+    how = (
+        "keep {module:called} on one stage: where layers are dealt out, end each range before the first layer of the "
+        "next stage"
+    )
+
+
 class UnexplainedBetweenModules(Cause):
     """A gradient goes wrong on its way between two modules, and no rule explains how.
 

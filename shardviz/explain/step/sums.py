@@ -355,12 +355,23 @@ class MixedShards(Cause):
 
     Shards have equal shapes, so a collective over the wrong group adds them without an error. Afterwards every rank
     has the same numbers, which belong to no part.
+
+    Attributes:
+        axis: The axis that splits the tensor.
+        lacking: The axes along which copies differ because nothing reduces them; empty if there are none.
     """
 
     axis: str
+    lacking: str = ""
     kinds = ("wrong-value",)
-    why = "The reduction runs over all ranks of {axis}, which splits this tensor, and mixes the shards"
-    how = "leave {axis} out of the reduction's group: reduce only over ranks that hold the same shard"
+    why = (
+        "The reduction runs over all ranks of {axis}, which splits this tensor, and mixes the shards"
+        "{lacking:?. Nothing reduces over {lacking}, along which copies differ}"
+    )
+    how = (
+        "{lacking:?reduce over {lacking} instead of {axis}|leave {axis} out of the reduction's group}: reduce only "
+        "over ranks that hold the same shard"
+    )
 
 
 class MixedLayers(Cause):

@@ -22,8 +22,8 @@ def differ(
 ) -> bool:
     """Return whether anything may differ on any rank. Every rank calls this.
 
-    What cannot be laid out here, such as a flat parameter, is taken to be equal: this asks whether to look, and the
-    judge decides.
+    What cannot be laid out here, such as a flat parameter, is taken to be equal, and what was cut by hand may be any
+    part: this asks whether to look, and the judge decides.
 
     Args:
         held: This rank's gradients, states and weights.
@@ -54,6 +54,14 @@ def _differs(local: Local, whole: Local, rank: int, near: float) -> bool:
             return False
         for dim, ranges in enumerate(layout.region(mesh.coord_of(rank)).dims):
             expected = torch.cat([expected.narrow(dim, begin, end - begin) for begin, end in ranges], dim)
-    if expected.shape != held.shape:
-        return False
-    return not float((held.to(expected.device) - expected).abs().max()) <= near * largest
+    held = held.to(expected.device)
+    parts = [expected] if expected.shape == held.shape else _parts(expected, held.shape)
+    return bool(parts) and not any(float((held - part).abs().max()) <= near * largest for part in parts)
+
+
+def _parts(whole: torch.Tensor, shape: torch.Size) -> Sequence[torch.Tensor]:
+    """Return the equal parts of a tensor that have some shape, if one dim alone was cut by hand; else none."""
+    dims = [dim for dim in range(whole.ndim) if whole.shape[dim] != shape[dim]] if whole.ndim == len(shape) else []
+    if len(dims) != 1 or not shape[dims[0]] or whole.shape[dims[0]] % shape[dims[0]]:
+        return ()
+    return torch.split(whole, shape[dims[0]], dims[0])

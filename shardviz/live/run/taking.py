@@ -31,10 +31,10 @@ from shardviz.live.run.options import Note
 from shardviz.live.run.references.changes import sifting
 from shardviz.live.run.references.choosing import chosen
 from shardviz.live.run.references.moments import with_moments
-from shardviz.text import listed, named_ranks
+from shardviz.text import cut_at_number, listed, named_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from shardviz.live.capture.locals import Local
@@ -193,10 +193,21 @@ def told_apart(pipeline_part: PipelinePart, group: Any, names: Iterable[str]) ->
     """
     numbered_here = {name for name in names if any(word.isdigit() for word in name.split("."))}
     ranks = tuple(distributed.get_process_group_ranks(group))
-    uses = Counter((of, name) for of, numbered in of_all_ranks((ranks, numbered_here)) for name in numbered)
-    if max(uses.values(), default=1) == 1:
+    of_group = [numbered for of, numbered in of_all_ranks((ranks, numbered_here)) if of == ranks]
+    if not _number_for_themselves(of_group):
         return pipeline_part
     return replace(pipeline_part, prefix=f"{pipeline_part.axes[0]}={distributed.get_rank(group)}.")
+
+
+def _number_for_themselves(stages: Sequence[Collection[str]]) -> bool:
+    """Whether stages share names because each counts its layers from one number; else they have a layer in common."""
+    uses = Counter(name for names in stages for name in names)
+    cuts = [[cut_at_number(name) for name in names] for names in stages]
+    for stem in {cut_at_number(name)[0] for name, count in uses.items() if count > 1}:
+        numbers = [[number for before, number, _ in cut if before == stem and number is not None] for cut in cuts]
+        if len({min(of_stage) for of_stage in numbers if of_stage}) == 1:
+            return True
+    return False
 
 
 def without_layers(reference: Reference, pipeline_part: PipelinePart, names: Iterable[str]) -> Reference:

@@ -203,7 +203,7 @@ CASES = (
         ),
         "own = gates",
     ),
-    Case("gates of the first experts, in a loop", LOOPED, (("first + number, None", "number, None"),), ""),
+    Case("gates of the first experts, in a loop", LOOPED, (("first + number, None", "number, None"),), "gate = gates["),
     Case(
         "residual within the sum, in place",
         IN_PLACE,

@@ -49,6 +49,13 @@ def test_layers_that_each_stage_counts_from_0_are_told_apart_and_compared_with_n
 
 
 @nightly
+def test_a_layer_of_two_stages_is_not_said_to_be_counted_from_0(tmp_path):
+    job = run(tmp_path, STAGES.replace("NUMBER + i", "i + rank").replace("LOADED + i", "i + rank"))
+    assert job.code == 0, job.err + job.out
+    assert not job.report().why_not_checked
+
+
+@nightly
 def test_layers_numbered_as_in_the_whole_model_are_compared(tmp_path):
     job = ran(tmp_path, "first", "first")
     assert job.code == 0, job.err + job.out

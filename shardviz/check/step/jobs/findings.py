@@ -6,6 +6,7 @@ ranks of one job draw can: they must keep the same elements of copies, and other
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,14 +15,18 @@ from shardviz.check.report import NotChecked
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.rules.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained, seen_in
+from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
+from shardviz.check.step.trace.traces import float_of
 from shardviz.check.step.words import number
 from shardviz.dump.records.trace import Place
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.losses import MeanOfMeans
+from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput
 from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedJobStep
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.relate.tolerance import POINT_EPSILON
+from shardviz.relate.values import farthest
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -30,8 +35,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.assembly import JobEvidence
+    from shardviz.check.step.trace.calls import Call
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.check.step.trace.judging import Judging
+    from shardviz.check.step.trace.traces import Point
 
 
 MAX_LISTED = 4
@@ -80,7 +87,34 @@ def _in_forward(
     ranks = tuple(sorted(call.points))
     name = first.module or "the model itself"
     base = UnexplainedJobStep().finding(name, ranks, f"its step differs from that of {reference_name}", generic=True)
-    return of_output(evidence, first, base)
+    finding = of_output(evidence, first, base)
+    stages = _stages_of(judging, call) if isinstance(finding.explanation, UnexplainedInput) else None
+    return finding if stages is None else finding.because(LayerOnTwoStages(name, *stages))
+
+
+def _stages_of(judging: Judging, call: Call) -> tuple[int, int] | None:
+    """Return a rank of each of two stages that run a module with all that is in it, the first on the right input."""
+    given, modules = Place(call.module, call.number, "input", 0), _modules_by_rank(judging)
+    if given._replace(call=1) in judging.whole:  # layers may share a module, which is called for each
+        return None
+    for first, second in permutations(judging.ranks, 2):
+        inside = [{name for name in modules[rank] if is_within(name, call.module)} for rank in (first, second)]
+        is_of_two = bool(call.module and inside[0]) and inside[0] == inside[1] and modules[first] != modules[second]
+        inputs = [judging.ranks[rank].get(given) for rank in (first, second)]
+        if is_of_two and _is_alike(judging.whole.get(given), inputs[0]) and not _is_alike(*inputs):
+            return first, second
+    return None
+
+
+def _modules_by_rank(judging: Judging) -> dict[int, set[str]]:
+    return {rank: {place.module for place in points} for rank, points in judging.ranks.items()}
+
+
+def _is_alike(first: Point | None, second: Point | None) -> bool:
+    values, others = (point.values if point is not None else None for point in (first, second))
+    if values is None or others is None or values.shape != others.shape:
+        return False
+    return farthest(values.values, others.values) <= max(values.tolerance, others.tolerance) * float_of(values)
 
 
 def _of_unequal_losses(judging: Judging) -> Finding | None:

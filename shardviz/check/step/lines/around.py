@@ -18,7 +18,9 @@ from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.fault import Fault, at, fault_at, place_of, reached
 from shardviz.check.step.lines.faults import fault_of, fault_of_mean
 from shardviz.check.step.lines.states import States
-from shardviz.check.step.lines.unreduced import unreduced_fault
+from shardviz.check.step.lines.unreduced import reduced_again_fault, undivided_fault, unreduced_fault
+from shardviz.explain.step.factors import UndividedShardGradient
+from shardviz.explain.step.gradients import MicroBatchesReducedAgain
 from shardviz.explain.step.lines import WrongLines, WrongReductionLine
 from shardviz.explain.step.step_lines import BackwardLine, GradientLine, SummedLossAveraged
 from shardviz.explain.step.sums import GradientNotReduced
@@ -102,13 +104,21 @@ class Around:
             return None  # the two models ran different lines
         results = results_of(finding)[:MAX_RESULTS] if finding.tensor != "loss" else ()
         faults = [self._fault(result) for result in results] or [self._of_result(finding.tensor)]
-        if isinstance(finding.explanation, GradientNotReduced) and not any(faults):
-            faults = [unreduced_fault(self.lines, self.states, finding.explanation, result.name) for result in results]
+        if not any(faults):
+            faults = [self._passed_by(finding.explanation, result.name) for result in results]
         if not finding.tensor and not any(faults):
             faults = [self._of_summed_loss(result) for result in results]
         known = [fault for fault in faults if fault is not None]
         is_one = len({(fault.line, type(fault.cause)) for fault in known}) == 1 and len(known) == len(faults)
         return known[0] if is_one and not isinstance(known[0].cause, WrongLines) else None
+
+    def _passed_by(self, cause: Cause | None, name: str) -> Fault | None:
+        """Return the line of the step that reduces or divides other gradients, or this one too often."""
+        if isinstance(cause, GradientNotReduced):
+            return unreduced_fault(self.lines, self.states, cause, name)
+        if isinstance(cause, UndividedShardGradient):
+            return undivided_fault(self.lines, cause, name)
+        return reduced_again_fault(self.lines, cause, name) if isinstance(cause, MicroBatchesReducedAgain) else None
 
     def _fault(self, result: Compared) -> Fault | None:
         if result.role == "grad":

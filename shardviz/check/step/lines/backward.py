@@ -32,6 +32,27 @@ def backward_fault(lines: Lines, states: States) -> Fault | None:
     return search.blame(max(leaving, key=lines.order)) if leaving else None
 
 
+def sent_back_fault(lines: Lines, states: States, axis: str) -> Fault | None:
+    """Return the first line that uses a module's input for the rank's own part and hands back a term of its gradient.
+
+    Args:
+        lines: The module's calls.
+        states: What ranks have of their tensors.
+        axis: The axis of the sum, which no backward makes.
+    """
+    search, inputs = _Backward(lines, states), [value for value in lines.values if lines.origin(value)[:5] == "input"]
+    for value in inputs:
+        gradient, readers = states.gradient(value), lines.readers(value)
+        is_whole = states.forward(value).kind == "right"
+        if is_whole and gradient.kind == "terms" and gradient.axes == (axis,) and not gradient.op and readers:
+            if not all(search.uses_part(value, call) for call in readers):
+                return None
+            call, cause = readers[0], UnsummedLineBackward(place_of(readers[0].line), axis)
+            uses = f"{reached(call)} is the first line that uses what the module is given for the rank's own part"
+            return fault_at(call, uses, cause)
+    return None
+
+
 def _is_contained(lines: Lines, states: States, value: Value) -> bool:
     """Whether a wrong gradient goes no further, as that of elements which a mask sets to zero."""
     call = lines.producer(value)
@@ -53,7 +74,7 @@ class _Backward:
             readers = [call for call in readers if not self._hands_back_right(value, call)]
         if len({call.place for call in readers}) > 1:
             # Some use the whole of it and some a part: the latter hand back terms of a sum.
-            readers = [call for call in readers if self._uses_part(value, call)]
+            readers = [call for call in readers if self.uses_part(value, call)]
         if len({call.place for call in readers}) != 1:
             return None
         unsummed = [fault for reader in readers if (fault := self._unsummed_part(value, reader)) is not None]
@@ -166,7 +187,7 @@ class _Backward:
                 else:
                     waiting += self.lines.readers(value)
 
-    def _uses_part(self, value: Value, call: Call) -> bool:
+    def uses_part(self, value: Value, call: Call) -> bool:
         """Whether each rank makes its own part, or a term, of a tensor that all of them have."""
         axes = self._axes(self.states.forward(value))
         return any(self._axes(self.states.forward(made)) - axes for made in call.outputs)

@@ -24,6 +24,7 @@ from shardviz.check.step.lines.fault import Fault, at, called, fault_at, given_f
 from shardviz.check.step.lines.foreign import foreign_fault
 from shardviz.check.step.lines.forward import Act, unsummed, wrong_number, wrong_reduction, wrong_result
 from shardviz.check.step.lines.misplaced import misplaced_fault, wrong_results
+from shardviz.check.step.lines.own_rows import loop_fault, own_rows_fault
 from shardviz.check.step.lines.padding import padding_fault
 from shardviz.check.step.lines.segments import segments_of
 from shardviz.check.step.lines.shifted import shifted_fault
@@ -65,7 +66,10 @@ def fault_in(lines: Lines, states: States) -> Fault | None:
     for value in lines.values:  # in order, so that none of them has to go back far
         states.placed(value)
     fault = _narrowed(lines, states, forward_fault(lines, states))
-    fault = fault or misplaced_fault(lines, states) or exchange_backward(lines, states) or backward_fault(lines, states)
+    fault = fault or misplaced_fault(lines, states)
+    if fault is None or isinstance(fault.cause, WrongLine | WrongLines):
+        fault = own_rows_fault(lines, states) or fault
+    fault = fault or exchange_backward(lines, states) or backward_fault(lines, states)
     return None if fault is None or fault.is_torchs else fault
 
 
@@ -111,6 +115,7 @@ def _narrowed(lines: Lines, states: States, fault: Fault | None) -> Fault | None
             or misplaced_fault(lines, states)
             or shifted_fault(lines, states, wrong_results(lines, states))
             or padding_fault(lines, states)
+            or loop_fault(lines, states)
             or fault
         )
     return fault

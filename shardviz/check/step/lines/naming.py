@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.report import NotChecked
 from shardviz.check.step.lines.around import Around, is_around, results_of
+from shardviz.check.step.lines.backward import sent_back_fault
 from shardviz.check.step.lines.calls import Lines
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
@@ -16,6 +17,7 @@ from shardviz.check.whole.completeness import no_file_of
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.forward import MisplacedOperand, ShiftedPart, UngatheredKeys
+from shardviz.explain.step.gradients import UnsummedInputGradient
 from shardviz.explain.step.lines import (
     DRAWS,
     CopiesSummedLine,
@@ -46,6 +48,7 @@ from shardviz.explain.step.modules import (
     UnexplainedModuleBackward,
     UngatheredInput,
 )
+from shardviz.explain.step.own_rows import CausalMaskOfPart
 from shardviz.explain.step.step_lines import LeftOutOfReduction, LocalWeight, NarrowReduction, ReductionNotStored
 from shardviz.explain.step.sums import RepeatedTerm, UnreducedBesideVector
 from shardviz.explain.step.whole_step import UnexplainedBackward, UnexplainedCopies, UnexplainedForward
@@ -113,6 +116,8 @@ def with_lines(dump: Dump, results: Iterable[Finding | NotChecked]) -> Iterator[
         for lines, fault in faults:  # what a module is given wrong is made by the one around it
             if module_to_open(named) in (lines.module, lines.asked_module):
                 named = _given_wrong(named, lines, fault) if fault.is_given else with_line(named, fault)
+        if named is outcome:
+            named = _with_line_of_term(dump, named, opened)
         if named is not outcome:
             yield named
         elif around is not None and module == STEP and (fault_around := around.fault_of(outcome)) is not None:
@@ -129,6 +134,17 @@ def _opened(dump: Dump) -> list[Lines]:
     records = [lines for rank in dump.files.ranks.values() for lines in rank.lines if lines.module != STEP]
     read = (Lines.of(dump, module=module) for module in dict.fromkeys(lines.module for lines in records))
     return [lines for lines in read if lines is not None]
+
+
+def _with_line_of_term(dump: Dump, finding: Finding, opened: Iterable[Lines]) -> Finding:
+    """Return a finding about the gradient that a module sends back, with the line that sends back a term of it."""
+    cause = finding.explanation
+    if not isinstance(cause, UnsummedInputGradient) or cause.inner:
+        return finding
+    of_module = (lines for lines in opened if module_to_open(finding) in (lines.module, lines.asked_module))
+    faults = (sent_back_fault(lines, States(dump, lines), cause.axis) for lines in of_module)
+    fault = next((fault for fault in faults if fault is not None and not fault.is_torchs), None)
+    return finding if fault is None else with_line(finding, fault)
 
 
 def _given_wrong(finding: Finding, lines: Lines, fault: Fault) -> Finding:
@@ -210,7 +226,8 @@ def _tells_no_attention(fault: Fault) -> bool:
     if isinstance(fault.cause, MisplacedLine):
         return fault.cause.is_of_rank
     is_of_rows = _is_of_result(fault) and (fault.function.endswith("_norm") or fault.function in DRAWS)
-    return is_of_rows or isinstance(fault.cause, MisplacedOperand | ShiftedPart | UnwrittenMemory)
+    is_of_part = isinstance(fault.cause, CausalMaskOfPart | MisplacedOperand | ShiftedPart | UnwrittenMemory)
+    return is_of_rows or is_of_part
 
 
 def _kind_of(cause: Cause, kind: Kind) -> Kind:

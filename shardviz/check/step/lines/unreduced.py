@@ -1,7 +1,8 @@
-"""The line that leaves a gradient unreduced, if a recorded call proves it."""
+"""The line that leaves a gradient unreduced or undivided, or reduces it too often, if recorded calls prove it."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.fault import Fault, at, called, fault_at, place_of
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
     from shardviz.check.step.lines.calls import Call, Lines, Value
     from shardviz.check.step.lines.states import States
     from shardviz.dump.records.lines import FrameRecord
+    from shardviz.explain.step.factors import UndividedShardGradient
+    from shardviz.explain.step.gradients import MicroBatchesReducedAgain
     from shardviz.explain.step.sums import GradientNotReduced
+
+DIVISIONS = ("div", "div_", "truediv", "itruediv", "true_divide", "true_divide_", "divide", "divide_")
+"""Functions by which a step divides a gradient by a number."""
 
 
 def unreduced_fault(lines: Lines, states: States, cause: GradientNotReduced, name: str) -> Fault | None:
@@ -51,6 +57,32 @@ def unreduced_fault(lines: Lines, states: States, cause: GradientNotReduced, nam
         return None
     sentence = f"{called(others[0])} reduces other gradients over {axis} and never gets this gradient"
     return fault_at(others[0], sentence, LeftOutOfReduction(place_of(others[0].line), axis))
+
+
+def undivided_fault(lines: Lines, cause: UndividedShardGradient, name: str) -> Fault | None:
+    """Return the line that divides other gradients by the factor that this gradient is too large by."""
+    names, divided = _names_by_value(lines), []
+    for call in (call for call in lines.calls if call.first.function in DIVISIONS):
+        given = set().union(*(names.get(value, set()) for value in call.inputs))
+        if name in given:
+            return None
+        if given and set(call.first.numbers.split()) & {str(cause.size), f"{cause.size}.0"}:
+            divided.append(call)
+    if len({call.place for call in divided}) != 1:
+        return None
+    sentence = f"{called(divided[0])} divides other gradients by {cause.size} and never gets this gradient"
+    return fault_at(divided[0], sentence, cause)
+
+
+def reduced_again_fault(lines: Lines, cause: MicroBatchesReducedAgain, name: str) -> Fault | None:
+    """Return the line that reduces a gradient after each of several backward passes."""
+    reducing = [call for call, names in _reductions(lines) if name in names]
+    backwards = [call.order for call in lines.calls if call.first.function == "backward"]
+    times = sum(any(one.order < order < two.order for order in backwards) for one, two in pairwise(reducing)) + 1
+    if len({call.place for call in reducing}) != 1 or times != len(reducing) or times < 2:
+        return None
+    sentence = f"{called(reducing[0])} reduces the gradient over {cause.axes} after each of {times} backward passes"
+    return fault_at(reducing[0], sentence, cause)
 
 
 def _narrow(call: Call, axis: str) -> Fault:

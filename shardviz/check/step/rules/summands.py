@@ -81,7 +81,9 @@ def of_micro_batches(evidence: Evidence, pairs: Sequence[Found]) -> tuple[list[F
         remaining = [(result, finding) for result, finding in remaining if result.role == "grad" or not finding.generic]
     weighted = [result for result in unexplained if result.name in weights]
     ranks = {rank for result in weighted for rank in result.wrong}
-    return remaining, [_of_weights(evidence, list(weights), min(distinct), tuple(sorted(ranks))).seen_in(*weighted)]
+    small = [result.name for result in covered if result.name not in weights]
+    finding = _of_weights(evidence, list(weights), min(distinct), tuple(sorted(ranks)), small)
+    return remaining, [finding.seen_in(*weighted)]
 
 
 def _repeated(weights: Weights) -> tuple[int, ...]:
@@ -120,14 +122,20 @@ def _fitted(comparison: Compared, rank: int, parts: Parts) -> Weights:
     return weights if fits and len(set(weights)) > 1 else ()
 
 
-def _of_weights(evidence: Evidence, names: list[str], weights: Weights, ranks: tuple[int, ...]) -> Finding:
+def _of_weights(
+    evidence: Evidence, names: list[str], weights: Weights, ranks: tuple[int, ...], small: list[str]
+) -> Finding:
+    """Return the finding of gradients that have micro-batches so often, with those that are too small to count in."""
+    wrong = f"the gradient{'s' if len(small) > 1 else ''} of {listed(small, MAX_LISTED)}"
+    verb = "are" if len(small) > 1 else "is"
+    also = (f"{wrong} {verb} wrong too, and too small to count micro-batches in",) if small else ()
     times = listed(map(number, weights), MAX_LISTED)
     what = "the gradient has" if len(names) == 1 else f"{len(names)} gradients have"
     return _cause(evidence, names, weights).finding(
         names[0] if len(names) == 1 else "",
         ranks,
         f"{what} the {len(weights)} micro-batches {times} times instead of once each",
-        details=(f"these are {listed(names, MAX_LISTED)}",) if len(names) > 1 else (),
+        details=((f"these are {listed(names, MAX_LISTED)}",) if len(names) > 1 else ()) + also,
     )
 
 

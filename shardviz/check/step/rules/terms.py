@@ -139,10 +139,25 @@ def mixed_shards(comparison: Compared) -> Finding | None:
     """Return the finding if each rank has the sum or mean of parts that are different parts of the tensor."""
     mixed = mixed_over(comparison)
     if mixed is None:
-        return None
+        return _mixed_in_place_of(comparison)
     axis, kind = mixed
     parts = f"different parts of the {comparison.what}"
     return comparison.finding(MixedShards(axis), f"every rank has the {kind} over {axis} of {parts}")
+
+
+def _mixed_in_place_of(comparison: Compared) -> Finding | None:
+    """Return the finding if parts were mixed along one axis, and copies that differ along others were left alone."""
+    lacking = comparison.copies_differ_along
+    is_pending = comparison.claimed is not None and bool(comparison.claimed.partial)
+    for op, kind in (("avg", "mean"), ("sum", "sum")) if lacking and not is_pending else ():
+        reduced = comparison.over(lacking, op, comparison.reduced)
+        mixed = mixed_over(replace(comparison, values=reduced)) if reduced.keys() == comparison.values.keys() else None
+        if mixed is not None:
+            axis, of_parts = mixed
+            copies = f"copies of the {comparison.what} differ along {' and '.join(lacking)}"
+            sentence = f"{copies}, and their {kind} is the {of_parts} over {axis} of different parts"
+            return comparison.finding(MixedShards(axis, " and ".join(lacking)), sentence)
+    return None
 
 
 def _on_some_ranks(dump: Dump, comparison: Compared, right: list[int]) -> Cause:

@@ -36,7 +36,11 @@ NAME = "the values before sharding"
 SAMPLE = 4096
 """Elements of a tensor that tell whether ranks had the same values: seeds that differ show in the first ones."""
 
-META = "it was on the meta device when it was sharded, and no checkpoint that was loaded afterwards has it"
+META = (
+    "it was on the meta device when it was sharded, and no checkpoint that was loaded afterwards has it, so the only "
+    "question was whether ranks' shards are equal; make weights before you shard them, without the meta device, and "
+    "every shard is compared"
+)
 UNSEEN = "its values before sharding were not seen, and no checkpoint that was loaded afterwards has it"
 TOO_LARGE = "its values before sharding were not kept, and no checkpoint that was loaded afterwards has it"
 

@@ -156,7 +156,8 @@ def by_stages(model, mesh):
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     at = mesh["pp"].get_local_rank()
-    model.layers = nn.ModuleDict({name: layer for name, layer in model.layers.items() if (int(name) > 0) == bool(at)})
+    kept = {name: layer for name, layer in model.layers.items() if (int(name) > 0) == bool(at)}
+    model.layers = nn.ModuleDict(model.layers if is_at("overlap") and not at else kept)
     if at:
         model.embed = None
     else:

@@ -1,0 +1,55 @@
+"""Causes in one line that takes a rank's own rows or slices for the first of the whole."""
+
+from __future__ import annotations
+
+from shardviz.explain.cause import Cause
+
+
+class CausalMaskOfPart(Cause):
+    """A causal mask counts a rank's queries from 0, although they stand later in the sequence.
+
+    Under context parallelism a rank has a part of the queries and all keys. `is_causal=True` aligns query 0 with key 0:
+    it takes the first query that the rank has for the first of the sequence. Rank 0 is right, and every other rank
+    hides keys that its queries must see.
+
+    Attributes:
+        place: The line, as `attention.py:40`.
+        function: What it calls.
+    """
+
+    place: str
+    function: str
+    kinds = ("wrong-value",)
+    why = (
+        "is_causal=True of {function} in {place} takes the first query that a rank has for the first of the sequence. "
+        "The rank's queries are a part of the sequence and the keys are all of it"
+    )
+    how = (
+        "pass attn_mask in {place} instead of is_causal=True: keys[None, :] <= queries[:, None], with the positions in "
+        "the whole sequence of the keys and of the rank's own queries"
+    )
+
+
+class LoopFromZero(Cause):
+    """A loop over a rank's own slices uses its counter as if it counted the slices of the whole.
+
+    A rank has experts 4 to 7 and loops over these 4. The counter is the number of an expert's weights on the rank. The
+    mask of the tokens for an expert needs the expert's number in the whole. Shapes are right, and so is rank 0.
+
+    Attributes:
+        place: The line that uses the counter for the whole, as `moe.py:51`.
+        function: What it calls.
+        reader: The line that reads the rank's own slices.
+        count: How many slices a rank has.
+    """
+
+    place: str
+    function: str
+    reader: str
+    count: int
+    kinds = ("wrong-value",)
+    why = (
+        "{function} in {place} counts from 0 on every rank, as in the unsharded model's first {count} rounds of the "
+        "loop. {reader} reads the rank's own {count} slices, which are later ones on every rank but the first"
+    )
+    how = "add the rank's first number to the counter in {place}: its coordinate times {count}"
