@@ -64,4 +64,4 @@ def _parts(whole: torch.Tensor, shape: torch.Size) -> Sequence[torch.Tensor]:
     dims = [dim for dim in range(whole.ndim) if whole.shape[dim] != shape[dim]] if whole.ndim == len(shape) else []
     if len(dims) != 1 or not shape[dims[0]] or whole.shape[dims[0]] % shape[dims[0]]:
         return ()
-    return whole.split(shape[dims[0]], dims[0])
+    return torch.split(whole, shape[dims[0]], dims[0])
