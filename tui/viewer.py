@@ -224,7 +224,7 @@ class Viewer(App[None], Generic[Opened]):
         else:
             selection = carried_over(self.document, document, self.selection)
         if not document.is_partial:
-            self.note = ""
+            self.note, self.seconds = "", 0.0
         self.set_reactive(Viewer.selection, selection)
         self.document = document
 

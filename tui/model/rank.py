@@ -14,13 +14,11 @@ from shardviz.check.values.copies import copies_of
 from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.dump.content import leaves
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.layout.region import Region, indices
+from shardviz.layout.region import Region, index_of, indices
 from shardviz.picture.model.holders import ranks_of, ranks_text
 from shardviz.picture.model.palette import WRONG
 from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.text import bytes_text, cut_at_comma
-
-from .selection import index_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

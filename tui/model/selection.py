@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from textual.message import Message
 
 from shardviz.errors import ShardvizError
+from shardviz.layout.region import index_of
 from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.sides import first_difference
@@ -162,15 +163,6 @@ def parse_place(text: str, shape: Sequence[int]) -> Place | str:
     )
     outside = [dim for dim, (at, size) in enumerate(zip(index, shape, strict=True)) if not 0 <= at < size]
     return f"dim {outside[0]} has indices 0 to {shape[outside[0]] - 1}" if outside else index
-
-
-def index_of(number: int, shape: Sequence[int]) -> list[int]:
-    """Return the index of an element that is counted row by row."""
-    index: list[int] = []
-    for size in reversed(shape):
-        number, at = divmod(number, size)
-        index.insert(0, at)
-    return index
 
 
 @dataclass
