@@ -45,10 +45,12 @@ def _causal_fault(lines: Lines, states: States, call: Call) -> Fault | None:
         return None
     state, whole = states.forward(call.inputs[0]), _whole(lines, states, call.outputs[0])
     held, queries, keys, values = [states.held(value) for value in (call.outputs[0], *call.inputs)]
-    if state.kind != "right" or state.layout is None or whole is None or not (held and queries and keys and values):
+    if state.kind != "right" or state.layout is None or whole is None or whole.ndim < 2:
         return None
     wrong: dict[int, list[int]] = {}
     for rank, region in state.layout.regions():
+        if not all(rank in side for side in (held, queries, keys, values)):
+            return None
         rows = [row for begin, end in region.dims[-2] for row in range(begin, end)]
         from_zero = _attention(queries[rank], keys[rank], values[rank], range(len(rows)))
         right = _attention(queries[rank], keys[rank], values[rank], rows)
@@ -68,9 +70,12 @@ def _causal_fault(lines: Lines, states: States, call: Call) -> Fault | None:
 
 def _attention(query: Array, key: Array, value: Array, rows: Sequence[int]) -> Array | None:
     """Return a causal attention of queries at some places of the sequence; None if it has another form."""
-    if query.ndim != key.ndim or query.shape[-1] != key.shape[-1] or max(rows) >= key.shape[-2]:
+    is_of_one_form = query.ndim == key.ndim == value.ndim > 1 and key.shape[:-1] == value.shape[:-1]
+    if not is_of_one_form or query.shape[-1] != key.shape[-1] or max(rows, default=key.shape[-2]) >= key.shape[-2]:
         return None
-    if query.ndim > 3 and query.shape[-3] != key.shape[-3]:
+    if query.shape[-2] != len(rows) or query.shape[:-3] != key.shape[:-3] or not (query.size and key.size):
+        return None
+    if query.ndim > 2 and query.shape[-3] != key.shape[-3]:
         times, left = divmod(query.shape[-3], key.shape[-3])
         if left:
             return None
@@ -94,7 +99,7 @@ def _unlike_rows_fault(lines: Lines, states: States, call: Call) -> Fault | None
             continue
         unlike = [rank for rank in rows[0] if rows[0][rank] != rows[1].get(rank)]
         if unlike:
-            places = [join_numbers(of_rank[unlike[0]]) for of_rank in rows]
+            places = [join_numbers(of_rank.get(unlike[0], ())) for of_rank in rows]
             given = f"slices {places[0]} of one tensor with slices {places[1]} of the other on rank {unlike[0]}"
             sentence = f"{reached(call)} is the first wrong line: {call.first.function} combines {given}"
             cause = UnlikeOperands(place_of(call.line), call.first.function, given, max(sizes) - back)
@@ -129,7 +134,7 @@ def loop_fault(lines: Lines, states: States) -> Fault | None:
         for reading, first in slices:
             rank, begin = max(first.items(), key=lambda pair: pair[1])
             is_wrong = any(
-                not _equal(states.held(call.outputs[0])[rank], wholes[begin + at]) for at, call in enumerate(calls)
+                not _equal(states.held(call.outputs[0]).get(rank), wholes[begin + at]) for at, call in enumerate(calls)
             )
             if is_wrong and calls[0].line.file == reading[0].line.file and _meet(lines, calls[0], reading[0]):
                 return _fault_of_loop(calls, reading, rank, begin)
