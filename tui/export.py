@@ -18,7 +18,6 @@ from rich.cells import cell_len
 if TYPE_CHECKING:
     from textual.app import App
 
-
 PATIENCE = 2.0
 """Seconds after which a copy command is given up."""
 

@@ -9,7 +9,6 @@ from textual.binding import Binding, BindingType
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
 KeySpec = tuple[str, str, str, str]
 """The key, or several separated by commas; the action; its name; its tooltip."""
 
@@ -17,14 +16,7 @@ KeySpec = tuple[str, str, str, str]
 def keys(place: str, shown: Sequence[KeySpec] = (), hidden: Sequence[KeySpec] = ()) -> list[BindingType]:
     """Return bindings whose ids are `place.name`: those that the key bar shows, and those that only the help lists."""
     return [
-        Binding(
-            key,
-            action,
-            name,
-            show=rows is shown,
-            id=f"{place}.{name.lower().replace(' ', '_')}",
-            tooltip=tooltip,
-        )
+        Binding(key, action, name, show=rows is shown, id=f"{place}.{name.lower().replace(' ', '_')}", tooltip=tooltip)
         for rows in (shown, hidden)
         for several, action, name, tooltip in rows
         for key in several.split(",")

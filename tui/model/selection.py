@@ -155,8 +155,7 @@ def parse_place(text: str, shape: Sequence[int]) -> Place | str:
     if not all(shape):
         return f"shape {list(shape)} has no elements"
     if flat is not None:
-        number = int(flat[1])
-        whole = math.prod(shape)
+        number, whole = int(flat[1]), math.prod(shape)
         return tuple(index_of(number, shape)) if number < whole else f"elements go from #0 to #{whole - 1:,}"
     index = tuple(
         int(number) + (size if number.startswith("-") else 0) for number, size in zip(numbers, shape, strict=True)

@@ -69,7 +69,6 @@ class UsageEntry:
     role: str
     taken: dict[str, Bytes] = field(compare=False, repr=False)
     has: NDArray[np.bool_] = field(compare=False, repr=False)
-
     listed: ClassVar[bool] = True
 
     def verdict_of(self, name: str) -> Verdict:

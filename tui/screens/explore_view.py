@@ -96,9 +96,7 @@ class MapPanel(Box):
 
     BINDINGS = keys(
         "panel",
-        [
-            ("x", "next_dims", "Next dims", "Draw the next two dims of a tensor with more than two"),
-        ],
+        [("x", "next_dims", "Next dims", "Draw the next two dims of a tensor with more than two")],
         hidden=[
             ("Y", "copy_block", "Copy range", "Copy the block under the cursor as a slice"),
             ("left_square_bracket", "step(-1)", "Previous slice", "The previous slice of the dims not drawn"),
@@ -190,10 +188,7 @@ class ExploreView(View["AnyDocument"], Searching):
 
     BINDINGS = keys(
         "explore",
-        [
-            ("v", "next_side", "Claimed/held", "Show claimed, held, or their difference"),
-            *SEARCHING,
-        ],
+        [("v", "next_side", "Claimed/held", "Show claimed, held, or their difference"), *SEARCHING],
         hidden=[
             ("r", "next('role')", "Next role", "Show all tensors, also the step's, or those of one role"),
             ("a", "next('axis')", "Next axis", "Show only tensors split over the next mesh axis"),
@@ -290,8 +285,7 @@ listed below with their sizes, each beside the largest one's. Beside them is wha
             names, sizes, lines = [*document.numbers], document.checkpoint.file_sizes, self.query_one("#files", Lines)
             most = max((size or 0 for size in sizes.values()), default=0)
             lines.show(
-                len(names),
-                lambda at: file_line(at, names[at], sizes[names[at]], most, lines.palette, lines.text_width),
+                len(names), lambda at: file_line(at, names[at], sizes[names[at]], most, lines.palette, lines.text_width)
             )
             self.query_one("#files-box", Box).set_titles(f"Files: {len(names):,}")
 
