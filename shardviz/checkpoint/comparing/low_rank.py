@@ -30,9 +30,9 @@ def ranks_of_changes(first: Tensor, second: Tensor, base: Tensor) -> tuple[int, 
     corners = [_corner(side) for side in (first, second, base)]
     if any(corner is None for corner in corners) or len({side.shape for side in (first, second, base)}) > 1:
         return None
-    one, other, start = (corner for corner in corners if corner is not None)
+    before, after, start = (corner for corner in corners if corner is not None)
     epsilon = max(EPSILON[side.dtype] for side in (first, second, base))
-    ranks = [rank_of(change, start, epsilon) for change in (one - start, other - start, other - one)]
+    ranks = [rank_of(change, start, epsilon) for change in (before - start, after - start, after - before)]
     low, high = sorted(ranks[:2])
     is_low = 0 < low < high < min(start.shape)
     return (ranks[0], ranks[1]) if is_low and ranks[2] == high - low else None

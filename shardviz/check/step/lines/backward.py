@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.lines.calls import SELECTS
 from shardviz.check.step.lines.fault import Fault, after, fault_at, place_of, reached
 from shardviz.check.step.lines.states import State, words_of
-from shardviz.explain.step.lines import UnsummedLineBackward, WholeGradientSummedAgain, WrongLineBackward
+from shardviz.explain.step.lines_backward import UnsummedLineBackward, WholeGradientSummedAgain, WrongLineBackward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -115,11 +115,11 @@ def _rows(held: Array, whole: Array | None, dim: int) -> tuple[int, ...]:
     """Return where a rank's slices along a dim stand in the whole; empty if it has all, or that isn't certain."""
     if whole is None or held.ndim != whole.ndim or held.shape[dim] >= whole.shape[dim]:
         return ()
-    own, all_rows = slices_of(held, dim), slices_of(whole, dim)
-    if own.shape[1] != all_rows.shape[1] or own.size * len(all_rows) > MAX_COMPARED or not own.size:
+    slices, all_slices = slices_of(held, dim), slices_of(whole, dim)
+    if slices.shape[1] != all_slices.shape[1] or slices.size * len(all_slices) > MAX_COMPARED or not slices.size:
         return ()
     near = STEP * float(np.max(np.abs(whole), initial=0.0))
-    alike = np.abs(own[:, None] - all_rows[None]).max(-1) <= near
+    alike = np.abs(slices[:, None] - all_slices[None]).max(-1) <= near
     return tuple(map(int, alike.argmax(1))) if (alike.sum(1) == 1).all() else ()
 
 
@@ -156,12 +156,12 @@ def _rounds(lines: Lines, states: States) -> Iterator[tuple[list[Call], dict[int
     The unsharded model's results are yielded with them. A rank's rounds follow each other in the unsharded model.
     """
     wholes: defaultdict[object, list[LineRecord]] = defaultdict(list)
-    own: defaultdict[object, list[Call]] = defaultdict(list)
+    of_ranks: defaultdict[object, list[Call]] = defaultdict(list)
     for line in lines.unsharded.lines:
         wholes[_key(line)].append(line)
     for call in lines.calls:
-        own[_key(call.first)].append(call)
-    for key, calls in own.items():
+        of_ranks[_key(call.first)].append(call)
+    for key, calls in of_ranks.items():
         count, of_whole = len(calls), wholes.get(key, [])
         is_part = 1 < count < len(of_whole) and len(of_whole) % count == 0
         if not is_part or {len(call.outputs) for call in calls} | {len(line.outputs) for line in of_whole} != {1}:

@@ -1,0 +1,92 @@
+"""Causes in one line of the user's code, the first at which gradients go wrong in backward."""
+
+from __future__ import annotations
+
+from shardviz.explain.cause import Cause
+from shardviz.explain.step.lines import WRONG
+
+
+class UnsummedLineBackward(Cause):
+    """Nothing sums a gradient that each rank computes for its own part only.
+
+    A different line uses the same tensor whole, as a residual does, and sends back the whole gradient. The tensor
+    then gets neither the whole gradient nor a term of it, and a sum of the weights' gradients after backward
+    doesn't repair that.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        axis: The axis of the missing sum.
+    """
+
+    place: str
+    axis: str
+    kinds = ("unreduced-gradient",)
+    why = (
+        "{place} sends back each rank's own part of a gradient. Nothing sums the parts over {axis} before a different "
+        "line adds its whole gradient, as a residual does"
+    )
+    how = (
+        "sum the gradient over {axis} at the input of {place}: a torch.autograd.Function that returns its input in "
+        "forward and all_reduces in backward (ColwiseParallel)"
+    )
+
+
+class WholeGradientSummedAgain(Cause):
+    """A backward sums over ranks a gradient that every rank already has whole.
+
+    A tensor that each rank uses for its own part gets a function whose backward sums the ranks' gradients. A layer
+    that every rank computes in full, such as a shared expert, sends back its whole gradient on every rank. If it
+    reads the same tensor, the sum counts its gradient once for each rank. Losses and the layer's own weights stay
+    right.
+
+    Attributes:
+        place: The line whose backward sums, as `moe.py:83`.
+        reader: The line that hands back the whole gradient.
+        axis: The axis of the sum.
+        times: The ranks along it.
+    """
+
+    place: str
+    reader: str
+    axis: str
+    times: int
+    kinds = WRONG
+    why = (
+        "Every rank computes {reader} in full and sends back its whole gradient. The backward of {place} sums it over "
+        "{axis}, so it counts {times} times"
+    )
+    how = (
+        "in {reader}, read the tensor from before {place}, whose backward is only for values that ranks use differently"
+    )
+
+
+class WrongLineBackward(Cause):
+    """A line's forward is right, and its backward returns a wrong gradient.
+
+    An operation in the line has no backward, or one that does not match its forward. Parts and terms that ranks use
+    differently need a sum in backward; terms of one sum need none.
+
+    Attributes:
+        place: The line, as `moe.py:83`.
+        function: What it calls.
+        axis: The axis of a sum that is missing in backward; empty if it is something else.
+        part: Which of its results lacks the sum, as `result[1]`, if its gradient joins those of other parts there.
+    """
+
+    place: str
+    function: str
+    axis: str = ""
+    part: str = ""
+    kinds = WRONG
+    why = (
+        "{part:?Each rank along {axis} uses {part} of {function} in {place} for its own part, and nothing sums its "
+        "gradient over {axis} before it joins the whole gradients of other parts|{axis:?Each rank along {axis} uses "
+        "the result of {place} differently, and nothing sums the result's gradient over {axis}|The backward of "
+        "{function} in {place} doesn't match its forward}}"
+    )
+    how = (
+        "{part:?sum the gradient of {part} over {axis}, and no other: pass it through a torch.autograd.Function that "
+        "returns its input in forward and all_reduces in backward|{axis:?all_reduce the gradient over {axis} in the "
+        "backward of {place}|check {place}: a tensor that all ranks have and each uses for its own part needs a sum in "
+        "backward; terms of a sum need none}}"
+    )
