@@ -34,7 +34,7 @@ from shardviz.live.step.output_parts import (
     reduction_of,
     wanted_outputs,
 )
-from shardviz.live.step.return_values import is_split, joined, named_calls, numbers_of
+from shardviz.live.step.return_values import are_parts_of, is_split, joined, named_calls, numbers_of
 from shardviz.live.step.step import claimed_as, due_placements, loss_of
 from shardviz.text import counted, named_ranks
 
@@ -167,13 +167,8 @@ class Comparison:
 
     def _is_in_parts(self) -> bool:
         """Whether the calls made up this rank's part of the batch, one after the other."""
-        calls, rows = self.step.returned, self.step.sizes[0] if self.step.sizes else 0
-        sizes = [
-            [len(call.tensors[path]) for call in calls if path in call.tensors]
-            for path, tensor in calls[0].tensors.items()
-            if tensor.ndim
-        ]
-        return self.runs == 1 and any(own[-1] != rows == sum(own) for own in sizes)
+        rows = self.step.sizes[0] if self.step.sizes else 0
+        return self.runs == 1 and are_parts_of(self.step.returned, rows)
 
     def _offer(self, values: Sequence[torch.Tensor], reference_output: Wanted | None) -> Offer | None:
         """Return what this rank tells the others of a tensor; None if its numbers cannot be read."""

@@ -136,6 +136,18 @@ def named_calls(calls: Sequence[Returned], runs: int) -> dict[str, list[torch.Te
     return by_name
 
 
+def are_parts_of(calls: Sequence[Returned], rows: int) -> bool:
+    """Whether calls returned so many rows in turn: together they have as many, and the last has fewer."""
+    if len(calls) < 2:
+        return False
+    sizes = (
+        [len(call.tensors[path]) for call in calls if path in call.tensors]
+        for path, tensor in calls[0].tensors.items()
+        if tensor.ndim
+    )
+    return any(own[-1] != rows == sum(own) for own in sizes)
+
+
 def numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return this rank's part of a tensor as float64 or int64, complex numbers as pairs; None if it has no array."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:

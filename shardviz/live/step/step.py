@@ -136,11 +136,11 @@ def sharded_step(
             loss = loss_of(probe, model, batch)
             torch.autograd.backward(loss)
     logged = logged_by(probe, model, batch, loss)
-    output, runs = _output(observation, batch, is_pipeline=hasattr(probe, "STAGE_AXES"))
+    sizes = sizes_of(batch)
+    output, runs = _output(observation, sizes, is_pipeline=hasattr(probe, "STAGE_AXES"))
     output = output if has_output else None
     if output is not None and hasattr(probe, "whole_output"):
         output = probe.whole_output(output, mesh)
-    sizes = next((tuple(tensor.shape) for tensor in tensors_in(batch) if tensor.ndim), ())
     returned = tuple(observation.returned) if has_output else ()
     return StepResult(loss.detach(), output, logged, observation, runs, sizes, clips.of_step(), returned)
 
@@ -151,14 +151,24 @@ def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRec
     return [CallRecord(module, op, tuple(ranks)) for module, (op, ranks) in named.items()]
 
 
-def _output(observation: Observed, batch: Batch, *, is_pipeline: bool) -> tuple[torch.Tensor | None, int]:
+def sizes_of(batch: Batch) -> tuple[int, ...]:
+    """Return the shape of a batch's first tensor, whose rows are those of the batch; empty if it has none."""
+    return next((tuple(tensor.shape) for tensor in tensors_in(batch) if tensor.ndim), ())
+
+
+def are_in_turn(outputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> bool:
+    """Whether a model that ran several times returned the rows of a batch, some of them each time."""
+    return len(outputs) > 1 and len(outputs[-1]) != sum(map(len, outputs)) == (sizes[0] if sizes else 0)
+
+
+def _output(observation: Observed, sizes: Sequence[int], *, is_pipeline: bool) -> tuple[torch.Tensor | None, int]:
     """Return the model's last output, joined if it ran on micro-batches one after the other, and its runs."""
     outputs = [output for output in observation.outputs if output.ndim]
     if not outputs:
         return None, 0
-    rows = next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 0)
-    in_parts = len(outputs) > 1 and len(outputs[-1]) != rows == sum(map(len, outputs))
-    return (torch.cat(outputs), 1) if is_pipeline or in_parts else (outputs[-1], len(outputs))
+    if is_pipeline or are_in_turn(outputs, sizes):
+        return torch.cat(outputs), 1
+    return outputs[-1], len(outputs)
 
 
 def logged_by(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, torch.Tensor]:

@@ -23,7 +23,7 @@ from shardviz.live.compat import one_process, quiet_redistribution
 from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.clipping import agreed_clips
 from shardviz.live.step.observe import observed
-from shardviz.live.step.step import StepResult, logged_by, loss_of
+from shardviz.live.step.step import StepResult, are_in_turn, logged_by, loss_of, sizes_of
 from shardviz.live.step.trace.noise import moved, moved_tensor
 from shardviz.live.step.unsharded.probe_loss import is_weighted_mean, why_apart
 from shardviz.live.trace_modules import NONE, Followed
@@ -206,10 +206,12 @@ def stepped(
         for before_state, after_state in zip(states, _generators(), strict=False)
     )
     outputs = [output for output in observation.outputs if output.ndim]
-    output = None if not outputs else torch.cat(outputs, dim) if parts > 1 else outputs[-1]
+    sizes, runs = sizes_of(batch), max(len(outputs) // parts, 1)
+    runs = 1 if dim == 0 and are_in_turn(outputs[:runs], sizes_of(part_of(batch, 0, parts))) else runs
+    output = None if not outputs else torch.cat(outputs, dim) if parts > 1 or len(outputs) > runs else outputs[-1]
     loss = torch.stack(losses).sum()
-    runs, returned = max(len(outputs) // parts, 1), tuple(observation.returned)
-    step = StepResult(loss, output, logged_by(probe, model, batch, loss), observation, runs, returned=returned)
+    logged, returned = logged_by(probe, model, batch, loss), tuple(observation.returned)
+    step = StepResult(loss, output, logged, observation, runs, sizes, returned=returned)
     return UnshardedStep(model, before, step, draws=draws, parts=parts, dim=dim)
 
 
