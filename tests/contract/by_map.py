@@ -106,6 +106,11 @@ def conversions() -> Iterator[Conversion]:
     q, k, v = _numbers(8, 6, seed=3), _numbers(4, 6, seed=4), _numbers(4, 6, seed=5)
     fused = {"k and v exchanged": cat(q, v, k), "by ranks": interleave(q, k, v, blocks=2), "k lost": cat(q, v, v)}
     fused |= {"one part halved": cat(q, k / 2, v), "one part of zeros": cat(q, k * 0, v), "reversed": cat(v, k, q)}
+    fused |= {
+        "v over k": cat(q, v, k * 0),
+        "v over k, the rest as made": cat(q, v, k + v),
+        "q over k": cat(q, q[:4], v),
+    }
     yield Conversion("cat(q, k, v)", {"q": q, "k": k, "v": v}, cat(q, k, v), fused)
     groups = interleave(q, k, v, blocks=2)
     yield Conversion("interleave(q, k, v, 0, 2)", {"q": q, "k": k, "v": v}, groups, {"as a whole": cat(q, k, v)})

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ROOM = "names"
 LAYERS = 4
+LOST = 2
 SHAPES = ((48,), (1, 8), (6, 1), (2, 3, 8), (4, 1, 6), (), (0, 4), (1, 1), (200, 3), (16, 16))
 
 
@@ -246,8 +247,17 @@ def of_adapters() -> Iterator[tuple[str, tuple[Model, Model, Model]]]:
 
     last, before, full = adapter(3), adapter(3), {name: random.standard_normal((24, 16)) / 8 for name in base}
     other = {name: one["embed.weight"] for name, one in {"embed.weight": model()}.items()}
-    for way, second in (("two", plus(last, before)), ("another", plus(before)), ("a change of all", plus(last, full))):
+    quarter = {name: one / 4 for name, one in last.items()}
+    ways = {
+        "two": plus(last, before),
+        "another": plus(before),
+        "a change of all": plus(last, full),
+        "less": plus(quarter),
+    }
+    for way, second in ways.items():
         yield f"adapters: {way}", tuple(made | other for made in (plus(last), second, base))  # type: ignore[misc]
+    average = {name: (one + base[name]) / 2 for name, one in plus(full).items()}
+    yield "adapters: an average", tuple(made | other for made in (plus(full), average, base))  # type: ignore[misc]
 
 
 def _beside(made: Model, other: Model) -> Iterator[tuple[tuple[str, Array], Array]]:
@@ -279,6 +289,12 @@ def of_values(values: Array) -> Iterator[tuple[str, Array]]:
                 f"dim {dim} scaled",
                 values * np.linspace(1, 2, size).reshape([-1 if at == dim else 1 for at in range(values.ndim)]),
             )
+        if size > LOST + 2:
+            rest, more = np.delete(values, LOST, dim), np.full_like(values.take([0], dim), 0.5)
+            yield f"dim {dim} without an index", rest
+            yield f"dim {dim} without an index, padded", np.concatenate([rest, more], dim)
+            yield f"dim {dim} with another index", np.concatenate([values.take([0], dim), more, values], dim)
+            yield f"dim {dim} without an index, reversed", np.flip(rest, dim)
 
 
 def of_blocks() -> Iterator[tuple[str, Array, Array]]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.block_factors import scaled_in_blocks
 from shardviz.checkpoint.comparing.equality import narrower
-from shardviz.checkpoint.comparing.lengths import explain_padding, explain_repeats
-from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.checkpoint.comparing.lengths import explain_padding, explain_repeats, explain_shift
+from shardviz.checkpoint.comparing.orders import is_long_line, name_change
 from shardviz.checkpoint.comparing.outcome import Distance
 from shardviz.checkpoint.comparing.undo import cause_of_order
 from shardviz.checkpoint.records import StoredTensor
@@ -79,6 +79,8 @@ def change_of(outcome: Outcome, before: Tensor, after: Tensor, names: tuple[str,
         shapes = f"{before.dtype}{list(before.shape)} became {after.dtype}{list(after.shape)}"
         return replace(changed, why=f"{shapes}: {changed.why}")
     if changed := explain_padding(outcome, before_bits, after_bits, names):
+        return replace(changed, why=f"{changed.why}{types}")
+    if not is_long_line(before_bits) and (changed := explain_shift(outcome, before_bits, after_bits, names)):
         return replace(changed, why=f"{changed.why}{types}")
     if not is_alike(before.bits) and (changed := values_changed(outcome, before, after, names)):
         return changed

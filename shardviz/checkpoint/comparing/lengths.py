@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.explain.checkpoints.conversion import CutOffEnd, KeptOneShard, PaddedEnd, PaddedParts, RepeatedHeads
+from shardviz.explain.checkpoints.conversion import (
+    CutOffEnd,
+    KeptOneShard,
+    LostSlices,
+    PaddedEnd,
+    PaddedParts,
+    RepeatedHeads,
+)
+from shardviz.reference.windows import line_hashes
 from shardviz.relate.values import is_alike
+from shardviz.text import join_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterator
 
     from numpy.typing import NDArray
 
@@ -28,6 +37,9 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 1024
 """Ranks that may each have padded their own part."""
+
+FEWEST_KEPT = 4
+"""Slices that both sides have in one order, so that the others are lost or new."""
 
 
 def explain_padding(
@@ -84,6 +96,46 @@ def explain_repeats(
             why = f"{names[is_longer]} has {_times_text(block, dim, times)}"
             return outcome.became("other", why, RepeatedHeads(times))
     return None
+
+
+def explain_shift(outcome: Outcome, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> Outcome | None:
+    """Explain that one side lacks slices of a dim, and has those that follow at earlier or later places."""
+    for dim, first, second in _tables(mine, theirs):
+        places = _places_in(first, second)
+        kept = np.flatnonzero(places >= 0)
+        offsets = places[kept] - kept
+        if len(kept) < max(FEWEST_KEPT, len(second) / 2) or not offsets.any() or (np.diff(places[kept]) <= 0).any():
+            continue
+        lost = np.setdiff1d(np.arange(len(first)), places[kept])
+        new = np.flatnonzero(places < 0)
+        parts = [
+            f"{opposite} lacks index {join_numbers(odd.tolist())} of {side}"
+            for odd, side, opposite in ((lost, *names), (new, *names[::-1]))
+            if len(odd)
+        ]
+        why = f"of dim {dim}, {', '.join(parts)}; the others are in the same order, at other places"
+        return outcome.became("other", why, LostSlices(dim))
+    return None
+
+
+def _tables(mine: NDArray[Any], theirs: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
+    """Yield both sides as tables of one row for each index of a dim, for each dim that alone may differ in length."""
+    if mine.ndim != theirs.ndim or not mine.size or not theirs.size:
+        return
+    odd = [dim for dim in range(mine.ndim) if mine.shape[dim] != theirs.shape[dim]]
+    for dim in odd or range(mine.ndim) if len(odd) < 2 else ():
+        starts = [side[tuple(slice(None) if at == dim else 0 for at in range(side.ndim))] for side in (mine, theirs)]
+        if np.isin(starts[1], starts[0]).sum() >= max(FEWEST_KEPT, theirs.shape[dim] / 2):
+            first, second = (np.moveaxis(side, dim, 0).reshape(side.shape[dim], -1) for side in (mine, theirs))
+            yield dim, first, second
+
+
+def _places_in(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where the first table has each row of the second; -1 for a row that it doesn't have once."""
+    hashes, indices, counts = np.unique(line_hashes(first), return_index=True, return_counts=True)
+    wanted = line_hashes(second)
+    at = np.minimum(np.searchsorted(hashes, wanted), len(hashes) - 1)
+    return np.where((hashes[at] == wanted) & (counts[at] == 1), indices[at], -1)
 
 
 def _times_text(block: int, dim: int, times: int) -> str:

@@ -38,6 +38,15 @@ def ranks_of_changes(first: Tensor, second: Tensor, base: Tensor) -> tuple[int, 
     return (ranks[0], ranks[1]) if is_low and ranks[2] == high - low else None
 
 
+def rank_of_change(side: Tensor, base: Tensor) -> int:
+    """Return the rank of a matrix's change from a base if it is low, as an adapter's; else 0."""
+    after, start = _corner(side), _corner(base)
+    if after is None or start is None or after.shape != start.shape:
+        return 0
+    rank = rank_of(after - start, start, max(EPSILON[side.dtype], EPSILON[base.dtype]))
+    return rank if rank < min(start.shape) else 0
+
+
 def _corner(side: Tensor) -> NDArray[np.float64] | None:
     """Return the first rows and columns of a matrix of floats; None of anything else."""
     if len(side.shape) != 2 or side.dtype not in FLOATS or (bits := readable_bits(side)) is None:

@@ -16,12 +16,17 @@ import numpy as np
 
 from shardviz.checkpoint.comparing.changes import factor_text
 from shardviz.checkpoint.comparing.equality import equal, narrower, readable_bits
-from shardviz.checkpoint.comparing.low_rank import ranks_of_changes
+from shardviz.checkpoint.comparing.low_rank import rank_of_change, ranks_of_changes
 from shardviz.checkpoint.comparing.outcome import NOT_COMPARED, SIDES
 from shardviz.checkpoint.comparing.series import has_values_of, number_of, open_steps, siblings, steps_with, tensor_in
 from shardviz.checkpoint.records import StoredTensor
 from shardviz.errors import DumpError
-from shardviz.explain.checkpoints.conversion import AdapterMergedAgain, AdaptersPiledUp, AveragedWeights
+from shardviz.explain.checkpoints.conversion import (
+    AdapterMergedAgain,
+    AdapterScaled,
+    AdaptersPiledUp,
+    AveragedWeights,
+)
 from shardviz.explain.checkpoints.files import (
     FileOfAnotherSave,
     FileOnEitherSide,
@@ -115,7 +120,7 @@ def with_left_over(outcomes: Outcomes, before: Checkpoint, after: Checkpoint, al
         (outcome if side_and_steps is None else _judge_stale(outcome, steps, pair, *side_and_steps, whole), pair)
         for side_and_steps, (outcome, pair) in zip(by_steps, outcomes, strict=True)
     ]
-    merged = [(_explain_merge(outcome, pair, also) if is_open(outcome) else outcome, pair) for outcome, pair in judged]
+    merged = _with_merges(judged, also)
     return with_whole_file(with_stale_parts(with_odd_file(merged, steps.others), steps))
 
 
@@ -210,12 +215,50 @@ def _has_part_of(held: Tensor, other: Tensor, old: Tensor) -> bool:
     return is_moved and count >= MANY and len(seen) > 1
 
 
-def _explain_merge(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome:
-    """Say how often a tensor has what lies between the other side and a third checkpoint."""
+@dataclass(frozen=True, slots=True)
+class _Merge:
+    """A tensor that has what lies between the other side and a third checkpoint.
+
+    Attributes:
+        times: t, if the second has first + t * (third - first).
+        third: The name of the third checkpoint.
+        rank: The rank of the first's change from the third, if it is low, as an adapter's; else 0.
+    """
+
+    times: float
+    third: str
+    rank: int
+
+
+def _with_merges(outcomes: Outcomes, also: Sequence[Checkpoint]) -> Outcomes:
+    """Say which tensors are averages of the other side and a third checkpoint, or have adapters merged otherwise.
+
+    Of matrices that are as narrow as an adapter no rank is low; they have the factor of the others.
+    """
+    merges = [_merge_of(pair, also) if is_open(outcome) else None for outcome, pair in outcomes]
+    adapters = {(one.third, factor_text(one.times)) for one in merges if one is not None and one.rank}
+    merged = []
+    for (outcome, pair), merge in zip(outcomes, merges, strict=True):
+        if merge is None:
+            merged.append((_explain_adapters(outcome, pair, also) if is_open(outcome) else outcome, pair))
+        else:
+            is_adapter = (merge.third, factor_text(merge.times)) in adapters
+            merged.append((_name_merge(outcome, merge, is_adapter=is_adapter), pair))
+    return merged
+
+
+def _merge_of(pair: Pair, also: Sequence[Checkpoint]) -> _Merge | None:
     for step in also:
         third = tensor_in(step, pair.both[0])
         if third is not None and (times := _merge_factor([*pair.both, third])) is not None:
-            return _name_merge(outcome, times, printable(step.path.name))
+            return _Merge(times, printable(step.path.name), rank_of_change(pair.both[0], third))
+    return None
+
+
+def _explain_adapters(outcome: Outcome, pair: Pair, also: Sequence[Checkpoint]) -> Outcome:
+    """Say that one side has the other's adapter and more, as a third checkpoint shows."""
+    for step in also:
+        third = tensor_in(step, pair.both[0])
         if third is not None and (added := ranks_of_changes(*pair.both, third)) is not None:
             return _name_adapters(outcome, added, printable(step.path.name))
     return outcome
@@ -232,8 +275,14 @@ def _name_adapters(outcome: Outcome, ranks: tuple[int, int], third: str) -> Outc
     return outcome.became("other", why, AdaptersPiledUp(SIDES[at], low, high, third))
 
 
-def _name_merge(outcome: Outcome, times: float, third: str) -> Outcome:
-    """Explain a tensor as a weighted average of two checkpoints, or an adapter merged twice."""
+def _name_merge(outcome: Outcome, merge: _Merge, *, is_adapter: bool) -> Outcome:
+    """Explain a tensor as a weighted average of two checkpoints, or an adapter merged twice or with another scale."""
+    times, third = merge.times, merge.third
+    if is_adapter and 0 < times < 1:
+        factor = factor_text(1 - times)
+        rank = f", a matrix of rank {merge.rank}" if merge.rank else ""
+        why = f"{outcome.why}; it is {third} and {factor} times what the {SIDES[0]} adds to that{rank}"
+        return outcome.became("other", why, AdapterScaled(SIDES[1], factor, third))
     base, opposite, by = (f"the {SIDES[0]}", third, times) if times > 0 else (third, f"the {SIDES[0]}", 1 - times)
     why = f"{outcome.why}; it is {base} and {factor_text(by)} times what {opposite} adds to that"
     return outcome.became("other", why, AveragedWeights() if by < 1 else AdapterMergedAgain())

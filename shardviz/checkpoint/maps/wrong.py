@@ -22,6 +22,7 @@ from shardviz.explain.checkpoints.maps import (
     AnotherSourceTensor,
     FusedShardsJoined,
     MisappliedFunction,
+    PartOverwritten,
     PartsJoinedOtherwise,
     TransposedInConversion,
     WrongMapNumber,
@@ -30,7 +31,7 @@ from shardviz.relate.values import is_alike
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from shardviz.checkpoint.comparing.equality import ContentIndex
     from shardviz.checkpoint.comparing.outcome import Outcome
@@ -96,12 +97,12 @@ def _by_parts(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, contents: 
             continue
         tensor_there = next(contents.equal_to(piece), None)
         if tensor_there is None:
-            return _with_others(outcome, mapped, tensor)
+            return _with_others(outcome, mapped, tensor, contents)
         odd.append((leaf, tensor_there))
     return _order_of(outcome, mapped, odd, num) if odd else None
 
 
-def _with_others(outcome: Outcome, mapped: MappedTensor, tensor: Tensor) -> Outcome | None:
+def _with_others(outcome: Outcome, mapped: MappedTensor, tensor: Tensor, contents: ContentIndex) -> Outcome | None:
     """Say which parts differ, where some do not, and what became of the first of them."""
     odd: list[tuple[Node, MemoryTensor]] = []
     num = 0
@@ -114,11 +115,25 @@ def _with_others(outcome: Outcome, mapped: MappedTensor, tensor: Tensor) -> Outc
         return None
     names = listed((label_of(part) for part, _ in odd), MAX_NAMED)
     what = f"{len(odd)} of its {num} parts {'differs' if len(odd) == 1 else 'differ'}: {names}"
+    if (overwritten := _overwritten(odd, contents)) is not None:
+        return outcome.became(
+            "other", f"{what}; {overwritten.part} is in the place of {overwritten.place}", overwritten
+        )
     leaf, piece = odd[0]
     if isinstance(leaf, Op):
         return outcome.became("other", what)
     change = change_of(outcome, leaf, piece, ("the map's", "it"))
     return replace(change, why=f"{what}: {change.why}")
+
+
+def _overwritten(odd: Sequence[tuple[Node, Tensor]], contents: ContentIndex) -> PartOverwritten | None:
+    """Return the part that stands in the place of another one, and not in its own; None if none does."""
+    names = {leaf.name for leaf, _ in odd if not isinstance(leaf, Op)}
+    for leaf, piece in odd:
+        part = next((there.name for there in contents.equal_to(piece) if there.name in names - {label_of(leaf)}), "")
+        if part:
+            return PartOverwritten(star_shared_numbers(part, label_of(leaf)), star_shared_numbers(label_of(leaf), part))
+    return None
 
 
 def _order_of(outcome: Outcome, mapped: MappedTensor, odd: list[tuple[Tensor, Tensor]], num: int) -> Outcome:

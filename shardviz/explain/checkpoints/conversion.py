@@ -216,6 +216,29 @@ class PaddedParts(Cause):
     )
 
 
+class LostSlices(Cause):
+    """Some indices of a dim are missing, and what follows them is at other places.
+
+    Whoever joins or cuts parts of a padded dim must know how long each part is. If the padding is thought to be in
+    every part and is only in the last, rows of the first parts are dropped and padding is kept. Every shape fits.
+
+    Attributes:
+        dim: The dim.
+    """
+
+    dim: int
+    kinds = ("misordered",)
+    why = (
+        "An offset or a length along dim {dim} is wrong: for example, padding that only the last part has was cut off "
+        "of every part",
+        "Indices were removed or inserted on purpose, such as tokens of a vocabulary",
+    )
+    how = (
+        "cut and join along dim {dim} where the parts end, and cut padding off the end of the whole",
+        "renumber what points at these indices",
+    )
+
+
 class RepeatedHeads(Cause):
     """One side has every block of a dim several times.
 
@@ -291,6 +314,29 @@ class AveragedWeights(Cause):
         "save the weights of one step",
         "merge the change with the scale that it was trained with",
     )
+
+
+class AdapterScaled(Cause):
+    """A checkpoint has the other side's adapter with another scale.
+
+    A LoRA's change is B A times alpha / r, or alpha / sqrt(r) if it is rank-stabilized. A merge that takes the other
+    scale gives weights of the right shape, near the right values.
+
+    Attributes:
+        side: The side whose scale is smaller.
+        factor: Its scale, relative to the other side's.
+        base: The name of the base's checkpoint.
+    """
+
+    side: str
+    factor: str
+    base: str
+    kinds = ("wrong-value",)
+    why = (
+        "The {side} has {factor} times the change from {base}, which is of low rank, as a LoRA's: it was merged with "
+        "another scale"
+    )
+    how = "merge it with the scale that it was trained with: alpha / r, or alpha / sqrt(r) if use_rslora is set"
 
 
 class AdapterMergedAgain(Cause):

@@ -133,3 +133,21 @@ class AnotherSourceTensor(Cause):
         "tensor, or joins the parts in a different order}"
     )
     how = "make it as {expression}"
+
+
+class PartOverwritten(Cause):
+    """A part of a fused tensor is in the place of another part, and not in its own.
+
+    An engine copies each part to where it starts in the fused tensor. If two parts start at one place, the last to come
+    stays there, and the place that nothing was written to keeps its first values.
+
+    Attributes:
+        part: The part that is in another's place.
+        place: The part whose place that is.
+    """
+
+    part: str
+    place: str
+    kinds = ("wrong-value",)
+    why = "{part} is written to where {place} belongs, and nothing is written to its own place"
+    how = "start each part where the one before it ends"
