@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.grouping import grouped, ranks_by_name
-from shardviz.check.hiding import is_of_places, unhidden
+from shardviz.check.grouping import grouped, is_of_places, ranks_by_name, unhidden
 from shardviz.check.order.cases import LaidOut, PairOfIds, is_as_claimed
 from shardviz.check.order.infer.ranks import with_one_order
 from shardviz.check.order.rules.foreign import check_foreign
@@ -40,13 +39,11 @@ from shardviz.check.order.rules.without_ids import (
 from shardviz.check.report import NotChecked, Report
 from shardviz.check.step.collectives import check_collectives
 from shardviz.check.step.contradictions import check_zero_gradients
-from shardviz.check.step.lines.naming import with_lines
+from shardviz.check.step.lines.naming import with_lines, with_unread
 from shardviz.check.step.run import check_step, without_consequences_of_update
-from shardviz.check.step.unread import with_unread
 from shardviz.check.step.update.compare import check_unsharded_update
 from shardviz.check.step.update.copies import check_update
-from shardviz.check.values.copies import check_copies
-from shardviz.check.values.identical_shards import check_identical_shards
+from shardviz.check.values.copies import check_copies, check_identical_shards
 from shardviz.check.values.storage import check_replaced, check_ties, check_unwritten, check_writes
 from shardviz.check.verdicts import num_of_model
 from shardviz.check.whole.completeness import check_completeness, check_missing_ranks

@@ -12,9 +12,13 @@ import numpy as np
 from shardviz.check.step.comparison import rounding_of
 from shardviz.check.step.forward.activations import Activations
 from shardviz.check.step.rules.all_gradients import Parts
-from shardviz.check.step.trace.backward import blamed_by_weights, first_in_backward
 from shardviz.check.step.trace.calls import Calls
-from shardviz.check.step.trace.forward import first_in_forward, first_unlike_others
+from shardviz.check.step.trace.divergence import (
+    blamed_by_weights,
+    first_in_backward,
+    first_in_forward,
+    first_unlike_others,
+)
 from shardviz.relate.measures import WrongResults, ratio_of
 
 if TYPE_CHECKING:

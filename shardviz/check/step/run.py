@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.hiding import unhidden
+from shardviz.check.grouping import unhidden
 from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.contradictions import check_held_back, check_no_gradient, check_raised, check_result_shape
@@ -24,8 +24,7 @@ from shardviz.check.step.rules.factors import check_scale
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, other_scale
 from shardviz.check.step.rules.order import check_order, check_zero_slices
-from shardviz.check.step.rules.reductions import check_unreduced
-from shardviz.check.step.rules.several_weights import check_other_layers, check_tied
+from shardviz.check.step.rules.reductions import check_other_layers, check_tied, check_unreduced
 from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches
 from shardviz.check.step.rules.terms import check_related, check_terms
 from shardviz.check.step.trace.naming import placed, with_cut

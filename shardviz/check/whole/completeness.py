@@ -2,6 +2,8 @@
 
 A tensor that only some ranks have may be a pipeline's stage; a DTensor, though, has a shard on every rank of its mesh,
 and a stamped tensor is somewhere, under its own name, that of a tensor it is tied to, or as ids in another.
+
+In a comparison, what ranks with missing or damaged files hold is not known.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from shardviz.explain.placement.whole_run import (
     RankWithoutFile,
     TensorAbsentEverywhere,
 )
-from shardviz.text import listed
+from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.read import DumpFiles
     from shardviz.explain.finding import Finding
+
 
 MAX_LISTED = 8
 
@@ -97,3 +100,72 @@ def _absent_tensors(dump: Dump) -> Iterator[Finding]:
         if name not in unchecked and name not in elsewhere and stamp.first not in present and 0 not in stamp.shape:
             what = f"no rank has it; the unsharded model has {list(stamp.shape)}"
             yield TensorAbsentEverywhere().finding(name, (), what, severity="warning")
+
+
+def unread_ranks(dump: Dump) -> tuple[int, ...]:
+    """Return the ranks whose files were not read; a plan has none."""
+    return () if dump.files.planned is not None else dump.files.missing_ranks
+
+
+def unread_parts(dump: Dump, which: str) -> Iterator[NotChecked]:
+    """Yield what ranks hold that were not read, and why, file by file.
+
+    Args:
+        dump: The dump.
+        which: `first` or `second`.
+    """
+    files, ranks = dump.files, unread_ranks(dump)
+    for rank in (rank for rank in ranks if rank in files.damaged):
+        why = files.damaged[rank].replace(f"{files.path}/", "")
+        yield NotChecked("", f"what rank {rank} held: in the {which} dump, {why}", "run")
+    if absent := [rank for rank in ranks if rank not in files.damaged]:
+        yield NotChecked(
+            "",
+            f"what {named_ranks(absent)} held: the {which} dump has no file of {'it' if len(absent) == 1 else 'them'}",
+            "run",
+        )
+
+
+def without_trace(dump: Dump, which: str) -> str:
+    """Say that a dump has no trace of a step, or that it may be in what was not read of it.
+
+    Args:
+        dump: The dump.
+        which: `the first` or `the second`.
+    """
+    ranks = unread_ranks(dump)
+    if not ranks:
+        return f"{which} dump has no trace of one"
+    return f"a trace of it may be in what was not read of {which} dump ({named_ranks(ranks)})"
+
+
+def may_have(dump: Dump, second_dump: Dump, tensor: Tensor) -> bool:
+    """Whether a dump may have a tensor of another one on ranks that were not read.
+
+    Ranks of jobs of one size are the same ones; of other jobs, any may have it.
+    """
+    unread = set(unread_ranks(dump))
+    return bool(unread) and (
+        dump.files.run.num_ranks != second_dump.files.run.num_ranks or unread.issuperset(tensor.shards)
+    )
+
+
+def split_by_certainty(
+    findings: tuple[Finding, ...], dump: Dump, which: str
+) -> tuple[tuple[Finding, ...], tuple[NotChecked, ...]]:
+    """Split a dump's absent findings into certain ones and those hidden by unread ranks.
+
+    Args:
+        findings: Those that only the other dump has.
+        dump: The dump.
+        which: `first` or `second`.
+    """
+    ranks = unread_ranks(dump)
+    certain = tuple(
+        finding for finding in findings if not ranks or (finding.kind == "incomplete" and not finding.tensor)
+    )
+    if certain == findings:
+        return findings, ()
+    count = counted(len(findings) - len(certain), "finding")
+    why = f"{count} of the other dump: the checks of the {which} lack {named_ranks(ranks)}"
+    return certain, (NotChecked("", why, "run"),)

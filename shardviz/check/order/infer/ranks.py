@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.hiding import is_of_places
+from shardviz.check.grouping import is_of_places
 from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.infer.orders import as_text

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.hiding import is_of_places, unhidden
+from shardviz.check.grouping import is_of_places, unhidden
 from shardviz.check.order.case import counted_from
 from shardviz.check.order.rules.intent import order_of
 from shardviz.check.report import NotChecked

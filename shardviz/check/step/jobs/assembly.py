@@ -10,8 +10,7 @@ from msgspec import structs
 
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.starts import by_name
-from shardviz.check.step.trace.backward import blamed_by_weights, first_in_backward
-from shardviz.check.step.trace.forward import first_in_forward
+from shardviz.check.step.trace.divergence import blamed_by_weights, first_in_backward, first_in_forward
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord

@@ -11,18 +11,15 @@ from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import compared
 from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled
-from shardviz.check.step.jobs.choosing import chosen
-from shardviz.check.step.jobs.clips import with_own_clips
 from shardviz.check.step.jobs.findings import findings_on
-from shardviz.check.step.jobs.grid import mesh_of_job
-from shardviz.check.step.jobs.settings import cause_of_steps, dtypes_of
+from shardviz.check.step.jobs.settings import cause_of_steps, dtypes_of, with_own_clips
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
-from shardviz.check.step.jobs.whole_job import WholeJob
+from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
 from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import counts_per_forward, float_of, trace_of, with_first_module
-from shardviz.check.unread_ranks import without_trace
+from shardviz.check.whole.completeness import without_trace
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding

@@ -1,12 +1,25 @@
-"""What the optimizers of two jobs step with, if weights differ that earlier steps moved: options, and dtypes."""
+"""What the optimizers of two jobs step with: options, and dtypes, if weights differ that earlier steps moved; norms.
+
+Gradients of a job may be wrong because each rank clipped them by a norm of its own, as the job's trace says.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.explain.step.whole_step import DifferentSettings, EarlierStepsDiffer, StepsInNarrowDtype
+import numpy as np
+
+from shardviz.check.step.jobs.starts import by_name
+from shardviz.explain.step.scales import ClippedByOwnNorms, ClippedByParts
+from shardviz.explain.step.whole_step import (
+    DifferentSettings,
+    EarlierStepsDiffer,
+    StepsInNarrowDtype,
+    UnexplainedBackward,
+)
+from shardviz.explain.templates import number
 from shardviz.relate.casts import is_narrower
-from shardviz.relate.tolerance import EPSILON
+from shardviz.relate.tolerance import EPSILON, STEP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,6 +28,8 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.whole_job import WholeJob
     from shardviz.check.step.trace.traces import Weight
     from shardviz.explain.cause import Cause
+    from shardviz.explain.finding import Finding
+
 
 Options = dict[str, dict[str, str]]
 RATE = "lr"
@@ -99,3 +114,39 @@ def _narrow_steps(
             if narrow != wide and is_narrower(narrow, wide) and name in options[at]:
                 return narrow, wide, jobs[at].name
     return None
+
+
+def with_own_clips(findings: Sequence[Finding], job: WholeJob) -> list[Finding]:
+    """Explain gradients that no rule explains, or that ranks scale by numbers of their own, by ranks' own norms."""
+    cause = own_norms(job)
+    if cause is None:
+        return list(findings)
+    return [
+        finding.because(cause) if isinstance(finding.explanation, UnexplainedBackward | ClippedByParts) else finding
+        for finding in findings
+    ]
+
+
+def own_norms(job: WholeJob) -> ClippedByOwnNorms | None:
+    """Return the cause if ranks clipped in the same calls by different norms, and some of these were too large."""
+    clips = {rank: record.clips for rank, record in job.job.dump.files.ranks.items()}
+    calls = list(zip(*clips.values(), strict=False))
+    if len({len(of_rank) for of_rank in clips.values()}) > 1 or not calls:
+        return None
+    for call in calls:
+        norms, limits = [clip.norm for clip in call], {clip.limit for clip in call}
+        are_apart = max(norms) - min(norms) > STEP * max(norms)
+        if are_apart and len(limits) == 1 and max(norms) > max(limits):
+            texts = (f"{number(norm)} on rank {rank}" for rank, norm in zip(clips, norms, strict=True))
+            return ClippedByOwnNorms(tuple(texts), max(limits), _are_reduced(job))
+    return None
+
+
+def _are_reduced(job: WholeJob) -> bool:
+    """Whether all ranks have every gradient, and equally: what they were clipped by was then not yet reduced."""
+    every = by_name(job.job.ranks, "grad").values()
+    values = [[part.values for part in parts.values() if part.values is not None] for parts in every]
+    return bool(values) and all(
+        len(copies) == len(job.job.ranks) and all(np.array_equal(copies[0].values, copy.values) for copy in copies)
+        for copies in values
+    )

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
-from shardviz.check.step.trace.traces import float_of
-from shardviz.check.step.trace.values import Kept, in_both
+from shardviz.check.step.trace.traces import Kept, float_of, in_both
 from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout

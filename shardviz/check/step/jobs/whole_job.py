@@ -1,23 +1,109 @@
-"""A job whose ranks' values are put together, to be compared with a different job."""
+"""A job whose ranks' values are put together, to be compared with a different job.
+
+Of the ways to assemble a tensor the one is chosen that matches the other job's. If none does, the two differ there, and
+the tensor is put together as in other layers, or as its forward side is. If the model claims no mesh, the process
+groups that the ranks made have one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shardviz.check.step.jobs.starts import Way, by_name, chosen_weight
 from shardviz.check.step.jobs.whole_tensors import put_as, put_together, together
+from shardviz.check.step.trace.calls import NUMBER
+from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import Weight, is_pipeline, with_first_module
+from shardviz.layout.mesh import Mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from shardviz.check.step.trace.traces import JobTrace, OfRank, Point
-    from shardviz.check.step.trace.values import Kept
+    from shardviz.check.step.trace.traces import JobTrace, Kept, OfRank, Point
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records.trace import Place
     from shardviz.layout.candidates import Placements
-    from shardviz.layout.mesh import Mesh
+
+    Groups = frozenset[tuple[int, ...]]
+
+
+MAX_KINDS = 8
+"""Of so many ways in which groups divide the ranks, all combinations are tried."""
+
+
+def mesh_of_job(dump: Dump, job: JobTrace) -> Mesh:
+    """Return the mesh of a job's model, or that of its process groups where this has more axes; else all its ranks."""
+    num_ranks = job.dump.files.run.num_ranks
+    recorded = dump.files.mesh if dump.files.run.mesh is not None and dump.files.mesh.size == num_ranks else None
+    records = [mesh for record in job.dump.files.ranks.values() for mesh in record.meshes]
+    from_groups = mesh_of_groups(
+        [(mesh.axes[0], mesh.ranks) for mesh in dict.fromkeys(records) if len(mesh.axes) == 1], num_ranks
+    )
+    meshes = [mesh for mesh in (recorded, from_groups) if mesh is not None]
+    return max(meshes, key=lambda mesh: mesh.ndim, default=Mesh(("world",), (num_ranks,)))
+
+
+def mesh_of_groups(groups: Iterable[tuple[str, tuple[int, ...]]], num_ranks: int) -> Mesh | None:
+    """Return the mesh along whose axes groups run: they divide all ranks, and any two of an axis's cross in one rank.
+
+    Args:
+        groups: Each with the name of its axis.
+        num_ranks: The world's size.
+    """
+    by_axis: dict[str, set[tuple[int, ...]]] = {}
+    for axis, ranks in groups:
+        by_axis.setdefault(axis, set()).add(ranks)
+    divisions = {name: of for axis, every in by_axis.items() for name, of in _divisions(axis, every)}
+    kinds = {axis: frozenset(of) for axis, of in divisions.items() if _divide(of, num_ranks)}
+    names = list(kinds)[:MAX_KINDS]
+    for count in range(len(names), 0, -1):
+        for axes in combinations(names, count):
+            mesh = _crossing(axes, [kinds[axis] for axis in axes], num_ranks)
+            if mesh is not None:
+                return mesh
+    return None
+
+
+def _divisions(axis: str, groups: set[tuple[int, ...]]) -> Iterator[tuple[str, set[tuple[int, ...]]]]:
+    """Yield groups of one name in sets of which no two share a rank: those of two axes of one size are named alike."""
+    divisions: list[set[tuple[int, ...]]] = []
+    for group in sorted(groups):
+        apart = (of for of in divisions if not any(set(group) & set(ranks) for ranks in of))
+        division = next(apart, None)
+        if division is None:
+            divisions.append({group})
+        else:
+            division.add(group)
+    yield from ((axis if not at else f"{axis}_{at + 1}", of) for at, of in enumerate(divisions))
+
+
+def _divide(groups: set[tuple[int, ...]], num_ranks: int) -> bool:
+    every = sorted(rank for group in groups for rank in group)
+    sizes = {len(group) for group in groups}
+    return every == list(range(num_ranks)) and len(sizes) == 1 and sizes != {1}
+
+
+def _crossing(axes: Sequence[str], kinds: Sequence[Groups], num_ranks: int) -> Mesh | None:
+    """Return the mesh with an axis for each division of the ranks; None if they are not a grid."""
+    shape = tuple(len(next(iter(groups))) for groups in kinds)
+    if math.prod(shape) != num_ranks:
+        return None
+    grid = np.full(shape, -1)
+    for rank in range(num_ranks):
+        at = tuple(next(group.index(rank) for group in groups if rank in group) for groups in kinds)
+        grid[at] = rank
+    if np.any(grid < 0):
+        return None
+    mesh = Mesh(tuple(axes), shape, tuple(grid.ravel().tolist()))
+    is_grid = all(frozenset(mesh.groups(axis)) == groups for axis, groups in zip(axes, kinds, strict=True))
+    return mesh if is_grid else None
+
 
 MAX_BATCHES = 8
 """A batch is put together in no more ways."""
@@ -143,3 +229,85 @@ def _as_claimed(parts: Mapping[int, Weight]) -> Kept | None:
     if values is None or any(layout.partial for layout in layouts.values()):
         return None
     return put_together(values, layouts)
+
+
+GOOD = ("right", "pending", "moved")
+
+
+@dataclass
+class _Choosing:
+    """The choice in the making.
+
+    Attributes:
+        choices: Every way, by place.
+        judging: Both jobs, with what was chosen so far.
+        ways: The way that was chosen, by place.
+    """
+
+    choices: Mapping[Place, Sequence[Choice]]
+    judging: Judging
+    ways: dict[Place, Placements] = field(default_factory=dict)
+
+    def settle(self, place: Place, choice: Choice) -> None:
+        """Take one way."""
+        self.ways[place], self.whole[place] = choice
+
+    @property
+    def whole(self) -> dict[Place, Point]:
+        """What was chosen."""
+        assert isinstance(self.judging.whole, dict)
+        return self.judging.whole
+
+    def is_good(self, place: Place, choice: Choice) -> bool:
+        """Whether the other job has the same, put together in this way."""
+        self.whole[place] = choice[1]
+        judgment = self.judging.judged(place)
+        return judgment is not None and all(state in GOOD for state in judgment.state.values())
+
+    def alike(self, place: Place) -> Iterator[Placements]:
+        """Yield the ways of the same place in other layers, and of its forward side."""
+        kind = NUMBER.sub("*", place.module), place.what, place.tensor
+        yield from (way for at, way in self.ways.items() if (NUMBER.sub("*", at.module), at.what, at.tensor) == kind)
+        if place.forward in self.ways:
+            yield self.ways[place.forward]
+
+
+def chosen(
+    choices: Mapping[Place, Sequence[Choice]], ranks: Mapping[int, Mapping[Place, Point]], mesh: Mesh
+) -> dict[Place, Point]:
+    """Choose how to assemble a job's values at every place, guided by the other job's ranks.
+
+    Args:
+        choices: Every way to put it together.
+        ranks: What ranks of the other job have.
+        mesh: The other job's mesh.
+    """
+    nonempty = {place: ways for place, ways in choices.items() if ways}
+    if all(len(ways) == 1 for ways in nonempty.values()):
+        return {place: ways[0][1] for place, ways in nonempty.items()}
+    choosing = _Choosing(nonempty, Judging({}, ranks, mesh))
+    forward = [place for place in nonempty if not place.what.startswith("gradient")]
+    backward = [place for place in nonempty if place.what.startswith("gradient")]
+    _choose(choosing, forward)
+    for place in backward:  # scales come from gradients: each is put together as its forward side is, to begin with
+        choosing.settle(place, _default(choosing, place))
+    _choose(choosing, backward)
+    return choosing.whole
+
+
+def _choose(choosing: _Choosing, places: Sequence[Place]) -> None:
+    undecided = []
+    for place in places:
+        good = next((one for one in choosing.choices[place] if choosing.is_good(place, one)), None)
+        if good is None:
+            undecided.append(place)
+        else:
+            choosing.settle(place, good)
+    for place in undecided:
+        choosing.settle(place, _default(choosing, place))
+
+
+def _default(choosing: _Choosing, place: Place) -> Choice:
+    ways = choosing.choices[place]
+    by_way = dict(ways)
+    return next(((way, by_way[way]) for way in choosing.alike(place) if way in by_way), ways[0])

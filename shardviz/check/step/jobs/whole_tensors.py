@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.trace.traces import float_of
-from shardviz.check.step.trace.values import Kept, joined_along, places_in_whole
+from shardviz.check.step.trace.traces import Kept, float_of, joined_along, places_in_whole
 from shardviz.layout.placements import Partial, Replicate, Shard
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.losses import cause_of_value, exponentials_of, unexplained_loss, unexplained_value
-from shardviz.check.step.trace.backward import OUTPUT
+from shardviz.check.step.trace.divergence import OUTPUT
 from shardviz.dump.records.base import WEIGHTS
 from shardviz.explain.step.changed import AddedNumber, OnlyZerosThere, RoundedResult, TransposedResult
 from shardviz.explain.step.gradients import CutGraph

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.trace.calls import NUMBER, enclosing, is_within
-from shardviz.check.step.trace.traces import float_of
-from shardviz.check.step.trace.values import in_both
+from shardviz.check.step.trace.traces import float_of, in_both
 from shardviz.dump.records.trace import PointRecord
 from shardviz.layout.candidates import placements_of, shared_placements
 from shardviz.layout.layout import Layout
@@ -46,8 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.trace.traces import Point
-    from shardviz.check.step.trace.values import Kept
+    from shardviz.check.step.trace.traces import Kept, Point
     from shardviz.dump.records.trace import Place, State
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh

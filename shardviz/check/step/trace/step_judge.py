@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.trace.traces import JobTrace, Point
-    from shardviz.check.step.trace.values import Kept
+    from shardviz.check.step.trace.traces import JobTrace, Kept, Point
     from shardviz.layout.mesh import Mesh
 
     Sides = Sequence[NDArray[np.float64]]

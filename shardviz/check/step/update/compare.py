@@ -21,8 +21,15 @@ from shardviz.check.report import NotChecked, Place
 from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of, weight_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
-from shardviz.check.step.update.reasons import MAX_LISTED, Why, factor_to, unexplained_weight, why_weight
-from shardviz.check.step.update.states import unexplained_state, why_computed
+from shardviz.check.step.update.reasons import (
+    MAX_LISTED,
+    Why,
+    factor_to,
+    unexplained_state,
+    unexplained_weight,
+    why_computed,
+    why_weight,
+)
 from shardviz.check.step.words import number
 from shardviz.explain.checkpoints.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank
 from shardviz.explain.finding import Finding
