@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
-from shardviz.check.order.cases import LaidOut
+from shardviz.check.order.case import LaidOut
 from shardviz.check.report import NotChecked
 from shardviz.check.run import report_on
 from shardviz.check.step.runs.compare import compare_steps

@@ -12,7 +12,7 @@ from shardviz.text import counted, fold, listed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import LaidOut
     from shardviz.dump.records.base import Moment, Role
     from shardviz.explain.finding import Finding
     from shardviz.text import Fold

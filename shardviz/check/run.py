@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.grouping import grouped, is_of_places, ranks_by_name, unhidden
-from shardviz.check.order.cases import LaidOut, PairOfIds, is_as_claimed
+from shardviz.check.order.case import LaidOut, PairOfIds, is_as_claimed
 from shardviz.check.order.infer.ranks import with_one_order
 from shardviz.check.order.rules.foreign import check_foreign
 from shardviz.check.order.rules.intent import (
@@ -22,7 +22,6 @@ from shardviz.check.order.rules.intent import (
     wanted_layout,
     with_order,
 )
-from shardviz.check.order.rules.masters import check_fragments, check_master, is_master, of_masters
 from shardviz.check.order.rules.places import check_places
 from shardviz.check.order.rules.plain import check_plain_copies
 from shardviz.check.order.rules.reassembly import check_gathered
@@ -30,10 +29,14 @@ from shardviz.check.order.rules.sequence import check_sequence
 from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label, is_padded_in_place
 from shardviz.check.order.rules.without_ids import (
     check_filled,
+    check_fragments,
+    check_master,
     check_recomputed,
     check_redrawn,
     check_unplaced,
     check_zeros,
+    is_master,
+    of_masters,
     with_suspects,
 )
 from shardviz.check.report import NotChecked, Report

@@ -35,10 +35,6 @@ LARGE = 1e150
 def factor_of(values: Values, expected: Values) -> float | None:
     """Return the number that scales expected values nearest to the actual ones, if there is one.
 
-    Args:
-        values: What is held.
-        expected: What is wanted, of the same shape.
-
     Returns:
         The least-squares factor; None if all wanted values are zero, or if either side is not finite.
 

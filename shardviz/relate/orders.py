@@ -39,13 +39,7 @@ MAX_BALLOTS = 8
 
 
 def matches(values: Values, others: Values, near: float) -> NDArray[np.bool_] | None:
-    """Return which row each row equals within a tolerance; None if there are too many.
-
-    Args:
-        values: Slices as rows.
-        others: More of them, with as many elements each.
-        near: How far an element may be off.
-    """
+    """Return which row each row equals within a tolerance; None if there are too many."""
     if len(values) * others.size > MAX_NUMBERS:
         return None
     close: NDArray[np.bool_] = np.abs(values[:, None, :] - others[None, :, :]).max(axis=2) <= near
@@ -54,11 +48,6 @@ def matches(values: Values, others: Values, near: float) -> NDArray[np.bool_] | 
 
 def places_of(shard: Values, whole: Values, near: float) -> tuple[int, Order] | None:
     """Return a dim, and the index in the whole of each slice of a part along it (-1: absent).
-
-    Args:
-        shard: What a rank holds.
-        whole: The whole tensor.
-        near: How far an element may be off.
 
     Returns:
         The dim along which most slices are found. None if no dim has slices of the same shape in both, or if slices of
@@ -320,13 +309,7 @@ class Slices:
 
 
 def places_in(values: NDArray[np.float64], whole: NDArray[np.float64], near: float) -> Slices | None:
-    """Return the whole tensor's slices that values consist of, zero padding aside; else None.
-
-    Args:
-        values: What a rank holds.
-        whole: The whole tensor.
-        near: How far an element may be off.
-    """
+    """Return the whole tensor's slices that values consist of, zero padding aside; else None."""
     slices = places_of(values, whole, near)
     if slices is None:
         return None

@@ -1,10 +1,11 @@
-"""One tensor after a step, compared with the same tensor of the unsharded model's step, as a dump has both."""
+"""One tensor after a step, compared with the same tensor of the unsharded model's step, and words for that."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from shardviz.check.order.rules.intent import order_of
 from shardviz.dump.records.lines import is_value
 from shardviz.dump.records.step import Wrapper
+from shardviz.explain.templates import number as number
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region
 from shardviz.relate.sides import Elements, Rounding, Sides
@@ -20,7 +22,7 @@ from shardviz.relate.tolerance import EPSILON, NOISE
 from shardviz.relate.values import padded_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,6 +35,31 @@ if TYPE_CHECKING:
     from shardviz.relate.pair import Related
 
     Wrapped = Wrapper | Literal["", "none", "alone"]
+
+
+def apart_text(low: int, high: int, worst: float) -> str:
+    """Return the clause that says how far the copies of two ranks are apart."""
+    if math.isinf(worst):
+        return f"one of rank {low} and rank {high} has NaN or infinity, and the other has a different value"
+    return f"rank {low} and rank {high} differ by up to {number(worst)}"
+
+
+MAX_SPANS = 4
+
+
+def spans(places: Iterable[int]) -> str:
+    """Name indices in their order as ranges: `0:6+18:24`."""
+    runs = [
+        [at for _, at in run] for _, run in groupby(enumerate(map(int, places)), key=lambda pair: pair[1] - pair[0])
+    ]
+    named = [f"{run[0]}:{run[-1] + 1}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return "+".join(named[:MAX_SPANS]) + ("+..." if len(named) > MAX_SPANS else "")
+
+
+def kind_of(finding: Finding) -> str:
+    """Return the kind of a finding, with its tensor: `wrong-scale: layers.0.up.weight`."""
+    return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind
+
 
 WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
 """What a step computes, as sentences call it."""
@@ -88,14 +115,7 @@ class Compared(Sides):
         return WHAT[self.role]
 
     def finding(self, cause: Cause, sentence: str, ranks: tuple[int, ...] | None = None, **others: Any) -> Finding:
-        """Return the finding about this result that has a cause.
-
-        Args:
-            cause: The cause.
-            sentence: What is wrong, in numbers.
-            ranks: The ranks that it is about; None for those that are off.
-            others: More attributes of the finding.
-        """
+        """Return the finding about this result that has a cause, on the ranks that are off unless some are given."""
         claimed = write(self.claimed, equal=True) if self.claimed else ""
         return cause.finding(self.name, self.wrong if ranks is None else ranks, sentence, claimed=claimed, **others)
 
@@ -135,14 +155,7 @@ class Compared(Sides):
 def compared(
     dump: Dump, roles: Sequence[str] = tuple(WHAT), *, at: Moment = "step", reference: Moment = "reference"
 ) -> Iterator[Compared]:
-    """Yield every tensor of some roles that the unsharded model has too.
-
-    Args:
-        dump: The dump.
-        roles: The roles; those of what a step computes if not given.
-        at: When ranks had it.
-        reference: When the unsharded model had it.
-    """
+    """Yield every tensor of some roles at one moment that the unsharded model has too at another."""
     rounding = rounding_of(dump)
     for tensor in dump.at(at):
         for name in tensor.names if tensor.role in roles else ():

@@ -12,8 +12,8 @@ import numpy as np
 from shardviz.check.step.comparison import rounding_of
 from shardviz.check.step.forward.activations import Activations
 from shardviz.check.step.rules.all_gradients import Parts
-from shardviz.check.step.trace.calls import Calls
 from shardviz.check.step.trace.divergence import (
+    Calls,
     blamed_by_weights,
     first_in_backward,
     first_in_forward,

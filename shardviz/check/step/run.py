@@ -13,7 +13,7 @@ import numpy as np
 
 from shardviz.check.grouping import unhidden
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.comparison import compared
+from shardviz.check.step.comparison import compared, kind_of, number
 from shardviz.check.step.contradictions import check_held_back, check_no_gradient, check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence, is_right
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
@@ -23,13 +23,11 @@ from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
 from shardviz.check.step.rules.factors import check_scale
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss
 from shardviz.check.step.rules.narrow import check_narrow_sums, check_small_factor, other_scale
-from shardviz.check.step.rules.order import check_order, check_zero_slices
 from shardviz.check.step.rules.reductions import check_other_layers, check_tied, check_unreduced
 from shardviz.check.step.rules.summands import of_loss_terms, of_micro_batches
-from shardviz.check.step.rules.terms import check_related, check_terms
+from shardviz.check.step.rules.terms import check_order, check_related, check_terms, check_zero_slices
 from shardviz.check.step.trace.naming import placed, with_cut
 from shardviz.check.step.without_reference import check_captured, check_masks, check_training, copies_apart
-from shardviz.check.step.words import kind_of, number
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.finding import Finding
 from shardviz.relate.measures import ratio_of

@@ -19,9 +19,8 @@ import numpy as np
 
 from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import compared, wrapped_over, wrappers_of
+from shardviz.check.step.comparison import apart_text, compared, wrapped_over, wrappers_of
 from shardviz.check.step.contradictions import check_absent_gradients
-from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import copies_of, with_copies
 from shardviz.explain.step.losses import ScalarNotReduced
 from shardviz.explain.step.sums import GradientNotReduced, OutputCopiesDiffer

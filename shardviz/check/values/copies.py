@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.cases import claimed_dims
+from shardviz.check.order.case import claimed_dims
 from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked
 from shardviz.dump.content import leaves

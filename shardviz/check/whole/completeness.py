@@ -54,12 +54,7 @@ def check_completeness(dump: Dump) -> Iterator[Finding]:
 
 
 def check_missing_ranks(dump: Dump, explained: Collection[str]) -> Iterator[NotChecked]:
-    """Yield tensors on meshes with ranks that left no file: their shards are unknown.
-
-    Args:
-        dump: The dump.
-        explained: Tensors of which it is known already that they were not checked.
-    """
+    """Yield unexplained tensors on meshes with ranks that left no file: their shards are unknown."""
     missing = dump.files.missing_ranks
     for tensor in dump.tensors if missing else ():
         mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
@@ -108,12 +103,7 @@ def unread_ranks(dump: Dump) -> tuple[int, ...]:
 
 
 def unread_parts(dump: Dump, which: str) -> Iterator[NotChecked]:
-    """Yield what ranks hold that were not read, and why, file by file.
-
-    Args:
-        dump: The dump.
-        which: `first` or `second`.
-    """
+    """Yield what ranks hold that were not read, and why, file by file."""
     files, ranks = dump.files, unread_ranks(dump)
     for rank in (rank for rank in ranks if rank in files.damaged):
         why = files.damaged[rank].replace(f"{files.path}/", "")
@@ -127,12 +117,7 @@ def unread_parts(dump: Dump, which: str) -> Iterator[NotChecked]:
 
 
 def without_trace(dump: Dump, which: str) -> str:
-    """Say that a dump has no trace of a step, or that it may be in what was not read of it.
-
-    Args:
-        dump: The dump.
-        which: `the first` or `the second`.
-    """
+    """Say that a dump has no trace of a step, or that it may be in what was not read of it."""
     ranks = unread_ranks(dump)
     if not ranks:
         return f"{which} dump has no trace of one"
@@ -153,13 +138,7 @@ def may_have(dump: Dump, second_dump: Dump, tensor: Tensor) -> bool:
 def split_by_certainty(
     findings: tuple[Finding, ...], dump: Dump, which: str
 ) -> tuple[tuple[Finding, ...], tuple[NotChecked, ...]]:
-    """Split a dump's absent findings into certain ones and those hidden by unread ranks.
-
-    Args:
-        findings: Those that only the other dump has.
-        dump: The dump.
-        which: `first` or `second`.
-    """
+    """Split a dump's absent findings into certain ones and those hidden by unread ranks."""
     ranks = unread_ranks(dump)
     certain = tuple(
         finding for finding in findings if not ranks or (finding.kind == "incomplete" and not finding.tensor)

@@ -25,7 +25,7 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import LaidOut
     from shardviz.layout.mesh import Mesh
 
 NEAR = 0.5

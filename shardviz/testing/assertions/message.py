@@ -15,7 +15,7 @@ from shardviz.text import counted, folded_names, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import LaidOut
     from shardviz.check.report import Report
     from shardviz.dump.dump import Dump
     from shardviz.explain.finding import Finding

@@ -12,7 +12,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.infer.fit import Fit
+from shardviz.check.order.case import Fit
 from shardviz.check.order.infer.layout import infer_layout, same_region
 from shardviz.explain.placement.splits import (
     AcrossSegments,
@@ -195,13 +195,7 @@ def _numbers(layout: Layout) -> list[Chain]:
 
 
 def explain_flattened(claimed: Layout, held: Mapping[Coord, Region], run: Mesh) -> Iterator[Fit]:
-    """Yield the layout over the run's own axes, held under a claim over a flattened axis.
-
-    Args:
-        claimed: What the placements say.
-        held: What each known coordinate of its mesh holds.
-        run: The mesh that the run was asked for.
-    """
+    """Yield the layout over the run's own axes, held under a claim over a flattened axis."""
     mesh = claimed.mesh
     flat = [axis for axis in claimed.split_axes if axis not in run.axes]
     parts = {axis: flattened_from(mesh, axis, run) for axis in flat}

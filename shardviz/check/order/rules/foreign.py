@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.infer.elements import explain_elements
+from shardviz.check.order.infer.explain import explain_elements
 from shardviz.check.order.rules.counts import count_ids
 from shardviz.explain.placement.content import (
     AnotherCheckpoint,

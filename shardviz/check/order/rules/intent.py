@@ -12,8 +12,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from shardviz.check.order.case import Fit
 from shardviz.check.order.infer.explain import explain
-from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.report import NotChecked
 from shardviz.dump.find import matches_pattern

@@ -21,7 +21,7 @@ from shardviz.check.order.case import cases_of
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.infer.splits import disorder_between, splitting
-from shardviz.check.order.rules.counts import CountError, Counts, count_ids
+from shardviz.check.order.rules.counts import CountError, count_ids
 from shardviz.check.order.rules.plain import explain_plain
 from shardviz.errors import DumpError
 from shardviz.explain.placement.order import Scrambled, UnreadOrder
@@ -39,8 +39,7 @@ from shardviz.layout.region import indices
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.check.order.case import Case
-    from shardviz.check.order.infer.fit import Fit
+    from shardviz.check.order.case import Case, Fit
     from shardviz.explain.finding import Finding, Kind
     from shardviz.explain.placement.order import Disorder
     from shardviz.layout.mesh import Coord
@@ -130,28 +129,24 @@ def check_places(case: Case) -> Iterator[Finding]:
     if case.claimed is None and not counts.even and case.dump.files.missing_ranks:
         raise CountError("ranks without a file may hold the copies that some of its parts lack")
     if not counts.even:
-        yield from _uneven_finding(case, counts)
+        fits = explain(case) if case.claimed is not None else [explain_plain(case, counts)]
+        is_told = bool(counts.least and counts.num_duplicated)  # what others have too often, these have less often
+        if counts.num_missing and not is_told:
+            where = case.index(counts.first_missing)
+            copies = "copies" if counts.copies > 1 else "copy"
+            how = "are on no rank" if counts.least == 0 else f"have fewer than {counts.copies:,} {copies}"
+            ranks = tuple(map(case.rank, case.shards))
+            text = f"{counts.num_missing:,} of {case.numel:,} elements {how}, the first at {where}"
+            yield _finding(case, "missing", ranks, text, fits)
+        if counts.num_duplicated:
+            where = case.index(counts.first_duplicated)
+            ranks = tuple(case.rank(coord) for coord in case.shards if _holds(case, coord, counts.first_duplicated))
+            often = f"up to {counts.most:,} copies instead of {counts.copies:,}"
+            often += f" and {counts.num_missing:,} have fewer" if is_told and counts.num_missing else ""
+            text = f"{counts.num_duplicated:,} of {case.numel:,} elements have {often}, the first at {where}"
+            yield _finding(case, "duplicated", ranks, text, fits)
     elif case.claimed is not None:
         yield _misplaced_finding(case)
-
-
-def _uneven_finding(case: Case, counts: Counts) -> Iterator[Finding]:
-    fits = explain(case) if case.claimed is not None else [explain_plain(case, counts)]
-    is_told = bool(counts.least and counts.num_duplicated)  # what others have too often, these have less often
-    if counts.num_missing and not is_told:
-        where = case.index(counts.first_missing)
-        copies = "copies" if counts.copies > 1 else "copy"
-        how = "are on no rank" if counts.least == 0 else f"have fewer than {counts.copies:,} {copies}"
-        ranks = tuple(map(case.rank, case.shards))
-        text = f"{counts.num_missing:,} of {case.numel:,} elements {how}, the first at {where}"
-        yield _finding(case, "missing", ranks, text, fits)
-    if counts.num_duplicated:
-        where = case.index(counts.first_duplicated)
-        ranks = tuple(case.rank(coord) for coord in case.shards if _holds(case, coord, counts.first_duplicated))
-        often = f"up to {counts.most:,} copies instead of {counts.copies:,}"
-        often += f" and {counts.num_missing:,} have fewer" if is_told and counts.num_missing else ""
-        text = f"{counts.num_duplicated:,} of {case.numel:,} elements have {often}, the first at {where}"
-        yield _finding(case, "duplicated", ranks, text, fits)
 
 
 def _holds(case: Case, coord: Coord, element: int) -> bool:

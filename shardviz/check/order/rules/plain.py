@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.order.case import Fit
 from shardviz.check.order.infer.explain import explain
-from shardviz.check.order.infer.fit import Fit
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.rules.foreign import cause_of_zeros
 from shardviz.check.report import NotChecked

@@ -85,10 +85,6 @@ def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[F
     Collectives are findings of their own if the shards that they gather are right.
 
     What is gathered of shards whose own order could not be checked shows nothing.
-
-    Args:
-        dump: The dump.
-        placed: What the checks of the shards themselves found.
     """
     placed = list(placed)
     wrong, calls = wrongly_gathered(dump)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.check.order.cases import LaidOut
+    from shardviz.check.order.case import LaidOut
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.explain.finding import Finding
     from shardviz.explain.placement.order import Disorder

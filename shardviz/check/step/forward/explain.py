@@ -73,7 +73,11 @@ def check_joined(evidence: Evidence, comparison: Compared) -> Reason | None:
             if size > 1 and length == expected * size:
                 for name, vector in [("", np.zeros(())), *_vectors(evidence, comparison.wanted.shape[-1:])]:
                     if all(_adds_up(comparison, values, dim, size, vector) for values in comparison.values.values()):
-                        return _put_side_by_side(dim, axis, size, name)
+                        less = f" without {name}" if name else ""
+                        return Reason(
+                            ConcatenatedTerms(axis, dim, name),
+                            f"the sum of its {size} parts along dim {dim} is the unsharded model's output{less}",
+                        )
     return None
 
 
@@ -97,14 +101,6 @@ def _ratios(comparison: Compared) -> list[Fraction]:
     for axis in comparison.mesh.axes:
         sizes |= {size * comparison.mesh.axis_size(axis) for size in sizes}
     return [ratio for size in sorted(sizes - {1}) for ratio in (Fraction(1, size), Fraction(size))]
-
-
-def _put_side_by_side(dim: int, axis: str, size: int, name: str) -> Reason:
-    less = f" without {name}" if name else ""
-    return Reason(
-        ConcatenatedTerms(axis, dim, name),
-        f"the sum of its {size} parts along dim {dim} is the unsharded model's output{less}",
-    )
 
 
 RULES = (

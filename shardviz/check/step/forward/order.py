@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.comparison import spans
 from shardviz.check.step.forward.reason import Reason
-from shardviz.check.step.trace.calls import is_within
-from shardviz.check.step.words import spans
+from shardviz.check.step.trace.divergence import is_within
 from shardviz.explain.step.forward import PositionsStartAgain, UngatheredKeys
 from shardviz.explain.step.gradients import RepeatedMicroBatch
 from shardviz.relate.orders import places_of

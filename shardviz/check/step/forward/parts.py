@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.step.comparison import spans
 from shardviz.check.step.forward.reason import Reason
-from shardviz.check.step.trace.calls import NUMBER, is_within
-from shardviz.check.step.words import spans
+from shardviz.check.step.trace.divergence import NUMBER, is_within
 from shardviz.explain.step.forward import ExpertsSentElsewhere, PartsDealtOtherwise, SegmentsInOneStretch
 from shardviz.layout.intended import order_between
 from shardviz.layout.region import indices
@@ -54,7 +54,18 @@ def check_parts(evidence: Evidence, comparison: Compared) -> Reason | None:
         others = [_along(other, comparison.mesh, along, at) for _, other, along, at in cut if along == axis]
         rises = _rise(_along(tensor, comparison.mesh, axis, dim))
         if not rises and len(tensor.shape) < STACK and any(map(_rise, others)) and _is_read(evidence, name, axis):
-            return _of_order(name, tensor, comparison.mesh, axis, dim)
+            parts = _along(tensor, comparison.mesh, axis, dim)
+            starts = [int(part[0]) for part in parts]
+            distinct = sorted(set(starts))
+            copies = len(parts) // len(distinct)
+            numbers = [distinct.index(start) for start in starts]
+            return Reason(
+                PartsDealtOtherwise(name, axis, len(parts), copies),
+                f"{name}'s parts of dim {dim} are {listed(numbers, 2 * MAX_LISTED)} along {axis}, and those of other "
+                f"weights rise: {_shown(parts)}",
+                tensor=name,
+                held=_shown(parts),
+            )
     return None
 
 
@@ -117,21 +128,6 @@ def _rise(parts: Sequence[NDArray[np.int64]]) -> bool:
 
 def _shown(parts: Sequence[NDArray[np.int64]]) -> str:
     return listed((f"coordinate {at} has {spans(part)}" for at, part in enumerate(parts)), MAX_LISTED)
-
-
-def _of_order(name: str, tensor: Tensor, mesh: Mesh, axis: str, dim: int) -> Reason:
-    parts = _along(tensor, mesh, axis, dim)
-    starts = [int(part[0]) for part in parts]
-    distinct = sorted(set(starts))
-    copies = len(parts) // len(distinct)
-    numbers = [distinct.index(start) for start in starts]
-    return Reason(
-        PartsDealtOtherwise(name, axis, len(parts), copies),
-        f"{name}'s parts of dim {dim} are {listed(numbers, 2 * MAX_LISTED)} along {axis}, and those of other "
-        f"weights rise: {_shown(parts)}",
-        tensor=name,
-        held=_shown(parts),
-    )
 
 
 def _chosen(evidence: Evidence, comparison: Compared, count: int) -> dict[int, NDArray[np.int64]]:

@@ -2,5 +2,5 @@
 
 `starts` says whether both jobs begin with the same weights and rows, `whole_tensors` and `whole_job` put what the ranks
 of one job have together, in the way that makes it the other job's, `assembly` makes the two one dump, to which the
-rules for a probe's step apply, `findings` has what these find and `compare` what is said.
+rules for a probe's step apply, which then find what is wrong, and `compare` has what is said.
 """

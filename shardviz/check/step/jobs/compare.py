@@ -10,8 +10,7 @@ import numpy as np
 from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import compared
-from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled
-from shardviz.check.step.jobs.findings import findings_on
+from shardviz.check.step.jobs.assembly import JobEvidence, Weights, assembled, findings_on
 from shardviz.check.step.jobs.settings import cause_of_steps, dtypes_of, with_own_clips
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, farthest_weights, other_weights, rows_of
 from shardviz.check.step.jobs.whole_job import WholeJob, chosen, mesh_of_job
@@ -108,12 +107,7 @@ def _not_compared(why: str) -> StepDifference:
 
 
 def _compare(reference: WholeJob, job: WholeJob) -> Attempt:
-    """Compare a job with another.
-
-    Args:
-        reference: The job compared with: what its ranks have together.
-        job: The job that is looked at, rank by rank.
-    """
+    """Compare a job, rank by rank, with what the ranks of another job have together."""
     params, grads = reference.weights(job.job.ranks, job.mesh)
     parts = by_name(job.job.ranks, "param")
     belongings = belongings_of(params, parts, job.mesh)

@@ -44,14 +44,7 @@ def cause_of_steps(
     parts: Mapping[str, Mapping[int, Weight]],
     jobs: tuple[WholeJob, WholeJob],
 ) -> Cause:
-    """Return why steps before the traced one moved weights differently.
-
-    Args:
-        others: The weights that differ.
-        params: The first job's weights.
-        parts: What ranks of the second have of each.
-        jobs: Both jobs.
-    """
+    """Return why steps before the traced one moved weights differently."""
     steps = max(record.steps_before for record in jobs[1].job.dump.files.ranks.values())
     options = options_of(jobs[0]), options_of(jobs[1])
     if different := different_options(options, jobs):

@@ -112,13 +112,7 @@ def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belong
 
 
 def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) -> Way:
-    """Return the assembly of a plain weight that matches the other job's; else the first one.
-
-    Args:
-        ways: Every way to put it together.
-        parts: What ranks of the other job have.
-        mesh: Its mesh.
-    """
+    """Return the assembly of a plain weight that matches the other job's; else the first one."""
     every = [*ways, *(reordered for one in ways if (reordered := _in_order_of(one, parts)) is not None)]
     for way in every if len(every) > 1 and parts else ():
         is_plain = all(part.layout is None for part in parts.values())
@@ -326,13 +320,7 @@ class Rows:
 
 
 def rows_of(whole_batch: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
-    """Compare what both models are given: each rank a split of it, or rows of it in any order.
-
-    Args:
-        whole_batch: What the first job's model is given.
-        batches: What ranks of the second are.
-        mesh: The second job's mesh.
-    """
+    """Compare what both models are given: each rank a split of it, or rows of it in any order."""
     if not whole_batch or not batches:
         return Rows()
     if _are_split(whole_batch, batches, mesh):

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardviz.check.step.jobs.starts import Way, by_name, chosen_weight
 from shardviz.check.step.jobs.whole_tensors import put_as, put_together, together
-from shardviz.check.step.trace.calls import NUMBER
+from shardviz.check.step.trace.divergence import NUMBER
 from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import Weight, is_pipeline, with_first_module
 from shardviz.layout.mesh import Mesh
@@ -50,12 +50,7 @@ def mesh_of_job(dump: Dump, job: JobTrace) -> Mesh:
 
 
 def mesh_of_groups(groups: Iterable[tuple[str, tuple[int, ...]]], num_ranks: int) -> Mesh | None:
-    """Return the mesh along whose axes groups run: they divide all ranks, and any two of an axis's cross in one rank.
-
-    Args:
-        groups: Each with the name of its axis.
-        num_ranks: The world's size.
-    """
+    """Return the mesh along whose axes groups run: they divide all ranks, any two axes' cross in one rank."""
     by_axis: dict[str, set[tuple[int, ...]]] = {}
     for axis, ranks in groups:
         by_axis.setdefault(axis, set()).add(ranks)
@@ -185,12 +180,7 @@ class WholeJob:
         return [(one.way, replace(point, values=one.values)) for one in together(parts, self.mesh)]
 
     def weights(self, others: Mapping[int, OfRank], mesh: Mesh) -> tuple[dict[str, Weight], dict[str, Weight]]:
-        """Return its weights before the step and their gradients.
-
-        Args:
-            others: The ranks of the other job; plain tensors are put together to match their weights.
-            mesh: The other job's mesh.
-        """
+        """Return its weights before the step, plain ones put together to match the other job's, and their gradients."""
         other_params = by_name(others, "param")
         gradients = by_name(self.job.ranks, "grad")
         params, grads = {}, {}
@@ -275,13 +265,7 @@ class _Choosing:
 def chosen(
     choices: Mapping[Place, Sequence[Choice]], ranks: Mapping[int, Mapping[Place, Point]], mesh: Mesh
 ) -> dict[Place, Point]:
-    """Choose how to assemble a job's values at every place, guided by the other job's ranks.
-
-    Args:
-        choices: Every way to put it together.
-        ranks: What ranks of the other job have.
-        mesh: The other job's mesh.
-    """
+    """Choose how to assemble a job's values at every place, guided by the other job's ranks."""
     nonempty = {place: ways for place, ways in choices.items() if ways}
     if all(len(ways) == 1 for ways in nonempty.values()):
         return {place: ways[0][1] for place, ways in nonempty.items()}

@@ -111,10 +111,6 @@ def _joined(group: Sequence[Kept], placement: Placement) -> Kept | None:
 def put_together(parts: Mapping[int, Kept], layouts: Mapping[int, Layout]) -> Kept | None:
     """Return the whole of a tensor whose placements claim what each rank has.
 
-    Args:
-        parts: What each rank has.
-        layouts: The layout that each rank's placements claim.
-
     Returns:
         The elements that were kept; None if parts are not as claimed, leave gaps, or copies are not equal.
     """

@@ -327,14 +327,7 @@ DIVISIONS_BY_NUMBER = ("div", "div_", "truediv", "itruediv", "true_divide", "tru
 
 
 def unreduced_fault(lines: Lines, states: States, cause: GradientNotReduced, name: str) -> Fault | None:
-    """Return the line at which a gradient misses its reduction: its own reduction, or that of other gradients.
-
-    Args:
-        lines: The calls of the step around the model.
-        states: What ranks have of their tensors.
-        cause: What is missing.
-        name: The weight's name.
-    """
+    """Return the line at which a gradient misses its reduction: its own reduction, or that of other gradients."""
     if len(cause.axes) != 1 or cause.is_by_wrapper or cause.is_captured:
         return None
     axis = cause.axes[0]

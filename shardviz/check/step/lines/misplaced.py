@@ -47,7 +47,17 @@ def misplaced_fault(lines: Lines, states: States) -> Fault | None:
         moved = next((value for value, state in given.items() if state.moved == "rank"), None)
         is_mixed = moved is not None and any(state.split_layout for state in given.values())
         if moved is not None and is_mixed and spoils(lines, states, call, wrong):
-            return _fault_of(lines, states, moved, call)
+            maker = lines.producer(moved)
+            earlier: Value | None = moved
+            while maker is not None and earlier is not None:
+                earlier = next((value for value in maker.inputs if states.forward(value).moved == "rank"), None)
+                maker = maker if earlier is None else lines.producer(earlier)
+            if maker is None:
+                return given_fault(call)
+            ranks = tuple(_strangers(lines, states, moved))
+            gives = f"{reached(maker)} gives {named_ranks(ranks)} another rank's part"
+            cause = MisplacedOperand(place_of(maker.line), maker.first.function, place_of(call.line), ranks)
+            return fault_at(maker, f"{gives}; {at(call.line, maker.line)} combines it with the rank's own part", cause)
     return None
 
 
@@ -62,21 +72,6 @@ def spoils(lines: Lines, states: States, call: Call, wrong: list[Value]) -> bool
                 return False
             derived |= {*later.outputs}
     return any(value in derived for value in wrong)
-
-
-def _fault_of(lines: Lines, states: States, moved: Value, call: Call) -> Fault:
-    """Return the fault of the first line that makes another rank's part, or that the module is given it."""
-    maker = lines.producer(moved)
-    earlier: Value | None = moved
-    while maker is not None and earlier is not None:
-        earlier = next((value for value in maker.inputs if states.forward(value).moved == "rank"), None)
-        maker = maker if earlier is None else lines.producer(earlier)
-    if maker is None:
-        return given_fault(call)
-    ranks = tuple(_strangers(lines, states, moved))
-    given = f"{reached(maker)} gives {named_ranks(ranks)} another rank's part"
-    cause = MisplacedOperand(place_of(maker.line), maker.first.function, place_of(call.line), ranks)
-    return fault_at(maker, f"{given}; {at(call.line, maker.line)} combines it with the rank's own part", cause)
 
 
 def _strangers(lines: Lines, states: States, moved: Value) -> Iterator[int]:

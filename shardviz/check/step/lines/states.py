@@ -123,12 +123,7 @@ def words_of(states: Sequence[State]) -> str:
 
 
 class States:
-    """Relates the tensors of a module's lines, each once.
-
-    Args:
-        dump: The dump.
-        lines: The module's calls.
-    """
+    """Relates the tensors of a module's lines, each once."""
 
     def __init__(self, dump: Dump, lines: Lines) -> None:
         self.dump, self.lines, self.mesh = dump, lines, dump.files.mesh

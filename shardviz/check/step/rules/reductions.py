@@ -20,8 +20,8 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from shardviz.check.step.comparison import apart_text
 from shardviz.check.step.rules.factors import cause_of_ratio
-from shardviz.check.step.words import apart_text
 from shardviz.explain.step.gradients import TiedShardsMisaligned, UnsummedTiedGradients
 from shardviz.explain.step.sums import GradientNotReduced, MixedLayers, OutputNotReduced, UnreducedSharedPart
 from shardviz.explain.templates import times_text
@@ -107,12 +107,7 @@ def own_part(kind: Reduction, axes: tuple[str, ...]) -> str:
 
 
 def check_unreduced(comparison: Compared, evidence: Evidence | None = None) -> Finding | None:
-    """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right.
-
-    Args:
-        comparison: The result.
-        evidence: The step that it is of; None if nothing else is known of it.
-    """
+    """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right."""
     missing = reduction_of(comparison) if comparison.copies_differ_along else None
     if missing is None:
         return _among_holders(comparison)

@@ -19,9 +19,14 @@ import numpy as np
 from shardviz.check.step.comparison import Compared
 from shardviz.check.step.forward.explain import check_sum_beside_a_vector
 from shardviz.check.step.rules.factors import size_clause, size_in_words
-from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.reductions import check_unreduced
-from shardviz.check.step.rules.terms import added_too_often, check_own_statistics, check_related, mixed_shards
+from shardviz.check.step.rules.terms import (
+    added_too_often,
+    check_order,
+    check_own_statistics,
+    check_related,
+    mixed_shards,
+)
 from shardviz.dump.records.trace import of_point
 from shardviz.errors import ShardvizError
 from shardviz.explain.step.forward import JoinedOutOfOrder
@@ -53,8 +58,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.trace.calls import Call, Calls
-    from shardviz.check.step.trace.divergence import Divergence
+    from shardviz.check.step.trace.divergence import Call, Calls, Divergence
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records.base import Role
     from shardviz.explain.cause import Cause

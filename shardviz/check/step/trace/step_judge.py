@@ -125,11 +125,7 @@ class StepJudge:
             )
 
     def sides(self, modules: Sequence[str]) -> Iterator[tuple[str, Sides, Sides]]:
-        """Yield what modules were given in forward and in backward: by all ranks together, and the unsharded one.
-
-        Args:
-            modules: Their names; those that are called several times, or were given something wrong, are left out.
-        """
+        """Yield what modules that are called once were given, in forward and backward, by all ranks and unsharded."""
         budget = MAX_REPLAYED
         for name in (name for name in modules if self.counts.get(name) == 1):
             places = Place(name, 0, "input", 0), Place(name, 0, "gradient of output", 0)

@@ -114,11 +114,6 @@ def _fits(dim: int, first: Kept, second: Kept) -> bool:
 def in_both(whole: Kept, shard: Kept, region: Region) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """Return the elements kept of both a tensor and its part, the whole's first.
 
-    Args:
-        whole: The tensor.
-        shard: The part.
-        region: Where the part lies.
-
     Returns:
         Two arrays of one shape; None if no element is kept of both.
     """
@@ -224,12 +219,7 @@ class OfRank:
         return [one for one in tensors if one is not None]
 
     def points(self, counts: Mapping[str, int], dim: int = 0) -> dict[Place, Point]:
-        """Return the rank's points at every place.
-
-        Args:
-            counts: How often each module is called in one forward of the batch.
-            dim: The dim along which parts of the batch are joined.
-        """
+        """Return the rank's points at every place."""
         by_place: dict[Place, list[KeptRecord]] = {}
         for record in self.records:
             count = counts.get(record.module, 0)

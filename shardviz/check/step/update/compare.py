@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of, weight_of
+from shardviz.check.step.comparison import compared, in_order, laid_out, number, rounding_of, weight_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
 from shardviz.check.step.update.reasons import (
@@ -30,7 +30,6 @@ from shardviz.check.step.update.reasons import (
     why_computed,
     why_weight,
 )
-from shardviz.check.step.words import number
 from shardviz.explain.checkpoints.states import StateInAnotherOrder, StateNotLoaded, StateOfAnotherRank
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.buffers import (

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import compared, laid_out
+from shardviz.check.step.comparison import apart_text, compared, laid_out
 from shardviz.check.step.update.reasons import factors_of_steps, scaled
-from shardviz.check.step.words import apart_text
 from shardviz.check.values.copies import with_copies
 from shardviz.explain.step.update import (
     AverageNotWritten,
@@ -42,12 +41,7 @@ MAX_LISTED = 8
 
 
 def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
-    """Yield findings of the updated weights if the weights before the step are right.
-
-    Args:
-        dump: The dump.
-        step: What was found of the step: wrong gradients make other weights.
-    """
+    """Yield findings of the updated weights if the weights before the step are right."""
     tensors = dump.by_name("step", "param")
     if not tensors or not dump.at("reference"):
         return
@@ -133,13 +127,7 @@ def _still(comparison: Compared) -> tuple[int, ...]:
 
 
 def _differing(dump: Dump, comparison: Compared, stills: Collection[tuple[int, ...]]) -> Finding:
-    """Return the finding of a weight whose copies differ after the step.
-
-    Args:
-        dump: The dump.
-        comparison: The weight.
-        stills: On which ranks a weight of the step did not change, of all weights.
-    """
+    """Return the finding of a weight whose copies differ after the step, by where weights did not change."""
     axes = " and ".join(comparison.copies_differ_along)
     if still := _still(comparison):
         take_turns = any(rank not in other for other in stills for rank in still)

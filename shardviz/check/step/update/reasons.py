@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import compared, laid_out
+from shardviz.check.step.comparison import compared, laid_out, number
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
-from shardviz.check.step.words import number
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
 from shardviz.explain.step.update import (
