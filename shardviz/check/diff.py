@@ -16,7 +16,7 @@ from shardviz.check.report import NotChecked
 from shardviz.check.run import report_on
 from shardviz.check.step.runs.compare import compare_steps
 from shardviz.check.step.runs.departure import StepDifference
-from shardviz.check.whole.completeness import may_have, split_by_certainty, unread_parts, unread_ranks
+from shardviz.check.whole.ranks import may_have, split_by_certainty, unread_parts, unread_ranks
 from shardviz.dump.trace_dump import NO_WEIGHTS
 from shardviz.dump.whole_tensors import values_and_places
 from shardviz.errors import ShardvizError

@@ -22,8 +22,7 @@ from shardviz.check.order.rules.intent import (
     wanted_layout,
     with_order,
 )
-from shardviz.check.order.rules.places import check_places
-from shardviz.check.order.rules.plain import check_plain_copies
+from shardviz.check.order.rules.places import check_places, check_plain_copies
 from shardviz.check.order.rules.reassembly import check_gathered
 from shardviz.check.order.rules.sequence import check_sequence
 from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label, is_padded_in_place
@@ -49,9 +48,8 @@ from shardviz.check.step.update.copies import check_update
 from shardviz.check.values.copies import check_copies, check_identical_shards
 from shardviz.check.values.storage import check_replaced, check_ties, check_unwritten, check_writes
 from shardviz.check.verdicts import num_of_model
-from shardviz.check.whole.completeness import check_completeness, check_missing_ranks
 from shardviz.check.whole.plan_layouts import check_planned
-from shardviz.check.whole.rank_order import check_rank_order
+from shardviz.check.whole.ranks import check_completeness, check_missing_ranks, check_rank_order
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files

@@ -9,7 +9,7 @@ from shardviz.text import fold, listed
 
 if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
-    from shardviz.relate.pair import RankPair
+    from shardviz.relate.relations import RankPair
     from shardviz.text import Fold
 
 Kind = Literal[

@@ -23,17 +23,18 @@ from shardviz.relate import factors
 from shardviz.relate.casts import rounded
 from shardviz.relate.factors import may_be
 from shardviz.relate.orders import orders_along
-from shardviz.relate.pair import Group, Related
 from shardviz.relate.regions import layouts_of, sources_of
 from shardviz.relate.relations import (
     SURPRISE,
     Chain,
     Filled,
+    Group,
     Located,
     Offset,
     Pending,
     Permuted,
     Reassigned,
+    Related,
     Rounded,
     Scaled,
     Transposed,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.layout.layout import Layout
-    from shardviz.relate.pair import Pair
+    from shardviz.relate.relations import Pair
     from shardviz.relate.tolerance import Bound
 
     Values = NDArray[Any]
@@ -333,7 +334,7 @@ def relation_of(pair: Pair, *, is_refined: bool = True) -> Related:
     Example:
         >>> from shardviz.layout.layout import Layout
         >>> from shardviz.layout.mesh import parse_mesh
-        >>> from shardviz.relate.pair import Pair
+        >>> from shardviz.relate.relations import Pair
         >>> wanted, mesh = np.arange(1.0, 13.0).reshape(4, 3), parse_mesh("tp=2")
         >>> pair = Pair(wanted, {0: wanted[:2] / 2, 1: wanted[2:] / 2}, Layout(mesh, (4, 3), (("tp",), ())), mesh)
         >>> relation_of(pair).chain[1:]

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.relate.pair import Pair
-    from shardviz.relate.relations import Chain, Relation
+    from shardviz.relate.relations import Chain, Pair, Relation
 
     Values = NDArray[Any]
 

@@ -24,8 +24,7 @@ from shardviz.check.order.infer.layout import axes_of_change, holds
 from shardviz.layout.ids import region_of
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
-from shardviz.relate.pair import Group, Related
-from shardviz.relate.relations import Located
+from shardviz.relate.relations import Group, Located, Related
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records.step import CallRecord
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
-    from shardviz.relate.pair import Related
+    from shardviz.relate.relations import Related
 
     Values = NDArray[np.float64]
 

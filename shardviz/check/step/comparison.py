@@ -1,4 +1,4 @@
-"""One tensor after a step, compared with the same tensor of the unsharded model's step, and words for that."""
+"""One tensor after a step beside that of the unsharded model's step, with the words and the reason of what is wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardviz.explain.cause import Cause
     from shardviz.explain.finding import Finding
     from shardviz.layout.mesh import Mesh
-    from shardviz.relate.pair import Related
+    from shardviz.relate.relations import Related
 
     Wrapped = Wrapper | Literal["", "none", "alone"]
 
@@ -320,3 +320,43 @@ def agreement(dump: Dump) -> Agreement | None:
     right, wrong = ([result for result in gradients if bool(result.wrong) == is_wrong] for is_wrong in (False, True))
     near, far = (max((result.farthest for result in ones), default=0.0) for ones in (right, wrong))
     return Agreement(loss, odd_rank, reference_loss, len(right), near, len(wrong), far)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """An explanation of a wrong output.
+
+    Attributes:
+        explanation: The cause, or the likeliest that fits.
+        clause: What bears it out, in numbers.
+        tensor: The tensor or module at fault; empty if it is the output itself.
+        claimed: Where its elements are taken to be, in the notation.
+        held: Where they are, in the notation or in words.
+        alike: Other tensors with the same fault.
+    """
+
+    explanation: Cause
+    clause: str
+    tensor: str = ""
+    claimed: str = ""
+    held: str = ""
+    alike: tuple[str, ...] = ()
+
+    def of(self, finding: Finding) -> Finding:
+        """Return the finding of a wrong output with this reason."""
+        named = replace(
+            finding,
+            kind=self.explanation.kinds[0],
+            tensor=self.tensor or finding.tensor,
+            details=(*finding.details, self.clause),
+            claimed=self.claimed or ("" if self.tensor else finding.claimed),
+            held=self.held,
+            generic=False,
+        )
+        named = named.because(self.explanation)
+        members = [replace(named, tensor=name) for name in (named.tensor, *self.alike)] if self.alike else []
+        return replace(named, members=tuple(members))
+
+    def finding(self, result: Compared, sentence: str) -> Finding:
+        """Return the finding that a result is wrong for this reason."""
+        return self.of(self.explanation.finding(result.name, result.wrong, sentence))

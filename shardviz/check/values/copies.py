@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
-    from shardviz.relate.pair import Related
+    from shardviz.relate.relations import Related
 
 
 Groups = list[list["Shard"]]

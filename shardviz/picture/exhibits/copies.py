@@ -10,7 +10,7 @@ import numpy as np
 from shardviz.check.order.case import claimed_dims
 from shardviz.check.order.rules.foreign import owners_of
 from shardviz.check.values.copies import Copies
-from shardviz.check.whole.rank_order import differing
+from shardviz.check.whole.ranks import differing
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Shard
     from shardviz.dump.records.tensors import GatherRecord, Stamp
     from shardviz.layout.layout import Layout
-    from shardviz.relate.pair import Related
+    from shardviz.relate.relations import Related
 
 Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
 """By name and collective: what the ranks got that is not the tensor in order."""

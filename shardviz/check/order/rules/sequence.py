@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
     from shardviz.explain.placement.order import Disorder
     from shardviz.layout.mesh import Mesh
-    from shardviz.relate.pair import Related
+    from shardviz.relate.relations import Related
 
 MAX_LISTED = 3
 

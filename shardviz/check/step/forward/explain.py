@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shardviz.check.step.forward.order import check_repeated, check_started_again, check_ungathered
-from shardviz.check.step.forward.parts import check_experts, check_fused, check_parts
-from shardviz.check.step.forward.reason import Reason
+from shardviz.check.step.comparison import Reason
+from shardviz.check.step.forward.parts import (
+    check_experts,
+    check_fused,
+    check_parts,
+    check_repeated,
+    check_started_again,
+    check_ungathered,
+)
 from shardviz.check.step.forward.stages import check_stages
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.reductions import own_part

@@ -18,7 +18,7 @@ from shardviz.check.step.lines.naming import module_to_open, with_lines
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference, departure_for
 from shardviz.check.step.trace.judging import Judging
 from shardviz.check.step.trace.traces import counts_per_forward, float_of, trace_of, with_first_module
-from shardviz.check.whole.completeness import without_trace
+from shardviz.check.whole.ranks import without_trace
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.checkpoints.conversion import NarrowedOnTheWay
 from shardviz.explain.finding import Finding

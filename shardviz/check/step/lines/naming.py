@@ -17,7 +17,7 @@ from shardviz.check.step.lines.fault import place_of
 from shardviz.check.step.lines.faults import fault_in
 from shardviz.check.step.lines.states import States
 from shardviz.check.step.rules.losses import mean_of_means
-from shardviz.check.whole.completeness import no_file_of
+from shardviz.check.whole.ranks import no_file_of
 from shardviz.dump.records.lines import STEP
 from shardviz.explain.finding import Finding
 from shardviz.explain.step.forward import MisplacedOperand, ShiftedPart, UngatheredKeys

@@ -16,8 +16,7 @@ from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.splits import MAX_SEGMENTS
-from shardviz.relate.pair import Pair
-from shardviz.relate.relations import Filled, Located, Pending, Permuted, Reassigned, Rounded, Scaled
+from shardviz.relate.relations import Filled, Located, Pair, Pending, Permuted, Reassigned, Rounded, Scaled
 from shardviz.relate.search import relation_of
 from shardviz.relate.sums import over
 from shardviz.relate.tolerance import ELEMENT, EXACT, Bound

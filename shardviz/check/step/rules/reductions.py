@@ -37,8 +37,7 @@ from shardviz.relate.measures import (
     reduction_among_holders,
     reduction_of,
 )
-from shardviz.relate.pair import Group, Related
-from shardviz.relate.relations import Pending, Scaled
+from shardviz.relate.relations import Group, Pending, Related, Scaled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

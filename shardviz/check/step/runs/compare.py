@@ -18,7 +18,7 @@ from shardviz.check.step.comparison import number
 from shardviz.check.step.jobs.compare import compare_jobs
 from shardviz.check.step.runs.departure import Departure, StepDifference, departure_for
 from shardviz.check.step.trace.divergence import is_within
-from shardviz.check.whole.completeness import without_trace
+from shardviz.check.whole.ranks import without_trace
 from shardviz.dump.arrays.sketch import apart
 from shardviz.explain.step.whole_step import (
     DifferentBatch,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.jobs.whole_tensors import put_together
+from shardviz.check.step.jobs.whole_job import put_together
 from shardviz.check.step.trace.judging import Judging, Noise
 from shardviz.check.step.trace.traces import read_trace
 from shardviz.dump.arrays.sketch import apart, sketch
