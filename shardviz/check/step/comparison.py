@@ -159,9 +159,8 @@ def compared(
     rounding = rounding_of(dump)
     for tensor in dump.at(at):
         for name in tensor.names if tensor.role in roles else ():
-            reference_tensor = dump.find(reference, tensor.role, name)
-            if reference_tensor is not None:
-                yield laid_out(dump, tensor, name, dump.values(reference_tensor.first, name), rounding)
+            if (whole := whole_of(dump, tensor.role, name, reference)) is not None:
+                yield laid_out(dump, tensor, name, whole, rounding)
 
 
 def rounding_of(dump: Dump) -> Rounding:
@@ -175,16 +174,21 @@ def rounding_of(dump: Dump) -> Rounding:
     epsilon = max((EPSILON.get(dtype, 0.0) for dtype in dtypes), default=0.0)
     whole = [tensor for tensor in dump.at("reference") if tensor.role != "activation"]
     terms = max((math.prod(tensor.shape) for tensor in whole), default=1)
-    gradients = [
-        _largest(dump.values(tensor.first, name)) for tensor in whole for name in tensor.names if tensor.role == "grad"
-    ]
+    of_grads = [(tensor, name) for tensor in whole for name in tensor.names if tensor.role == "grad"]
+    gradients = [largest_of(dump.values(tensor.first, name)) for tensor, name in of_grads]
     rounding = Rounding(epsilon, max(terms, 1), max(gradients, default=0.0))
     noise = max((record.largest for (role, _), record in dump.noises.items() if role == "grad"), default=0.0)
     return replace(rounding, size=max(rounding.size, NOISE * noise / (rounding.of_sums or 1.0)))
 
 
-def _largest(values: NDArray[np.float64]) -> float:
-    """Return the size of the largest finite number: NaN in one gradient says nothing of how others are rounded."""
+def whole_of(dump: Dump, role: str, name: str, moment: Moment = "reference") -> NDArray[np.float64] | None:
+    """Return the unsharded model's values of a tensor; None if the dump has none of that moment."""
+    tensor = dump.find(moment, role, name)
+    return None if tensor is None else dump.values(tensor.first, name)
+
+
+def largest_of(values: NDArray[np.float64]) -> float:
+    """Return the size of the largest finite number: one NaN says nothing of how the others are rounded."""
     return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import rounding_of
+from shardviz.check.step.comparison import largest_of, rounding_of
 from shardviz.check.step.forward.activations import Activations
 from shardviz.check.step.rules.all_gradients import Parts
 from shardviz.check.step.trace.divergence import (
@@ -122,7 +122,7 @@ class Evidence:
             for name, after in self.dump.by_name("updated", "param").items()
             if name in before
         )
-        return max((float(np.max(step, initial=0.0, where=np.isfinite(step))) for step in steps), default=0.0)
+        return max((largest_of(step) for step in steps), default=0.0)
 
     def tied_to(self, name: str) -> tuple[str, ...]:
         """Return the other names under which a tensor stood in the unsharded model."""

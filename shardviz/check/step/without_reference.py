@@ -19,7 +19,7 @@ import numpy as np
 
 from shardviz.check.order.infer.layout import axes_of_change
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import apart_text, compared, wrapped_over, wrappers_of
+from shardviz.check.step.comparison import apart_text, compared, largest_of, wrapped_over, wrappers_of
 from shardviz.check.step.contradictions import check_absent_gradients
 from shardviz.check.values.copies import copies_of, with_copies
 from shardviz.explain.step.losses import ScalarNotReduced
@@ -100,7 +100,7 @@ def _compared(dump: Dump, tensor: Tensor, name: str, group: list[Shard]) -> Find
     values = {shard.rank: np.asarray(dump.values(shard, name), np.float64) for shard in group}
     first = group[0].rank
     apart = {rank: farthest(held, values[first]) for rank, held in values.items()}
-    largest = max(float(np.max(np.abs(held), initial=0.0, where=np.isfinite(held))) for held in values.values())
+    largest = max(largest_of(held) for held in values.values())
     dtype = "float32" if tensor.role == "scalar" else group[0].body.dtype
     epsilon = EPSILON.get(dtype, EPSILON["float32"])
     allowed = (ROUNDINGS_OF_ONE * epsilon + ROUNDINGS_OF_SUM * min(epsilon, EPSILON["float32"])) * largest

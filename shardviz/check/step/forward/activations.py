@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from shardviz.check.step.comparison import whole_of
 from shardviz.dump.records.trace import is_point
 from shardviz.layout.region import indices
 from shardviz.relate.orders import places_of
@@ -116,10 +117,8 @@ class Activations:
         if all(layout is not None for layout in layouts):
             pending = any(layout.partial for layout in layouts if layout is not None)
             return Activation(name, "pending" if pending else "right")
-        reference = self.dump.find("reference", "activation", name)
-        if reference is None:
-            return Activation(name, "odd")
-        return self._beside(name, tensor.shards, self.dump.values(reference.first, name))
+        whole = whole_of(self.dump, "activation", name)
+        return Activation(name, "odd") if whole is None else self._beside(name, tensor.shards, whole)
 
     def _beside(self, name: str, shards: Mapping[int, Shard], whole: NDArray[np.float64]) -> Activation:
         """Locate every rank's values in the unsharded model's output of a module."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import spans
+from shardviz.check.step.comparison import largest_of, spans
 from shardviz.check.step.rules.factors import size_in_words
 from shardviz.check.step.rules.losses import cause_of_value, exponentials_of, unexplained_loss, unexplained_value
 from shardviz.check.step.trace.divergence import OUTPUT
@@ -73,7 +73,7 @@ def check_terms(evidence: Evidence, comparison: Compared) -> Finding:
     explained = added_too_often(dump, comparison) or mixed_shards(comparison)
     if explained is not None:
         return explained
-    is_too_large = max(map(_largest, comparison.reduced.values())) > HUGE > _largest(comparison.wanted)
+    is_too_large = max(map(largest_of, comparison.reduced.values())) > HUGE > largest_of(comparison.wanted)
     never_written = MemoryNeverWritten() if is_too_large else None
     cause = never_written or cause_of_value(evidence, comparison) or _where_to_look(evidence, comparison)
     right = [rank for rank in comparison.reduced if rank not in comparison.wrong]
@@ -91,10 +91,6 @@ def check_terms(evidence: Evidence, comparison: Compared) -> Finding:
     elif comparison.copies_differ_along:
         cause = UnexplainedCopies(" and ".join(comparison.copies_differ_along), cause)
     return comparison.finding(cause, _where(comparison, rank, excess), kind="wrong-value", generic=not is_on_some_ranks)
-
-
-def _largest(values: NDArray[np.float64]) -> float:
-    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 
 def _where_to_look(evidence: Evidence, comparison: Compared) -> Cause:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import Compared
+from shardviz.check.step.comparison import Compared, whole_of
 from shardviz.check.step.forward.explain import check_sum_beside_a_vector
 from shardviz.check.step.rules.factors import size_clause, size_in_words
 from shardviz.check.step.rules.reductions import check_unreduced
@@ -27,7 +27,7 @@ from shardviz.check.step.rules.terms import (
     check_related,
     mixed_shards,
 )
-from shardviz.dump.records.trace import of_point
+from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.errors import ShardvizError
 from shardviz.explain.step.forward import JoinedOutOfOrder
 from shardviz.explain.step.gradients import AveragedBackward, CutResidual, RepeatedBackwardSum, ScaledOnTheWayBack
@@ -98,12 +98,9 @@ def check_rows_of_peers(evidence: Evidence, first: Divergence) -> Finding | None
     point, mesh = first.point, evidence.dump.files.mesh
     if point is None or (first.direction, first.way, point.what) != ("forward", "within", "output"):
         return None
-    dump, name = evidence.dump, of_point(point.module, point.what, point.call, point.index)
-    tensor, reference = dump.find("step", "activation", name), dump.find("reference", "activation", name)
-    if tensor is None or reference is None:
+    expected, values = values_at(evidence.dump, point)
+    if expected is None:
         return None
-    expected = dump.values(reference.first, name)
-    values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
     near = max(point.near, SINGLE * float(np.abs(expected).max(initial=0.0)))
     rows, model = _axes_of_rows(first.call), evidence.calls.by_module.get("", ())
     for axis in (axis for axis in rows if model and axis in _axes_of_rows(model[0])):
@@ -153,20 +150,26 @@ def _beside_a_vector(evidence: Evidence, result: Compared) -> Finding | None:
     return replace(reason.finding(result, ""), sentence=reason.clause, details=())
 
 
+def values_at(dump: Dump, point: PointRecord) -> tuple[NDArray[np.float64] | None, dict[int, NDArray[np.float64]]]:
+    """Return the unsharded model's values at a point, and each rank's; None if either was not written."""
+    name = of_point(point.module, point.what, point.call, point.index)
+    tensor = dump.find("step", "activation", name)
+    values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()} if tensor is not None else {}
+    return whole_of(dump, "activation", name) if values else None, values
+
+
 def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator[Compared]:
     """Yield the first wrong values with the unsharded model's, once for each layout that they may have."""
     point = first.point
     if point is None:
         return
-    dump, name = evidence.dump, of_point(point.module, point.what, point.call, point.index)
-    tensor, reference = dump.find("step", "activation", name), dump.find("reference", "activation", name)
-    if tensor is None or reference is None:
+    expected, values = values_at(evidence.dump, point)
+    if expected is None:
         return
-    expected = dump.values(reference.first, name)
     of_step = evidence.activations.rounding
     role: Role = "grad" if point.what.startswith("gradient") else "output"
-    values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
-    for layout in _layouts(dump, calls, first, tensor, expected.shape):
+    local = {rank: held.shape for rank, held in values.items()}
+    for layout in _layouts(evidence.dump, calls, first, local, expected.shape):
         regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in values}
         yield Compared(
             name=point.module,
@@ -181,13 +184,14 @@ def compared_at(evidence: Evidence, calls: Calls, first: Divergence) -> Iterator
         )
 
 
-def _layouts(dump: Dump, calls: Calls, first: Divergence, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Layout]:
+def _layouts(
+    dump: Dump, calls: Calls, first: Divergence, local: Mapping[int, tuple[int, ...]], shape: tuple[int, ...]
+) -> Iterator[Layout]:
     """Yield layouts that fit every rank's shape, those of other layers first.
 
     Axes that split the same dim of the module's input come before axes of the same size that don't.
     """
     mesh = dump.files.mesh
-    local = {rank: shard.body.local_shape for rank, shard in tensor.shards.items()}
     layouts: list[Layout] = []
     rank = min(local)
     splits = (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import compared, laid_out, number
+from shardviz.check.step.comparison import compared, laid_out, number, weight_of, whole_of
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
@@ -154,12 +154,11 @@ def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, fl
         return Why(f"{steps}, as the norms of each rank's own gradients differ from that of all", ClippedByParts())
     if not gradients or len(set(map(number, factors.values()))) == 1:
         return by_norm_of_copies(gradients, factors, "the optimizer's step of it")
-    gradient, before = (evidence.dump.find("reference", role, comparison.name) for role in ("grad", "param"))
+    gradient, before = (whole_of(evidence.dump, role, comparison.name) for role in ("grad", "param"))
     assert before is not None, "it was compared with what it was before"
     if gradient is None:
         return None
-    sizes = [evidence.dump.values(tensor.first, comparison.name) for tensor in (gradient, before)]
-    of_gradient, of_weight = (_shares(comparison, size.reshape(comparison.wanted.shape), factors) for size in sizes)
+    of_gradient, of_weight = (_shares(comparison, whole, factors) for whole in (gradient, before))
     ways = {
         "its gradient's norm": {rank: 1 / of_gradient[rank] for rank in of_gradient if of_gradient[rank]},
         "its own norm": of_weight,
@@ -176,7 +175,7 @@ def _by_norms(evidence: Evidence, comparison: Compared, factors: Mapping[int, fl
 
 def _shares(comparison: Compared, whole: NDArray[np.float64], factors: Mapping[int, float]) -> dict[int, float]:
     """Return the norm of each rank's part of an array, relative to that of the whole."""
-    size = float(np.linalg.norm(whole)) or 1.0
+    whole, size = whole.reshape(comparison.wanted.shape), float(np.linalg.norm(whole)) or 1.0
     return {rank: float(np.linalg.norm(comparison.part(whole, rank))) / size for rank in factors}
 
 
@@ -232,9 +231,8 @@ def _times(factor: float) -> str:
 
 def _decayed(dump: Dump, comparison: Compared, step: Compared) -> Why | None:
     """Return the explanation if a step differs from the unsharded model's by one multiple of the weight."""
-    before = dump.find("reference", "param", comparison.name)
-    assert before is not None, "it was compared with what it was before"
-    start = dump.values(before.first, comparison.name)
+    start = whole_of(dump, "param", comparison.name)
+    assert start is not None, "it was compared with what it was before"
     nothing = np.zeros(0)
     offs = [(step.reduced[rank] - step.wanted_of(rank)).ravel() for rank in comparison.wrong]
     off = np.concatenate([nothing, *offs])
@@ -347,10 +345,9 @@ def _is_orthogonal(step: NDArray[np.float64]) -> bool:
 
 def _step_of(dump: Dump, comparison: Compared) -> Compared | None:
     """Return each rank's update of a weight, with the unsharded model's."""
-    before, after = dump.find("reference", "param", comparison.name), dump.find("updated", "param", comparison.name)
-    if before is None or after is None:
+    start, end = whole_of(dump, "param", comparison.name), whole_of(dump, "param", comparison.name, "updated")
+    if start is None or end is None:
         return None
-    start, end = (dump.values(tensor.first, comparison.name) for tensor in (before, after))
     held = {rank: values - comparison.part(start, rank) for rank, values in comparison.reduced.items()}
     return replace(comparison, claimed=None, wanted=(end - start).reshape(comparison.wanted.shape), values=held)
 
@@ -411,12 +408,11 @@ def unexplained_state(evidence: Evidence, state: Compared) -> UnexplainedState:
 def _of_old_weight(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Why | None:
     """Return that a state which follows its weight has the weight from before the step, on ranks that got it later."""
     dump, weight = evidence.dump, state.name.rpartition(".")[0]
-    before, after = dump.find("reference", "param", weight), dump.find("updated", "param", weight)
+    start, end = whole_of(dump, "param", weight), whole_of(dump, "param", weight, "updated")
     stepped = dump.find("step", "param", weight)
-    if before is None or after is None or stepped is None or len(ranks) == len(state.reduced):
+    if start is None or end is None or stepped is None or len(ranks) == len(state.reduced):
         return None
-    start = dump.values(before.first, weight)
-    moved = laid_out(dump, stepped, weight, dump.values(after.first, weight), state.rounding)
+    moved = laid_out(dump, stepped, weight, end, state.rounding)
     if start.size != state.wanted.size or moved.incomparable:
         return None
     for rank in ranks:
@@ -467,10 +463,8 @@ def _power(evidence: Evidence, state: Compared) -> int:
 
     Such a state started from zeros, so nothing was loaded.
     """
-    name = state.name.rpartition(".")[0]
-    gradient = evidence.dump.find("reference", "grad", name)
-    whole = evidence.dump.values(gradient.first, name) if gradient is not None else np.zeros(0)
-    if whole.size != state.wanted.size or np.count_nonzero(whole) < FEW:
+    whole = whole_of(evidence.dump, "grad", weight_of("optim", state.name))
+    if whole is None or whole.size != state.wanted.size or np.count_nonzero(whole) < FEW:
         return 0
     whole = whole.reshape(state.wanted.shape)
     return next((power for power in (1, 2) if factor_to(state.wanted, whole**power) is not None), 0)
