@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.grouping import grouped, is_of_places, ranks_by_name, unhidden
 from shardviz.check.order.case import LaidOut, PairOfIds, is_as_claimed
 from shardviz.check.order.infer.ranks import with_one_order
 from shardviz.check.order.rules.foreign import check_foreign
 from shardviz.check.order.rules.intent import (
     check_intent,
+    check_planned,
     check_states,
     intended_text,
     is_intended,
@@ -23,7 +23,6 @@ from shardviz.check.order.rules.intent import (
     with_order,
 )
 from shardviz.check.order.rules.places import check_places, check_plain_copies
-from shardviz.check.order.rules.reassembly import check_gathered
 from shardviz.check.order.rules.sequence import check_sequence
 from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label, is_padded_in_place
 from shardviz.check.order.rules.without_ids import (
@@ -38,8 +37,9 @@ from shardviz.check.order.rules.without_ids import (
     of_masters,
     with_suspects,
 )
-from shardviz.check.report import NotChecked, Report
-from shardviz.check.step.collectives import check_collectives
+from shardviz.check.ranks import check_completeness, check_missing_ranks, check_rank_order
+from shardviz.check.report import NotChecked, Report, grouped, is_of_places, ranks_by_name, unhidden
+from shardviz.check.step.collectives import check_collectives, check_gathered
 from shardviz.check.step.contradictions import check_zero_gradients
 from shardviz.check.step.lines.naming import with_lines, with_unread
 from shardviz.check.step.run import check_step, without_consequences_of_update
@@ -48,8 +48,6 @@ from shardviz.check.step.update.copies import check_update
 from shardviz.check.values.copies import check_copies, check_identical_shards
 from shardviz.check.values.storage import check_replaced, check_ties, check_unwritten, check_writes
 from shardviz.check.verdicts import num_of_model
-from shardviz.check.whole.plan_layouts import check_planned
-from shardviz.check.whole.ranks import check_completeness, check_missing_ranks, check_rank_order
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files

@@ -21,9 +21,8 @@ import numpy as np
 from shardviz.layout.region import indices
 from shardviz.relate import factors
 from shardviz.relate.casts import rounded
-from shardviz.relate.factors import may_be
-from shardviz.relate.orders import orders_along
-from shardviz.relate.regions import layouts_of, sources_of
+from shardviz.relate.factors import LIKELY, coefficient_of, may_be, reduced
+from shardviz.relate.orders import layouts_of, orders_along, sources_of
 from shardviz.relate.relations import (
     SURPRISE,
     Chain,
@@ -39,7 +38,6 @@ from shardviz.relate.relations import (
     Scaled,
     Transposed,
 )
-from shardviz.relate.sums import LIKELY, coefficient_of, reduced
 from shardviz.relate.tolerance import COARSE, EPSILON, EXACT, SAFETY
 from shardviz.relate.values import constant_of, error_of, farthest, part_of
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region
+from shardviz.relate.factors import over
 from shardviz.relate.relations import Located, Pair, Pending, Reassigned
 from shardviz.relate.search import relation_of
-from shardviz.relate.sums import over
 from shardviz.relate.tolerance import EPSILON, MANY, TYPICAL, Bound, above_noise, rounding_of_sums
 from shardviz.relate.values import farthest, part_of
 

@@ -16,8 +16,8 @@ from shardviz.dump.records.step import Wrapper
 from shardviz.explain.templates import number as number
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region
+from shardviz.relate.factors import REDUCTIONS
 from shardviz.relate.sides import Elements, Rounding, Sides
-from shardviz.relate.sums import REDUCTIONS
 from shardviz.relate.tolerance import EPSILON, NOISE
 from shardviz.relate.values import padded_to
 

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.grouping import unhidden
-from shardviz.check.report import NotChecked, Place
+from shardviz.check.report import NotChecked, Place, unhidden
 from shardviz.check.step.comparison import compared, kind_of, number
 from shardviz.check.step.contradictions import check_held_back, check_no_gradient, check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence, is_right
-from shardviz.check.step.forward.explain import with_parts_joined, with_reason
+from shardviz.check.step.forward.explain import laid_out_by_value, why_unplaced, with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
-from shardviz.check.step.plain_outputs import laid_out_by_value, why_unplaced
 from shardviz.check.step.rules.all_gradients import check_norm, of_all_gradients
 from shardviz.check.step.rules.factors import check_scale
 from shardviz.check.step.rules.losses import check_function, check_mean_of_means, check_scalar, is_loss

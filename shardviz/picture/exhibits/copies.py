@@ -9,8 +9,8 @@ import numpy as np
 
 from shardviz.check.order.case import claimed_dims
 from shardviz.check.order.rules.foreign import owners_of
+from shardviz.check.ranks import differing
 from shardviz.check.values.copies import Copies
-from shardviz.check.whole.ranks import differing
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of

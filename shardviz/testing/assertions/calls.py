@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardviz.check.grouping import is_of_places
+from shardviz.check.report import is_of_places
 from shardviz.check.run import report_on
 from shardviz.check.verdicts import nothing_checked
 from shardviz.checkpoint.findings import check_checkpoint

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
+from shardviz.check.report import grouped, ranks_by_name, ungrouped
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import MOST_NAMES
 from shardviz.testing.assertions import current_test

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.grouping import is_of_places
 from shardviz.check.order.case import Fit
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.infer.orders import as_text
+from shardviz.check.report import is_of_places
 from shardviz.errors import ShardvizError
 from shardviz.explain.finding import Finding
 from shardviz.explain.placement.order import AsText

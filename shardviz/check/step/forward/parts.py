@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.comparison import Compared
-    from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.forward.activations import Activation
+    from shardviz.check.step.evidence import Activation, Evidence
     from shardviz.dump.dump import Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh

@@ -16,8 +16,8 @@ from shardviz.explain.step.whole_step import DifferentBatch, SharedRows
 from shardviz.layout.candidates import shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region, merge_ranges
+from shardviz.relate.casts import rounding_between
 from shardviz.relate.orders import orders_of_slices, places_of
-from shardviz.relate.stored_values import rounding_between
 from shardviz.text import join_numbers, listed, named_ranks
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.splits import MAX_SEGMENTS
+from shardviz.relate.factors import over
 from shardviz.relate.relations import Filled, Located, Pair, Pending, Permuted, Reassigned, Rounded, Scaled
 from shardviz.relate.search import relation_of
-from shardviz.relate.sums import over
 from shardviz.relate.tolerance import ELEMENT, EXACT, Bound
 from shardviz.relate.values import error_of, part_of
 

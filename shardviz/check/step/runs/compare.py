@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from shardviz.check.ranks import without_trace
 from shardviz.check.report import NotChecked
 from shardviz.check.step.comparison import number
 from shardviz.check.step.jobs.compare import compare_jobs
 from shardviz.check.step.runs.departure import Departure, StepDifference, departure_for
 from shardviz.check.step.trace.divergence import is_within
-from shardviz.check.whole.ranks import without_trace
 from shardviz.dump.arrays.sketch import apart
 from shardviz.explain.step.whole_step import (
     DifferentBatch,

@@ -25,9 +25,8 @@ from shardviz.layout.candidates import placements_of, shared_placements
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial
-from shardviz.relate.factors import scale_between, whole_multiple
+from shardviz.relate.factors import placements_of_sum, scale_between, whole_multiple
 from shardviz.relate.orders import Slices, places_in
-from shardviz.relate.sums import placements_of_sum
 from shardviz.relate.tolerance import (
     DRIFT,
     EPSILON,
