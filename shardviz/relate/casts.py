@@ -245,13 +245,7 @@ def _is_cast_by(before: Bits, after: Bits, dtype: str, narrow: str, to: str) -> 
 
 
 def is_cut_off(before: Bits, after: Bits, by: int) -> bool:
-    """Whether values are the upper bits of others, cut off instead of rounded.
-
-    Args:
-        before: The bits of the wider type.
-        after: The bits that they became.
-        by: How many bits were cut off.
-    """
+    """Whether values are the upper bits of others, cut off instead of rounded."""
     pairs = _blocks_of_both(before, after)
     return all(np.array_equal((wide >> by).astype(narrow.dtype), narrow) for wide, narrow in pairs)
 

@@ -234,11 +234,6 @@ def over(axis: str, op: str, values: Mapping[int, Values], mesh: Mesh) -> dict[i
 def coefficient_of(actual: Sequence[Values], parts: Sequence[Values], terms: Sequence[Values]) -> float | None:
     """Solve `actual = scale * (part + coefficient * term)` for all ranks together.
 
-    Args:
-        actual: What some ranks hold.
-        parts: What they should hold.
-        terms: Their parts of what may have been added.
-
     Returns:
         The coefficient; None if the equations do not tell.
     """

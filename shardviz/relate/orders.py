@@ -390,13 +390,6 @@ def sources_of(
     """Return pairs of a rank and the rank whose region it holds, at any scale.
 
     Of several ranks that should hold what a rank holds, the one that shares most coordinates with it is taken.
-
-    Args:
-        actual: What each rank holds.
-        source: The wanted tensor.
-        layout: What each rank should hold.
-        ranks: The ranks to look at.
-        near: How far features of equal parts may be off.
     """
     holders = layout.holders()
     coord_of = layout.mesh.coord_of

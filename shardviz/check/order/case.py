@@ -227,13 +227,7 @@ def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Regi
 
 
 def as_own(dump: Dump, name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a rank's ids; a buffer that is a copy of a weight has the weight's ids as its own.
-
-    Args:
-        dump: The dump.
-        name: The tensor's name.
-        ids: Ids from 1 within the tensor, and `-1 - id` for the id of another tensor.
-    """
+    """Return a rank's ids; a buffer that is a copy of a weight has the weight's ids as its own."""
     stamp = dump.stamps.get(name)
     if stamp is None or not ids.size or not np.all(ids < -1):
         return ids
@@ -340,11 +334,6 @@ class LaidOut:
 
     def cases(self, tensor: Tensor, name: str, *, claims: bool = True) -> tuple[Case, ...]:
         """Return a tensor's cases, one for each mesh of its ranks; none if it was not stamped.
-
-        Args:
-            tensor: The tensor, or the fold that it is in.
-            name: Its name.
-            claims: Whether the placements are used; they cannot be if even the global shape is wrong.
 
         Raises:
             DumpError: The dump does not have the ids, or there are too many to lay out.

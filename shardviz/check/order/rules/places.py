@@ -26,8 +26,7 @@ from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.infer.splits import disorder_between, splitting
-from shardviz.check.order.rules.counts import CountError, count_ids
-from shardviz.check.order.rules.foreign import cause_of_zeros
+from shardviz.check.order.rules.foreign import CountError, cause_of_zeros, count_ids
 from shardviz.check.report import NotChecked
 from shardviz.errors import DumpError
 from shardviz.explain.placement.content import BufferMadeAgain, RankDependentOrder
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.check.order.case import Case
-    from shardviz.check.order.rules.counts import Counts
+    from shardviz.check.order.rules.foreign import Counts
     from shardviz.explain.finding import Finding, Kind
     from shardviz.explain.placement.order import Disorder
     from shardviz.layout.mesh import Coord

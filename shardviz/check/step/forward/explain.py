@@ -32,8 +32,7 @@ from shardviz.check.step.forward.parts import (
     check_ungathered,
 )
 from shardviz.check.step.forward.stages import check_stages
-from shardviz.check.step.rules.factors import size_in_words
-from shardviz.check.step.rules.reductions import own_part
+from shardviz.check.step.rules.factors import own_part, size_in_words
 from shardviz.explain.step.forward import WrongOutputLabel
 from shardviz.explain.step.modules import AveragedForward, RepeatedForwardSum
 from shardviz.explain.step.sums import ConcatenatedTerms, UnreducedBesideVector

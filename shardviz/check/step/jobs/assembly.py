@@ -15,7 +15,6 @@ import numpy as np
 from msgspec import structs
 
 from shardviz.check.report import NotChecked
-from shardviz.check.step.comparison import number
 from shardviz.check.step.contradictions import check_no_gradient
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.starts import by_name
@@ -34,6 +33,7 @@ from shardviz.explain.finding import Finding
 from shardviz.explain.step.losses import MeanOfMeans
 from shardviz.explain.step.modules import LayerOnTwoStages, UnexplainedInput
 from shardviz.explain.step.whole_step import DifferentMasks, IdenticalMasks, UnexplainedJobStep
+from shardviz.explain.templates import number
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.relate.tolerance import POINT_EPSILON, TENSOR_FLOAT
 from shardviz.relate.values import farthest

@@ -196,13 +196,7 @@ def farthest_weights(
 
 
 def _related(other: OtherWeight, full: Mapping[str, Weight], held: NDArray[np.float64] | None) -> OtherWeight:
-    """Say what a weight that differs is of the first job's, given all of it.
-
-    Args:
-        other: The weight.
-        full: The first job's weights.
-        held: The second job's weight, whole; None if a part of it is not known.
-    """
+    """Say what a weight that differs is of the first job's, given all of it."""
     expected = full[other.name].values
     if held is None or expected is None or not expected.is_whole or np.ptp(held) == 0:
         return other

@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.lines.backward import backward_fault
 from shardviz.check.step.lines.calls import SELECTS
-from shardviz.check.step.lines.exchanges import COPIES, MOVES, SUMS, exchange_backward, exchange_fault
+from shardviz.check.step.lines.exchanges import (
+    COPIES,
+    MOVES,
+    SUMS,
+    exchange_backward,
+    exchange_fault,
+    misplaced_fault,
+    shifted_fault,
+    wrong_results,
+)
 from shardviz.check.step.lines.fault import (
     Act,
     Fault,
@@ -35,7 +44,6 @@ from shardviz.check.step.lines.fault import (
     wrong_result,
 )
 from shardviz.check.step.lines.foreign import foreign_fault, loop_fault, own_rows_fault, padding_fault, unwritten_fault
-from shardviz.check.step.lines.misplaced import misplaced_fault, shifted_fault, wrong_results
 from shardviz.check.step.lines.states import words_of
 from shardviz.explain.step.forward import ShiftedPart
 from shardviz.explain.step.lines import (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.comparison import whole_of
-from shardviz.check.step.rules.reductions import TORCH_OPS, Unreduced, own_part
+from shardviz.check.step.rules.factors import TORCH_OPS, Unreduced, own_part
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.explain.step.losses import (
     FunctionBeforeMean,

@@ -18,8 +18,7 @@ import numpy as np
 
 from shardviz.check.step.comparison import Compared, whole_of
 from shardviz.check.step.forward.explain import check_sum_beside_a_vector
-from shardviz.check.step.rules.factors import size_clause, size_in_words
-from shardviz.check.step.rules.reductions import check_unreduced
+from shardviz.check.step.rules.factors import check_unreduced, size_clause, size_in_words
 from shardviz.check.step.rules.terms import (
     added_too_often,
     check_order,

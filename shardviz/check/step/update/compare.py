@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.report import NotChecked, Place
-from shardviz.check.step.comparison import compared, in_order, laid_out, number, rounding_of, weight_of, whole_of
+from shardviz.check.step.comparison import compared, in_order, laid_out, rounding_of, weight_of, whole_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.all_gradients import multiplied
 from shardviz.check.step.update.reasons import (
@@ -40,6 +40,7 @@ from shardviz.explain.step.buffers import (
     UnreducedStatistics,
 )
 from shardviz.explain.step.update import AnotherGroup
+from shardviz.explain.templates import number
 from shardviz.relate.measures import owner_of, ratio_of
 from shardviz.relate.tolerance import EPSILON, FEW, ROUNDINGS_OF_ONE, ROUNDINGS_OF_STEP, STEP, TELLING
 from shardviz.text import listed

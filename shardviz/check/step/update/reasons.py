@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.comparison import compared, laid_out, number, weight_of, whole_of
+from shardviz.check.step.comparison import compared, laid_out, weight_of, whole_of
 from shardviz.check.step.rules.all_gradients import norms_of_parts, total
 from shardviz.explain.checkpoints.states import UnexplainedState
 from shardviz.explain.step.scales import ClippedByParts, NormOverWrongAxes
@@ -35,6 +35,7 @@ from shardviz.explain.step.update import (
     UnexplainedWeight,
     WriteToGatheredCopy,
 )
+from shardviz.explain.templates import number
 from shardviz.relate.factors import factor_of
 from shardviz.relate.tolerance import ALIKE, EXPLAINED_UPDATE, FEW, LEAST_SINGULAR
 from shardviz.text import listed, named_ranks

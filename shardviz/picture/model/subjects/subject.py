@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.rules.counts import CountError, count_ids
+from shardviz.check.order.rules.foreign import CountError, count_ids
 from shardviz.check.order.rules.intent import wanted_layout
 from shardviz.check.report import named_ranks
 from shardviz.dump.arrays.ids import ID_NONE
