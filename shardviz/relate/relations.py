@@ -202,6 +202,7 @@ class RankPair(Protocol):
     @property
     def related(self) -> Related | None:
         """What the judge recognized; None if it names no relation."""
+        return None
 
     def wanted_of(self, rank: int) -> NDArray[Any] | None:
         """Return what a rank should hold, in the shape of its part; None if nothing says it."""

@@ -26,6 +26,7 @@ from shardviz.explain.step.sums import WrongCollective
 from shardviz.explain.templates import number
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
+from shardviz.relate.relations import RankPair
 from shardviz.relate.tolerance import SINGLE
 from shardviz.relate.values import padded_to
 from shardviz.text import listed
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from shardviz.dump.records.tensors import GatherRecord, Stamp
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
-    from shardviz.relate.relations import Related
 
     Values = NDArray[np.float64]
 
@@ -55,16 +55,14 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class CallResults:
+class CallResults(RankPair):
     """What ranks have after a collective, compared with what its definition gives them.
 
     Attributes:
         wrong: The ranks that have something else.
-        related: None, as no relation is looked for.
     """
 
     wrong: Mapping[int, Wrong]
-    related: Related | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -170,7 +168,7 @@ Gatherings = dict[tuple[str, str], dict[int, "GatherRecord"]]
 
 
 @dataclass(frozen=True)
-class Gathered:
+class Gathered(RankPair):
     """What ranks got of a collective of torch that should give back a tensor, and the tensor.
 
     Attributes:
@@ -178,14 +176,12 @@ class Gathered:
         stamp: The tensor.
         call: The collective.
         records: What each rank got that is not the tensor in order.
-        related: None, as no relation is looked for.
     """
 
     dump: Dump
     stamp: Stamp
     call: str
     records: dict[int, GatherRecord]
-    related: Related | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -54,6 +54,7 @@ from shardviz.explain.placement.values import (
 from shardviz.explain.step.update import OptimizerFromBefore
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of
+from shardviz.relate.relations import RankPair
 from shardviz.relate.tolerance import STEP
 from shardviz.text import Fold, named_ranks
 
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from shardviz.explain.finding import Finding
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
-    from shardviz.relate.relations import Related
 
 
 Groups = list[list["Shard"]]
@@ -79,7 +79,7 @@ About = tuple["Cause", str, str]
 
 
 @dataclass(frozen=True)
-class Copies:
+class Copies(RankPair):
     """Replicas of one tensor that differ; the value that most of them hold is expected.
 
     Attributes:
@@ -87,15 +87,12 @@ class Copies:
         name: The tensor's name.
         index: Its number in its fold.
         groups: For each part that has different copies, all of its copies.
-        related: None, as no relation is looked for.
     """
 
     dump: Dump
     name: str
     index: int
     groups: Groups
-
-    related: Related | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -235,7 +235,7 @@ def check_planned(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield what a plan's layouts show."""
     for tensor in dump.at("initial"):
         shards: Any = tensor.shards
-        wrong = [rank for rank in shards.asked if not _is_asked_shape(tensor, rank)]
+        wrong = [rank for rank in shards.asked if not _has_due_shape(tensor, rank)]
         for name in tensor.names:
             text = intended_text(dump.files.run.intended, name)
             if wrong:
@@ -256,7 +256,7 @@ def is_compared(dump: Dump) -> bool:
     return any(intended_text(dump.files.run.intended, name) for name in names)
 
 
-def _is_asked_shape(tensor: Tensor, rank: int) -> bool:
+def _has_due_shape(tensor: Tensor, rank: int) -> bool:
     shard = tensor.shards[rank]
     return shard.layout is None or shard.layout.region(shard.layout.mesh.coord_of(rank)).shape == shard.body.local_shape
 

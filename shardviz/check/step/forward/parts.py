@@ -362,7 +362,7 @@ def _split_before(evidence: Evidence, comparison: Compared, before: list[Activat
         if (
             last.places is not None
             and last.dim < len(tensor.shape) - 1
-            and _have_different(last.places, comparison.mesh, axis)
+            and _have_other_slices(last.places, comparison.mesh, axis)
         ):
             return axis, last.dim
         if last.places is None and tensor.claimed is not None:
@@ -372,7 +372,7 @@ def _split_before(evidence: Evidence, comparison: Compared, before: list[Activat
     return "", 0
 
 
-def _have_different(places: Mapping[int, NDArray[np.int64]], mesh: Mesh, axis: str) -> bool:
+def _have_other_slices(places: Mapping[int, NDArray[np.int64]], mesh: Mesh, axis: str) -> bool:
     return any(
         not set(places[group[0]].tolist()) & set(places[rank].tolist())
         for group in mesh.groups(axis)

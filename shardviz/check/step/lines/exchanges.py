@@ -291,15 +291,13 @@ def misplaced_fault(lines: Lines, states: States) -> Fault | None:
 
 def spoils(lines: Lines, states: States, call: Call, wrong: list[Value]) -> bool:
     """Whether nothing right comes of a call's result, and what the module returns does."""
-    derived = set(call.outputs)
-    if any(states.forward(value).kind != "none" for value in derived):
-        return False
-    for later in lines.calls[call.order + 1 :]:
-        if derived & {*later.inputs}:
-            if any(states.placed(value).is_known for value in later.outputs):
-                return False
-            derived |= {*later.outputs}
-    return any(value in derived for value in wrong)
+    later = (value for following in lines.following(call) for value in following.outputs)
+    is_spoiled = all(states.forward(value).kind == "none" for value in call.outputs)
+    return (
+        is_spoiled
+        and not any(states.placed(value).is_known for value in later)
+        and not lines.derived(call).isdisjoint(wrong)
+    )
 
 
 def _strangers(lines: Lines, states: States, moved: Value) -> Iterator[int]:

@@ -53,7 +53,7 @@ def foreign_fault(lines: Lines, states: States) -> Fault | None:
         moved = _moved(call, states) if call.first.function in BOUNDS else {}
         if not any(mask.any() for mask in moved.values()):
             continue
-        calls = list(_made_of(lines, call))
+        calls = list(lines.following(call))
         read = next((one for one in calls if one.outputs and not states.is_index(one.outputs[0])), None)
         summed = next((one for one in calls if one.first.function == "all_reduce"), None)
         if read is None or summed is None or summed.order <= read.order:
@@ -78,15 +78,6 @@ def _moved(call: Call, states: States) -> Mapping[int, NDArray[np.bool_]]:
         if before.keys() == after.keys() and all(before[rank].shape == after[rank].shape for rank in after):
             return {rank: before[rank] != after[rank] for rank in after}
     return {}
-
-
-def _made_of(lines: Lines, call: Call) -> Iterator[Call]:
-    """Yield the calls that depend on a call's outputs, in order."""
-    derived: set[Value] = set(call.outputs)
-    for later in lines.calls[call.order + 1 :]:
-        if derived & {*later.inputs}:
-            derived |= {*later.outputs}
-            yield later
 
 
 def _rows_at(held: NDArray[np.float64] | None, mask: NDArray[np.bool_]) -> NDArray[np.float64] | None:
@@ -374,13 +365,5 @@ def _key(line: LineRecord) -> object:
 
 def _meet(lines: Lines, first: Call, second: Call) -> bool:
     """Whether a call is given what comes of both of two calls."""
-    of_first, of_second = ({*_derived(lines, call)} for call in (first, second))
+    of_first, of_second = map(lines.derived, (first, second))
     return any({*call.inputs} & of_first and {*call.inputs} & of_second for call in lines.calls)
-
-
-def _derived(lines: Lines, call: Call) -> set[Value]:
-    """Return what comes of a call."""
-    derived = set(call.outputs)
-    for later in lines.calls[call.order + 1 :]:
-        derived |= {*later.outputs} if derived & {*later.inputs} else set()
-    return derived

@@ -398,7 +398,7 @@ def _is_stepped_once(dump: Dump, comparison: Compared) -> bool:
 
 def why_computed(evidence: Evidence, state: Compared, ranks: Sequence[int]) -> Why | None:
     """Return why the optimizer computed a different state on some ranks; None if no rule explains it."""
-    return _of_old_weight(evidence, state, ranks) or _of_state_of_parts(state) or _scaled_state(evidence, state)
+    return _of_old_weight(evidence, state, ranks) or _state_of_parts(state) or _scaled_state(evidence, state)
 
 
 def unexplained_state(evidence: Evidence, state: Compared) -> UnexplainedState:
@@ -432,7 +432,7 @@ def _is_of(state: Compared, values: NDArray[np.float64], old: NDArray[np.float64
     return factor is not None and state.near(values, factor * old)
 
 
-def _of_state_of_parts(state: Compared) -> Why | None:
+def _state_of_parts(state: Compared) -> Why | None:
     """Return that each rank has statistics of its own part, if their mean or sum over ranks is the right state."""
     axes = tuple(state.copies_differ_along)
     for op in ("avg", "sum") if axes and state.wanted.size > 1 else ():
