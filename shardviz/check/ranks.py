@@ -1,4 +1,4 @@
-"""`incomplete` and `rank-order`: ranks that are missing in the dump, or numbered unlike their mesh.
+"""`incomplete` and `rank-order`: ranks that are missing, or numbered unlike their mesh.
 
 A tensor that only some ranks have may be a pipeline's stage; a DTensor, though, has a shard on every rank of its mesh,
 and a stamped tensor is somewhere, under its own name, that of a tensor it is tied to, or as ids in another. In a
@@ -66,7 +66,7 @@ def check_completeness(dump: Dump) -> Iterator[Finding]:
 
 
 def check_missing_ranks(dump: Dump, explained: Collection[str]) -> Iterator[NotChecked]:
-    """Yield unexplained tensors on meshes with ranks that left no file: their shards are unknown."""
+    """Yield unexplained tensors of which some shards are unknown: ranks left no file."""
     missing = dump.files.missing_ranks
     for tensor in dump.tensors if missing else ():
         mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh

@@ -1,4 +1,4 @@
-"""A report: the findings of a check, those of one cause as one, and what could not be looked at.
+"""A report: findings, those of one cause as one, and what could not be looked at.
 
 Findings belong together that have the same kind and the same cause with the same fields but the tensor, on the same
 ranks, or each on all ranks that have its tensor, as on the stages of a pipeline; of a step's results the ranks may

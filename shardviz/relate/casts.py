@@ -1,7 +1,8 @@
-"""Casts of bits between dtypes, eight-bit floats included, as torch rounds, and other changes of all stored values.
+"""Casts of bits between dtypes, as torch rounds, and other changes of all stored values.
 
-Tensors are given as bits, as files have them, and read in blocks: a file that is mapped into memory is never loaded
-whole. What differs is mostly seen in the first block. Values may be scaled, shifted, rounded, or made from others.
+Eight-bit floats are included. Tensors are given as bits, as files have them, and read in blocks: a file that is mapped
+into memory is never loaded whole. What differs is mostly seen in the first block. Values may be scaled, shifted,
+rounded, or made from others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Estimates of a number that multiplies values, with its name as a ratio, and of terms that are pending or were added.
+"""Estimates of a number that multiplies values, and of terms that are pending or added.
 
 This is the only place in which "the reference times k" is estimated. Whether the values really are that depends on how
 far rounding may take them, which the caller knows.

@@ -1,4 +1,4 @@
-"""The order of slices: which slice, or region, of one tensor stands at each index, or on each rank, of another.
+"""The order of slices and regions: which of one tensor stand where in another.
 
 There are three ways, for three situations. `orders_of_slices` compares bits and streams: it is for whole tensors of
 checkpoints. `matches` compares every slice with every other one within a tolerance: it is for small tensors of a step,

@@ -1,4 +1,4 @@
-"""Relations: what an array can be of the expected one, as data that composes to chains; and the pairs that have them.
+"""Relations: what an array can be of the expected one, as data that composes to chains.
 
 A chain is read from left to right. `(Permuted(0, (1, 0)), Located(layout), Scaled(0.5), Rounded("bfloat16"))` says that
 each rank holds its region of the wanted tensor with its rows exchanged, halved, and rounded to bfloat16. `Pending` is

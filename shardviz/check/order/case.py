@@ -1,4 +1,4 @@
-"""Stamped tensors as cases: each rank's claim on one mesh and the elements it holds, and causes that fit them.
+"""Stamped tensors as cases: each rank's claim on one mesh and the elements it holds.
 
 Each tensor of a dump is laid out once. The families of checks and the inference look at cases; they do not read the
 dump's records.

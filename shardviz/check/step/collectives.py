@@ -1,4 +1,4 @@
-"""`collective-mismatch`: a collective gave other numbers than its definition, or torch gathers shards out of order.
+"""`collective-mismatch`: a collective gave other numbers than its definition does.
 
 Ranks are counted within the group, `size` of them; parts are equal and in the group's order. The result of a `reduce`
 or `gather` is defined on its root only, and not looked at elsewhere.

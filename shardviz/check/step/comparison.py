@@ -1,4 +1,4 @@
-"""One tensor after a step beside that of the unsharded model's step, with the words and the reason of what is wrong."""
+"""One tensor after a step, compared with the unsharded model's, and words for that."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Compared(Sides):
         return WHAT[self.role]
 
     def finding(self, cause: Cause, sentence: str, ranks: tuple[int, ...] | None = None, **others: Any) -> Finding:
-        """Return the finding about this result that has a cause, on the ranks that are off unless some are given."""
+        """Return the finding that has a cause; if no ranks are given, about the wrong ones."""
         claimed = write(self.claimed, equal=True) if self.claimed else ""
         return cause.finding(self.name, self.wrong if ranks is None else ranks, sentence, claimed=claimed, **others)
 
@@ -155,7 +155,7 @@ class Compared(Sides):
 def compared(
     dump: Dump, roles: Sequence[str] = tuple(WHAT), *, at: Moment = "step", reference: Moment = "reference"
 ) -> Iterator[Compared]:
-    """Yield every tensor of some roles at one moment that the unsharded model has too at another."""
+    """Yield every tensor of some roles, and of a moment, that the unsharded model has too."""
     rounding = rounding_of(dump)
     for tensor in dump.at(at):
         for name in tensor.names if tensor.role in roles else ():
@@ -188,7 +188,7 @@ def whole_of(dump: Dump, role: str, name: str, moment: Moment = "reference") -> 
 
 
 def largest_of(values: NDArray[np.float64]) -> float:
-    """Return the size of the largest finite number: one NaN says nothing of how the others are rounded."""
+    """Return the size of the largest finite number: NaN says nothing of how others are rounded."""
     return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 

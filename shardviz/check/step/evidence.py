@@ -1,4 +1,4 @@
-"""A step's results taken together, and what its modules return: the right ones bound where a wrong one went wrong.
+"""A step's results taken together: the right ones bound where a wrong one went wrong.
 
 Module outputs are in the order of execution, each related to the unsharded model's. Placements say it of most. Of the
 others rank 0 has the unsharded model's values: a module may return the features whose rows its weight has, or slices in

@@ -1,4 +1,4 @@
-"""All explanations of a case, simplest first: labels, ranks, splits, then orders, then single elements.
+"""All explanations of a case, simplest first: labels, ranks, splits, orders, elements.
 
 Tensors may be moved element by element: transposed around the split, or shifted by padding. If only some slices of a
 dim are out of order, they are looked at alone: the experts of a stack, or the heads of a weight, may have been loaded

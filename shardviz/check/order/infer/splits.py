@@ -56,7 +56,7 @@ NO_LABEL = "no placements (torch has none for this layout: split the tensor agai
 
 
 def explain_label(claimed: Layout, held: Layout, torch: str = "") -> Fit:
-    """Name the difference between the claimed and the held layout, as the torch that wrote it labels them."""
+    """Name the difference between two layouts, as the torch that wrote the dump labels them."""
     kind = disorder_between(claimed, held)
     if kind is AnotherOrder and _version(torch) >= LABELS_FSDP_OVER_TP:
         kind = CutInnerFirst
@@ -100,7 +100,7 @@ _SENTENCES: dict[type[Disorder], str] = {
 
 
 def right_label(held: Layout, own_axes: Sequence[str] = ()) -> str:
-    """Return torch's spelling of the placements that are held, over a tensor's own axes if no others split it."""
+    """Return torch's placements of what is held, on the tensor's own axes if no others split it."""
     placements = held.placements()
     if placements is None:
         return NO_LABEL

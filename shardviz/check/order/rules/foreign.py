@@ -1,4 +1,4 @@
-"""`foreign` and `name-collision`: values that are not ids of the tensor that holds them, and how often ids are held.
+"""`foreign` and `name-collision`: values that are no ids of their tensor; counts of ids.
 
 Zeros are padding or memory that nothing was written to; a value that is not an id is NaN or was computed; an id of
 another tensor identifies that tensor. Where ranks hold whole tensors that differ in their numbers only, another one on

@@ -157,7 +157,7 @@ COMPLEX = (
 
 
 def check_unplaced(dump: Dump, explained: AbstractSet[str]) -> Iterator[NotChecked]:
-    """Yield the weights without ids, except those of a single element and those that were reported."""
+    """Yield weights without ids, except those of one element and those already reported."""
     weights = [tensor for tensor in dump.at("stamped") if tensor.role in WEIGHTS]
     stamped = {name for tensor in weights for name in tensor.names}
     for tensor in dump.at("initial"):

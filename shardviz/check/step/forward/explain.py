@@ -1,4 +1,4 @@
-"""The rules for outputs, in order: proofs by numbers before hints from order; with sums, joined parts and layouts.
+"""The rules for outputs, in order: proofs by numbers before hints from order.
 
 A row-parallel layer adds its bias after the sum over ranks. So a sum left out, an average in its place or a sum taken
 twice is not a ratio of the output, but one of the output less the bias.

@@ -1,4 +1,4 @@
-"""Plain weights whose parts are not those that the modules around them read, and slices of the sequence on wrong ranks.
+"""Parts of plain weights, and slices, that are not those which modules around them read.
 
 Nothing is claimed of a plain tensor, and any order is right if the model sends features or tokens the same way. Where
 the output is wrong, a weight that stands in another order than those before and after it is what to look at.

@@ -1,4 +1,4 @@
-"""Two jobs' traces as one dump in memory, as a probe writes one, and what the rules for a probe's step find in it.
+"""Two jobs' traces as one dump in memory, and what the rules for a probe's step find in it.
 
 Where modules draw random numbers, as dropout does, two jobs draw others, and what follows cannot be compared. What the
 ranks of one job draw can: they must keep the same elements of copies, and others of different parts.

@@ -178,7 +178,7 @@ def mesh_of_job(dump: Dump, job: JobTrace) -> Mesh:
 
 
 def mesh_of_groups(groups: Iterable[tuple[str, tuple[int, ...]]], num_ranks: int) -> Mesh | None:
-    """Return the mesh along whose axes groups run: they divide all ranks, any two axes' cross in one rank."""
+    """Return the mesh along whose axes groups run: each divides all ranks, two cross in one."""
     by_axis: dict[str, set[tuple[int, ...]]] = {}
     for axis, ranks in groups:
         by_axis.setdefault(axis, set()).add(ranks)
@@ -308,7 +308,7 @@ class WholeJob:
         return [(one.way, replace(point, values=one.values)) for one in together(parts, self.mesh)]
 
     def weights(self, others: Mapping[int, OfRank], mesh: Mesh) -> tuple[dict[str, Weight], dict[str, Weight]]:
-        """Return its weights before the step, plain ones put together to match the other job's, and their gradients."""
+        """Return its weights, plain ones put together as the other job's, and their gradients."""
         other_params = by_name(others, "param")
         gradients = by_name(self.job.ranks, "grad")
         params, grads = {}, {}

@@ -1,4 +1,4 @@
-"""Rows that ranks exchange, as tokens with experts, and parts that they take: in which line these go wrong.
+"""Lines that exchange rows wrongly, as of tokens with experts, or take a wrong part.
 
 What a rank has of other ranks' rows is no part of the unsharded model's tensors, in whatever layout. Each of its rows
 is still a row of one of them, as long as nothing is wrong: rows are looked up, not parts.

@@ -1,4 +1,4 @@
-"""Lines that read numbers of other places: at moved indices, in unwritten memory or padding, in rows of the whole.
+"""Lines that read other numbers: at moved indices, unwritten memory, padding, other rows.
 
 An index outside of a rank's part is moved into it; what is read there must be masked before it is summed.
 

@@ -296,7 +296,7 @@ def _is_loss_scale(factors: Iterable[float]) -> bool:
 
 
 def size_in_words(mesh: Mesh, ratio: Fraction, without: Collection[str] = ()) -> str:
-    """Name the fewest axes whose sizes multiply to the ratio or to one over it, some only if no others fit."""
+    """Name the fewest axes whose sizes multiply to the ratio or to one over it; `without` last."""
     products = _products(mesh, ratio)
     likely = [axes for axes in products if not {*axes} & {*without}]
     return " or ".join(" * ".join(axes) for axes in likely or products)

@@ -1,4 +1,4 @@
-"""Wrong results without a ratio: added vectors, mixed shards, relations, own statistics, other orders.
+"""Wrong results without a ratio: added vectors, mixed shards, relations, other orders.
 
 A parameter may be added too often, shards summed as if they were copies, or one relation makes all wrong ranks' values
 of those wanted; or only some ranks are right. If none of these fits, it is a `wrong-value`, with the place at which it

@@ -150,7 +150,7 @@ def _beside_a_vector(evidence: Evidence, result: Compared) -> Finding | None:
 
 
 def values_at(dump: Dump, point: PointRecord) -> tuple[NDArray[np.float64] | None, dict[int, NDArray[np.float64]]]:
-    """Return the unsharded model's values at a point, and each rank's; None if either was not written."""
+    """Return the unsharded values at a point, None if a side was not written, and each rank's."""
     name = of_point(point.module, point.what, point.call, point.index)
     tensor = dump.find("step", "activation", name)
     values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()} if tensor is not None else {}

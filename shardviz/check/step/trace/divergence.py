@@ -1,4 +1,4 @@
-"""Calls of a step's modules, with all ranks' judgments, and the first that goes wrong in forward, or in backward.
+"""Calls of a step's modules with all ranks' judgments, and the first that goes wrong.
 
 Modules end after those that they call, so the first that goes wrong in forward is the innermost. Where its inputs are
 wrong already, the code between calls made them so, which is that of the nearest module around it whose own inputs are

@@ -125,7 +125,7 @@ class StepJudge:
             )
 
     def sides(self, modules: Sequence[str]) -> Iterator[tuple[str, Sides, Sides]]:
-        """Yield what modules that are called once were given, in forward and backward, by all ranks and unsharded."""
+        """Yield what modules that are called once were given, forward and backward, on both sides."""
         budget = MAX_REPLAYED
         for name in (name for name in modules if self.counts.get(name) == 1):
             places = Place(name, 0, "input", 0), Place(name, 0, "gradient of output", 0)

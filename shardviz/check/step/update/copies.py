@@ -126,7 +126,7 @@ def _still(comparison: Compared) -> tuple[int, ...]:
 
 
 def _differing(dump: Dump, comparison: Compared, stills: Collection[tuple[int, ...]]) -> Finding:
-    """Return the finding of a weight whose copies differ after the step, by where weights did not change."""
+    """Return the finding of a weight whose copies differ; `stills` are where weights stayed."""
     axes = " and ".join(comparison.copies_differ_along)
     if still := _still(comparison):
         take_turns = any(rank not in other for other in stills for rank in still)
